@@ -52,20 +52,17 @@ CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
 
 
 def names(group: str) -> list[str]:
-    """The names in a group, sorted."""
+    """Return the names in a group, sorted."""
     return sorted({point.name for point in _points(group)})
 
 
 def matching(group: str, name: str) -> str:
-    """The name in the group that is meant, `-` and `_` being the same; empty if there is none."""
+    """Return the name in the group, where `-` and `_` are the same; empty if it is not there."""
     return next((each for each in names(group) if each.replace("-", "_") == name.replace("-", "_")), "")
 
 
 def load(group: str, name: str) -> Any:
-    """What the entry point of this name leads to.
-
-    Raises StokerError where it cannot be imported, or two packages declare the name.
-    """
+    """Load what the entry point refers to. Raises StokerError if it cannot be imported or two packages declare it."""
     points = {point.value: point for point in _points(group) if point.name == name}
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")
@@ -86,7 +83,7 @@ def load(group: str, name: str) -> Any:
 
 
 def load_command(group: str, name: str) -> click.Command:
-    """The click command that the entry point leads to. Raises StokerError as `load`, and for anything else."""
+    """Load the click command of the entry point. Raises StokerError, also for any other object."""
     found = load(group, name)
     if not isinstance(found, click.Command):
         raise StokerError(
@@ -97,7 +94,7 @@ def load_command(group: str, name: str) -> click.Command:
 
 
 def _points(group: str) -> Iterable[EntryPoint]:
-    """The entry points of a group: of every installed package, and those that Stoker's checkout has since."""
+    """Return the entry points of installed packages and of Stoker's checkout."""
     found = importlib.metadata.entry_points(group=group)
     declared = configparser.ConfigParser()
     declared.read(CHECKOUT)
@@ -122,12 +119,12 @@ def _package(point: EntryPoint) -> str:
 
 
 def is_program(name: str) -> bool:
-    """Whether this names a Python file, and no application."""
+    """True if this names a Python file."""
     return name.endswith(".py")
 
 
 def read_program(path: Path) -> bytes:
-    """The source of a program. Raises ConfigError for a file that cannot be read."""
+    """Return the source of a program. Raises ConfigError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -157,10 +154,10 @@ def run_program(path: Path, arguments: Sequence[str]) -> None:
 
 
 class FromEntryPoints(click.Group):
-    """A group whose subcommands come from entry points, wholly or in part."""
+    """A group with subcommands from entry points."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click does it; a subcommand that cannot be imported says so in its place."""
+        """Format the help as click does. A subcommand that cannot be imported shows its error."""
         rows: list[tuple[str, str]] = []
         for name in self.list_commands(ctx):
             try:
@@ -176,21 +173,21 @@ class FromEntryPoints(click.Group):
 
 
 class Apps(FromEntryPoints):
-    """One subcommand an application."""
+    """`stoker run`: one subcommand per application."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
-        """Every application that is installed."""
+        """Return the names of all installed applications."""
         return names(APPS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The application's own command. Raises StokerError when it cannot be imported."""
+        """Return the application's command. Raises StokerError if it cannot be imported."""
         if is_program(cmd_name):
             return with_session(_program(Path(cmd_name)))
         name = matching(APPS, cmd_name)
         return with_session(load_command(APPS, name)) if name else None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click does it; with `--detach` the arguments are checked, and a process of its own runs them."""
+        """Run the command. With `--detach` check the arguments and start a detached run."""
         if not ctx.params.get("detach"):
             if ctx.params.get("name"):
                 raise click.UsageError("--name names a detached run; write --detach too")
@@ -212,7 +209,7 @@ class Apps(FromEntryPoints):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, with the nearest name for one that is not there."""
+        """Resolve as click does, and suggest the nearest name."""
         names = self.list_commands(ctx)
         if args and is_program(args[0]):
             return super().resolve_command(ctx, args)
@@ -232,7 +229,7 @@ _SESSION_HELP = "Join a session that is up (stoker up) instead of starting one."
 
 
 def with_session(command: click.Command) -> click.Command:
-    """An application's command that takes `--session` too: what it loads then is the session that is named."""
+    """Add `--session` to an application's command, so that it joins that session."""
     if any(parameter.name == "session" for parameter in command.params) or command.callback is None:
         return command
     inner = command.callback
@@ -255,7 +252,6 @@ def with_session(command: click.Command) -> click.Command:
 
 
 def _program(path: Path) -> click.Command:
-    """A command that runs a file, with whatever arguments it is given."""
 
     @click.command(
         str(path), add_help_option=False, context_settings={"ignore_unknown_options": True}, help=f"Run {path}."
@@ -270,8 +266,7 @@ def _program(path: Path) -> click.Command:
 
 
 def _check_before_detaching(name: str, *, session: str | None) -> None:
-    """Raise for what the detached process would fail with at once: a program that cannot be read, a session that is not
-    there."""
+    """Raise now what would end the detached process at once: an unreadable program, an unknown session."""
     if is_program(name):
         read_program(Path(name))
     if session:

@@ -51,7 +51,7 @@ def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bo
 
 
 def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT, each: bool = False) -> list[str]:
-    """The lines of `stoker calls`. `each`: failed calls one by one, and not in groups."""
+    """Return the lines of `stoker calls`. `each`: list failed calls one by one instead of in groups."""
     numbers = {
         ListedState.RUNNING: found.running,
         ListedState.WAITING: found.waiting,
@@ -80,7 +80,7 @@ def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT
 
 
 def _failures(groups: tuple[FailureGroup, ...], *, limit: int) -> list[str]:
-    """A line for each group of failed calls, and a line with what the last of them said."""
+    """Two lines per group of failed calls: the counts, and the message of the last one."""
     out = []
     for group in groups[:limit]:
         when = f"{show_seconds(group.last_s)} ago"

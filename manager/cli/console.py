@@ -34,30 +34,30 @@ _err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def is_terminal() -> bool:
-    """Whether a person watches."""
+    """True if stdout is a terminal."""
     return _out.is_terminal
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Lines that stay."""
+    """Print lines."""
     with survive_closed_pipe():
         for text in texts:
             _out.print(_styled(text))
 
 
 def line(text: str = "") -> None:
-    """One line that stays."""
+    """Print one line."""
     lines([text])
 
 
 def note(text: str) -> None:
-    """A line beside the output proper, on stderr: it does not get into a pipe."""
+    """Print a remark on stderr, so that it does not get into a pipe."""
     with _without_terminal():
         _err.print(Text(text, style="dim"))
 
 
 def error(text: str) -> None:
-    """What went wrong and what to do, on stderr."""
+    """Print an error and its remedy on stderr."""
     first, _, rest = text.partition("\n")
     with _without_terminal():
         _err.print(Text(first, style="bold red"))
@@ -67,7 +67,7 @@ def error(text: str) -> None:
 
 @contextlib.contextmanager
 def _without_terminal() -> Iterator[None]:
-    """Go on if the terminal was closed: the command still puts in order what it has begun."""
+    """Ignore a closed terminal: the command still cleans up what it has started."""
     try:
         yield
     except OSError as trouble:
@@ -76,7 +76,7 @@ def _without_terminal() -> Iterator[None]:
 
 
 def json(value: Any) -> None:
-    """The one document of `--json`: structs, dicts and lists."""
+    """Print the one document of `--json`."""
     if sys.stdout is None:  # closed before the command began
         return
     with survive_closed_pipe():
@@ -85,7 +85,7 @@ def json(value: Any) -> None:
 
 
 def raw(data: bytes) -> None:
-    """Bytes as they are: what a call printed, a log."""
+    """Write bytes unchanged: output of a call, a log."""
     if sys.stdout is None:
         return
     with survive_closed_pipe():
@@ -95,13 +95,13 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """A block of lines that stands still: drawn over itself on a terminal, one after the other on a pipe."""
+    """A block of lines, redrawn in place on a terminal and printed again on a pipe."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
 
     def show(self, texts: Sequence[str]) -> None:
-        """Put these lines in the place of the last ones."""
+        """Replace the lines."""
         if self._live is None:
             lines([*texts, ""])
         else:
@@ -110,7 +110,7 @@ class Redrawn:
 
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
-    """A place for lines that change."""
+    """Give the block a place for lines that change."""
     if not is_terminal():
         yield Redrawn(None)
         return
@@ -126,7 +126,7 @@ def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Li
 
 @contextlib.contextmanager
 def survive_closed_pipe() -> Iterator[None]:
-    """`stoker logs | head` ends quietly: nobody reads any more. `stoker status > file` on a full disk says so."""
+    """End quietly if the reader has closed the pipe (`stoker logs | head`), and with an error if the disk is full."""
     try:
         yield
     except BrokenPipeError:
@@ -141,7 +141,7 @@ def survive_closed_pipe() -> Iterator[None]:
 
 
 def _write_no_more() -> None:
-    """Drop what is buffered: it would be written again at exit, to the same place."""
+    """Drop buffered output, which Python would write again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -171,7 +171,7 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number. Fail for text that is not a number, and for a number out of range."""
+        """Return the number. Fails for other text and for a number out of range."""
         try:
             number = int(value)
         except ValueError:
@@ -182,12 +182,12 @@ class WholeNumber(click.ParamType[int]):
 
 
 class ByteSize(click.ParamType[int]):
-    """A size with its unit, `32 MB`, in bytes; more than none."""
+    """A size with its unit, as `32 MB`, in bytes; above 0."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The bytes. Fails for a number without a unit, and for no bytes at all."""
+        """Return the size in bytes. Fails without a unit and for 0."""
         try:
             size = value if isinstance(value, int) else parse_bytes(value)
         except UnitError as error:
@@ -198,12 +198,12 @@ class ByteSize(click.ParamType[int]):
 
 
 class Seconds(click.ParamType[float]):
-    """A number of seconds, 0 or more."""
+    """A number of seconds, at least 0."""
 
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number. Fails for what is none, for one below zero and for one without end."""
+        """Return the number. Fails for other text and for a negative or infinite number."""
         try:
             seconds = float(value)
         except ValueError:

@@ -38,7 +38,7 @@ STORE = "performance.sqlite"
 
 
 def measurement_store() -> Iterator[Finding]:
-    """The measurements of earlier runs."""
+    """Check the file of measurements."""
     path = state_folder() / STORE
     if not path.exists():
         yield ok("store", f"no measurements yet: the first run makes {path}")
@@ -57,7 +57,7 @@ def measurement_store() -> Iterator[Finding]:
 
 
 def earlier_sessions() -> Iterator[Finding]:
-    """Sessions that are known here: alive, over, or gone without a trace."""
+    """Check the sessions that are known here: live, lost and over."""
     found = sessions.known_sessions()
     alive = [each.session for each in found if each.state is SessionState.UP]
     over = [Path(each.folder) for each in found if each.state is SessionState.OVER]
@@ -79,7 +79,7 @@ def earlier_sessions() -> Iterator[Finding]:
 
 
 def where_to_remove(folders: Sequence[Path]) -> str:
-    """What to do about session folders that nobody needs, a line a place that they lie in."""
+    """Return how to remove the folders of old sessions, one line per parent folder."""
     places: dict[Path, list[Path]] = {}
     for folder in folders:
         run = folder.parent if folder.parent.parent.name == "runinfo" else folder
@@ -99,11 +99,11 @@ def _count(number: int, one: str, many: str) -> str:
 
 
 _PATIENCE_S = 3.0
-"""So long a session takes to end, and a program to start its manager again, when that was killed."""
+"""Seconds in which a session ends, or a program restarts its killed manager."""
 
 
 def orphaned_processes() -> Iterator[Finding]:
-    """Processes on this machine of sessions that are over."""
+    """Find processes of ended sessions on this machine."""
     if found := list(orphaned()):
         what = ", ".join(f"{each.kind} {each.pid} of {each.folder}" for each in found)
         fix = "kill " + " ".join(str(each.pid) for each in found)
@@ -113,7 +113,7 @@ def orphaned_processes() -> Iterator[Finding]:
 
 
 def orphaned_jobs() -> Iterator[Finding]:
-    """Jobs that batch systems still have of sessions that are known here and over."""
+    """Find jobs of ended sessions in batch systems."""
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
         if standing.over(folder) and session_remains.may_have_jobs(folder):
@@ -124,7 +124,7 @@ def orphaned_jobs() -> Iterator[Finding]:
 
 
 class OrphanProcess(msgspec.Struct, frozen=True):
-    """A process of a session that is no more."""
+    """A process of a session that is over."""
 
     pid: int
     kind: str
@@ -132,7 +132,7 @@ class OrphanProcess(msgspec.Struct, frozen=True):
 
 
 def orphaned() -> Iterator[OrphanProcess]:
-    """The orphans on this machine. A pilot still within its lease is one too: it will end by itself, but not yet."""
+    """Return the orphans on this machine, including pilots whose lease has not expired yet."""
     found = list(session_remains.own_processes())
     gone = _gone(found)
     if any(path.exists() for path in gone):
@@ -144,7 +144,6 @@ def orphaned() -> Iterator[OrphanProcess]:
 
 
 def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
-    """Those of their sessions that nobody goes on with."""
     managed = {path for process, kind, path in found if kind == "manager" and process.is_running()}
     return {path for path in {path for _, _, path in found} if _is_over(path) or (path not in managed and _died(path))}
 
@@ -154,7 +153,7 @@ def _is_over(path: Path) -> bool:
 
 
 def _died(path: Path) -> bool:
-    """Whether the session belonged to a program, and its manager is dead."""
+    """True if the session belonged to a program and its manager is dead."""
     folder = SessionFolder(path)
     try:
         holder = lease.read(lease.lease_file(folder))

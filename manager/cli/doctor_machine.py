@@ -33,17 +33,17 @@ class Level(enum.Enum):
     """How much a finding matters."""
 
     OK = "ok"
-    """It is here and it works."""
+    """It works."""
     NO = "no"
-    """It is not here, and nothing here needs it."""
+    """It is missing, and nothing needs it here."""
     WARN = "warn"
-    """Stoker works, but something will be slower, smaller or in the way."""
+    """Stoker works, but something is slower or smaller."""
     NEED = "need"
-    """It is needed and it is missing."""
+    """It is missing, and Stoker needs it."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One fact about this machine. `fix` is what to do about it: a command, mostly."""
+    """A fact about this machine. `fix`: what to do about it, mostly a command."""
 
     topic: str
     level: Level
@@ -72,7 +72,7 @@ def need(topic: str, text: str, fix: str = "") -> Finding:
 
 
 def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[str]:
-    """The lines of `stoker doctor`, and a last one that sums up. `sites`: the files that it was asked about."""
+    """Return the lines of `stoker doctor` with a summary. `sites`: the site files that were checked."""
     findings = list(findings)
     step = f"stoker up {' '.join(sites)}" if sites else "stoker run fact_verification"
     out = []
@@ -103,12 +103,12 @@ _REQUIREMENT = re.compile(
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter."""
+    """Check the interpreter."""
     yield ok("python", f"Python {platform.python_version()} at {sys.executable}")
 
 
 def packages() -> Iterator[Finding]:
-    """What this installation of Stoker says that it needs, and its extras."""
+    """Check the packages that Stoker requires, and its extras."""
     try:
         stated = importlib.metadata.requires("stoker") or []
     except importlib.metadata.PackageNotFoundError:
@@ -134,7 +134,7 @@ def packages() -> Iterator[Finding]:
 
 
 def models() -> Iterator[Finding]:
-    """The files of the default model."""
+    """Check the files of the default model."""
     spec = importlib.util.find_spec(_MODEL)
     places = list(spec.submodule_search_locations or ()) if spec else []
     files = [file for place in places for file in Path(place).rglob("*.gguf")]
@@ -162,7 +162,7 @@ def _version(name: str) -> str:
 
 
 def satisfied(version: str, bounds: str) -> bool:
-    """Whether a version is within bounds such as `>=1.2,<3`. An empty one is not; unknown bounds are taken as met."""
+    """True if a version is within bounds such as `>=1.2,<3`. An empty version is not; unknown bounds are."""
     if not version:
         return False
     have = _numbers(version)
@@ -199,7 +199,7 @@ _DRIVER_WITHIN_S = 20.0
 
 
 def devices() -> Iterator[Finding]:
-    """What a pilot on this machine would offer: the very code that a pilot runs."""
+    """Check which devices a pilot here would offer, with the pilot's own code."""
     try:
         devices = find_devices("auto")
     except StokerError as error:
@@ -215,7 +215,7 @@ def devices() -> Iterator[Finding]:
 
 
 def devices_of(site: Site) -> Iterator[Finding]:
-    """What a pilot of a site of this machine would offer."""
+    """Check which devices a pilot of this local site would offer."""
     topic, wanted = f"site {site.name}", f'[pilot] devices = "{site.pilot.devices}"'
     try:
         found = find_devices(site.pilot.devices, gpu_cores=site.pilot.gpu_cores)
@@ -241,7 +241,7 @@ def _in_words(devices: Sequence[PilotDevice]) -> str:
 
 
 def torch_and_driver() -> Iterator[Finding]:
-    """The NVIDIA driver through NVML, and whether the installed torch can use it."""
+    """Check the NVIDIA driver (through NVML), and whether the installed torch can use it."""
     build = _torch_cuda()
     try:
         driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
@@ -267,7 +267,7 @@ def torch_and_driver() -> Iterator[Finding]:
 
 
 def _driver() -> tuple[str, int, int]:
-    """The driver's version, how many GPUs it has, and the newest CUDA that it knows (13020 is 13.2)."""
+    """Return the driver's version, the number of GPUs, and the newest CUDA version it supports (13020 is 13.2)."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -276,7 +276,8 @@ def _driver() -> tuple[str, int, int]:
 
 
 def _torch_cuda() -> str | None:
-    """The CUDA version that torch was built for, `""` for a CPU build, None without torch. Read, not imported."""
+    """Return the CUDA version that torch was built for; `""` for a CPU build, None without torch. Does not import
+    torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -286,7 +287,7 @@ def _torch_cuda() -> str | None:
 
 
 def disks() -> Iterator[Finding]:
-    """Room for measurements and snapshots (state folder) and for pilots' caches (temporary folder)."""
+    """Check for room in the state folder (measurements, snapshots) and the temporary folder (caches of pilots)."""
     for what, path, variable in (
         ("state folder", state_folder(), "STOKER_HOME"),
         ("pilots' cache", Path(tempfile.gettempdir()), "TMPDIR"),
@@ -303,7 +304,7 @@ def disks() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Open files: the manager holds one a pilot and some for each client."""
+    """Check the limit on open files: the manager needs one per pilot and some per client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:
@@ -316,7 +317,7 @@ def limits() -> Iterator[Finding]:
 
 
 def sockets() -> Iterator[Finding]:
-    """A message over loopback with CURVE, as sessions send them."""
+    """Check that a CURVE message passes over loopback."""
     if not zmq.has("curve"):
         fix = "pip install --force-reinstall --only-binary :all: pyzmq"
         yield need("sockets", "this ZeroMQ was built without CURVE: sessions would not be private", fix)
@@ -342,7 +343,7 @@ def sockets() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """The clock against that of the disk: the ages of files in a shared folder need them to agree."""
+    """Compare the clock with that of the disk: ages of files in a shared folder need them to agree."""
     folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir())

@@ -41,11 +41,11 @@ from stoker.units import show_bytes, show_seconds
 
 
 _EXAMPLE = "k3v9"
-"""Stands for the id of the session, which a dry run does not have."""
+"""The session id in a dry run."""
 
 
 class SlurmVerdict(msgspec.Struct, frozen=True):
-    """Slurm's answer to a script in words; `refused` is None if Slurm could not be asked."""
+    """Slurm's answer to a script; `refused` is None if Slurm could not be asked."""
 
     words: str
     refused: bool | None = None
@@ -59,7 +59,8 @@ class DryRunLines(msgspec.Struct, frozen=True):
 
 
 def show(site: Site, *, place: str = "") -> DryRunLines:
-    """What would be submitted for one site. Raises ConfigError for settings that its batch system cannot have."""
+    """Return the lines of a dry run for one site. Raises ConfigError for settings that its batch system does not
+    have."""
     parsl_parts.import_in_parts()
     from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports parts of Parsl
 
@@ -117,18 +118,18 @@ def _judge(site: Site, script: str) -> SlurmVerdict:
 
 
 _CHOOSES = re.compile(r"(?:^|\s)(?:--(?:qos|partition|time)\b|-[qpt])")
-"""An option of `sbatch` that changes a job's limit of time, or which one it is."""
+"""An option of `sbatch` that changes the time limit of a job or selects another one."""
 
 
 class SiteFault(msgspec.Struct, frozen=True):
-    """A setting that does not fit the cluster. `never`: a job with this setting never starts."""
+    """A setting that does not fit the cluster. `never`: a job with it never starts."""
 
     text: str
     never: bool = False
 
 
 def refuse(sites: Iterable[Site]) -> list[str]:
-    """Raise ConfigError for a site whose jobs Slurm would keep in its queue for good. Return what else does not fit."""
+    """Raise ConfigError for a site whose jobs would wait in Slurm's queue forever. Return the other faults."""
     asked = [site for site in sites if not site.is_local and site.provider.kind is ProviderKind.SLURM]
     if not asked:
         return []
@@ -161,8 +162,8 @@ def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
 
 
 def _walltime_faults(site: Site, chosen: list[Partition], *, all_known: bool) -> Iterator[SiteFault]:
-    """Partitions with a shorter limit. A job never starts if all have one, unless its QOS lifts the limit or `options`
-    choose other values."""
+    """Partitions with a shorter limit. A job never starts if all are shorter, unless its QOS or `options` change
+    that."""
     short = [each for each in chosen if each.limit_s and site.provider.walltime_s > each.limit_s]
     is_open = site.provider.qos or any(map(_CHOOSES.search, site.provider.options))
     never = all_known and len(short) == len(chosen) and not is_open
@@ -186,11 +187,11 @@ _ASK_EVERY_S = 0.5
 _SHOWN_DOMAINS = 3
 _SEND_FILES = '[provider] shared_files = false with [environment] kind = "packed"'
 _SLACK_S = 60.0
-"""A probe that was killed leaves a session that ends by itself, so much later than the probe would have."""
+"""Extra seconds after which the session of a killed probe ends."""
 
 
 def batch_system() -> Iterator[Finding]:
-    """The batch system of this host, and what this user may ask of it."""
+    """Find the batch system of this host, and what this user may ask for."""
     around = inspect_host()
     if around.kind is ProviderKind.LOCAL:
         yield no("batch", "no batch system on PATH: pilots run on this machine")
@@ -228,7 +229,7 @@ def _places(around: HostFacts) -> Iterator[Finding]:
 
 
 def site_fits(site: Site) -> Iterator[Finding]:
-    """Whether what a site file says is there."""
+    """Check whether the cluster has what the site file names."""
     topic = f"site {site.name}"
     if site.engine is Engine.TASKVINE:
         yield _taskvine(topic)
@@ -269,7 +270,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
 
 
 def _taken(topic: str, site: Site) -> Finding:
-    """Slurm's own answer to the script of a block: it knows limits that `sinfo` does not show."""
+    """Ask Slurm whether it takes the script of a block: it knows limits that `sinfo` does not show."""
     verdict = ask_slurm(site)
     text = f"{topic}: {verdict.words}"
     if verdict.refused is None:
@@ -280,7 +281,7 @@ def _taken(topic: str, site: Site) -> Finding:
 
 
 def _seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
-    """Many pools run jobs as users of their own (slot1, nobody), who cannot pass a folder that is closed to others."""
+    """Many pools run jobs as other users (slot1, nobody), who cannot pass a closed folder."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
         text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users"
@@ -301,8 +302,8 @@ def _below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
 
 
 def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
-    """Whether machines of HTCondor's pool run jobs as other users, who may read nothing of a session: its folder is
-    closed to all but its owner, since the session's keys are in it."""
+    """Check whether HTCondor runs jobs as other users, who cannot read the session's folder: it holds keys and is
+    closed."""
     known = [node for node in around.nodes if node.user_domain]
     others = [node for node in known if node.user_domain.lower() != around.user_domain.lower()]
     if not around.user_domain or not others:
@@ -333,8 +334,8 @@ def _taskvine(topic: str) -> Finding:
 
 
 def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
-    """Submit a one-minute pilot of a site, and wait until it has joined: nodes see the environment and the session's
-    folder then, and reach this host. `say` hears what is submitted and what is waited for."""
+    """Submit a one-minute pilot of a site and wait until it joins. So nodes see the environment and the session's
+    folder, and reach this host. `say` is told what is submitted and waited for."""
     topic = f"probe {site.name}"
     folder = detached.make([one_minute(site)], idle_s=wait_s + _SLACK_S)
     say(f"a session of its own, {folder.path}, submits one job of at most a minute to site {site.name}")
@@ -366,7 +367,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
 
 
 def _forget(folder: SessionFolder) -> None:
-    """Leave nothing of a probe's session whose start was interrupted."""
+    """Clean up the session of a probe whose start was interrupted."""
     if folder.file.exists():  # its manager was just coming up
         down.end(folder)
     else:
@@ -374,7 +375,7 @@ def _forget(folder: SessionFolder) -> None:
 
 
 def one_minute(site: Site) -> Site:
-    """The site with one block of a minute, which no other follows."""
+    """Return the site with a single block of one minute."""
     replace = msgspec.structs.replace
     return replace(
         site,
@@ -402,7 +403,7 @@ def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str]
 
 
 def _lacks(status: Status, site: Site) -> str:
-    """Why the pilot that has come is of no use, in words; empty if it is of use, or none has come."""
+    """Return why the pilot that joined is of no use; empty if it is, or none joined."""
     faults = [[device.fault for device in pilot.devices] for pilot in status.pilots]
     for said in faults:
         if said and all(said):
@@ -412,7 +413,7 @@ def _lacks(status: Status, site: Site) -> str:
 
 
 def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
-    """What a probe that no pilot has answered means, and what to do."""
+    """Return what it means that no pilot joined, and what to do."""
     pending = show_status.pending_of(status.jobs)
     if pending:
         why = show_status.reasons(pending) or "no reason is told"

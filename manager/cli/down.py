@@ -19,11 +19,11 @@ from stoker.protocol.to_client import Status
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 2.0
-"""How often batch systems are asked whether jobs that were cancelled are gone."""
+"""Seconds between two questions to batch systems whether cancelled jobs are gone."""
 _FILE_S = 10.0
-"""A manager that reads no messages, for want of room on its disk, has ended the session within this."""
+"""Seconds in which a manager without room on its disk ends the session through the file."""
 _SILENT_S = 2.0
-"""What takes longer says what it waits for."""
+"""Seconds after which the command says what it waits for."""
 
 
 @click.command(short_help="End a session or a detached run.")
@@ -72,8 +72,8 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
 
 
 def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
-    """Tell the session to end, and why. How it was before, None if nobody could tell. One whose manager died is started
-    again for that: it knows which jobs there are. Raises SessionError."""
+    """Tell the session to end, and why. Returns its last status, None if unknown. Starts a dead manager again first,
+    because it knows the jobs. Raises SessionError."""
     for _ in range(2):
         try:
             with Observer(folder) as observer:
@@ -98,7 +98,7 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
 
 
 def _end_by_file(folder: SessionFolder) -> bool:
-    """End a session whose manager reads no messages because its disk is full. False if it does not end by that."""
+    """End a session whose manager reads no messages because its disk is full. Returns False if that fails."""
     try:
         try:
             until = time.monotonic() + _FILE_S
@@ -115,7 +115,8 @@ def _end_by_file(folder: SessionFolder) -> bool:
 def wait_until_gone(
     folder: SessionFolder, before: Status | None, *, wait_s: float, waiting: Callable[[str], None]
 ) -> list[session_remains.LeftBehind]:
-    """What is left of a session once all is gone or the time is up. `waiting` hears what takes long."""
+    """Wait until nothing of a session is left, or the time is up; return what is left. `waiting` is told what takes
+    long."""
     began, said = time.monotonic(), ""
     while True:
         here = [*session_remains.processes(folder), *session_remains.factory(folder)]
@@ -131,7 +132,7 @@ def wait_until_gone(
 
 
 def render(remains: list[session_remains.LeftBehind], *, name: str) -> list[str]:
-    """What to do about what is left."""
+    """Return what is left, and what to do about it."""
     lines = (f"  left  {each.what}" + (f"; end it: {each.remove}" if each.remove else "") for each in remains)
     return [
         f"session {name} was told to end, but not all of it has:",
@@ -141,7 +142,6 @@ def render(remains: list[session_remains.LeftBehind], *, name: str) -> list[str]
 
 
 def _without_last_records(folder: SessionFolder, why: str) -> str:
-    """What it means that a journal lacks its last records."""
     return (
         f"the last records of its journal are not written ({why}, {folder.journal}): what `stoker status` and"
         " `stoker explain` tell of it may end a little early"
@@ -149,7 +149,7 @@ def _without_last_records(folder: SessionFolder, why: str) -> str:
 
 
 def ended(before: Status | None, *, name: str) -> str:
-    """That nothing of a session is left, and what it had done. `before`: how it was when it was told to end."""
+    """Return the summary of a session that has ended. `before`: its status before."""
     return f"session {name} has ended{_summary(before)}; nothing of it is left running"
 
 

@@ -19,18 +19,17 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 5.0
-"""A terminal that closes may send SIGHUP twice; a signal that comes later than this after the first one kills."""
+"""A closing terminal may send SIGHUP twice. A signal more than this after the first one kills."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP came: `scancel`, `timeout`, a terminal that was closed."""
+    """SIGTERM or SIGHUP arrived (`scancel`, `timeout`, a closed terminal)."""
 
 
 @contextlib.contextmanager
 def as_ctrl_c() -> Iterator[list[int]]:
-    """Inside the block the first SIGTERM or SIGHUP raises Ended. Gives the list of the signals that came.
-
-    A signal that somebody has set to be ignored (`nohup`) or handled stays so."""
+    """Raise Terminated in the block at the first SIGTERM or SIGHUP. Yields the list of signals that arrived. Signals
+    that are ignored (`nohup`) or handled already stay so."""
     came: list[int] = []
     owner, ended_at = os.getpid(), 0.0
 
@@ -57,7 +56,7 @@ def as_ctrl_c() -> Iterator[list[int]]:
 
 
 def drop_unwritten() -> None:
-    """Drop what was said to a terminal that is closed: Python would fail to write it at the exit."""
+    """Drop buffered output for a closed terminal, which Python would fail to write at exit."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

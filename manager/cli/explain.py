@@ -35,11 +35,8 @@ from stoker.units import first_words, show_about, show_seconds
 
 
 def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
-    """What a running call has printed of its progress into the log of its library.
-
-    None if it has printed nothing of the kind, if the log is on another machine, or if the library runs several calls
-    at once: it writes their lines when they have ended.
-    """
+    """Return the progress that a running call has printed into its library's log. None if it printed none, if the log
+    is on another machine, or if the library runs several calls at once: it writes their lines when they have ended."""
     if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
         return None
     own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
@@ -80,7 +77,7 @@ _FAILED_BLOCK = re.compile(
 )
 _LOST_PILOT = re.compile(r"counted as lost: ")
 _WANTED = frozenset({"cancelled", "dropped"})
-"""Ends that somebody wanted."""
+"""Kinds of end that a user or a policy wanted."""
 _DONE = (
     (re.compile(r"runs again, for (?P<time>.+ s) not on (?P<where>.+)"), "ran again, for {time} not on {where}"),
     (re.compile(r"runs again, for .+ s not on (?P<where>\S+ of \S+)"), "{where} was probed at once"),
@@ -101,7 +98,7 @@ _DONE = (
     ),
     (re.compile(r"^(?P<where>\S{1,200}) is well again"), "{where} was probed again, and is used again"),
 )  # fmt: skip
-"""What a story says was done about a failure, and how that is told."""
+"""Patterns of what a story says was done about a failure, and the words for it."""
 _MOST_DONE = 6
 _SHOWN = 6
 _WHOSE = {FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed"}
@@ -109,9 +106,9 @@ _SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memor
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):
-    """Whose fault a failure is. `kind`, `component`, `sure`, `means`: see `Fault`. `do`: what to do about it; `done`:
-    what was done about it already, in the order in which that happened. `happened`: what is known for certain, and
-    `look`: where to read more. These two are shown instead of a verdict that is not sure."""
+    """Whose fault a failure is. `kind`, `component`, `sure`, `means`: see `Fault`. `do`: what to do; `done`: what was
+    done, in order. If the verdict is not sure, `happened` (the known facts) and `look` (where to read more) are shown
+    instead."""
 
     kind: FaultKind
     component: str
@@ -125,7 +122,7 @@ class FailureVerdict(msgspec.Struct, frozen=True):
 
 
 def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
-    """Whose fault it is that a call, a pilot or a block failed; None where nothing has failed or nothing says why."""
+    """Return whose fault it is that a call, pilot or block failed; None if it did not fail or nothing says why."""
     texts = [line.text for line in story.lines]
     said: list[str] = []
     rules = OF_CALLS
@@ -159,7 +156,7 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
 
 
 def verdict_lines(verdict: FailureVerdict) -> list[str]:
-    """The lines of `stoker explain`: the verdict, or what happened where it is too unsure to be called one."""
+    """Return the verdict as lines; if it is not sure, what happened."""
     done = [f"  done      {what}" for what in verdict.done[-_SHOWN:]]
     proof = []
     for line in verdict.proof[:_SHOWN]:
@@ -176,7 +173,7 @@ def verdict_lines(verdict: FailureVerdict) -> list[str]:
 
 
 def _happened(story: Story, said: list[str]) -> str:
-    """What happened to a call, where, and how long after it began; or what the session says of a pilot or a block."""
+    """What happened to a call, where, and when; or what the session says about a pilot or block."""
     for index, line in reversed(list(enumerate(story.lines))):
         end = _RAISED.fullmatch(line.text) or _NO_RESULT.fullmatch(line.text)
         if end is None:
@@ -194,7 +191,6 @@ def _happened(story: Story, said: list[str]) -> str:
 
 
 def _where_to_look(story: Story) -> str:
-    """Where to read more about a failure."""
     if is_call(story.subject):
         texts = [line.text for line in story.lines]
         libraries = logs.died(texts)
@@ -210,7 +206,7 @@ def _where_to_look(story: Story) -> str:
 
 
 def _of_call(texts: list[str]) -> Iterator[LogPart]:
-    """What a call that failed has printed in its last try, and what it raised, as Python shows that."""
+    """What a failed call printed in its last try, and what it raised, as Python shows it."""
     raised = next((hit["what"] for text in reversed(texts) if (hit := _RAISED.fullmatch(text))), "")
     failed = next((hit for text in reversed(texts) if (hit := _NO_RESULT.fullmatch(text))), None)
     if not raised and (failed is None or failed["kind"] in _WANTED):
@@ -232,12 +228,11 @@ def _failed(text: str) -> re.Match[str] | None:
 
 
 def _is_over(story: Story) -> bool:
-    """Whether a pilot or a library is gone, as its headline says."""
+    """True if a pilot or library is gone, by its headline."""
     return story.headline.startswith("gone") or ": gone, " in story.headline
 
 
 def _done(texts: Iterable[str]) -> list[str]:
-    """What was done about a failure, once each, in its order."""
     found: dict[str, None] = {}
     for text in texts:
         for pattern, words in _DONE:
@@ -285,7 +280,7 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
 
 
 def render(story: Story) -> list[str]:
-    """The lines of `stoker explain`."""
+    """Return the lines of `stoker explain`."""
     return show_status.story_lines(story, today=datetime.date.today())
 
 

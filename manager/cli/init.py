@@ -40,10 +40,8 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 def draft(around: HostFacts, *, partition: str = "") -> Draft:
-    """A site file for these surroundings; `partition` names the partition or queue that is meant.
-
-    Raises ConfigError when there is none of that name.
-    """
+    """Return a site file for this host. `partition`: the partition or queue to use. Raises ConfigError if it does not
+    exist."""
     if partition and around.kind in _WITHOUT_QUEUES:
         here = "no batch system is here" if around.kind is ProviderKind.LOCAL else f"{around.kind.title} has none"
         raise ConfigError(f"--partition {partition}: {here}; leave it out", key="partition")
@@ -57,7 +55,7 @@ def draft(around: HostFacts, *, partition: str = "") -> Draft:
 
 
 def choose(slurm: Slurm) -> Partition | None:
-    """The partition that pilots fit best: with GPUs, and preemptible, since a pilot that is lost costs little."""
+    """Return the partition that fits pilots best: with GPUs, and preemptible, because a lost pilot costs little."""
     best = sorted(
         slurm.partitions,
         key=lambda each: (each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default),
@@ -138,8 +136,8 @@ def _queue(around: HostFacts, named: str) -> Draft:
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Cores and bytes of memory for a pilot, and a comment on the machines: one GPU's part of the smallest machine with
-    GPUs, or the smallest machine itself where the pool has no GPUs."""
+    """Cores and memory of a pilot, and a comment: the share of one GPU of the smallest machine with GPUs, or the
+    smallest machine if there are no GPUs."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, ""
@@ -150,7 +148,7 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
 
 
 def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
-    """The lines that ask for cores and memory: without them a job often gets one core, and little memory."""
+    """The lines for cores and memory: without them a job often gets one core and little memory."""
     part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
     lines = [f"cores = {cores}".ljust(_COMMENT_AT) + f"# {part}{f'; {has}' if has else ''}"]
     if memory > _NO_MEMORY:
@@ -161,12 +159,12 @@ def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
 
 
 def _written(memory: int) -> str:
-    """Memory as the file asks for it: whole units, since a node rarely grants its last bytes."""
+    """Memory in whole units: a node rarely grants its last bytes."""
     return f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
 
 
 def _asked(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
-    """Why a pilot asks for this size; `smallest` names the smallest machine, empty if machines are not known."""
+    """Why a pilot asks for this size. `smallest`: the smallest machine; empty if machines are unknown."""
     size = f" and {_written(memory)}" if memory > _NO_MEMORY else ""
     if not smallest:
         return f"{cores} cores{size}: a guess, since the machines are not known; change them"
@@ -189,7 +187,7 @@ def _head(around: HostFacts, name: str, system: str) -> list[str]:
 
 
 def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
-    """The section on pilots. `cpu`: cores and bytes of memory of a pilot without GPUs."""
+    """The section [pilot]. `cpu`: cores and memory of a pilot without GPUs."""
     lines = ["[pilot]", f"max_blocks = {_BLOCKS}".ljust(_COMMENT_AT) + "# jobs at once; your share of the cluster"]
     cores, memory = cpu or (0, 0)
     if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:

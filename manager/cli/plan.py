@@ -117,7 +117,7 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
 
 
 def _shortest(function: str) -> str:
-    """Return how a function is named here: of a file in this folder without the folder."""
+    """Return the function's name without the working folder."""
     with contextlib.suppress(ValueError, OSError):
         return str(Path(function).relative_to(Path.cwd().resolve()))
     return function

@@ -112,7 +112,7 @@ def compared(makespans: MakespanComparison) -> str:
 
 
 def _lives(folder: SessionFolder, journal: Path) -> bool:
-    """Whether the manager of the session that the journal belongs to is there, and writes it."""
+    """True if the session's manager is up and writes this journal."""
     with contextlib.suppress(SessionError):
         return journal == folder.journal and presence.is_up(folder)
     return False

@@ -69,9 +69,9 @@ class SessionCandidate(msgspec.Struct, frozen=True):
 
 
 def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
-    """The session that a command looks at: by its folder, its id or a beginning of one; without a name, by the rule
-    above. A command that asks twice gets the same one. `hint`: what a person types before the name of another one.
-    Raises SessionError."""
+    """Return the session that a command shows: by folder, id or prefix of an id; without a name by the rule above, the
+    same one for each question of a command. `hint`: what a user types before the name of another one. Raises
+    SessionError."""
     named = named_folder(name)
     if named is not None:
         return named
@@ -98,8 +98,7 @@ def others_to_search(chosen: SessionFolder) -> list[SessionFolder]:
 
 
 def _ranked(name: str) -> list[SessionCandidate]:
-    """Return the sessions whose id begins so, in the order in which they are meant. A command that asks twice gets the
-    same answer."""
+    """Return the sessions whose id starts with `name`, best first. A command that asks twice gets the same answer."""
     command = click.get_current_context(silent=True)
     known: dict[str, list[SessionCandidate]] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
     if name not in known:
@@ -108,7 +107,7 @@ def _ranked(name: str) -> list[SessionCandidate]:
 
 
 def session_to_change() -> SessionFolder:
-    """The session that a command changes which names none. Raises SessionError if there is none, or no one alone."""
+    """Return the session that a command changes if none is named. Raises SessionError if there is none or several."""
     found = [each for each in _candidates(detached_only=True) if each.is_up]
     own = [each for each in found if each.is_own]
     if not found:
@@ -157,7 +156,7 @@ def _ran_in(folder: Path) -> Path:
 
 
 def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
-    """Return the sessions that are known here and whose id begins so, the newest first."""
+    """Return the known sessions whose id starts with `name`, newest first."""
     wait_for_begun(name)
     here = _here()
     found: list[tuple[str, SessionFolder, bool]] = []
@@ -177,11 +176,9 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
 
 
 def _folders(here: Path | None) -> list[tuple[Path, bool]]:
-    """Return the folders of sessions, the last used first, and whether each is of this folder.
-
-    The last ones are known by links in the state folder, older ones if they lie here. A program that joins a session
-    leaves a link to it in its `runinfo`.
-    """
+    """Return the folders of sessions, last used first, and whether each belongs to this folder. Recent ones have links
+    in the state folder; older ones are found if they lie here. A program that joins a session leaves a link to it in
+    its `runinfo`."""
     known = [*(state_folder() / "sessions").glob("*/session.json")]
     near: list[Path] = []
     if here is not None:
@@ -238,8 +235,8 @@ Command = Callable[..., None]
 
 
 def takes_session(*, default: str) -> Callable[[Command], Command]:
-    """A command of one session: it takes SESSION behind its other arguments or as an option, and gets it as `session`.
-    `default`: which one it means when none is named, in words."""
+    """Add SESSION to a command, as its last argument and as an option `--session`. `default`: which one it means
+    without, in words."""
 
     def with_both(command: Command) -> Command:
         @click.argument("session", default="")
@@ -259,14 +256,14 @@ _NAMES = "The same as the argument SESSION: its id, a beginning of it, or its fo
 
 
 class SessionAnswer(msgspec.Struct, frozen=True):
-    """What a session said. `over` says in words that it has ended, and is empty for one that lives."""
+    """The status of a session. `over`: that it has ended, in words; empty for a live one."""
 
     status: to_client.Status
     over: str = ""
 
 
 def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
-    """The status of a session, live or over. Raises SessionError."""
+    """Return the status of a session, live or over. Raises SessionError."""
     folder = session_to_show(name)
     try:
         with Observer(folder) as observer:
@@ -279,11 +276,9 @@ def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
 
 
 def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
-    """The story of a subject; and, of a session that is over, that it is. Raises SessionError.
-
-    If no session is named and the chosen one does not know the subject, the other sessions are searched. A live manager
-    forgets calls that ended well; its journal remembers them.
-    """
+    """Return a subject's story, and that its session is over, in words. Without a name, search other sessions if the
+    chosen one does not know the subject. A live manager forgets calls that ended well; its journal has them. Raises
+    SessionError."""
     chosen = session_to_show(name)
     story, over = _story_in(chosen, subject)
     if name or story.found or is_several(story):
@@ -306,7 +301,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
 
 
 def is_several(story: to_client.Story) -> bool:
-    """True if the subject is the beginning of several names in its session."""
+    """True if several names in the session start with the subject."""
     return not story.found and story.headline.startswith("could be")
 
 
@@ -327,7 +322,7 @@ def _story_in(folder: SessionFolder, subject: str) -> tuple[to_client.Story, str
 
 
 def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:
-    """Calls of a session; and, of one that is over, that it is. Raises SessionError."""
+    """Return calls of a session, and that it is over, in words. Raises SessionError."""
     folder = session_to_show(name)
     try:
         with Observer(folder) as observer:
@@ -340,7 +335,7 @@ def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_cli
 
 
 def names_in(status: to_client.Status) -> list[str]:
-    """What can be asked about beside calls: pilots, contexts, libraries, blocks."""
+    """Return the names of pilots, contexts, libraries and blocks."""
     return [
         *(pilot.pilot for pilot in status.pilots),
         *(context.name for context in status.contexts if context.key != BARE.key),
@@ -352,7 +347,7 @@ def names_in(status: to_client.Status) -> list[str]:
 
 @contextlib.contextmanager
 def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[None]:
-    """Whatever a journal of another version, or a damaged one, does to the replay becomes one line."""
+    """Turn any error of replaying a damaged or foreign journal into one line."""
     if not segments.exists(folder.journal):
         raise SessionError(f"{ended}, and it left no journal at {folder.journal}") from None
     try:

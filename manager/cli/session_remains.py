@@ -39,11 +39,11 @@ OURS = {
     PILOT: "pilot",
     TASKVINE_PILOT: "pilot",
 }
-"""The modules that our processes run, and what people call them."""
+"""The modules that processes of a session run, and their names for users."""
 _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
-"""What TaskVine runs for a session. The last is a library's program."""
+"""Programs that TaskVine runs for a session. The last one is the program of a library."""
 _SHOWN_AS = {"factory": "job submitter"}
-"""What people call a process of a kind whose name they need not know."""
+"""Names for users of kinds with a technical name."""
 _SUBMITTER = "its job submitter"
 _REMOVES = {
     ProviderKind.SLURM: "scancel",
@@ -53,18 +53,18 @@ _REMOVES = {
     ProviderKind.GRID_ENGINE: "qdel",
     ProviderKind.KUBERNETES: "kubectl delete pod",
 }
-"""What a person types to end jobs."""
+"""The command of each batch system that ends jobs."""
 
 
 class LeftBehind(msgspec.Struct, frozen=True):
-    """Something of a session that is still there. `remove` is the command that ends it, where one can be told."""
+    """Something of a session that still exists. `remove`: the command that ends it, if there is one."""
 
     what: str
     remove: str = ""
 
 
 def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
-    """The session's processes on this machine. Of the manager elsewhere its lease tells."""
+    """Yield the session's processes on this machine, and its manager on another one by its lease."""
     for process, kind, path in own_processes():
         if path == folder.path:
             yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
@@ -76,7 +76,7 @@ def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
-    """This user's processes of any session on this machine: what each is, and its session's folder."""
+    """Yield this user's processes of any session here: process, kind and session folder."""
     for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
         command, uids = process.info["cmdline"] or [], process.info["uids"]
         if process.info["status"] == psutil.STATUS_ZOMBIE or uids is None or uids.real != os.getuid():
@@ -102,7 +102,7 @@ def _of_taskvine(process: psutil.Process, command: Sequence[str]) -> tuple[str, 
 
 
 def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
-    """Whether a factory still looks after the session's jobs on another machine."""
+    """Yield the session's factory if it still manages jobs on another machine."""
     lock = folder.path / "factory.lock"
     if not lock.exists() or any(kind == "factory" and path == folder.path for _, kind, path in own_processes()):
         return
@@ -111,8 +111,8 @@ def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:
-    """Whether it is worth a question to the batch systems of a session that is over. A factory that has ended in good
-    order has left an empty list; of workers that TaskVine has started it knows nothing."""
+    """True if batch systems may still have jobs of a session that is over. A factory that ended in order left an empty
+    list; it does not know of workers that TaskVine started."""
     file = folder.path / JOBS_LEFT
     if engines.engine_of(folder) is Engine.STOKER and file.exists():
         return bool(file.read_text(errors="replace").strip())
@@ -120,10 +120,8 @@ def may_have_jobs(folder: SessionFolder) -> bool:
 
 
 def batch_of(site: Site, folder: SessionFolder) -> Batch:
-    """The batch system that has the jobs of a session at a site. Raises SubmissionRefused, ConfigError.
-
-    Workers of TaskVine carry the marks of the session like other jobs, though their pool is no job.
-    """
+    """Return the batch system with the jobs of a session at a site. Raises SubmissionRefused, ConfigError. TaskVine's
+    workers carry the session's marks like other jobs."""
     from stoker.manager.factory.batches import make_batch  # imports Parsl, which takes a while
 
     own = msgspec.structs.replace(site, engine=Engine.STOKER)
@@ -142,10 +140,8 @@ def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ())
 
 
 def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None) -> list[LeftBehind]:
-    """Processes that are left, after the jobs that the job submitter is still cancelling.
-
-    A submitter with jobs has no command that ends it: killed, it would leave its jobs in the queue.
-    """
+    """Return the remaining processes, after the jobs that the job submitter is still cancelling. A submitter with jobs
+    has no command that ends it: if it were killed, its jobs would stay in the queue."""
     submitter = [each for each in here if each.what.startswith(_SUBMITTER)]
     there = list(jobs(folder, before)) if submitter else []
     if not there:
@@ -155,7 +151,8 @@ def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: S
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
-    """Jobs of the session that its batch systems still have. Of those that do not answer, what was there `before`."""
+    """Yield jobs of the session that its batch systems still have. For a batch system that does not answer: the jobs
+    `before`."""
     seen: set[str] = set()
     try:
         sites = detached.sites_of(folder)
@@ -189,16 +186,16 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
 
 
 _LOCKED = ("journal", "factory.lock", "commands.lock")
-"""What the manager, the factory and its commands hold a lock on."""
+"""Files on which the manager, the factory and its commands hold a lock."""
 _OF_A_SESSION = (
     "session.json", "keys", "journal", "journal.*", "*.log", "manager.*", "factory.lock", "commands.lock", "seed.*",
     "sites", "sources", "submit", "objects", "pilots", "carried", "taskvine*", JOBS_LEFT,
 )  # fmt: skip
-"""What lies at the top of a session's folder."""
+"""Names at the top of a session's folder."""
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """What became of an old session's folder. `kept` says why it stays; empty: its `bytes` were removed."""
+    """The result for an old session's folder. `kept`: why it stays; if empty, `bytes` were removed."""
 
     session: str
     folder: str
@@ -207,7 +204,7 @@ class Pruned(msgspec.Struct, frozen=True):
 
 
 def prune(folder: SessionFolder, session: str) -> Pruned:
-    """Remove the folder of a session that is over, unless something speaks against it."""
+    """Remove the folder of a session that is over, unless there is a reason against it."""
     place = str(folder.path)
     if why := next(_objections(folder), ""):
         return Pruned(session, place, kept=why)
@@ -221,7 +218,7 @@ def prune(folder: SessionFolder, session: str) -> Pruned:
 
 
 def size_bytes(folder: Path) -> int:
-    """What the files below a folder take; one of two names takes it once."""
+    """Return the size of all files below a folder. A file with two names counts once."""
     sizes: dict[tuple[int, int], int] = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -231,7 +228,7 @@ def size_bytes(folder: Path) -> int:
 
 
 def _objections(folder: SessionFolder) -> Iterator[str]:
-    """Why a folder is not to be removed, the cheap reasons first."""
+    """Yield reasons against removing a folder, cheap checks first."""
     for name in _LOCKED:
         if is_locked(folder.path / name):
             yield f"{name} is locked: a process of it is alive"
@@ -252,7 +249,6 @@ def _objections(folder: SessionFolder) -> Iterator[str]:
 
 
 def _jobs(folder: SessionFolder) -> Iterator[str]:
-    """What batch systems may still have of it. A factory that has ended in good order has left an empty list."""
     if not folder.file.exists() or not may_have_jobs(folder):  # a manager that never listened has asked for none
         return
     try:
@@ -279,7 +275,7 @@ def _is_of_a_session(name: str) -> bool:
 
 
 def _forget(folder: Path) -> None:
-    """Links to a folder that is gone, and the folder of its program's run if nothing else is in that."""
+    """Remove links to a removed folder, and the folder of its program's run if that is empty."""
     for link in (state_folder() / "sessions").glob("*"):
         if link.is_symlink() and not link.exists() and link.resolve() == folder:
             link.unlink(missing_ok=True)

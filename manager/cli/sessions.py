@@ -39,22 +39,22 @@ _OLDER = "14d"
 _DAY_S = 86400.0
 _ASKED_AT_ONCE = 16
 _MADE_S = 60.0
-"""A session is made, and its manager listens, within this."""
+"""Seconds in which a new session's manager starts to listen."""
 
 
 class SessionState(enum.Enum):
-    """Whether a session goes on."""
+    """The state of a session."""
 
     UP = "up"
-    """Its manager is there."""
+    """Its manager runs."""
     LOST = "lost"
-    """It is not over, and has no manager: `stoker attach` or `stoker down`."""
+    """It is not over and has no manager: `stoker attach` or `stoker down`."""
     OVER = "over"
     """It has ended."""
 
 
 class KnownSession(msgspec.Struct, frozen=True):
-    """A session whose folder is there. `idle_s`: the time since anything was written at the top of its folder."""
+    """A session whose folder exists. `idle_s`: seconds since the last write at the top of its folder."""
 
     session: str
     folder: str
@@ -99,7 +99,7 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
 
 
 def known_sessions() -> list[KnownSession]:
-    """Every session whose folder is there, the newest first."""
+    """Return every session whose folder exists, newest first."""
     home = state_folder()
     places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*")]
     for here in folders_here():
@@ -113,7 +113,7 @@ def known_sessions() -> list[KnownSession]:
 
 
 def render(found: Sequence[KnownSession]) -> list[str]:
-    """The lines of `stoker sessions`."""
+    """Return the lines of `stoker sessions`."""
     if not found:
         return ["no session is known here; `stoker up` or a program with stoker.load() starts one"]
     width = max(len(each.session) for each in found)
@@ -132,7 +132,7 @@ def render(found: Sequence[KnownSession]) -> list[str]:
 
 
 def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> list[str]:
-    """The lines of `stoker sessions --prune`."""
+    """Return the lines of `stoker sessions --prune`."""
     removed = [each for each in pruned if not each.kept]
     out = [f"  removed  {each.session}  {show_bytes(each.bytes):>8}  {each.folder}" for each in removed]
     out += [f"  kept     {each.session}  {each.folder}: {each.kept}" for each in pruned if each.kept]
@@ -146,7 +146,7 @@ def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> li
 
 
 def _read_known(idle_s: float, path: Path) -> KnownSession | None:
-    """What is known of the session in a folder; None if it is damaged, or was removed meanwhile."""
+    """None if the session is damaged or was just removed."""
     folder = SessionFolder(path)
     try:
         return KnownSession(standing.name_of(folder), str(path), _state(folder, idle_s=idle_s), idle_s)
@@ -180,7 +180,7 @@ _HOW = "for the next session; old files leave by themselves; to remove all now: 
 
 
 class CacheContents(msgspec.Struct, frozen=True):
-    """What pilots keep at one place of this host, and what of it was removed."""
+    """The caches of pilots in one folder of this host, and how much was removed."""
 
     host: str
     folder: str
@@ -206,7 +206,7 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
 
 
 def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
-    """What is there, after what nobody uses was removed if it is to be. Raises StokerError."""
+    """Expire or remove unused caches, and return what remains. Raises StokerError."""
     place = Path(os.path.expandvars(scratch)).expanduser()
     if scratch and not place.is_dir() and not str(place).startswith("$"):
         raise ConfigError(
@@ -231,7 +231,7 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
 
 
 def render_caches(kept: CacheContents, *, clear: bool) -> list[str]:
-    """The lines of `stoker caches`."""
+    """Return the lines of `stoker caches`."""
     where = f"{kept.folder} on {kept.host}"
     if clear:
         rest = f"; {show_bytes(kept.bytes)} are in use" if kept.bytes else ""
@@ -240,7 +240,7 @@ def render_caches(kept: CacheContents, *, clear: bool) -> list[str]:
 
 
 def stays(sites: Iterable[Site]) -> list[str]:
-    """What a session of these sites leaves on purpose, for who ends it."""
+    """Return what a session of these sites leaves on purpose, for the user who ends it."""
     ages: dict[str, list[str]] = {}
     for site in sites:
         place = site.pilot.scratch or "their temporary folder"

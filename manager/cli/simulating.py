@@ -44,12 +44,11 @@ from stoker.units import show_seconds
 
 
 _NARROW = 0.02
-"""An interval that is no wider than this share of its mean is narrow enough for most questions."""
+"""An interval up to this share of its mean is narrow enough for most questions."""
 
 
 def table(rows: Sequence[PolicyRow], columns: Sequence[Column]) -> list[str]:
-    """A line a policy, means with the half widths of their 95 % intervals. Columns without a number are left
-    out, and those of zeros that nobody misses."""
+    """Return one line per policy: means with half widths of their 95 % intervals, without empty columns."""
     shown = [column for column in columns if _says_something(rows, column)]
     titles = {column.key: column.title for column in shown}
     scales = {column.key: column.scale for column in shown}
@@ -67,7 +66,7 @@ def table(rows: Sequence[PolicyRow], columns: Sequence[Column]) -> list[str]:
 
 
 def show(found: MeanEstimate | None, *, scale: float = 1.0) -> str:
-    """`578 ± 12`: as many digits as the mean deserves; a dash where there is no number."""
+    """`578 ± 12`: significant digits only; a dash without a number."""
     if found is None:
         return "–"
     mean, half_width = found.mean * scale, (found.half_width or 0.0) * scale
@@ -78,7 +77,7 @@ def show(found: MeanEstimate | None, *, scale: float = 1.0) -> str:
 
 
 def notes_on(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], scenario: Scenario) -> list[str]:
-    """What the table does and does not show, in sentences."""
+    """Return what the table does and does not show, in sentences."""
     out = verdicts(runs, rows, scenario=scenario)
     for row in rows:
         if row.cut_off:
@@ -96,7 +95,7 @@ def notes_on(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], scenario: S
 
 
 def summary(runs: Sequence[FinishedRun], *, wall_s: float, jobs: int) -> str:
-    """What it took."""
+    """Return how long the simulations took."""
     events, seconds = sum(run.outcome.core_events for run in runs), sum(run.wall_s for run in runs)
     rate = f", {events / seconds:,.0f} core events/s each" if seconds else ""
     many = f"{jobs} processes" if jobs > 1 else "one process"
@@ -104,7 +103,7 @@ def summary(runs: Sequence[FinishedRun], *, wall_s: float, jobs: int) -> str:
 
 
 def written(what: WrittenFiles) -> str:
-    """A line on something that was written."""
+    """Return the line about a written file."""
     if not what.paths:
         return f"  {what.what:9} none: {what.about}"
     first = what.paths[0]
@@ -126,8 +125,8 @@ def next_steps(
     folder: Path,
     known: Sequence[str],
 ) -> list[str]:
-    """What to try now. `asked`: the command so far, without its policies when those are the scenario's; `known`: the
-    policies that ship."""
+    """Return commands to try next. `asked`: the command so far, without the scenario's own policies; `known`: the
+    shipped policies."""
     simulate = ["stoker", "simulate", *asked]
     steps: list[tuple[list[str], str]] = []
     others = [policy for policy in known if policy not in {row.policy for row in rows}]
@@ -168,9 +167,9 @@ def _says_something(rows: Sequence[PolicyRow], column: Column) -> bool:
 _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
 _FEW = 20
-"""So many runs get a line each, also when they are quick."""
+"""Up to this many runs get one line each."""
 _FROM = 0.03
-"""From this part on the time that is left is worth a guess."""
+"""The share that must be done before the time left is shown."""
 
 
 class SimulationProgress:
@@ -249,11 +248,11 @@ def progress(workload: Workload, *, total: int, quiet: bool) -> Iterator[Simulat
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 _FIRST = "static-pool"
-"""What to try first."""
+"""The scenario to suggest first."""
 
 
 class SimulationRequest(msgspec.Struct, frozen=True):
-    """What was asked for; what is empty or None is as the scenario or the machine has it."""
+    """The user's request. Empty and None mean: as in the scenario, or all cores."""
 
     given: str
     policies: tuple[str, ...] = ()
@@ -264,13 +263,13 @@ class SimulationRequest(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> list[str]:
-        """What to write to ask for the same world and policies again."""
+        """Return the words of a command for the same world and policies."""
         options = [("--set", change) for change in self.changes] + [("--policy", policy) for policy in self.policies]
         return [self.given, *(word for option in options for word in option)]
 
 
 class SimulationPlan(msgspec.Struct, frozen=True):
-    """What is to be simulated, where it goes, and how many runs at a time."""
+    """The scenario to simulate, the output folder, and the number of parallel runs."""
 
     scenario: Scenario
     folder: Path
@@ -278,12 +277,12 @@ class SimulationPlan(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """Runs."""
+        """The number of runs."""
         return len(self.scenario.policies) * self.scenario.seeds
 
 
 class SimulationOutcome(msgspec.Struct):
-    """What came of it. `stopped`: why it is not all."""
+    """The finished runs. `stopped`: why some are missing."""
 
     runs: list[FinishedRun]
     stopped: StokerError | KeyboardInterrupt | None = None
@@ -291,7 +290,7 @@ class SimulationOutcome(msgspec.Struct):
 
 
 def simulate(asked: SimulationRequest, *, as_json: bool) -> int:
-    """Simulate, and say what came of it; the exit code. Raises StokerError, after what was done until then is kept."""
+    """Simulate, report, and return the exit code. Raises StokerError after keeping the finished runs."""
     plan = _plan(asked)
     if not as_json:
         console.lines(_header(plan))
@@ -325,7 +324,6 @@ def _plan(asked: SimulationRequest) -> SimulationPlan:
 
 
 def _run(plan: SimulationPlan, *, quiet: bool) -> SimulationOutcome:
-    """Simulate until all is done, something fails, or Ctrl-C."""
     scenario, done, began = plan.scenario, SimulationOutcome([]), time.monotonic()
     with progress(scenario.workload, total=plan.total, quiet=quiet) as shown:
         try:
@@ -351,7 +349,7 @@ def _collect(plan: SimulationPlan, runs: list[FinishedRun], shown: SimulationPro
 
 
 def _report(asked: SimulationRequest, plan: SimulationPlan, done: SimulationOutcome, *, as_json: bool) -> None:
-    """The table, and everything that is written. What was done before a stop gets all of it as well."""
+    """Write the table and all files, also after an early stop."""
     scenario, runs = plan.scenario, done.runs
     columns = columns_for(scenario)
     all_at_once = isinstance(scenario.workload, SweepCalls)
@@ -386,7 +384,7 @@ def _header(plan: SimulationPlan) -> list[str]:
 
 
 def show_known(*, as_json: bool) -> None:
-    """Which scenarios and which policies ship."""
+    """List the scenarios and policies that ship."""
     if as_json:
         console.json(_shipped_names())
     else:

@@ -30,7 +30,7 @@ _WORDS = {PromiseVerdict.HOLDS: "ok", PromiseVerdict.FAILS: "fails", PromiseVerd
 
 
 class TriedPromise(msgspec.Struct, frozen=True):
-    """One promise. `why` is a sentence where it fails or was not tried; `log` is a folder. `took_s` in seconds."""
+    """One promise. `why`: a sentence if it fails or was not tried; `log`: a folder; `took_s` in seconds."""
 
     title: str
     verdict: PromiseVerdict
@@ -41,8 +41,7 @@ class TriedPromise(msgspec.Struct, frozen=True):
 
 
 class SiteReport(msgspec.Struct, frozen=True):
-    """The result of a run. `machines` are the hosts of its pilots, `devices` their devices, `troubles` their
-    complaints; `took_s` in seconds."""
+    """The result of a run. `machines`: hosts of its pilots; `troubles`: their complaints; `took_s` in seconds."""
 
     site: str
     provider: str
@@ -55,13 +54,13 @@ class SiteReport(msgspec.Struct, frozen=True):
 
     @property
     def sound(self) -> bool:
-        """True if the run came to its end, a promise holds and none fails."""
+        """True if the run finished, a promise holds and none fails."""
         verdicts = {each.verdict for each in self.promises}
         return not self.interrupted and PromiseVerdict.HOLDS in verdicts and PromiseVerdict.FAILS not in verdicts
 
 
 def render(report: SiteReport) -> list[str]:
-    """The lines of the page."""
+    """Return the lines of the page."""
     out = [" · ".join([f"site {report.site}", report.provider, *_found(report)]), ""]
     out += [f"  warn  {trouble}" for trouble in report.troubles]
     for verdict in PromiseVerdict:
@@ -72,7 +71,7 @@ def render(report: SiteReport) -> list[str]:
 
 
 def line_of(promise: TriedPromise) -> list[str]:
-    """The lines of one promise."""
+    """Return the lines of one promise."""
     word = f"  {_WORDS[promise.verdict]:<5} {promise.title}"
     if promise.verdict is PromiseVerdict.HOLDS:
         return [f"{word} · {show_seconds(promise.took_s)}"]
@@ -146,13 +145,13 @@ def _command(site: Path, page: Path, *, wait_s: float | None, chosen: str) -> li
 
 
 def _environ() -> dict[str, str]:
-    """Without options and plugins that are meant for the user's own tests."""
+    """Leave out options and plugins for the user's own tests."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     return {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the suite. Ctrl-C reaches it too, and it writes its page before it ends."""
+    """Wait for the suite. Ctrl-C also reaches the suite, which writes its page before it ends."""
     while True:
         try:
             process.wait()

@@ -24,7 +24,7 @@ from stoker.site import Site
 
 _WATCH_EVERY_S = 1.0
 _WATCH_EVERY_ON_A_PIPE_S = 10.0
-"""A log is not a screen: what was said there is not said again until it has changed (`log_lines`)."""
+"""In a log, facts are repeated only when they have changed (`log_lines`)."""
 
 
 @click.command(short_help="Show pilots, contexts, queues, rates and a forecast.")
@@ -68,9 +68,8 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
 
 
 class StatusPicture:
-    """A session that is looked at again and again. On a terminal it stands still; elsewhere what is new is printed.
-    `policy`: who decides in it, where it is not the default; `folder`: where its gateways leave their notes, if they
-    are to be shown."""
+    """A session shown again and again: redrawn on a terminal, only what is new elsewhere. `policy`: its policies if not
+    the default; `folder`: where its gateways leave their notes, if they are to be shown."""
 
     def __init__(self, place: console.Redrawn, *, policy: str = "", folder: SessionFolder | None = None) -> None:
         self._place = place
@@ -80,7 +79,7 @@ class StatusPicture:
         self._trouble = ""
 
     def show(self, status: Status) -> None:
-        """Show it as it is now."""
+        """Show this status."""
         if console.is_terminal():
             served = _served(self._folder, status) if self._folder is not None else []
             self._place.show(render(status, policy=self._policy, served=served))
@@ -89,7 +88,7 @@ class StatusPicture:
         self._last, self._trouble = status, ""
 
     def show_trouble(self, text: str) -> None:
-        """Show why it cannot be seen."""
+        """Show why the session cannot be asked."""
         if console.is_terminal():
             self._place.show([text])
         elif text != self._trouble:
@@ -98,8 +97,8 @@ class StatusPicture:
 
 
 def log_lines(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """What to say of a session in a log: all of it when pilots, blocks or contexts have changed, one line when only
-    calls have come or ended, nothing when nothing has happened."""
+    """Return the lines for a log: all if pilots, blocks or contexts have changed, one line if only calls have, else
+    none."""
     if before is None or _standing(status) != _standing(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _moving(status) != _moving(before) else []
@@ -126,14 +125,14 @@ def _served(folder: SessionFolder, status: Status) -> list[str]:
 
 
 def policy_of(folder: SessionFolder) -> str:
-    """Who decides in a session, in words; empty where the default policies do."""
+    """Return the session's policies in words; empty for the default ones."""
     from stoker.manager.live.chosen import policy_in_words
 
     return policy_in_words(folder)
 
 
 def watch_every_s() -> float:
-    """How often a session is looked at that is watched."""
+    """Return the seconds between two looks at a watched session."""
     return _WATCH_EVERY_S if console.is_terminal() else _WATCH_EVERY_ON_A_PIPE_S
 
 
@@ -153,7 +152,7 @@ def _watch(session: str) -> None:
 
 
 _BACK_WITHIN_S = 10.0
-"""A manager that dies is started again by its parent: so long nobody else tries."""
+"""Seconds in which the parent of a dead manager starts it again; until then this command does not."""
 
 
 @click.command(short_help="Show a session or a detached run live.")
@@ -182,8 +181,8 @@ def attach(*, session: str) -> None:
 
 
 def revive(folder: SessionFolder) -> None:
-    """See that the session has a manager. Raises SessionEndedError for one that is over, SessionError where none can
-    be started."""
+    """Make sure that the session has a manager. Raises SessionEndedError if it is over, SessionError if none can be
+    started."""
     if standing.is_up(folder):
         return
     if why := standing.over(folder):
@@ -196,8 +195,8 @@ def revive(folder: SessionFolder) -> None:
 
 
 def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
-    """Which pilots do not find a manager that has moved, in words; empty if all do. They look in the session's folder:
-    those without shared files have but the copy that came with them."""
+    """Return which pilots cannot find a moved manager, in words; empty if all can. They look in the session's folder,
+    and pilots without shared files have only a copy of it."""
     blind = [site.name for site in sites if not site.provider.shared_files]
     if before == now or not blind:
         return ""
@@ -209,7 +208,7 @@ def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
 
 
 class AttachedPicture:
-    """A picture of a session that stands still, while managers come and go. `last`: what it showed last."""
+    """A view of a session across restarts of its manager. `last`: the last status."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.last: Status | None = None
@@ -240,7 +239,7 @@ class AttachedPicture:
 
 
 def leave(last: Status | None, *, name: str, stays: bool) -> str:
-    """What is said to one who leaves a session that `stays`, or lives with its program."""
+    """Return the message for a user who leaves a session. `stays`: it outlives its program."""
     count = 0 if last is None else last.running + last.queued
     calls = f" with {count:,} open call{'s' * (count != 1)}" if count else ""
     if not stays:

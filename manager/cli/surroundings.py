@@ -28,13 +28,13 @@ from stoker.site import ProviderKind
 PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
 _FREE_OF_SYSTEM = 0.9
-"""The part of a node's memory that jobs may have where the system takes the rest."""
+"""The share of a node's memory for jobs; the system needs the rest."""
 _DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """GPUs that some nodes of a partition have: `count` a node, of a type (empty: it has no name)."""
+    """`count` GPUs of a type per node, on `nodes` nodes of a partition. The type may be empty."""
 
     type: str
     count: int
@@ -46,11 +46,9 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A partition. `limit_s`: its longest walltime (0 = none); `memory_bytes` and `cores`: of its smallest node.
-
-    `gpu_cores`, `gpu_memory_bytes`: what it grants with each GPU by default; `most_memory_bytes`: what a job may have
-    of a node, `core_memory_bytes`: with each core (0 = the partition does not say).
-    """
+    """A partition. `limit_s`: its walltime limit (0 = none). `cores`, `memory_bytes`: of its smallest node.
+    `gpu_cores`, `gpu_memory_bytes`: its defaults per GPU. `most_memory_bytes`: the limit per node; `core_memory_bytes`:
+    the limit per core (0 = not stated)."""
 
     name: str
     default: bool = False
@@ -68,8 +66,8 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> tuple[int, int]:
-        """Cores and bytes of memory for a pilot: one GPU's part of the smallest node, or the smallest node itself where
-        the partition has no GPUs; no more than the partition allows."""
+        """Return cores and memory for a pilot: the share of one GPU of the smallest node, or the smallest node without
+        GPUs, within the limits of the partition."""
         gpus = max((each.count for each in self.gpus), default=1)
         cores = max(1, self.gpu_cores or self.cores // gpus)
         memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus
@@ -78,12 +76,12 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def gpu_count(self) -> int:
-        """GPUs of all its nodes."""
+        """GPUs on all nodes."""
         return sum(each.count * each.nodes for each in self.gpus)
 
 
 class Slurm(msgspec.Struct, frozen=True):
-    """A cluster as this user sees it. `preempts`: whether jobs of one partition may drive out those of another."""
+    """A cluster as this user sees it. `preempts`: jobs of one partition may preempt those of another."""
 
     version: str = ""
     partitions: tuple[Partition, ...] = ()
@@ -92,14 +90,13 @@ class Slurm(msgspec.Struct, frozen=True):
     trouble: str = ""
 
     def is_preemptible(self, partition: Partition) -> bool:
-        """Whether jobs there may lose their nodes to another partition's."""
+        """True if jobs there may lose their nodes to another partition."""
         above = any(other.tier > partition.tier for other in self.partitions)
         return self.preempts and above and partition.preempt not in ("", "OFF")
 
 
 def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
-    """The cluster that this host's commands know. What cannot be asked is left out; `trouble` says why the first could
-    not."""
+    """Ask the commands of this host. What cannot be asked is left out; `trouble` is the first error."""
     try:
         version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
         said = run(SINFO)
@@ -121,7 +118,7 @@ def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
 
 
 def read_partitions(text: str) -> list[Partition]:
-    """Partitions that are up, in the order of `sinfo`, which prints a line for each kind of node that one has."""
+    """Return the partitions that are up. `sinfo` prints one line per kind of node."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|")
@@ -146,12 +143,12 @@ def read_partitions(text: str) -> list[Partition]:
 
 
 def read_gres(text: str) -> list[tuple[str, int]]:
-    """GPUs of a node by type, from `gpu:a10:2(S:0-1),gpu:titanx:1`; other resources are left out."""
+    """Return the GPUs of a node by type, from `gpu:a10:2(S:0-1),gpu:titanx:1`."""
     return [(found["type"] or "", int(found["count"])) for found in _GRES.finditer(text)]
 
 
 def read_limit(text: str) -> float:
-    """Seconds of `1-00:00:00`, `4:00:00`, `30:00`, `30`; 0 for `infinite` and `n/a`."""
+    """Return the seconds of `1-00:00:00`, `4:00:00`, `30:00`, `30`; 0 for `infinite` and `n/a`."""
     found = _DAYS.fullmatch(text.strip())
     if not found:
         return 0.0
@@ -166,18 +163,18 @@ def read_limit(text: str) -> float:
 
 
 def read_accounts(text: str) -> list[str]:
-    """Accounts of `sacctmgr -nP show assoc ... format=account`, each once."""
+    """Return the distinct accounts of `sacctmgr -nP show assoc ... format=account`."""
     return list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
 
 
 def read_preempts(text: str) -> bool:
-    """Whether `scontrol show config` says that partitions preempt each other."""
+    """True if `scontrol show config` says that partitions preempt each other."""
     found = re.search(r"^PreemptType\s*=\s*(\S+)", text, re.MULTILINE)
     return found is not None and found[1] not in ("preempt/none", "(null)")
 
 
 def _with_grants(partition: Partition, text: str) -> Partition:
-    """A partition with what `scontrol show partition --oneliner` says that jobs get there."""
+    """Add what `scontrol show partition --oneliner` says about grants and limits."""
     line = next((line for line in text.splitlines() if f"PartitionName={partition.name} " in f"{line} "), "")
     found = {name: _number(value) for name, value in re.findall(r"(\w+)=(\d+)\b", line)}
     per_gpu = found.get("DefMemPerGPU", 0), found.get("DefCpuPerGPU", 0)
@@ -217,14 +214,15 @@ _SUBMITS = (
     (ProviderKind.PBS, "qsub"),
     (ProviderKind.KUBERNETES, "kubectl"),
 )
-"""What to look for on PATH, best first: Grid Engine and PBS both have `qsub`, and one of them `qconf`."""
+"""Submit commands to look for on PATH, best first. Grid Engine and PBS both have `qsub`; only Grid Engine has
+`qconf`."""
 _QUEUES: Mapping[ProviderKind, tuple[str, ...]] = {
     ProviderKind.PBS: ("qstat", "-Q"),
     ProviderKind.LSF: ("bqueues", "-w"),
     ProviderKind.GRID_ENGINE: ("qconf", "-sql"),
 }
 _FAST = ("ib", "hsn", "opa", "mlx", "ipogif")
-"""How networks are called that are faster than the one of the host's name."""
+"""Prefixes of fast network interfaces."""
 _NETWORK_FILES = (
     "nfs",
     "lustre",
@@ -239,12 +237,12 @@ _NETWORK_FILES = (
     "smb",
     "cifs",
 )
-"""Beginnings of the names of file systems that several hosts see."""
+"""Prefixes of file system types that several hosts share."""
 _SCRATCH = ("SCRATCH", "SCRATCHDIR", "LOCAL_SCRATCH", "WORK")
 
 
 class ScratchPlace(msgspec.Struct, frozen=True):
-    """A place for big files: what names it, and how much room it has."""
+    """A folder for big files, and its free space."""
 
     path: str
     free_bytes: int
@@ -252,8 +250,8 @@ class ScratchPlace(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of HTCondor's pool. `user_domain`: its jobs run as their owners, if these come from a host of the same
-    domain; else as slot users of its own, or as nobody."""
+    """A machine of HTCondor's pool. `user_domain`: it runs jobs as their owners if the submitting host has the same
+    domain, else as its slot users or nobody."""
 
     cores: int
     memory_bytes: int
@@ -262,8 +260,8 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What was found. `home_shared`: whether the state folder lies on a file system that other hosts see, too.
-    `user_domain`: the UID_DOMAIN of this host, where HTCondor is here."""
+    """What was found. `home_shared`: the state folder is on a shared file system. `user_domain`: this host's UID_DOMAIN
+    for HTCondor."""
 
     host: str
     user: str
@@ -282,12 +280,12 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     @property
     def fast_network(self) -> str:
-        """A network that is faster than the one of this host's name; empty if there is none."""
+        """A network that is faster than that of the host's name; empty if there is none."""
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 
 def inspect_host() -> HostFacts:
-    """Look around. Nothing is submitted; no command may take longer than COMMAND_LIMIT_S."""
+    """Inspect this host without submitting anything. No command takes longer than COMMAND_LIMIT_S."""
     found = [(kind, path) for kind, name in _SUBMITS if (path := shutil.which(name))]
     if any(kind is ProviderKind.GRID_ENGINE for kind, _ in found):
         found = [each for each in found if each[0] is not ProviderKind.PBS]
@@ -317,14 +315,14 @@ def inspect_host() -> HostFacts:
 
 
 def is_shared(path: Path) -> bool:
-    """Whether a folder (it need not exist yet) lies on a file system that other hosts see, by the name of its type."""
+    """True if a folder (it may not exist yet) is on a shared file system, by the type's name."""
     return file_system(path, {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}).startswith(
         _NETWORK_FILES
     )
 
 
 def file_system(path: Path, mounts: Mapping[str, str]) -> str:
-    """The type of the file system that a folder lies on, from what is mounted where."""
+    """Return the type of the file system of a folder, from the mounts."""
     for place in (path, *path.parents):
         if str(place) in mounts:
             return mounts[str(place)]
@@ -332,7 +330,7 @@ def file_system(path: Path, mounts: Mapping[str, str]) -> str:
 
 
 def scratch_places() -> list[ScratchPlace]:
-    """Places for big files that sites commonly have: those that the environment names, and /scratch of this user."""
+    """Return usual folders for big files: those that the environment names, and /scratch of this user."""
     paths = [os.environ[name] for name in _SCRATCH if os.environ.get(name)]
     paths += [f"/scratch/{getpass.getuser()}", "/scratch", f"/local/{getpass.getuser()}"]
     usable = [Path(path) for path in dict.fromkeys(paths) if os.access(path, os.W_OK | os.X_OK)]
@@ -340,7 +338,7 @@ def scratch_places() -> list[ScratchPlace]:
 
 
 def read_queues(text: str, kind: ProviderKind) -> list[str]:
-    """Names of queues, from `qstat -Q`, `bqueues -w` or `qconf -sql`."""
+    """Return the names of open queues, from `qstat -Q`, `bqueues -w` or `qconf -sql`."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if kind is ProviderKind.GRID_ENGINE:
         return [words[0] for words in lines]
@@ -351,8 +349,7 @@ def read_queues(text: str, kind: ProviderKind) -> list[str]:
 
 
 def read_nodes(text: str) -> list[Node]:
-    """Machines, from `condor_status -af` of cores, MiB of memory, GPUs and the domain of users (`undefined` where there
-    is none)."""
+    """Return machines from `condor_status -af`: cores, MiB of memory, GPUs, user domain (`undefined` if none)."""
     found = []
     for line in text.splitlines():
         words = [word if word not in ("undefined", "error") else "" for word in line.split()]
@@ -375,7 +372,7 @@ def _ask_queues(run: Callable[[Sequence[str]], CommandResult], kind: ProviderKin
 
 
 def _said(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:
-    """What a command prints; nothing where it does not work."""
+    """The output of a command; empty if it fails."""
     try:
         said = run(command)
     except BatchTrouble:

@@ -26,15 +26,15 @@ from stoker.units import parse_seconds
 
 
 _ANSWER_S = 20.0
-"""How long to wait for what the batch systems say to the first blocks."""
+"""Seconds to wait for the batch systems' answer to the first blocks."""
 _REASONS_S = 5.0
-"""How long to wait for why they are in the queue: batch systems tell that at their next look."""
+"""Seconds to wait for the reasons of pending blocks: batch systems report them at the next query."""
 _ASK_EVERY_S = 0.25
 _REFUSED = "refused"
 
 
 def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status:
-    """The session, once the batch systems have answered for all blocks that are asked for, or take too long."""
+    """Return the status once the batch systems have answered for all first blocks, or the time is up."""
     first = sum(site.pilot.init_blocks for site in sites)
     until = time.monotonic() + (_ANSWER_S if first and wait else 0)
     answered = False
@@ -54,18 +54,18 @@ def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status
 
 
 def nothing_came(status: Status) -> bool:
-    """Whether blocks are over, and there is nothing else."""
+    """True if blocks have ended and nothing else is there."""
     return bool(status.ended_blocks) and not status.jobs and not status.pilots
 
 
 def refused(status: Status) -> bool:
-    """Whether all that was submitted was refused. What is asked for meanwhile would be, too."""
+    """True if everything that was submitted was refused."""
     taken = [job for job in status.jobs if job.phase != BlockPhase.ASKED.value]
     return list(status.ended_blocks) == [_REFUSED] and not taken and not status.pilots
 
 
 def story(folder: SessionFolder) -> str:
-    """What became of the first block."""
+    """Return what happened to the first block."""
     with Observer(folder) as observer:
         return observer.story("b1").headline
 
@@ -74,7 +74,7 @@ def story(folder: SessionFolder) -> str:
 
 
 _END_S = 60.0
-"""How long to wait until a session that was refused has ended."""
+"""Seconds to wait until a refused session has ended."""
 
 
 @click.command(short_help="Start a session that outlives programs.")
@@ -123,7 +123,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
 
 
 def _dry_run(sites: Sequence[Site]) -> None:
-    """Show what would be submitted, a site after the other; fail if a batch system would not take it."""
+    """Show what would be submitted for each site; fail if a batch system would not take it."""
     shown = [doctor_site.show(site) for site in sites]
     console.lines(line for number, each in enumerate(shown) for line in (*([""] if number else []), *each.lines))
     if any(each.refused for each in shown):
@@ -133,7 +133,7 @@ def _dry_run(sites: Sequence[Site]) -> None:
 def _refused(
     folder: SessionFolder, status: Status, sites: Sequence[Site], *, files: Sequence[Path], as_json: bool
 ) -> NoReturn:
-    """End a session that has come up in vain, and say why."""
+    """End a session whose first block was refused, and raise its reason."""
     why = story(folder)
     words = f"{_who_refused(why, sites)} refused the first job: {why.partition('refused: ')[2] or why}"
     down.end(folder, reason=words.partition("\n")[0])
@@ -152,7 +152,6 @@ def _refused(
 
 
 def _who_refused(why: str, sites: Sequence[Site]) -> str:
-    """The batch system that a block's story is about."""
     named = (site.provider.kind.title for site in sites if why.startswith(f"block of source {site.name}"))
     return next(named, "the batch system")
 
@@ -166,7 +165,7 @@ def render(
     now: datetime.datetime,
     why: str = "",
 ) -> list[str]:
-    """What `stoker up` says of a session that is up. `why`: what was submitted is over already, for this reason."""
+    """Return the lines of `stoker up`. `why`: the reason if the submitted blocks have already ended."""
     facts = [f"manager here (pid {holder.pid})", *_submitted(status, sites)]
     out = [f"session {status.session} is up: {', '.join(facts)}"]
     here = {site.name for site in sites if site.is_local}
@@ -212,7 +211,7 @@ def _submitted(status: Status, sites: Sequence[Site]) -> list[str]:
 
 
 def _check_place(folder: str) -> None:
-    """A session that does not come up is removed with its folder, which must not hold anything else."""
+    """The folder of a session that fails to start is removed, so it must be empty before."""
     path = Path(folder)
     if folder and path.is_dir() and any(path.iterdir()) and not SessionFolder(path).file.exists():
         raise ConfigError(f"--folder: {path} is not empty; name one that the session has to itself", key="folder")

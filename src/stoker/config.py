@@ -109,11 +109,11 @@ from stoker.units import parse_bytes, parse_seconds, without_unit
 
 
 SiteSetting = tuple[str, str]
-"""A table of a site file, and a setting in it."""
+"""A table of a site file and a setting in it."""
 
 
 def without_effect(site: Site) -> dict[SiteSetting, str]:
-    """The settings that change nothing on this site, each with why and what to do."""
+    """Return the settings without effect on this site, each with the reason and what to do."""
     found: dict[SiteSetting, str] = {}
     local, ours = site.provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
     if local:
@@ -147,7 +147,7 @@ def without_effect(site: Site) -> dict[SiteSetting, str]:
 
 
 def stands_in_vain(site: Site, data: Mapping[str, Any]) -> tuple[SiteSetting, str] | None:
-    """The first setting of a file's tables that changes nothing, and what to say of it."""
+    """Return the first setting in a file's tables that has no effect, and the message; None if there is none."""
     for (table, setting), why in without_effect(site).items():
         if setting in data.get(table, {}):
             return (table, setting), f"[{table}] {setting} has no effect: {why}"
@@ -155,7 +155,7 @@ def stands_in_vain(site: Site, data: Mapping[str, Any]) -> tuple[SiteSetting, st
 
 
 def refuse_in_vain(site: Site) -> None:
-    """Raise ConfigError if a Site that a program made says what changes nothing."""
+    """Raise ConfigError if a Site made by a program has a setting without effect."""
     for (table, setting), why in without_effect(site).items():
         settings = getattr(site, table)
         field = next(each for each in msgspec.structs.fields(settings) if each.encode_name == setting)
@@ -221,7 +221,7 @@ def decided_by(site: Site, policy: str) -> Site:
 
 
 def site_file(site: str | os.PathLike[str]) -> Path:
-    """The path of a site file: as it is given, or of one that ships, by its name. A file here comes first."""
+    """Return the path of a site file. A bare name is a file here, else a shipped one."""
     path = Path(site).expanduser()
     if path.parent == Path() and path.suffix == "" and not path.exists() and path.name in shipped_sites():
         return _SHIPPED / f"{path.name}.toml"
@@ -229,7 +229,7 @@ def site_file(site: str | os.PathLike[str]) -> Path:
 
 
 def shipped_sites() -> list[str]:
-    """The names of the site files that ship."""
+    """Return the names of the site files that ship."""
     return sorted(file.stem for file in _SHIPPED.glob("*.toml"))
 
 
@@ -237,7 +237,7 @@ _SHIPPED = Path(__file__).parent / "site_configs"
 
 
 def parse_site(text: str, *, file: str) -> Site:
-    """The site that `text` describes; `file` is what an error calls it. Raises ConfigError."""
+    """Parse the text of a site file. `file`: its name in errors. Raises ConfigError."""
     data = parse_toml(text, file=file)
     _read_numbers(data)
     try:
@@ -258,7 +258,7 @@ def parse_site(text: str, *, file: str) -> Site:
 
 
 def _read_numbers(data: dict[str, Any]) -> None:
-    """A number may stand in quotes or not: `nodes = "2"`, `gpus = 2`."""
+    """Accept a number in quotes or without: `nodes = "2"`, `gpus = 2`."""
     for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
         settings = data.get(table)
         if not isinstance(settings, dict):
@@ -279,7 +279,7 @@ def _is_whole_number(kind: Any) -> bool:
 
 
 def _with_absolute_paths(site: Site, folder: Path) -> Site:
-    """Policies in files of the user's are named from the site file's folder; a session is elsewhere."""
+    """Paths of policies are relative to the site file; the session runs elsewhere."""
     policy = site.policy
     names = {each: absolute_policy(getattr(policy, each), folder) for each in ("name", "dispatch", "residency")}
     return msgspec.structs.replace(site, policy=msgspec.structs.replace(policy, **names))
@@ -294,7 +294,7 @@ _SHAPES = {
 
 
 def read_unit(kind: type, value: Any) -> Any:
-    """A Size or a Duration as a file says it: a `dec_hook` for msgspec. Raises UnitError."""
+    """Convert a Size or a Duration of a file: a `dec_hook` for msgspec. Raises UnitError."""
     what = "a size" if kind is Size else "a duration"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UnitError(f"{json.dumps(value, default=str)} is not {what}; write a number and a unit, in quotes")
@@ -308,7 +308,7 @@ def read_unit(kind: type, value: Any) -> Any:
 
 
 def _near_file(path: Path) -> str:
-    """What to do about a missing file: one of nearly this name, or the site files of that folder."""
+    """Suggest a file with a similar name, or list the site files of that folder."""
     folder = path.parent
     if not folder.is_dir():
         return f" (there is no folder {folder})"
@@ -328,14 +328,12 @@ _SHOWN_FILES = 12
 
 
 PYTHON_PATH = "python-path"
-"""Beside the copies: folders that pilots import from beyond their environment, as in PYTHONPATH."""
+"""The file next to the copies with further import folders of pilots, as in PYTHONPATH."""
 
 
 def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site, ...]:
-    """A site and all that it names (`sites`), and those that these name; paths count from the file that has them.
-
-    Raises ConfigError, also when two of them have one name.
-    """
+    """Load a site and, recursively, the sites that it names. Paths are relative to the file that has them. Raises
+    ConfigError, also if two sites have one name."""
     found: dict[str, Site] = {}
     seen: set[Path] = set()
     todo: list[str | os.PathLike[str] | Site | None] = [site]
@@ -371,7 +369,7 @@ def _refuse_repeated(site: Site, others: Iterable[Path], *, file: Path | None) -
 
 
 def write_sites(folder: Path, sites: Iterable[Site], *, python_path: str = "") -> None:
-    """Write the sites of a session into its folder of sites, one `NAME.toml` each."""
+    """Write the sites of a session into a folder, one `NAME.toml` each."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for site in sites:
         (folder / f"{site.name}.toml").write_text(site_text(site), encoding="utf-8")
@@ -379,19 +377,19 @@ def write_sites(folder: Path, sites: Iterable[Site], *, python_path: str = "") -
 
 
 def read_sites(folder: Path) -> dict[str, Site]:
-    """The sites of a session, by name. Raises ConfigError."""
+    """Read the sites of a session, by name. Raises ConfigError."""
     sites = [load_site(file) for file in sorted(folder.glob("*.toml"))]
     return {site.name: site for site in sites}
 
 
 def read_python_path(folder: Path) -> str:
-    """Folders that pilots import from beyond their environment."""
+    """Return the further import folders of pilots."""
     file = folder / PYTHON_PATH
     return file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
 
 
 def site_text(site: Site) -> str:
-    """A site as the text of a site file, without what has no effect, and without `sites`, which are files too."""
+    """Return a site as text of a site file, without `sites` and settings without effect."""
     lines, tables, vain = [], [], without_effect(site)
     for field in msgspec.structs.fields(site):
         value = getattr(site, field.name)

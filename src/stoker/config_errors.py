@@ -32,17 +32,14 @@ _TOKEN = re.compile(r'"""|\'\'\'|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*|[\[\]{}]')
 
 
 def line_of(path: KeyPath, text: str) -> int:
-    """The line, from 1, on which a setting stands; where it does not, that of the table which should have it."""
+    """Return the line of a setting, from 1; if it is missing, the line of its table."""
     lines = _lines(text)
     return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1)
 
 
 def _lines(text: str) -> dict[KeyPath, int]:
-    """Where each table and setting stands: its path to its line number. The tables of `[[a]]` are `a.0`, `a.1`, …
-
-    The text is known to be TOML, so a look at line beginnings is enough, as long as lines inside of multi-line
-    strings and arrays are skipped. The keys of an inline table stand on its line.
-    """
+    """The line of each table and setting. Tables of `[[a]]` are `a.0`, `a.1`, … The text is valid TOML, so the starts
+    of lines suffice, outside multi-line strings and arrays. Keys of an inline table are on its line."""
     found: dict[KeyPath, int] = {}
     counted: dict[KeyPath, int] = {}
     table: KeyPath = ()
@@ -68,7 +65,7 @@ def _lines(text: str) -> dict[KeyPath, int]:
 
 
 def _newest(path: KeyPath, counted: dict[KeyPath, int]) -> KeyPath:
-    """A header's path; `[a.b]` below `[[a]]` belongs to the newest table of that list."""
+    """The path of a header; `[a.b]` below `[[a]]` belongs to the newest table of that list."""
     whole: KeyPath = ()
     for part in path[:-1]:
         whole = (*whole, part)
@@ -82,7 +79,7 @@ def _dotted(text: str) -> KeyPath:
 
 
 def _left_open(line: str, *, until: str, depth: int) -> tuple[str, int]:
-    """The quotes of a multi-line string, and the number of brackets, that are open at the end of this line."""
+    """The quotes of a multi-line string, and the number of brackets, that are open at the end of the line."""
     position = 0
     while True:
         if until:
@@ -106,12 +103,12 @@ def _left_open(line: str, *, until: str, depth: int) -> tuple[str, int]:
 
 
 ReadUnit = Callable[[type, Any], Any]
-"""A `dec_hook` of msgspec's: reads what TOML has no type for."""
+"""A `dec_hook` of msgspec for types that TOML lacks."""
 
 
 class SettingPlace(typing.NamedTuple):
-    """What stands at a path: `path` is complete, `shown` has a list's tables by name, `kind` is the type that is meant
-    (None: there can be nothing)."""
+    """A setting: `path` is its full path, `shown` the path with names for tables of a list, `kind` its type (None: not
+    allowed)."""
 
     path: KeyPath
     shown: KeyPath
@@ -119,12 +116,12 @@ class SettingPlace(typing.NamedTuple):
 
 
 def is_struct(kind: Any) -> bool:
-    """Whether it is a type of structs."""
+    """True for a struct type."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def setting_at(root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: ReadUnit | None) -> SettingPlace:
-    """What stands at a path that msgspec has told. Of a table of tables it does not say which (`...`): the first one
+    """Return the setting at a path of msgspec. For a table of tables msgspec gives no name (`...`): take the first one
     in `data` that cannot be read."""
     kind: Any = root
     path: KeyPath = ()
@@ -143,25 +140,25 @@ def setting_at(root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: R
 
 
 def settings_of(kind: Any) -> list[str]:
-    """What a table may have; none for what is no table."""
+    """Return the settings of a table; empty for other types."""
     tag = kind.__struct_config__.tag_field if is_struct(kind) else None
     return [*([tag] if tag else []), *_fields_of(kind)]
 
 
 def tags_of(kind: Any) -> dict[str, type[msgspec.Struct]]:
-    """The structs of a union, by the value that tells them apart."""
+    """Return the structs of a union by their tag."""
     return {
         str(each.__struct_config__.tag): each for each in _structs_of(kind) if each.__struct_config__.tag is not None
     }
 
 
 def tag_field(kind: Any) -> str:
-    """The setting that tells the structs of a union apart."""
+    """Return the setting that holds the tag of a union."""
     return next((each.__struct_config__.tag_field or "" for each in _structs_of(kind)), "")
 
 
 def tables_of(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Every table that there may be, as its header reads (empty: the top of the file), and its settings."""
+    """Yield every possible table (its header; empty for the top) and its settings."""
     for struct in _structs_of(kind):
         yield at, settings_of(struct)
         for name, inner in _fields_of(struct).items():
@@ -173,7 +170,7 @@ def tables_of(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
 
 
 def meant_type(kind: Any, data: Any) -> Any:
-    """Of a union of structs the one that the tag in `data` says; anything else as it is."""
+    """Return the struct of a union that the tag in `data` selects; other types unchanged."""
     kind = _bare(kind)
     structs = tags_of(kind)
     if len(structs) > 1 and isinstance(data, dict):
@@ -192,7 +189,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _element(kind: Any) -> Any:
-    """The type of what stands in a list, or in a table of tables."""
+    """The type of an element of a list or a table of tables."""
     kind = _bare(kind)
     inside = get_args(kind)
     if get_origin(kind) is dict:
@@ -227,8 +224,8 @@ def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
 
 
 class ConfigFault(typing.NamedTuple):
-    """`line` counts from 1; `key` is the setting; `problem` names the table, the setting and what to do; `path` leads
-    to the setting, or to its table."""
+    """A fault: its line from 1, the setting `key`, the message `problem`, and the `path` of the setting or its
+    table."""
 
     line: int
     key: str
@@ -237,7 +234,7 @@ class ConfigFault(typing.NamedTuple):
 
 
 def parse_toml(text: str, *, file: str) -> dict[str, Any]:
-    """What a TOML text says; `file` is what an error calls it. Raises ConfigError with the line that is not TOML."""
+    """Parse TOML. `file`: its name in errors. Raises ConfigError with the line that is not TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -266,19 +263,18 @@ _TOML_WORDS = {
     "Cannot overwrite a value": "this setting stands there twice",
     "Cannot declare": "this table stands there twice",
 }
-"""What tomllib's messages begin with, and what is told instead."""
+"""Starts of tomllib's messages, and plain words for them."""
 
 
 def _toml_words(problem: str) -> str:
-    """What is wrong with a TOML text, in words; what tomllib says, where there are none."""
     return next((words for begins, words in _TOML_WORDS.items() if problem.startswith(begins)), problem)
 
 
 class _Said(typing.NamedTuple):
-    """What is wrong in words, and with which setting of which table."""
+    """The message, and the setting and table that it is about."""
 
     table: int
-    """How many parts of the path are the table."""
+    """The number of path parts of the table."""
     key: str
     words: str
 
@@ -287,11 +283,8 @@ def explain(
     fault: str, *, text: str, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: ReadUnit | None = None,
 ) -> ConfigFault:  # fmt: skip
-    """The fault in words, from a message of msgspec's and the text that it is about.
-
-    `shapes` says for settings that must match a pattern what to write. `data` is what was read of the text, and `read`
-    reads its units: wanted where tables stand in lists or by names.
-    """
+    """Explain a message of msgspec about a text. `shapes`: what to write for settings with a pattern. `data` (the
+    parsed text) and `read` (its units) are needed for tables in lists or by name."""
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
     place = setting_at(root, parts, data=data, read=read)
@@ -352,7 +345,7 @@ _TYPES = {
 
 
 def _values(kind: Any) -> list[str]:
-    """The values of an enum, also of one that may be left out; none for any other type."""
+    """The values of an enum, also of an optional one; none for other types."""
     kinds = (kind, *typing.get_args(kind))
     return [
         str(value.value) for each in kinds if isinstance(each, type) and issubclass(each, enum.Enum) for value in each
@@ -360,7 +353,7 @@ def _values(kind: Any) -> list[str]:
 
 
 def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:
-    """What may have been meant: a setting of this table, one of another table, or all that there are."""
+    """Suggest a setting of this table or another one, or list all."""
     here = settings_of(table)
     close = difflib.get_close_matches(key, here, n=1, cutoff=0.6)
     if close:

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of an address. Raises ValueError."""
+    """Return host and port of an address. Raises ValueError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not host:port")
@@ -30,7 +30,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The inverse of `split_address`."""
+    """Return `host:port`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -38,12 +38,12 @@ def join_address(host: str, port: int) -> str:
 
 
 _MOST_DESCRIPTORS = 1 << 20
-"""Some systems allow a thousand millions, and programs that close them all one by one."""
+"""Some systems allow 10^9, and some programs close them one by one."""
 _former_limits: list[tuple[int, int]] = []
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's soft limit to its hard limit, or to a million; returns the limit that holds now."""
+    """Raise this process's soft limit to its hard limit, at most a million. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -53,13 +53,13 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptor_limit() -> int:
-    """How many descriptors this process may have open."""
+    """Return how many descriptors this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def restore_descriptor_limit(pid: int) -> None:
-    """Give a process that this one has just started the limit from before `raise_limit`. No-op without such a call."""
+    """Give a child process the limit from before `raise_descriptor_limit`. No-op without such a call."""
     if _former_limits:
         with suppress(OSError):  # it has ended already
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
@@ -72,7 +72,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class UnprovenPlaces(Generic[K]):
-    """The connections that wait to prove their key. One thread at a time."""
+    """The connections that have not proven their key yet. For one thread."""
 
     def __init__(self, *, most: int) -> None:
         self.most = most
@@ -83,13 +83,13 @@ class UnprovenPlaces(Generic[K]):
         return len(self._addresses)
 
     def add(self, connection: K, *, address: str) -> None:
-        """A connection has come from this address."""
+        """Add a new connection from this address."""
         self.remove(connection)
         self._addresses[connection] = address
         self._by_address.setdefault(address, OrderedDict())[connection] = None
 
     def remove(self, connection: K) -> bool:
-        """It has proven its key, or is closed; returns False if it is not known as unproven."""
+        """Remove a connection that has proven its key or is closed. Returns False if it is unknown."""
         address = self._addresses.pop(connection, None)
         if address is None:
             return False
@@ -100,11 +100,11 @@ class UnprovenPlaces(Generic[K]):
         return True
 
     def surplus(self) -> tuple[K, str] | None:
-        """The connection that must be cut, and its address; None while there is room. It is forgotten."""
+        """Forget and return the connection to close, and its address; None while there is room."""
         return self.take_oldest() if len(self) > self.most else None
 
     def take_oldest(self) -> tuple[K, str]:
-        """The oldest connection of the address with the most, and that address. It is forgotten. Raises ValueError when
+        """Forget and return the oldest connection of the address with the most, and that address. Raises ValueError if
         there is none."""
         address = max(self._by_address, key=lambda each: len(self._by_address[each]))
         connection = next(iter(self._by_address[address]))

@@ -50,15 +50,15 @@ __all__ = [
 _LINE_EVERY_S = 10.0
 _REFRESH_S = 0.5
 _AGAIN_S = 60.0
-"""A plain line about what the run waits for is written again after this long."""
+"""Seconds after which a plain line about the wait is repeated."""
 _MOST_LOADS = 10
-"""After this many loads, plain lines tell of no further one."""
+"""Plain lines report at most this many loads."""
 _TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
-"""Durations and times of the day: in a text that says how long something takes, they change with every look."""
+"""Durations and times of day: they change with every look and do not make a line new."""
 
 
 class Screen:
-    """Where an application writes. `terminal` overrides the guess whether a person is watching."""
+    """Where an application writes. `terminal`: True or False instead of detecting one."""
 
     def __init__(self, *, json_only: bool = False, terminal: bool | None = None) -> None:
         self._console = Console(
@@ -67,12 +67,12 @@ class Screen:
         self.is_terminal = self._console.is_terminal
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        """One line that stays."""
+        """Print one line."""
         with survive_closed_pipe():
             self._console.print(Text(text, style=style))
 
     def json(self, value: Any) -> None:
-        """The one document of `--json`, on stdout."""
+        """Print the one document of `--json` on stdout."""
         if sys.stdout is None:  # closed before the command began
             return
         with survive_closed_pipe():
@@ -83,8 +83,8 @@ class Screen:
     def progress(
         self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = ""
     ) -> Iterator[Progress]:
-        """Shows how far `total` things are while the block runs. Another thread calls `facts`. `also`: what else is
-        counted, and shown as a rate (tokens)."""
+        """Show progress while the block runs. `facts` is called in another thread. `also`: a second count, shown as a
+        rate (tokens)."""
         progress = Progress(total=total, done=done, noun=noun, facts=facts, also=also, console=self._console)
         stop = threading.Event()
         watch: Callable[[str], None] | None = None if self.is_terminal else self.line
@@ -100,7 +100,7 @@ class Screen:
 
 
 class Progress:
-    """How far a run is. `advance` may be called from one thread while another draws."""
+    """The progress of a run. One thread may call `advance` while another draws."""
 
     def __init__(
         self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = "",
@@ -119,11 +119,11 @@ class Progress:
         self._ended = False
         self._had_pilots = False
         self._said = ""
-        """What the last plain line said, without its times."""
+        """The last plain line, without its times."""
         self._said_at = -math.inf
 
     def advance(self, count: int, *, also: int = 0) -> None:
-        """`count` more are done, and `also` more of what is counted beside them."""
+        """Count `count` more things as done, and `also` more of the second count."""
         now = time.monotonic()
         self.done += count
         self.bar.set_done(self.done)
@@ -131,12 +131,12 @@ class Progress:
         self._also_pace.add(also, now)
 
     def end(self) -> None:
-        """Nothing more will come: the last drawing says nothing of what is loading or left."""
+        """Mark the end: the last drawing shows nothing about loads and time left."""
         self._ended = True
 
     @property
     def rate(self) -> float:
-        """Things a second, smoothed; 0 while too little is known."""
+        """Things per second, smoothed; 0 while unknown."""
         return self._pace.per_second(time.monotonic())
 
     def numbers(self) -> str:
@@ -157,7 +157,7 @@ class Progress:
         return "   ".join(parts)
 
     def waiting(self) -> str:
-        """What is being waited for, or nothing."""
+        """What the run waits for; empty if nothing."""
         facts = self._facts
         if facts is None or self._ended:
             return ""
@@ -175,7 +175,7 @@ class Progress:
         return ""
 
     def refresh(self) -> None:
-        """Ask for the facts, once. A session that ends meanwhile, or is too busy to answer, leaves the last ones."""
+        """Ask for the facts once. If the session ends or is too busy to answer, the last facts stay."""
         with contextlib.suppress(Exception):
             self._facts = self._ask() or self._facts
             self._had_pilots |= self._facts is not None and self._facts.pilots > 0
@@ -184,10 +184,8 @@ class Progress:
                 self._also_pace.wait(time.monotonic())
 
     def due_line(self, now: float) -> str:
-        """The plain line about what the run waits for, if it is due now; empty otherwise.
-
-        It is due when the words have changed, whatever the times in them; while no context is hot, also every minute.
-        """
+        """Return the plain line about the wait if it is due, else an empty text. It is due when its words change (times
+        do not count), and every minute while no context is hot."""
         facts, text = self._facts, self.waiting()
         words = _TIMES.sub("", text)
         if facts is None or not text:
@@ -202,7 +200,7 @@ class Progress:
         return text
 
     def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:
-        """Asks for the facts until `stop`; with `line`, writes plain lines."""
+        """Ask for the facts until `stop`. With `line`, also write plain lines."""
         last, pause_s = time.monotonic(), _REFRESH_S
         while not stop.wait(pause_s):
             began = time.monotonic()
@@ -219,7 +217,7 @@ class Progress:
 
 
 def _rate_in_words(per_second: float, noun: str) -> str:
-    """`7.6 claims/s`, or `4.5 claims/min` where that says more."""
+    """`7.6 claims/s`, or `4.5 claims/min` for slow work."""
     if per_second < 0.095:
         return f"{60 * per_second:.1f} {noun}/min"
     return f"{per_second:.1f} {noun}/s" if per_second < 100 else f"{per_second:.0f} {noun}/s"

@@ -17,26 +17,26 @@ import msgspec
 import zmq
 
 COPY_BELOW = 65_536
-"""Smaller frames are copied for ZeroMQ: that costs less than sharing them does."""
+"""ZeroMQ gets a copy of frames below this size: sharing them costs more."""
 
 _HEARTBEAT_MS = 5_000
 _SILENT_MS = 15_000
-"""Who says nothing for so long, heartbeats included, is gone."""
+"""A peer that sends nothing for this long, not even heartbeats, counts as gone."""
 
 
 class ConnectionChange(enum.Enum):
     """What can happen to a connection."""
 
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-    """Frames can go out. A new connection: what must be said again has to be said."""
+    """The connection is new: frames can be sent, starting with a hello."""
     BROKEN = zmq.EVENT_DISCONNECTED
-    """It is gone, or could not be made. ZeroMQ tries again."""
+    """The connection broke or could not be made. ZeroMQ retries."""
     REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    """Who listens there does not take our key."""
+    """The peer refuses our key."""
     NOT_UNDERSTOOD = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    """Who listens there does not speak as it should, or has another key than we were told."""
+    """The peer violates the protocol, or has another key than expected."""
     CUT_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    """The handshake ended before its end."""
+    """The connection ended during the handshake."""
 
 
 _EVENT = struct.Struct("=Hi")
@@ -45,7 +45,7 @@ _ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """Whom a socket speaks to, and as whom: CURVE keys as Z85 text."""
+    """CURVE keys as Z85 text: the server's, and our own pair."""
 
     server: str
     public: str
@@ -53,7 +53,7 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Keys) -> zmq.Socket[bytes]:
-    """A DEALER socket with a name and keys, which is not connected yet. What is unsent when it closes is dropped."""
+    """Return a DEALER socket with a name and keys, not yet connected. Unsent frames are dropped when it closes."""
     socket = context.socket(zmq.DEALER)
     socket.routing_id = name.encode()
     socket.curve_serverkey = keys.server.encode()
@@ -63,11 +63,9 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
 
 
 def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """A socket that tells these events of another socket, in order.
-
-    It holds any number of them. pyzmq's own monitor holds two thousand; after those libzmq's thread waits, with a lock,
-    until one is read, and `disable_monitor` waits for that lock for ever.
-    """
+    """Return a socket that reports these events of another socket, in order and without a limit. pyzmq's own monitor
+    holds 2,000 events. After that libzmq's thread waits with a lock until one is read, and `disable_monitor` waits for
+    that lock forever."""
     address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
@@ -77,21 +75,16 @@ def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Read one event from a socket of `monitor_of`: the event, and its value (of most events a file descriptor).
-
-    pyzmq has a function that does this; its module imports asyncio, a tenth of what a pilot takes to start.
-    """
+    """Read one event of a `monitor_of` socket and its value (mostly a file descriptor). pyzmq has such a function, but
+    its module imports asyncio: a tenth of a pilot's start."""
     numbers, _address = monitor.recv_multipart()
     event, value = _EVENT.unpack(numbers)
     return event, value
 
 
 class Dealer:
-    """A connection that is to last: no limit to what it holds, heartbeats, and when it breaks, another.
-
-    `reconnect_ms` is how long it waits before it tries again: at first, and at most. For one thread: who uses it from
-    several fences each use, of `socket` too.
-    """
+    """A lasting connection: without queue limits, with heartbeats, and reconnected when it breaks. `reconnect_ms`: the
+    first and the longest pause before a retry. For one thread; several threads must lock each use, also of `socket`."""
 
     def __init__(
         self,
@@ -105,14 +98,14 @@ class Dealer:
         self.address = address
         self.connected = False
         self.lost_at = time.monotonic()
-        """When the connection was lost (or first tried)."""
+        """Time of the loss of the connection, or of the first try."""
         self.failed_handshakes = 0
-        """In a row."""
+        """Failed handshakes in a row."""
         self._given_up = False
-        """Whether ZeroMQ tries no more, as is its way once it is not taken. It may be somebody else who listens there,
-        as long as our manager is away."""
+        """True if ZeroMQ retries no more, as after a refusal. Another process may listen there while our manager is
+        away."""
         self.refused = False
-        """Whether who listens there has refused our key."""
+        """True if the peer has refused our key."""
         self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = open_socket(self._context, name=name, keys=keys)
@@ -123,19 +116,20 @@ class Dealer:
         self.socket.connect(address)
 
     def filenos(self) -> tuple[int, int]:
-        """For a poller: of what is received, and of `changes`. Edge-triggered: ask `readable` before waiting."""
+        """Return descriptors for a poller: received frames, and `changes`. They are edge-triggered: check `readable`
+        first."""
         return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def readable(self) -> bool:
-        """Whether something waits to be received, or something has happened."""
+        """True if a frame or a change waits."""
         return _has_input(self.socket) or _has_input(self._monitor)
 
     def has_frames(self) -> bool:
-        """Whether something waits to be received."""
+        """True if a frame waits."""
         return _has_input(self.socket)
 
     def changes(self) -> Iterator[ConnectionChange]:
-        """What has happened to the connection, in order."""
+        """Yield the changes of the connection, in order."""
         while _has_input(self._monitor):
             change = ConnectionChange(next_event(self._monitor)[0])
             if change in (ConnectionChange.REFUSED, ConnectionChange.NOT_UNDERSTOOD):
@@ -143,7 +137,7 @@ class Dealer:
             yield change
 
     def came_back(self) -> bool:
-        """Take note of all `changes`; whether there is a new connection, on which to say hello."""
+        """Handle all `changes`. Returns True for a new connection, which needs a hello."""
         fresh = False
         for change in self.changes():
             match change:
@@ -159,7 +153,7 @@ class Dealer:
         return fresh
 
     def receive(self) -> list[bytes]:
-        """All frames that have come."""
+        """Return all received frames."""
         frames: list[bytes] = []
         try:
             while True:
@@ -168,7 +162,7 @@ class Dealer:
             return frames
 
     def send(self, frame: bytes) -> None:
-        """Send a frame. It is dropped if there is no connection after all: numbered ones go again after a hello."""
+        """Send a frame. Without a connection it is dropped; numbered frames are sent again after a hello."""
         try:
             self.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < COPY_BELOW)
         except zmq.Again:
@@ -181,7 +175,7 @@ class Dealer:
         self.connected = False
 
     def move_to(self, address: str) -> bool:
-        """Connect to this address instead. False if it is the one already, and ZeroMQ still tries it."""
+        """Connect to another address. Returns False if it is the same one and ZeroMQ still retries."""
         if address == self.address and not self._given_up:
             return False
         if address != self.address:
@@ -194,7 +188,7 @@ class Dealer:
         return True
 
     def close(self, *, linger_s: float = 0.0) -> None:
-        """Hang up; what was sent gets `linger_s` to leave."""
+        """Close the connection; sent frames have `linger_s` to leave."""
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(int(linger_s * 1000))

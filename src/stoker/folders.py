@@ -13,7 +13,7 @@ FOLDER_REMOVED = (
 
 
 def working_folder() -> Path:
-    """The folder that this process works in. Raises SessionError if it has been removed."""
+    """Return the working folder. Raises SessionError if it has been removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -21,7 +21,7 @@ def working_folder() -> Path:
 
 
 def is_working_folder_removed() -> bool:
-    """True if the folder that this process works in has been removed."""
+    """True if the working folder has been removed."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -30,12 +30,12 @@ def is_working_folder_removed() -> bool:
 
 
 def folders_here() -> tuple[str, ...]:
-    """The folder that this process works in, as a place to search; no place if it has been removed."""
+    """Return the working folder as a place to search; empty if it has been removed."""
     return () if is_working_folder_removed() else (os.getcwd(),)
 
 
 def refuse_odd_path(path: str | Path, *, what: str, advice: str) -> None:
-    """Raise SessionError if a path is not valid UTF-8: messages, scripts and records are, and it stands in them."""
+    """Raise SessionError if a path is not valid UTF-8, as messages and scripts must be."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:

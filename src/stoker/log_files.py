@@ -21,22 +21,21 @@ from pathlib import Path
 from stoker.whole_files import draft_of
 
 LOG_BYTES = 16_000_000
-"""A log of ours begins anew at this size. With the old one it takes twice that at most."""
+"""A log is replaced at this size. With the old one it takes at most twice that."""
 _KEPT_BYTES = 65_536
 _LOOK_EVERY = 64
-"""So many lines are written between two looks at the size."""
+"""Lines between two checks of the size."""
 
 OUTPUT_BYTES = 64_000_000
-"""The middle of a library's log is dropped when it takes this much of the disk."""
+"""The middle of a library's log is dropped when the log takes this much of the disk."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
-"""What stays of it."""
+"""The parts that stay."""
 _BLOCK = 1 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class BoundedLog(WatchedFileHandler):
-    """Writes a log file of at most `most_bytes`. Several processes may write the same file. A log that cannot be
-    written (a full disk) harms nobody."""
+    """Writes a log file of at most `most_bytes`. Several processes may write it. A full disk raises no error."""
 
     def __init__(self, path: str | Path, *, most_bytes: int = LOG_BYTES, delay: bool = False) -> None:
         super().__init__(path, encoding="utf-8", delay=delay, errors="replace")
@@ -55,23 +54,23 @@ class BoundedLog(WatchedFileHandler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Close the log. Lines that its disk has no room for are lost."""
+        """Close the log. Lines without room on the disk are lost."""
         with contextlib.suppress(OSError):
             super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing: it is no reason to fill another file, or the terminal."""
+        """Ignore the error."""
 
     def reopenIfNeeded(self) -> None:
-        """Go on in the file that has the name now; what the process prints goes along."""
+        """Reopen the file of this name if it was replaced, and redirect the process's output to it."""
         before = _identity(self.stream.fileno()) if self.stream is not None else None
         super().reopenIfNeeded()
         if before is not None:
             self._take_output_along(before)
 
     def _take_output_along(self, before: tuple[int, int] | None = None) -> None:
-        """Let the process print into the log's new file if it prints into an older one: into `before`, or into the one
-        that it was started with, which may have been full before this handler opened the log."""
+        """Redirect stdout and stderr to the new file if they go to `before`, or to a file that had the log's name when
+        the process started."""
         if self.stream is None:
             return
         now = _identity(self.stream.fileno())
@@ -99,7 +98,7 @@ class BoundedLog(WatchedFileHandler):
 
 
 def _had_name(descriptor: int, log: Path) -> bool:
-    """Whether an open file has been the log: the kernel names it as the old file beside it, or as deleted."""
+    """True if an open file has been the log: the kernel names it as the old file, or as deleted."""
     target = os.readlink(f"/proc/self/fd/{descriptor}")
     name = str(log.parent.resolve() / log.name)
     return target in (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
@@ -111,15 +110,15 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def keep_log(path: Path) -> None:
-    """Have this process log into a file, with the time of each line."""
+    """Log this process into a file, with the time of each line."""
     handler = BoundedLog(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
 def drop_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
-    """Give the middle of a file back to the disk if it takes more than `most_bytes`; its length and its offsets stay.
-    False if nothing was done. Raises OSError, also on a file system that cannot do it."""
+    """Free the middle of a file on disk if the file takes more than `most_bytes`; its length stays. Returns False if
+    nothing was done. Raises OSError, also on a file system without this function."""
     facts = path.stat()
     if facts.st_blocks * 512 <= most_bytes:
         return False
@@ -146,10 +145,8 @@ _SUBJECTS = 256
 
 
 class SeldomLog:
-    """Warns at most once in `every_s` about a subject, and at most `most` times in `every_s` about all of them.
-
-    A line says how many lines about the same subject were left out before it. Any thread may use it.
-    """
+    """Warns at most once in `every_s` per subject, and at most `most` times in `every_s` in total. A line says how many
+    lines on its subject were left out before. Thread-safe."""
 
     def __init__(
         self,
@@ -164,12 +161,12 @@ class SeldomLog:
         self._most = most
         self._clock = clock
         self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """By subject: when it was last written about, and how many lines were left out since."""
+        """Per subject: time of the last line, and the number of lines left out since."""
         self._window_began = -every_s
         self._written = 0
 
     def warning(self, subject: str, text: str) -> bool:
-        """Write `text` unless the log has enough of this subject; returns True if it was written."""
+        """Write `text` unless there is enough about this subject. Returns True if it was written."""
         now = self._clock()
         if now - self._window_began >= self._every_s:
             self._window_began, self._written = now, 0
