@@ -44,16 +44,16 @@ from stoker.whole_files import draft_of, write_whole
 
 
 TIME_S = 315_532_800
-"""Every file's time of change: the first day of 1980, before which some tools cannot count."""
+"""The modification time of every file: start of 1980, the earliest time that some tools support."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
 Progress = Callable[[int, int], None]
-"""Is told the bytes done and the bytes in all."""
+"""Called with the bytes done and the bytes in total."""
 
 
 def write_archive(path: Path, members: Iterable[ArchiveMember], *, on_progress: Progress | None = None) -> None:
-    """Write these members, in their order. Raises OSError."""
+    """Write these members in order. Raises OSError."""
     known = list(members)
     total, done = sum(member.size_bytes for member in known), 0
     with path.open("xb") as file, _Compressor(file) as packed, _tar(packed) as tar:
@@ -91,10 +91,8 @@ def _with_time(bytecode: bytes) -> bytes:
 
 
 def _movable(script: bytes) -> bytes:
-    """A script that runs with the Python beside it, wherever that is; one for another interpreter stays as it is.
-
-    The lines are a comment to Python (a string in three quotes), and a program to the shell.
-    """
+    """Return a script that runs with the Python next to it; a script for another interpreter stays unchanged. Python
+    sees the added lines as a string, the shell as a program."""
     first, _, rest = script.partition(b"\n")
     if b"python" not in first:
         return script
@@ -102,7 +100,7 @@ def _movable(script: bytes) -> bytes:
 
 
 class _Compressor(io.RawIOBase):
-    """Compresses what is written to it, block by block."""
+    """Compresses data in blocks."""
 
     def __init__(self, target: BinaryIO) -> None:
         self._target = target
@@ -122,11 +120,11 @@ class _Compressor(io.RawIOBase):
             self._pool.shutdown(cancel_futures=True)
 
     def writable(self) -> bool:
-        """Always."""
+        """True."""
         return True
 
     def write(self, data: bytes) -> int:  # type: ignore[override]  # what tarfile gives
-        """Take data; a full block is compressed in another thread."""
+        """Take data. A full block is compressed in another thread."""
         self._block += data
         if len(self._block) >= _BLOCK_BYTES:
             self._begin()
@@ -148,22 +146,19 @@ class _Compressor(io.RawIOBase):
 
 _KEPT = 4
 _KEPT_S = 7 * 86400.0
-"""Archives that nobody has used for so long go, but for the newest few: a session that runs may still hand one on."""
+"""Archives unused for this long are removed, except the newest ones: a running session may still pass one on."""
 
 
 class Archive(msgspec.Struct, frozen=True):
-    """An archive on this machine, as an object, and what it takes unpacked."""
+    """An archive on this machine, as an object, and its unpacked size."""
 
     object: ObjectRef
     unpacked_bytes: int
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """An environment that is ready to travel; as JSON it is what a starting pilot reads.
-
-    `packages` is the archive of the packages as an object. `python` is the version that they are for, `interpreter`
-    what it is called on compute nodes; empty: `base`, an archive on this machine, brings it.
-    """
+    """A packed environment; as JSON a starting pilot reads it. `packages`: the archive of the packages. `python`: its
+    version. `interpreter`: its name on compute nodes; if empty, the archive `base` brings it."""
 
     packages: ObjectRef
     unpacked_bytes: int
@@ -173,8 +168,8 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 def pack_environment(*, python: str = "", on_progress: Progress | None = None) -> Packed:
-    """This environment, packed now or before. `python` is what the interpreter is called on compute nodes; empty: it
-    travels too. Raises ConfigError for what can't travel, and SessionError where there is no room for it."""
+    """Pack this environment, or return the archives packed before. `python`: the name of the interpreter on compute
+    nodes; if empty, it is packed too. Raises ConfigError for what cannot be packed, SessionError without disk space."""
     installed = this_environment()
     place = state_folder() / "environments"
     packages = _archive(place, f"packages-{installed.key}", lambda: package_members(installed), on_progress)
@@ -191,7 +186,7 @@ def pack_environment(*, python: str = "", on_progress: Progress | None = None) -
 def _archive(
     place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
 ) -> Archive:
-    """An archive of that name: the one that is there, or a new one. One program makes it, others wait for it."""
+    """Return the archive of that name, made now if it is missing. Other processes wait for the one that makes it."""
     known = []
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ from stoker.units import show_bytes
 from stoker.whole_files import draft_of, write_whole
 
 CARRIED_AS = "session"
-"""What the folder is called in a job's sandbox."""
+"""The name of the folder in a job's sandbox."""
 _KEYS = ("transfer",)
 _STARTER = (
     "connections.py",
@@ -54,16 +54,16 @@ _STARTER = (
     "pilot/starter/*.py",
     "pilot/transfer/*.py",
 )
-"""Of this package, what `start.pyz` consists of."""
+"""The parts of this package in `start.pyz`."""
 
 
 def carried_folder(folder: SessionFolder, site: Site) -> Path:
-    """Where a session keeps what it gives to nodes of a site."""
+    """Return the folder with the files for nodes of a site."""
     return folder.path / "carried" / site.name / CARRIED_AS
 
 
 def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
-    """Lay out what nodes of a site are given; the folder. Raises SessionError."""
+    """Write the files for nodes of a site, and return their folder. Raises SessionError."""
     place = carried_folder(folder, site)
     root = Path(startup.__file__).parent
     try:
@@ -85,10 +85,8 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
 
 
 def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
-    """What a job has to bring to its node, up to date: a folder, to be copied with all that is in it.
-
-    Empty where nodes see this machine's files. To be asked for just before each submission: the manager may have moved.
-    """
+    """Return the folders that a job must bring to its node; none if nodes see this machine's files. Call it just before
+    each submission: the manager may have moved."""
     if site.provider.shared_files:
         return []
     place = carried_folder(folder, site)
@@ -102,17 +100,13 @@ def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
 
 
 def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
-    """The words that start a pilot on a node of a site whose environment travels.
-
-    `options` are those of `stoker-pilot`, but for `--session`.
-    """
+    """Return the command that starts a pilot there. `options`: those of `stoker-pilot`, without `--session`."""
     if site.provider.shared_files:
         return ["sh", str(carried_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
     return ["sh", f"{CARRIED_AS}/start.sh", "--session", CARRIED_AS, *options]
 
 
 def _write_starter(target: Path, root: Path) -> None:
-    """One file that any Python from 3.11 on can run, with nothing installed."""
     with draft_of(target) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", "import sys\nfrom stoker.pilot.starter.main import main\nsys.exit(main())\n")
         for package in ("", "pilot/", "contexts/"):
@@ -139,11 +133,8 @@ _EVERY_S = 5.0
 
 
 def prepare(folder: SessionFolder, sites: Iterable[Site], *, say: Callable[[str], None] = log.warning) -> None:
-    """Pack the environment, if it was not packed before, and lay out what nodes of these sites are given.
-
-    `say` hears how far it is, when that takes long. Raises ConfigError for an environment that cannot travel, and
-    SessionError where there is no room.
-    """
+    """Pack the environment if necessary, and write the files for nodes of these sites. `say` is told the progress if it
+    takes long. Raises ConfigError for an environment that cannot be packed, SessionError without disk space."""
     for site in sites:
         if site.environment.kind is EnvironmentKind.PACKED:
             progress = _Progress(site.name, say)
@@ -151,7 +142,7 @@ def prepare(folder: SessionFolder, sites: Iterable[Site], *, say: Callable[[str]
 
 
 class _Progress:
-    """Says now and then how far the packing is."""
+    """Reports the progress of packing every few seconds."""
 
     def __init__(self, site: str, say: Callable[[str], None]) -> None:
         self._site = site
@@ -159,7 +150,7 @@ class _Progress:
         self._next = time.monotonic() + _EVERY_S / 5
 
     def tell(self, done: int, total: int) -> None:
-        """`done` of `total` bytes are packed."""
+        """Report that `done` of `total` bytes are packed."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY_S
             self._say(

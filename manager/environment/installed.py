@@ -35,8 +35,8 @@ SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff
 
 
 class FoundFile(NamedTuple):
-    """A file: its name relative to the folder, with slashes, and where it lies. `link` is the target of a link that
-    stays inside the folder; empty for a file and for a link that is followed."""
+    """A file: its name relative to the folder, and its path. `link`: the target if it is a link within the folder;
+    empty for files and for links that are followed."""
 
     name: str
     path: str
@@ -45,8 +45,8 @@ class FoundFile(NamedTuple):
 
 
 def files_below(folder: str, *, skip: Callable[[str], object] = lambda _name: False) -> Iterator[FoundFile]:
-    """Every file, sorted by name. `skip` is asked for relative names of files and folders; what can't be read is left
-    out, and so is a folder that is met again below itself."""
+    """Yield every file, sorted by name. `skip` gets relative names of files and folders. Unreadable files and folders
+    that contain themselves are left out."""
     root = os.path.realpath(folder)
     yield from _walk(root, root, "", skip, frozenset({root}))
 
@@ -83,7 +83,7 @@ def _inner_link(entry: os.DirEntry[str], root: str) -> str:
 
 
 def listing_digest(path: str) -> str:
-    """A digest of the names, lengths and times of what lies at `path`, a file or a folder: other when it was edited."""
+    """Return a digest of the names, sizes and times of a file or folder, which changes with an edit."""
     whole = hashlib.sha256()
     if os.path.isdir(path):
         for found in files_below(path):
@@ -98,12 +98,12 @@ def listing_digest(path: str) -> str:
 
 
 _FORMAT = "stoker-environment-1"
-"""To be changed when the same environment is to be packed otherwise."""
+"""Change this number if the archive of the same environment changes."""
 
 
 class Editable(msgspec.Struct, frozen=True):
-    """A package or module that is used from its source folder: where it belongs in `site-packages`, where it lies.
-    `is_first`: it is found before what `site-packages` has under that name."""
+    """A package or module used from its source folder: its place in `site-packages` and its path. `is_first`: it hides
+    what `site-packages` has under that name."""
 
     name: str
     path: str
@@ -111,19 +111,19 @@ class Editable(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """This environment: its folders of packages in the order in which they are searched, its editable installs."""
+    """This environment: its package folders in search order, and its editable installs."""
 
     folders: tuple[str, ...]
     editables: tuple[Editable, ...]
     scripts: str
-    """The folder of its programs; empty where that is the system's."""
+    """The folder of its programs; empty for the system's."""
     conda: str
-    """The prefix of a conda environment, whose packages need libraries and data beside them; empty for others."""
+    """The prefix of a conda environment, whose packages need further libraries and data; else empty."""
     key: str
 
 
 def this_environment() -> Installed:
-    """The environment of this process. Raises ConfigError for an editable install whose sources can't be found."""
+    """Return the environment of this process. Raises ConfigError for an editable install without its sources."""
     folders = tuple(_folders())
     editables = tuple({one.name: one for one in [*_mapped(), *_named_in_pth(folders), *_targets()]}.values())
     _check_editables(folders, editables)
@@ -145,7 +145,7 @@ def _folders() -> Iterator[str]:
 
 
 def _named_in_pth(folders: Iterable[str]) -> Iterator[Editable]:
-    """Packages and modules at the top of source folders that a line of a `.pth` file puts on `sys.path`."""
+    """Packages and modules in source folders that a line of a `.pth` file adds to `sys.path`."""
     for folder in folders:
         for file in sorted(os.listdir(folder)):
             if not file.endswith(".pth"):
@@ -169,7 +169,7 @@ def _importable(folder: str) -> Iterator[Editable]:
 
 
 def _targets() -> Iterator[Editable]:
-    """What `pip install --target` has put into folders of the search path."""
+    """Packages that `pip install --target` has put into folders of the search path."""
     places = [os.path.abspath(place) for place in sys.path if place]
     first_site = min((places.index(place) for place in site.getsitepackages() if place in places), default=len(places))
     for folder, recorded in recorded_folders():
@@ -186,7 +186,7 @@ def _holds_python(folder: str) -> bool:
 
 
 def _mapped() -> Iterator[Editable]:
-    """What the import hooks of editable installs (setuptools) serve."""
+    """Packages that import hooks of editable installs (setuptools) map."""
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")
         if home is not None and home.__name__.startswith("__editable__"):
@@ -196,7 +196,7 @@ def _mapped() -> Iterator[Editable]:
 
 
 def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) -> None:
-    """Every editable install must be among those that were found: others have hooks that only their tool knows."""
+    """Raise ConfigError for an editable install that was not found: its tool uses another hook."""
     for distribution in importlib.metadata.distributions(path=list(folders)):
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         if not origin.get("dir_info", {}).get("editable"):

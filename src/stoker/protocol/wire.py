@@ -28,7 +28,7 @@ from stoker.errors import ProtocolError
 from stoker.protocol import to_agent, to_client, to_library, to_manager, to_pilot
 
 VERSION = 9
-"""Said in every hello: peers of another version are refused."""
+"""Part of every hello: peers of another version are refused."""
 
 M = TypeVar("M")
 
@@ -41,20 +41,20 @@ class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
 
 
 class AnyHello(msgspec.Struct, frozen=True):
-    """What the hellos of every version say."""
+    """The common part of hellos of every version."""
 
     protocol: int
     session: str
 
 
 class Decoder(Generic[M]):
-    """Reads the frames of one kind of peer."""
+    """Decodes the frames of one kind of peer."""
 
     def __init__(self, union: Any) -> None:
         self._decode = msgspec.msgpack.Decoder(Frame[union]).decode
 
     def __call__(self, data: Any) -> Frame[M]:
-        """The frame in `data` (bytes or memoryview). Raises ProtocolError, naming the field that is wrong."""
+        """Decode a frame (bytes or memoryview). Raises ProtocolError with the name of the wrong field."""
         try:
             return self._decode(data)
         except UNREADABLE as error:
@@ -65,7 +65,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(messages: list[Any], *, sequence: int = 0) -> bytes:
-    """The frame of these messages."""
+    """Encode these messages as a frame."""
     return _encode((sequence, messages))
 
 
@@ -74,8 +74,7 @@ _any_hello = msgspec.msgpack.Decoder(AnyHello).decode
 
 
 def hello_of_another(data: Any) -> AnyHello | None:
-    """The hello in a frame (bytes or memoryview) of another version of the protocol, whatever else it says; None if it
-    holds none."""
+    """Return the hello of another protocol version in a frame (bytes or memoryview); None if there is none."""
     try:
         first = _any_frame(data).messages[:1]
         hello = _any_hello(first[0]) if first else None
@@ -85,7 +84,7 @@ def hello_of_another(data: Any) -> AnyHello | None:
 
 
 def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *, session: str) -> str:
-    """Why whoever says this cannot join a session here; empty: nothing is wrong with it."""
+    """Return why the sender of this hello cannot join the session; empty if it can."""
     if hello.protocol == VERSION and hello.session == session:
         return ""
     asked = f"you asked for session {hello.session}, protocol {hello.protocol}"
@@ -94,32 +93,32 @@ def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *,
 
 
 def from_client() -> Decoder[to_manager.FromClient]:
-    """A reader of what clients send to the manager."""
+    """Return a decoder for what clients send to the manager."""
     return Decoder(to_manager.FromClient)
 
 
 def from_pilot() -> Decoder[to_manager.FromPilot]:
-    """A reader of what pilots send to the manager."""
+    """Return a decoder for what pilots send to the manager."""
     return Decoder(to_manager.FromPilot)
 
 
 def to_pilot_decoder() -> Decoder[to_pilot.ToPilot]:
-    """A reader of what the manager sends to pilots."""
+    """Return a decoder for what the manager sends to pilots."""
     return Decoder(to_pilot.ToPilot)
 
 
 def to_client_decoder() -> Decoder[to_client.ToClient]:
-    """A reader of what the manager sends to clients."""
+    """Return a decoder for what the manager sends to clients."""
     return Decoder(to_client.ToClient)
 
 
 def to_library_decoder() -> Decoder[to_library.ToLibrary]:
-    """A reader of what an agent sends to a library."""
+    """Return a decoder for what an agent sends to a library."""
     return Decoder(to_library.ToLibrary)
 
 
 def to_agent_decoder() -> Decoder[to_agent.ToAgent]:
-    """A reader of what a library sends to its agent."""
+    """Return a decoder for what a library sends to its agent."""
     return Decoder(to_agent.ToAgent)
 
 
@@ -127,16 +126,16 @@ def to_agent_decoder() -> Decoder[to_agent.ToAgent]:
 
 
 class Outbox:
-    """The sending side."""
+    """The sender of numbered frames."""
 
     def __init__(self) -> None:
         self.sequence = 0
         self.acknowledged = 0
-        """The highest number that was acknowledged: frames up to it are not kept."""
+        """The highest acknowledged number: frames up to it are not kept."""
         self._unacked: deque[tuple[int, bytes]] = deque()
 
     def next(self) -> int:
-        """The number of the next frame."""
+        """Return the number of the next frame."""
         self.sequence += 1
         return self.sequence
 
@@ -154,12 +153,12 @@ class Outbox:
             unacked.popleft()
 
     def unacked(self) -> list[bytes]:
-        """Frames to send again, oldest first."""
+        """Return the frames to send again, oldest first."""
         return [frame for _, frame in self._unacked]
 
     def begin_again(self) -> list[bytes]:
-        """Forget the frames that were not acknowledged, and number the next one behind the last that was. Returns the
-        forgotten frames: what they said has to be said anew."""
+        """Forget the frames without an acknowledgement and reuse their numbers. Returns them: their content must be
+        sent anew."""
         frames = self.unacked()
         self._unacked.clear()
         self.sequence = self.acknowledged
@@ -167,15 +166,15 @@ class Outbox:
 
 
 class Inbox:
-    """The receiving side: which frame is next."""
+    """The receiver of numbered frames."""
 
     def __init__(self, last: int = 0) -> None:
         self.last = last
         self.has_hole = False
-        """Whether frames that were taken are lost (see `RecordsLost`): until the next hello any later one is taken."""
+        """True if handled frames are lost (see `RecordsLost`): until the next hello any later frame is accepted."""
 
     def accept(self, sequence: int) -> bool:
-        """Whether to take a frame with this number. Unnumbered frames (0) are always taken."""
+        """Return whether to handle a frame with this number. Frames without a number (0) are always handled."""
         if sequence == 0:
             return True
         if sequence != self.last + 1 and not (self.has_hole and sequence > self.last):
