@@ -26,14 +26,14 @@ from stoker.units import show_bytes
 _PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d*)")
 _LIBRARY_LOG = re.compile(r"its library's log is (?P<path>/.*)")
 _DROPPED = re.compile(rb"\0{512,}")
-"""A log whose middle was dropped has zero bytes there (`stoker.log_files`). No program prints so many."""
+"""`stoker.log_files` turns the dropped middle of a log into zero bytes. No program prints this many."""
 _NO_RESULT = "ended without a result"
 _NO_CONTEXT = f"{_NO_RESULT} (context)"
 _NEVER_SENT = "it was sent to no library"
 
 
 class LogFile(msgspec.Struct, frozen=True):
-    """A log of the session: how people call it, and where it lies."""
+    """A log of the session: its name for users and its path."""
 
     name: str
     path: Path
@@ -43,10 +43,8 @@ class LogFile(msgspec.Struct, frozen=True):
 
 
 def show_call(session: str, call: str) -> None:
-    """Print exactly what a call printed; of one whose context could not be loaded, what the loader printed.
-
-    Raises SessionError for a call that is not there, or a log that cannot be read here.
-    """
+    """Print what a call printed; if its context failed to load, what the loader printed. Raises SessionError for an
+    unknown call, or a log that cannot be read here."""
     _, story, over = story_of(session, call)
     if not story.found:
         raise SessionError(f"{story.subject}: {story.headline}")
@@ -65,8 +63,8 @@ def show_call(session: str, call: str) -> None:
 
 
 def nothing_kept(story: Story, *, over: str = "") -> str:
-    """What to say of a call of which no output is kept: what it waits for, or where to look. `over`: that its session
-    has ended, in words."""
+    """Return the message for a call without output: what it waits for, or where to look. `over`: that its session has
+    ended, in words."""
     call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
     if over and (story.waits_for or libraries):
         kept = f"; what it may have printed: stoker logs {story.runs_in[0]}" if libraries else ""
@@ -86,20 +84,20 @@ def nothing_kept(story: Story, *, over: str = "") -> str:
 
 
 def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:
-    """Where a call's output lies, from the lines of its story: a file and the first and last byte of it (None: to its
-    end), each try."""
+    """Return where the output of each try of a call is, from its story: file, first byte and last byte (None: up to the
+    end)."""
     found = (_PRINTED.search(text) for text in texts)
     return [(Path(hit["path"]), int(hit["start"]), int(hit["end"]) if hit["end"] else None) for hit in found if hit]
 
 
 def died(texts: list[str]) -> list[str]:
-    """Libraries that died with a call, from the lines of its story: what it printed last is in their logs."""
+    """Return the libraries that died with a call, from its story. Their logs end with what the call printed last."""
     return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
 
 
 def loaders_log(texts: list[str]) -> Path | None:
-    """What the loader of a call's context printed, if that context could not be loaded: the log of its library, from
-    the lines of the call's story. Such a library has run no call."""
+    """Return the log of the library whose loader failed, from a call's story; None if no load failed. Such a library
+    has run no call."""
     found = [hit for text in texts if (hit := _LIBRARY_LOG.fullmatch(text))]
     return Path(found[-1]["path"]) if found and any(text.startswith(_NO_CONTEXT) for text in texts) else None
 
@@ -126,10 +124,8 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
 
 
 def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> None:
-    """Print the output and errors of the job of a block (`files`), or say why there are none.
-
-    Raises SessionError for a block that is not there.
-    """
+    """Print the output and errors of a block's job (`files`), or why there are none. Raises SessionError for an unknown
+    block."""
     for file in files:
         if len(files) > 1:
             console.note(f"{file.name}:")
@@ -191,7 +187,7 @@ def logs(*, what: str, follow: bool, session: str) -> None:
 
 
 def is_call(what: str) -> bool:
-    """Whether this is how a call is written: `c-12`, `c-1.12`, `12`."""
+    """True for `c-12`, `c-1.12` and `12`."""
     try:
         parse_call(what)
     except ValueError:
@@ -200,8 +196,8 @@ def is_call(what: str) -> bool:
 
 
 def files(folder: SessionFolder) -> list[LogFile]:
-    """Every log that is there: the manager's, the clients', of what helps the manager, of each pilot its own and its
-    libraries', and what the batch jobs of blocks have printed (`b3.out`, `b3.err`)."""
+    """Return every log: of the manager and its helpers, clients, pilots, libraries, and the jobs of blocks (`b3.out`,
+    `b3.err`)."""
     own = [LogFile("manager", folder.manager_log)]
     own += [LogFile(name, folder.path / f"{name}.log") for name in ("client", "factory", "seed")]
     found = [file for file in own if file.path.exists()]
@@ -216,7 +212,7 @@ def files(folder: SessionFolder) -> list[LogFile]:
 
 
 def find(folder: SessionFolder, what: str) -> LogFile:
-    """The log that is meant: by its name, or by a unique part of it. Raises SessionError with the nearest name."""
+    """Return the log of this name, or with this unique part of it. Raises SessionError with the nearest name."""
     there = files(folder)
     exact = [file for file in there if what in (file.name, file.name.rpartition("/")[2], file.name.partition(".")[0])]
     matches = exact or [file for file in there if file.name.startswith(what)]

@@ -76,7 +76,7 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
 
 
 def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: int | None) -> Work:
-    """What is to be done, by the name of an application or of a function. Raises ConfigError with the nearest name."""
+    """Return the work of an application or a function. Raises ConfigError with the nearest name."""
     from stoker.manager.study.evidence import Work
 
     declared = apps.matching(apps.FORECASTS, app)
@@ -92,8 +92,8 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
 
 
 def _function_of(app: str, measured: Sequence[str]) -> str:
-    """Return the name under which a function's calls are remembered. Raises ConfigError for the name of several
-    functions, or of no function."""
+    """Return the name under which a function was measured. Raises ConfigError if several functions or none have the
+    name."""
     of_a_file = OF_A_FILE.fullmatch(app)
     if of_a_file is not None:
         named = f"{os.path.realpath(os.path.expanduser(of_a_file['file']))}:{of_a_file['function']}"
@@ -127,7 +127,7 @@ _OFFERED = 12
 
 
 def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
-    """What a function of a file that never ran would cost. Raises ConfigError."""
+    """Estimate a function of a file that never ran. Raises ConfigError."""
     try:
         from stoker.manager.advice.estimating import history
         from stoker.manager.advice.unmeasured import estimated
@@ -142,7 +142,7 @@ def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
 
 
 def render(found: RunPlan) -> list[str]:
-    """The lines of `stoker plan`."""
+    """Return the lines of `stoker plan`."""
     work, written = found.work, found.as_written
     devices = f"{found.devices} x {found.kind}"
     out = [

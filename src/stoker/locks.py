@@ -1,9 +1,8 @@
-"""Locks of files (flock): taken if they are free, and asked about by somebody who does not want them.
+"""File locks (flock): take one, wait for one, check whether one is held.
 
-Some file systems have none: Lustre that is mounted without `flock`, NFS without its lock daemon. There a lock that one
-process holds for long is a file beside the locked one that names the process (`NAME.holder`), which counts as long as
-that process lives; and what is done under a lock for a moment is done without. Both are weaker, and enough for what the
-locks guard: who runs a session is the business of its lease, and objects are checked by their content.
+Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. There a long lock is a
+file next to the locked one (`NAME.holder`), which names the process and counts while that process lives. Short locks
+are skipped. Both are weaker, and enough here: a lease decides who runs a session, and objects are checked by content.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The progress bar of Stoker's commands, applications and maps, drawn by `rich.progress`.
 
-A row holds a name, a bar and facts; further lines may stand above and below it. Facts and lines are functions, called
-whenever the bar is drawn. It is for terminals: on a pipe its users write plain lines.
+A row shows a name, a bar and facts, with optional lines above and below. Facts and lines are functions, which each
+drawing calls. The bar is for terminals; its users write plain lines on a pipe.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ def no_lines() -> Sequence[str]:
 
 
 class ProgressBar(Progress):
-    """One bar; a context manager. `name` stands before it and `facts` behind it.
+    """One bar with a name before it and facts after it; a context manager.
 
     Args:
-        total: what there is to do; None if that is not known.
-        done: what was done before.
-        above, below: further lines; those above are dim.
-        redraws: True to draw it twice a second; False to draw it on `refresh` alone.
+        total: the amount of work; None if unknown.
+        done: the amount done before.
+        facts: returns the text after the bar.
+        above, below: return further lines; those above are dim.
+        redraws: True to draw it twice per second; False to draw it only on `refresh`.
         vanishes: True to remove it from the screen at the end.
     """
 
@@ -55,11 +56,11 @@ class ProgressBar(Progress):
         self._task = self.add_task(name, total=total, completed=done)  # type: ignore[arg-type]  # rich's default is 100
 
     def set_done(self, done: float, *, refresh: bool = False) -> None:
-        """Note that so much is done. `refresh`: also draw it."""
+        """Set the amount done. `refresh`: also draw the bar."""
         self.update(self._task, completed=done, refresh=refresh)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The lines. The bar gets what the facts leave of the width: a line that wraps does not stand still."""
+        """Return the lines. The facts limit the width of the bar, because a line that wraps cannot be redrawn."""
         if not self.tasks:  # rich asks once while it is being made
             return
         yield from (Text(f"  {line}", style="dim") for line in self._above())
@@ -70,7 +71,7 @@ class ProgressBar(Progress):
 
 
 class _Facts(ProgressColumn):
-    """A column whose text is computed whenever it is drawn."""
+    """A column whose text is computed at each drawing."""
 
     max_refresh = None
 

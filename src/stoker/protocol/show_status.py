@@ -33,14 +33,14 @@ from stoker.units import show_about, show_bytes, show_line, show_seconds
 
 
 _SHOWN_JOBS = 6
-"""More ranges of job ids than these are not listed."""
+"""The most ranges of job ids that are listed."""
 SILENT_S = 600.0
-"""A job that has run for so long without a pilot will hardly bring one."""
+"""After this long a job without a pilot will hardly bring one."""
 READ_JOB = "read what its job printed, in the session folder's submit/"
 
 
 def blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
-    """Blocks that have no pilot, a text a phase: `3 queued (Priority; the first in about 11 min)`."""
+    """Return one text per phase for blocks without a pilot: `3 queued (Priority; the first in about 11 min)`."""
     leaving = [job for job in jobs if job.leaving and not job.pilots]
     jobs = [job for job in jobs if not job.leaving]
     asked = [job for job in jobs if job.phase == BlockPhase.ASKED.value]
@@ -69,17 +69,17 @@ def blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
 
 
 def is_suspended(reason: str) -> bool:
-    """Whether the batch system has stopped a job that it counts as running, by the reason that it gives."""
+    """True if the batch system has stopped a running job, by the reason it gives."""
     return reason.startswith("suspended")
 
 
 def pending_of(jobs: Iterable[BlockStatus]) -> list[BlockStatus]:
-    """Those that the batch system keeps waiting."""
+    """Return the pending blocks."""
     return [job for job in jobs if job.phase == BlockPhase.PENDING.value]
 
 
 def reasons(jobs: Sequence[BlockStatus]) -> str:
-    """Why they wait, in the batch system's words: `Priority`, or `5 Priority, 3 QOSMaxGRESPerUser`."""
+    """Return the batch system's reasons for pending blocks: `Priority`, or `5 Priority, 3 QOSMaxGRESPerUser`."""
     counted = Counter(job.reason for job in jobs if job.reason)
     if len(counted) == 1 and counted.total() == len(jobs):
         return next(iter(counted))
@@ -87,24 +87,24 @@ def reasons(jobs: Sequence[BlockStatus]) -> str:
 
 
 def soonest(jobs: Iterable[BlockStatus]) -> float:
-    """Seconds until the batch system expects to start the first of them; 0 = it does not say."""
+    """Return the seconds until the first of them is expected to start; 0 = unknown."""
     return min((job.expected_in_s for job in jobs if job.expected_in_s > 0), default=0.0)
 
 
 def start_in_words(seconds: float, now: datetime.datetime) -> str:
-    """`10:42 (in 11 min)`, with the date where it is not today's."""
+    """Return `10:42 (in 11 min)`, with the date if that is not today."""
     at = now + datetime.timedelta(seconds=seconds)
     clock = f"{at:%H:%M}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
     return f"{clock} (in {show_seconds(seconds)})"
 
 
 def ended_in_words(counts: Mapping[str, int]) -> list[str]:
-    """`9 preempted by Slurm`, the most frequent first."""
+    """Return `9 preempted by Slurm`, most frequent first."""
     return [f"{count} {how}" for how, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
 
 
 def job_ids(jobs: Iterable[str]) -> str:
-    """`88123-88130, 88140`: ids of jobs, those that follow each other as a range."""
+    """Return `88123-88130, 88140`: job ids, consecutive ones as a range."""
     ids = list(dict.fromkeys(jobs))
     if not all(id.isdecimal() for id in ids):
         return ", ".join(ids)
@@ -129,8 +129,8 @@ def _in_brackets(why: str, expected_in_s: float) -> str:
 
 
 def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: float) -> list[str]:
-    """What to say of each gateway: models that are loaded, used or in trouble, how many others are cold, and where
-    clients find it. `now`: seconds since 1970."""
+    """Return rows for each gateway: models that are loaded, used or failed, the number of other models, and its
+    address. `now`: seconds since 1970."""
     rows: list[str] = []
     for note in notes:
         if silent_s := note.silent_s(now):
@@ -189,7 +189,7 @@ def _ttft_in_words(seconds: float) -> str:
 def _shares(
     model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], libraries: Sequence[LibraryStatus]
 ) -> Iterator[str]:
-    """`shares n014 with qwen-7b`: models beside it on a device."""
+    """`shares n014 with qwen-7b`: other models on the same device."""
     names = {other.recipe: other.name for other in all_of_them if other.recipe and other.recipe != model.recipe}
     mine = {
         (library.pilot, device) for library in libraries if library.recipe == model.recipe for device in library.devices
@@ -209,15 +209,15 @@ S = TypeVar("S", bound=StoryFacts)
 
 
 def with_arguments(story: S) -> S:
-    """The same story, with the arguments of its call in short in place of the bytes that carried them."""
+    """Return the story with its call's arguments in short instead of their bytes."""
     if not story.payload:
         return story
     return msgspec.structs.replace(story, payload=b"", arguments=glance.of_payload(story.payload))
 
 
 def story_lines(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
-    """The lines of `stoker explain`. Times are of the day; the date stands where it changes, and first unless it is
-    that of `today`."""
+    """Return the lines of `stoker explain`, with times of day. A date comes before the first line of each day except
+    `today`."""
     story = with_arguments(story)
     kind = "call " if story.subject.startswith("c-") else "library " if story.subject.startswith("lib-") else ""
     function, gap, rest_of_it = story.headline.partition("  ")
@@ -243,8 +243,8 @@ _SHOWN_NOTICES = 5
 
 
 def render(status: SessionFacts, *, over: bool = False, policy: str = "", served: Sequence[str] = ()) -> list[str]:
-    """The lines of `stoker status`. `policy`: who decides, where it is not the default. `served`: what its gateways say
-    of their models (`gateway_rows`)."""
+    """Return the lines of `stoker status`. `policy`: its policies if not the default. `served`: models of its gateways
+    (`gateway_rows`)."""
     out = [_headline(status, over=over), ""]
     out += _table(
         [
@@ -287,8 +287,8 @@ def calls_in_words(status: SessionFacts) -> str:
 
 
 def forecast_in_words(status: SessionFacts) -> str:
-    """`done in about 22 min`; without a pilot `done about 22 min after the first pilot, expected in 4 h`. Empty if
-    nothing is open, or nothing can be said."""
+    """Return `done in about 22 min`; without a pilot `done about 22 min after the first pilot, expected in 4 h`. Empty
+    if no call is open or nothing is known."""
     open_calls = status.running + status.queued
     if not open_calls:
         return ""
@@ -304,7 +304,8 @@ def forecast_in_words(status: SessionFacts) -> str:
 
 
 def _waits(context: ContextStatus, *, apart: bool) -> str:
-    """What a context's calls wait for. `apart`: others wait too, so the forecast of the headline is not its own."""
+    """Why calls of a context wait. `apart`: several contexts wait, so the headline's forecast is not that of this
+    one."""
     done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"
@@ -332,21 +333,21 @@ def _pilots(status: SessionFacts, *, over: bool) -> str:
 
 
 def _kinds(pilots: Sequence[PilotStatus]) -> str:
-    """` (11 a10, 6 titanx)`: what the pilots compute on, where it is not their cores alone."""
+    """` (11 a10, 6 titanx)`: devices of the pilots, unless they have only cores."""
     mixed = (pilot for pilot in pilots if any(device.kind != "cpu" for device in pilot.devices))
     kinds = Counter(device.kind for pilot in mixed for device in pilot.devices)
     return f" ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})" if kinds else ""
 
 
 def _objects(objects: Sequence[ObjectStatus]) -> list[str]:
-    """Objects that have travelled or do, and what was read of them where."""
+    """Objects that were transferred, and how much was read from each kind of source."""
     names = [_short(each.name) for each in objects]
     width = max(map(len, names), default=0)
     return ["   ".join([name.ljust(width), *_travels(each)]) for name, each in zip(names, objects, strict=True)]
 
 
 def _short(name: str) -> str:
-    """An object's name, without most of its digest: `file-f65dedc2….gguf`."""
+    """A name without most of its digest: `file-f65dedc2….gguf`."""
     stem, dot, suffix = name.partition(".")
     return f"{stem[:_SHOWN_STEM]}…{dot}{suffix}" if len(stem) > _SHOWN_STEM + 8 else name
 
@@ -359,13 +360,13 @@ def _travels(each: ObjectStatus) -> Iterator[str]:
 
 
 def _notices(status: SessionFacts) -> list[str]:
-    """What has happened to the session itself, the latest first."""
+    """Notices about the session, latest first."""
     shown = list(reversed(status.notices))[:_SHOWN_NOTICES]
     return [f"{datetime.datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M} {line.text}" for line in shown]
 
 
 def _troubles(status: SessionFacts) -> list[str]:
-    """What is wrong just now, a line each."""
+    """Current faults, one line each."""
     lines = [f"{source}: {text}" for source, text in status.trouble.items()]
     lines += [f"{_short(each.name)}: {each.trouble}" for each in status.objects if each.trouble]
     for pilot in status.pilots:
@@ -413,7 +414,7 @@ def _map(each: MapStatus) -> str:
 
 
 def _use(context: ContextStatus) -> str:
-    """`used 612 times a load`: calls that ran, for each load. A cancelled call that never ran used nothing."""
+    """`used 612 times a load`. Cancelled calls that never ran do not count."""
     if not context.served:
         return "not used yet" if context.hot or context.queued else "never used"
     used = context.served / context.loads
@@ -433,7 +434,7 @@ def _losses(status: SessionFacts) -> str:
 
 
 def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Sequence[str]]:
-    """A pilot's rows: one for both where it has one device, else its own and one for each device."""
+    """Rows of a pilot: one row for a pilot with one device, else one for the pilot and one per device."""
     libraries = {library.library: library for library in status.libraries}
     standing = "" if over or pilot.state == "here" else pilot.state
     if standing and pilot.draining:
@@ -449,7 +450,7 @@ def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Se
 
 
 def _device(device: DeviceStatus, libraries: Mapping[int, LibraryStatus], *, over: bool) -> tuple[str, ...]:
-    """What it is, what it holds, how full it is, and what is wrong with it."""
+    """Name, libraries, memory and fault."""
     here = [libraries[name] for name in device.libraries if name in libraries]
     return (
         device.device if device.kind == "cpu" else f"{device.device} {device.kind}",
@@ -478,7 +479,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _rows(head: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Rows of the table, of which the first has the head."""
+    """Rows of the table; only the first one has the heading."""
     return [(head if number == 0 else "", text) for number, text in enumerate(texts)]
 
 
