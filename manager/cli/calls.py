@@ -23,11 +23,7 @@ _LIMIT = 20
     help="List the calls of this state only.",
 )
 @click.option(
-    "--limit",
-    metavar="N",
-    default=_LIMIT,
-    type=WholeNumber(1, 10_000),
-    help=f"At most N of each state. [{_LIMIT}]",
+    "--limit", metavar="N", default=_LIMIT, type=WholeNumber(1, 10_000), help=f"At most N of each state. [{_LIMIT}]"
 )
 @click.option("--all", "each", is_flag=True, help="List calls that failed one by one, and not in groups.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
@@ -52,11 +48,7 @@ def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bo
 
 def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT, each: bool = False) -> list[str]:
     """Return the lines of `stoker calls`. `each`: list failed calls one by one instead of in groups."""
-    numbers = {
-        ListedState.RUNNING: found.running,
-        ListedState.WAITING: found.waiting,
-        ListedState.FAILED: found.failed,
-    }
+    numbers = {ListedState.RUNNING: found.running, ListedState.WAITING: found.waiting, ListedState.FAILED: found.failed}
     counted = ", ".join(f"{number:,} {state.value}" for state, number in numbers.items())
     out = [f"session {found.session} · {counted}"]
     rows = [_row(call) for call in found.calls]

@@ -28,12 +28,7 @@ _SILENT_S = 2.0
 
 @click.command(short_help="End a session or a detached run.")
 @click.option(
-    "--wait",
-    "wait_s",
-    metavar="S",
-    type=Seconds(),
-    default=60.0,
-    help="Seconds to wait until all is gone. [60]",
+    "--wait", "wait_s", metavar="S", type=Seconds(), default=60.0, help="Seconds to wait until all is gone. [60]"
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)

@@ -87,13 +87,7 @@ class Dealer:
     first and the longest pause before a retry. For one thread; several threads must lock each use, also of `socket`."""
 
     def __init__(
-        self,
-        address: str,
-        *,
-        name: str,
-        keys: Keys,
-        log: logging.Logger,
-        reconnect_ms: tuple[int, int] = (100, 2000),
+        self, address: str, *, name: str, keys: Keys, log: logging.Logger, reconnect_ms: tuple[int, int] = (100, 2000)
     ) -> None:
         self.address = address
         self.connected = False

@@ -149,12 +149,7 @@ class SeldomLog:
     lines on its subject were left out before. Thread-safe."""
 
     def __init__(
-        self,
-        log: logging.Logger,
-        *,
-        every_s: float = 10.0,
-        most: int = 20,
-        clock: Callable[[], float] = time.monotonic,
+        self, log: logging.Logger, *, every_s: float = 10.0, most: int = 20, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._log = log
         self._every_s = every_s
