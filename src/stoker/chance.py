@@ -1,8 +1,8 @@
-"""Chance that is the same on every machine, and the same for every policy.
+"""Random numbers that are the same on every machine and for every policy.
 
-Each number is a function of the seed, of what it is for, and of whom it concerns (the call's number, the block's), not
-of how many were drawn before. Two policies that ask in another order thus see the same world: the same block waits as
-long in the queue, the same call takes as long. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+Each number is a function of the seed, its purpose and its subject (the number of the call or block), not of how many
+were drawn before. So two policies that draw in different order see the same world: the same block waits equally long in
+the queue, the same call takes equally long. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
 number generators", OOPSLA 2014), used as a hash of a counter.
 """
 

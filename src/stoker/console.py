@@ -1,12 +1,11 @@
-"""A terminal, a pipe or a notebook to write on: lines that stay, and one progress line that stands still.
+"""Output of applications on a terminal, a pipe or a notebook: lines, and one progress line.
 
-On a terminal the progress is a bar that is redrawn. On a pipe or in a batch log the same facts come as plain lines: one
-every ten seconds, and one when the run begins to wait for something else, or has waited for the same for a minute. With
-`json_only` people's lines go to stderr, so that stdout holds one JSON document and nothing else.
+On a terminal the progress is a bar (`stoker.progress`). On a pipe or in a batch log the same facts are plain lines: one
+every ten seconds, one when the run starts to wait for something else, and one per minute of the same wait. With
+`json_only` lines for people go to stderr, and stdout holds one JSON document.
 
-`line`, `lines`, `json`, `note` and `error` are what the `stoker` command itself prints with; `redrawn` is a place for a
-block of lines that changes; `WholeNumber` and `ByteSize` are types of click options: a whole number in a range, and a
-size with its unit.
+`line`, `lines`, `json`, `note` and `error` are the functions with which the `stoker` command prints; `redrawn` is a
+place for a block of lines that changes. `WholeNumber` and `ByteSize` are types of click options.
 """
 
 from __future__ import annotations

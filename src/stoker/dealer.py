@@ -1,7 +1,7 @@
-"""A connection to the manager, as all who connect to it have one: a ZeroMQ DEALER socket with CURVE.
+"""The connection of pilots, clients and the factory to the manager: a ZeroMQ DEALER socket with CURVE.
 
-ZeroMQ reconnects by itself, and queues without limit: what is lost with a connection is the business of whoever speaks
-(`stoker.protocol.wire`). What has happened to the connection is read from the socket's monitor, in order.
+ZeroMQ reconnects by itself and queues without limit. Frames that are lost with a connection are sent again by the layer
+above (`stoker.protocol.wire`). The socket's monitor reports changes of the connection, in order.
 """
 
 from __future__ import annotations

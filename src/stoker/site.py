@@ -130,9 +130,9 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `gpus` per node: `"2"`, or with a type `"a10:2"`. `cores` and `memory` per node: 0 leaves them to the site.
     `options` go verbatim into the head of the submit script; with Slurm's `--array` a block is the whole array, and
-    each task brings pilots. Names, folders and output of jobs are set by Stoker (`site_options`). `worker_init` is shell
-    code that runs before the pilot. `command_limit_s`: time limit for commands of the batch system. `poll_s`: seconds
-    between two queries, more in a session with many; with 10 s at most 40 requests at once and 4 per minute.
+    each task brings pilots. Names, folders and output of jobs are set by Stoker (`site_options`). `worker_init` is
+    shell code that runs before the pilot. `command_limit_s`: time limit for commands of the batch system. `poll_s`:
+    seconds between two queries, more in a session with many; with 10 s at most 40 requests at once and 4 per minute.
     `listing_lag_s`: how long listings may lack an existing job; after that it is lost. `price`: of a device-hour, for
     `stoker plan` (0 = unknown).
     """

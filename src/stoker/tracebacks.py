@@ -1,9 +1,9 @@
 """Tracebacks of a user's errors without the frames of Stoker.
 
-An error that a call raised, or that Stoker raises about an option, passes through functions of Stoker and of Parsl on
-its way to the user's line. These frames tell the user nothing. After `hide_own_frames`, Python's hook for uncaught
-errors and a notebook show the user's frames alone. An exception that Stoker did not mean to raise is a fault of Stoker:
-its traceback stays whole. So does `error.__traceback__` of an error that the program catches.
+An error of a call, or of Stoker about an option, passes through functions of Stoker and Parsl on its way to the user's
+line. These frames tell the user nothing. After `hide_own_frames`, Python's hook for uncaught errors and a notebook show
+only the user's frames. An unexpected exception in Stoker is a fault of Stoker, and its traceback stays whole. So does
+`error.__traceback__` of an error that the program catches.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Files that are written whole or not at all, and bytes that are appended whole or not at all.
+"""Write files, and append bytes, completely or not at all. Standard library only (for the starter).
 
-A file is written beside its place, under a name of its own, and then renamed: a reader sees the old file or the new
-one. If the disk is full, or the writer is interrupted, the draft goes and the old file stays. A writer that is killed
-leaves its draft; its name begins with a dot and ends as the file's own does.
-
-Standard library alone: a starting pilot uses this before it has its environment.
+A file is written next to its place, under another name, and then renamed: a reader sees the old file or the new one.
+If the disk is full or the writer is interrupted, the draft is removed and the old file stays. A killed writer leaves
+its draft, whose name starts with a dot and ends like the file's own.
 """
 
 from __future__ import annotations
