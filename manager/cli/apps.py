@@ -18,7 +18,6 @@ read as well.
 from __future__ import annotations
 
 import configparser
-import difflib
 import functools
 import importlib.metadata
 import os
@@ -32,6 +31,7 @@ from typing import Any
 import click
 
 import stoker
+from stoker.config_errors import did_you_mean
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.manager.cli import console, runs
 from stoker.manager.executor.begun import wait_for_begun
@@ -214,9 +214,7 @@ class Apps(FromEntryPoints):
         if args and is_program(args[0]):
             return super().resolve_command(ctx, args)
         if args and not args[0].startswith("-") and not matching(APPS, args[0]):
-            close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.4)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
-            hint = hint if names else RENEW
+            hint = did_you_mean(args[0], names, cutoff=0.4) if names else RENEW
             hint += "; a program of your own is named by its file: stoker run ./my_app.py"
             if Path(f"{args[0]}.py").is_file():
                 hint = f"did you mean ./{args[0]}.py?"

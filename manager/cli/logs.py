@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from stoker.config_errors import did_you_mean
 from stoker.errors import SessionError
 from stoker.manager.cli import console, runs, session_choice
 from stoker.manager.cli.session_choice import story_of, takes_session
@@ -221,8 +221,7 @@ def find(folder: SessionFolder, what: str) -> LogFile:
     names = [file.name for file in there]
     if matches:
         raise SessionError(f"{what} could be {', '.join(file.name for file in matches)}; write one of them")
-    close = difflib.get_close_matches(what, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names) or 'none'}"
+    hint = did_you_mean(what, names, cutoff=0.5, otherwise=f"there are {', '.join(names) or 'none'}")
     raise SessionError(f"no log of {what} in session folder {folder.path}; {hint}")
 
 

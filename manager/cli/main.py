@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 
 import click
 
+from stoker.config_errors import did_you_mean
 from stoker.errors import StokerError
 from stoker.folders import FOLDER_REMOVED, is_working_folder_removed
 from stoker.manager.cli import apps, console
@@ -43,8 +43,7 @@ class CommandGroup(FromEntryPoints):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does it, with the nearest name for one that is not there."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1, cutoff=0.4)
-            hint = f"did you mean {close[0]}?" if close else "stoker --help lists them"
+            hint = did_you_mean(args[0], self.list_commands(ctx), cutoff=0.4, otherwise="stoker --help lists them")
             ctx.fail(f"no command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 

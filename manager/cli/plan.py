@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import math
 import os
 import re
@@ -15,6 +14,7 @@ import click
 import msgspec
 
 from stoker.config import load_site
+from stoker.config_errors import did_you_mean
 from stoker.errors import ConfigError
 from stoker.manager.cli import apps, console
 from stoker.manager.cli.console import WholeNumber
@@ -111,8 +111,7 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
     if found:
         return found[0]
     names = [*dict.fromkeys(each.rpartition(":")[2] for each in measured), *apps.names(apps.FORECASTS)]
-    close = difflib.get_close_matches(app, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names[:_OFFERED])}"
+    hint = did_you_mean(app, names, cutoff=0.5, otherwise=f"there are {', '.join(names[:_OFFERED])}")
     raise ConfigError(f"{app} is no application, and no function of which calls were measured here; {hint}")
 
 

@@ -352,12 +352,19 @@ def _values(kind: Any) -> list[str]:
     ]
 
 
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str | None = None) -> str:
+    """Return `did you mean plain?`; if no known name is similar, `otherwise`, by default the list of known names."""
+    names = list(known)
+    if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
+        return f"did you mean {close[0]}?"
+    return f"there are {', '.join(names)}" if otherwise is None else otherwise
+
+
 def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:
     """Suggest a setting of this table or another one, or list all."""
     here = settings_of(table)
-    close = difflib.get_close_matches(key, here, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]}?"
+    if hint := did_you_mean(key, here, otherwise=""):
+        return hint
     for other, there in tables_of(root):
         close = difflib.get_close_matches(key, there, n=1, cutoff=0.75)
         if close and there != here:

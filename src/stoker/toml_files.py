@@ -9,7 +9,6 @@ All raise ConfigError, with the facts `file`, `line` and `key` where they are kn
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import explain, line_of, parse_toml
+from stoker.config_errors import did_you_mean, explain, line_of, parse_toml
 from stoker.errors import ConfigError
 
 __all__ = ["nearest", "parse_toml", "read_struct", "refuse_setting", "refuse_unknown"]
@@ -50,10 +49,8 @@ def refuse_setting(problem: str, *path: str, text: str, file: str) -> ConfigErro
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean plain?`, or the list of known names if none is near."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {near[0]}?"
-    return f"; known: {', '.join(names)}" if names else ""
+    hint = did_you_mean(name, names, otherwise=f"known: {', '.join(names)}" if names else "")
+    return f"; {hint}" if hint else ""
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, file: Path, where: str) -> None:
