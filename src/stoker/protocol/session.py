@@ -53,14 +53,14 @@ _CURVE_ROLES = ("server", "client", "pilot")
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""The Python of this process. Functions that travel as bytecode run in no other: it crashes, or computes wrongly."""
+"""The Python version of this process. Functions that travel as bytecode crash or compute wrongly in another one."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SessionFile(msgspec.Struct, frozen=True):
-    """The content of `session.json`. `address` is a ZeroMQ endpoint; `server_key` is public, in Z85; `python` is the
-    version of the session's programs and pilots, as `3.12` (empty: a manager of before this was written)."""
+    """The content of `session.json`. `address`: a ZeroMQ endpoint; `server_key`: public, in Z85; `python`: the version
+    of the session's programs and pilots, as `3.12` (empty: an older manager)."""
 
     session: str
     protocol: int
@@ -72,7 +72,7 @@ class SessionFile(msgspec.Struct, frozen=True):
 
     @property
     def is_for_this_python(self) -> bool:
-        """Whether functions of this process can run in the session, and functions of the session here."""
+        """True if functions of this process can run in the session, and vice versa."""
         return self.python in ("", PYTHON)
 
 
@@ -84,13 +84,13 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class _End(msgspec.Struct, frozen=True):
-    """What a manager's lease says of the session's end: why it is over; empty while it is not."""
+    """The end of the session in a manager's lease: the reason; empty while it is up."""
 
     over: str = ""
 
 
 class SessionFolder:
-    """Paths of a session, and its two small files. Raises SessionError where a file is missing or unreadable."""
+    """The paths of a session, and its two small files. Raises SessionError if a file is missing or unreadable."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
@@ -107,18 +107,17 @@ class SessionFolder:
 
     @property
     def launch(self) -> Path:
-        """How the manager of a session that outlives programs is started."""
+        """The start options of the manager of a session that outlives programs."""
         return self.path / "manager.json"
 
     @property
     def progress(self) -> Path:
-        """The file that a manager touches once in its life, when the first call has ended (`manager.live.restarts`)."""
+        """The file that a manager touches once, when its first call has ended (`manager.live.restarts`)."""
         return self.path / "manager.progress"
 
     @property
     def clock(self) -> Path:
-        """The file by which a manager that is started again goes on with the clock of the one before
-        (`manager.live.clock`)."""
+        """The file from which a restarted manager continues the clock (`manager.live.clock`)."""
         return self.path / "manager.clock"
 
     @property
@@ -128,17 +127,17 @@ class SessionFolder:
 
     @property
     def lease(self) -> Path:
-        """The file that says who runs the manager, and at the end that the session is over (`manager.live.lease`)."""
+        """The file that names the process of the manager, and at the end the end of the session
+        (`manager.live.lease`)."""
         return self.path / "manager.lease"
 
     @property
     def asked_to_end(self) -> Path:
-        """The file by which `stoker down` ends a session whose manager reads no messages: its disk is full, and so much
-        waits for room that it takes no more."""
+        """The file with which `stoker down` ends a session whose manager reads no messages because its disk is full."""
         return self.path / "manager.end"
 
     def over(self) -> str:
-        """Why the session is over; empty while it is not, or where that cannot be read."""
+        """Return why the session is over; empty if it is not, or that cannot be read."""
         try:
             return msgspec.json.decode(self.lease.read_bytes(), type=_End).over
         except (OSError, *UNREADABLE):
@@ -146,12 +145,12 @@ class SessionFolder:
 
     @property
     def objects(self) -> Path:
-        """Where clients put objects for pilots, and pilots large results for clients."""
+        """The folder of objects from clients for pilots, and of large results from pilots."""
         return self.path / "objects"
 
     @property
     def sources(self) -> Path:
-        """What programs leave of their sources for the advisor (`ProgramSource`)."""
+        """The folder of program sources for the advisor (`ProgramSource`)."""
         return self.path / "sources"
 
     @property
@@ -161,12 +160,12 @@ class SessionFolder:
 
     @property
     def submit(self) -> Path:
-        """Submit scripts of blocks, and what their jobs print."""
+        """The folder of submit scripts and the output of jobs."""
         return self.path / "submit"
 
     @property
     def is_carried(self) -> bool:
-        """Whether this is a copy on a node that does not see the session's own folder: address and keys, no more."""
+        """True for a copy (address and keys only) on a node that does not see the session's own folder."""
         return (self.path / "copied").is_file()
 
     def pilot(self, pilot: str) -> Path:
@@ -174,7 +173,7 @@ class SessionFolder:
         return self.path / "pilots" / pilot
 
     def key_file(self, role: str) -> Path:
-        """The key pair of a role: `server`, `client`; or `pilot`, where pilots of no block are let in."""
+        """Return the key file of a role: `server`, `client`, or `pilot` if pilots without a block may join."""
         return self.path / "keys" / f"{role}.json"
 
     @property
@@ -183,21 +182,21 @@ class SessionFolder:
         return self.path / "keys" / "blocks"
 
     def block_key_file(self, block: str) -> Path:
-        """The key pair of a block's pilots. Raises SessionError for what is no block's name."""
+        """Return the key file of a block's pilots. Raises SessionError for an invalid block name."""
         if not _BLOCK.fullmatch(block):
             raise SessionError(f"{block!r} is no name of a block")
         return self.block_keys / f"{block}.json"
 
     def read_block_key(self, block: str) -> KeyPair:
-        """The key pair of a block's pilots."""
+        """Return the key pair of a block's pilots."""
         return self._read(self.block_key_file(block), KeyPair)
 
     def write_block_key(self, block: str, pair: KeyPair) -> None:
-        """Write a block's key pair, readable by its owner alone."""
+        """Write a block's key pair, readable by its owner only."""
         self._write(self.block_key_file(block), pair)
 
     def read_pilot_key(self, block: str) -> KeyPair:
-        """The key pair of a pilot: its block's, which lies beside a folder that was carried; else the session's."""
+        """Return the key pair of a pilot: of its block (next to a carried folder), else of the session."""
         if block:
             beside = self.path.parent / f"{block}.json"
             for file in (self.block_key_file(block), *([beside] if self.is_carried else [])):
@@ -208,11 +207,11 @@ class SessionFolder:
         return self.read_key("pilot")
 
     def read(self) -> SessionFile:
-        """The session's address and identity."""
+        """Return the session's address and identity."""
         return self._read(self.file, SessionFile)
 
     def read_key(self, role: str) -> KeyPair:
-        """The key pair of a role."""
+        """Return the key pair of a role."""
         file = self.key_file(role)
         try:
             pair = self._read(file, KeyPair)
@@ -223,7 +222,7 @@ class SessionFolder:
         return pair
 
     def _without(self, role: str) -> str:
-        """What to do without a role's key pair, if that is not plain from what is wrong with it."""
+        """What to do without a role's key pair, unless the error says it."""
         if role not in _CURVE_ROLES or not self.file.exists():
             return ""
         return (
@@ -232,15 +231,15 @@ class SessionFolder:
         )
 
     def write(self, content: SessionFile) -> None:
-        """Write `session.json`, whole or not at all."""
+        """Write `session.json` atomically."""
         self._write(self.file, content)
 
     def write_key(self, role: str, pair: KeyPair) -> None:
-        """Write a role's key pair, readable by its owner alone."""
+        """Write a role's key pair, readable by its owner only."""
         self._write(self.key_file(role), pair)
 
     def make(self) -> None:
-        """Make the folder and those inside it, closed to everybody else."""
+        """Make the folder and its subfolders, closed to other users."""
         for folder in (self.path, self.path / "keys", self.objects, self.path / "pilots", self.sites, self.submit):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -259,8 +258,8 @@ class SessionFolder:
 
 
 def changed_at(path: Path) -> float:
-    """When a file or a link was changed last, in seconds since the epoch; 0 for one that is gone. Other programs make
-    and remove sessions at any moment."""
+    """Return the time of the last change of a file or link, in seconds since the epoch; 0 if it is gone. Other programs
+    make and remove sessions at any moment."""
     try:
         return path.lstat().st_mtime
     except FileNotFoundError:
@@ -268,18 +267,18 @@ def changed_at(path: Path) -> float:
 
 
 def holds_session(folder: str | os.PathLike[str]) -> bool:
-    """Whether there is a session in a folder that this user may read."""
+    """True if the folder holds a session that this user may read."""
     return os.path.exists(os.path.join(folder, "session.json"))
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """Whether a session that outlives programs was made in a folder, and its manager has not listened yet."""
+    """True if a session that outlives programs was made in the folder and its manager does not listen yet."""
     return not holds_session(folder) and os.path.exists(os.path.join(folder, "manager.json"))
 
 
 def named_folder(name: str) -> SessionFolder | None:
-    """The session in the folder of this name; None where no session is there. Raises SessionError for a folder that is
-    closed to this user."""
+    """Return the session in the folder of this name; None if there is no session. Raises SessionError for a folder that
+    is closed to this user."""
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
     except PermissionError as error:
@@ -290,7 +289,7 @@ def named_folder(name: str) -> SessionFolder | None:
 
 
 def find_session(name: str = "") -> SessionFolder:
-    """A session's folder by id (or a unique beginning of one), by path, or the newest. Raises SessionError."""
+    """Return a session's folder by id (or a unique prefix), by path, or the newest. Raises SessionError."""
     named = named_folder(name)
     if named is not None:
         return named
@@ -306,15 +305,15 @@ def find_session(name: str = "") -> SessionFolder:
 
 
 LONGEST_TEXT = 1_000_000
-"""A source file of more characters is not left."""
+"""The most characters of a source file that is stored."""
 
 Plain = str | int | float | bool | None
 
 
 class ProgramSource(msgspec.Struct, frozen=True):
-    """The source around a function or a loader: `function` is its dotted name in the text, `file` where the text came
-    from (empty: a notebook, a prompt), `folder` the program's own folder, below which its modules may be read. Of a
-    loader, `arguments` are those that are plain values, by parameter."""
+    """The source around a function or a loader. `function`: its dotted name in the text; `file`: the origin of the text
+    (empty: a notebook, a prompt); `folder`: the program's folder, whose modules may be read; `arguments`: plain
+    arguments of a loader, by parameter."""
 
     text: str
     function: str
@@ -324,17 +323,17 @@ class ProgramSource(msgspec.Struct, frozen=True):
 
 
 def source_file(sources: Path, key: str) -> Path:
-    """Where the source of a function or a recipe of this key is. `sources`: the session's folder for them."""
+    """Return the file with the source of a function or recipe of this key. `sources`: the session's folder for them."""
     return sources / f"{key}.json"
 
 
 def text_file(sources: Path, digest: str) -> Path:
-    """Where the text of this digest is."""
+    """Return the file with the text of this digest."""
     return sources / f"{digest}.text"
 
 
 def read_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
-    """A source and its text; None where there is none, or it cannot be read."""
+    """Return a source and its text; None if it is missing or unreadable."""
     try:
         source = msgspec.json.decode(source_file(sources, key).read_bytes(), type=ProgramSource)
         return source, text_file(sources, source.text).read_text(encoding="utf-8", errors="replace")
@@ -347,7 +346,7 @@ def read_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
 
 WRITTEN_EVERY_S = 2.0
 SILENT_AFTER_S = 15.0
-"""A note that is older is of a gateway that was killed, or cannot write."""
+"""An older note is from a gateway that was killed or cannot write."""
 
 
 class ServedModelFigures(msgspec.Struct, frozen=True):
@@ -367,8 +366,8 @@ class ServedModelFigures(msgspec.Struct, frozen=True):
 
 
 class GatewayNote(msgspec.Struct, frozen=True):
-    """A gateway: where clients find it (a URL, or the path of a Unix socket), its process and host, and its models.
-    `at`: when it was written, in seconds since 1970."""
+    """A gateway: its address (a URL or the path of a Unix socket), process, host and models. `at`: the time of writing,
+    in seconds since 1970."""
 
     address: str
     host: str
@@ -377,13 +376,13 @@ class GatewayNote(msgspec.Struct, frozen=True):
     at: float = 0.0
 
     def silent_s(self, now: float) -> float:
-        """For how long the gateway has said nothing; 0 for one that still writes."""
+        """Return how long the gateway has been silent; 0 if it still writes."""
         age = now - self.at
         return age if age > SILENT_AFTER_S else 0.0
 
 
 def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
-    """Write the note of the gateway `name` (a file name) into the folder of a session. Raises OSError."""
+    """Write the note of the gateway `name` (a file name) into a session's folder. Raises OSError."""
     file = _note_file(session, name)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     with draft_of(file) as draft:
@@ -391,13 +390,13 @@ def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
 
 
 def remove_gateway_note(session: Path, name: str) -> None:
-    """Remove the note of a gateway that ends."""
+    """Remove the note of a gateway."""
     with suppress(OSError):
         _note_file(session, name).unlink()
 
 
 def gateway_notes(folder: SessionFolder) -> list[GatewayNote]:
-    """The notes of a session's gateways, by address. One that cannot be read is left out."""
+    """Return the notes of a session's gateways, sorted by address, without unreadable ones."""
     found = []
     for file in (folder.path / "gateways").glob("[!.]*.json"):
         with suppress(OSError, *UNREADABLE):
