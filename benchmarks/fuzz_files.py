@@ -16,7 +16,7 @@ import msgspec
 from benchmarks.fuzz_inputs import value_of
 from benchmarks.fuzz_target import Target
 from stoker.config import load_site, parse_site, site_text
-from stoker.contexts.published import Published
+from stoker.contexts.objects import Published
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.manager.core.events import Event
 from stoker.manager.factory.batch import BatchTrouble

@@ -19,7 +19,7 @@ from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.providers import LocalProvider
 
-from stoker.manager.executor.garbage import THRESHOLDS
+from stoker.manager.executor.executor import THRESHOLDS
 
 
 def nothing(x: int) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.executor.link import Link
+from stoker.manager.executor.client import Link
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.processes import make_folder
 from stoker.protocol.calls import CallEnd, CallOptions, CallProgress

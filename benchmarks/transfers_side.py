@@ -27,7 +27,7 @@ from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Recipe
 from stoker.manager.cli.ask import Observer
-from stoker.manager.executor.link import Link
+from stoker.manager.executor.client import Link
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.factory import block_keys

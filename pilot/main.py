@@ -21,7 +21,7 @@ from pathlib import Path
 import zmq
 
 from stoker import connections
-from stoker.contexts.state import SNAPSHOTS
+from stoker.contexts.folders import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
 from stoker.pilot.agent import environment, probing

@@ -26,7 +26,7 @@ from benchmarks.paired import ROOT
 from stoker import causal_lm
 from stoker.errors import StokerError
 from stoker.manager.executor.apps import AppWants, StokerApp
-from stoker.manager.executor.wants import read_wants
+from stoker.manager.executor.options import read_wants
 from stoker.protocol.calls import Objective
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.25)

@@ -34,8 +34,7 @@ import stoker
 from stoker.config_errors import did_you_mean
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.manager.cli import console, runs
-from stoker.manager.executor.begun import wait_for_begun
-from stoker.manager.executor.standing import JOINS
+from stoker.manager.executor.detached import JOINS, wait_for_begun
 from stoker.protocol.session import find_session
 
 # ---- entry points

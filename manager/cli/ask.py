@@ -17,7 +17,7 @@ import zmq
 
 from stoker.dealer import Keys, open_socket
 from stoker.errors import SessionError
-from stoker.manager.executor import standing
+from stoker.manager.executor import detached
 from stoker.manager.live import lease, presence
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import ListedState
@@ -53,8 +53,8 @@ class Observer:
         self.file = folder.read()
         self._timeout_s = timeout_s
         self._decode = wire.to_client_decoder()
-        if not standing.is_up(folder):
-            if why := standing.unreachable(folder):
+        if not detached.is_up(folder):
+            if why := detached.unreachable(folder):
                 raise SessionError(why, session=self.file.session)
             raise SessionEndedError(nobody_listens(folder, self.file))
         pair = folder.read_key("client")
@@ -157,8 +157,8 @@ def _ended_at(folder: SessionFolder) -> str:
 
 def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
     """Return why nothing listens at a session's address."""
-    why = standing.over(folder)
-    if why or not standing.is_detached(folder):
+    why = detached.over(folder)
+    if why or not detached.is_detached(folder):
         return f"session {file.session} ended at {_ended_at(folder)}" + (f" ({why})" if why else "")
     holder = lease.read_if_whole(folder.lease)
     if holder is not None and lease.is_alive(holder):

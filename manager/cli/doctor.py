@@ -18,14 +18,14 @@ import click
 import msgspec
 import psutil
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli import console, doctor_machine, doctor_site, session_remains, sessions, site_suite
 from stoker.manager.cli.console import Seconds
 from stoker.manager.cli.doctor_machine import Finding, Level, ok, render, warn
 from stoker.manager.cli.session_remains import size_bytes
 from stoker.manager.cli.sessions import SessionState
-from stoker.manager.executor import detached, standing
+from stoker.manager.executor import detached
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFolder, holds_session, is_begun
 from stoker.site import Site
@@ -116,7 +116,7 @@ def orphaned_jobs() -> Iterator[Finding]:
     """Find jobs of ended sessions in batch systems."""
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
-        if standing.over(folder) and session_remains.may_have_jobs(folder):
+        if detached.over(folder) and session_remains.may_have_jobs(folder):
             yield from (
                 warn("jobs", f"left behind: {each.what}, of session {link.name}", each.remove)
                 for each in session_remains.jobs(folder, None)
@@ -149,7 +149,7 @@ def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
 
 
 def _is_over(path: Path) -> bool:
-    return not path.exists() or bool(standing.over(SessionFolder(path)))
+    return not path.exists() or bool(detached.over(SessionFolder(path)))
 
 
 def _died(path: Path) -> bool:
@@ -157,7 +157,7 @@ def _died(path: Path) -> bool:
     folder = SessionFolder(path)
     try:
         holder = lease.read(lease.lease_file(folder))
-        return holder is not None and lease.is_alive(holder) is False and not standing.is_detached(folder)
+        return holder is not None and lease.is_alive(holder) is False and not detached.is_detached(folder)
     except (OSError, StokerError):
         return False
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import StokerError
 from stoker.pilot.devices import PilotDevice, find_devices, gpu
 from stoker.protocol.to_manager import DeviceFacts

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.cli import doctor_machine, down, surroundings
 from stoker.manager.cli.ask import Observer

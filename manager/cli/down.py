@@ -13,7 +13,7 @@ from stoker.errors import ConfigError, SessionError
 from stoker.manager.cli import console, runs, session_choice, session_remains, sessions
 from stoker.manager.cli.ask import NoAnswerError, Observer, SessionEndedError
 from stoker.manager.cli.console import Seconds
-from stoker.manager.executor import detached, standing
+from stoker.manager.executor import detached
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
 
@@ -47,7 +47,7 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     shutil.rmtree(folder.objects, ignore_errors=True)  # of no use without their session
     name = folder.read().session
     brought = before is not None and bool(before.pilots or before.gone_pilots)
-    unwritten = standing.unwritten(folder)
+    unwritten = detached.unwritten(folder)
     stays: list[str] = []
     with contextlib.suppress(ConfigError):  # the session has ended, whatever is wrong with its site files
         stays = sessions.stays(detached.sites_of(folder).values()) if brought else []
@@ -76,13 +76,13 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
                 observer.end(reason)
             return status
         except SessionEndedError:
-            if standing.over(folder) or not standing.is_detached(folder):
+            if detached.over(folder) or not detached.is_detached(folder):
                 return None
             console.note("its manager is gone; it is started again, to end what it knows of")
             try:
                 detached.start(folder, waiting=console.note, to_end=True)
             except SessionError:
-                if not standing.over(folder):
+                if not detached.over(folder):
                     raise
                 return None  # another `stoker down` was quicker
         except NoAnswerError:

@@ -25,7 +25,7 @@ from stoker.manager.advice.metrics import FollowedLog, LoggedProgress
 from stoker.manager.cli import console, logs, session_choice
 from stoker.manager.cli.logs import files, is_call
 from stoker.manager.cli.session_choice import is_several, names_in, status_of, story_of, takes_session
-from stoker.manager.core.verdicts import LEAST_SURE
+from stoker.manager.core.blame import LEAST_SURE
 from stoker.protocol import show_status
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Story

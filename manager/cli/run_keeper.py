@@ -21,7 +21,7 @@ import msgspec
 
 from stoker import locks
 from stoker.manager.cli.runs import DetachedRun, RunEnd, RunFile
-from stoker.manager.executor.standing import RUN
+from stoker.manager.executor.detached import RUN
 from stoker.whole_files import write_whole
 
 

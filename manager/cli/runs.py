@@ -24,7 +24,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder

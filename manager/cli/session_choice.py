@@ -31,13 +31,13 @@ import click
 import msgspec
 
 from stoker.config import read_python_path
+from stoker.contexts.folders import state_folder
 from stoker.contexts.recipe import BARE
-from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import console, runs
 from stoker.manager.cli.ask import Observer, SessionEndedError
-from stoker.manager.executor import standing
-from stoker.manager.executor.begun import wait_for_begun
+from stoker.manager.executor import detached
+from stoker.manager.executor.detached import wait_for_begun
 from stoker.manager.live import segments
 from stoker.manager.live.raised import raised
 from stoker.protocol import to_client
@@ -164,7 +164,7 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
         folder = SessionFolder(place)
         with contextlib.suppress(SessionError):
             session = folder.read().session
-            if session.startswith(name) and (not detached_only or standing.is_detached(folder)):
+            if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
                 found.append((session, folder, is_own))
     is_alone = len(found) == 1  # it is meant whether its manager is there or not, and the command asks that anyway
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a host that is away answers late
@@ -203,7 +203,7 @@ def _is_of(folder: Path, here: Path) -> bool:
         return True
     with contextlib.suppress(OSError):
         session = SessionFolder(folder)
-        imports_from = read_python_path(session.sites).split(os.pathsep)[0] if standing.is_detached(session) else ""
+        imports_from = read_python_path(session.sites).split(os.pathsep)[0] if detached.is_detached(session) else ""
         return bool(imports_from) and Path(imports_from).resolve() == here
     return False
 
@@ -218,13 +218,13 @@ def _here() -> Path | None:
 
 def _is_not_over(folder: SessionFolder) -> bool:
     with contextlib.suppress(SessionError):
-        return not standing.over(folder)
+        return not detached.over(folder)
     return False
 
 
 def _is_up(folder: SessionFolder) -> bool:
     with contextlib.suppress(SessionError):
-        return standing.is_up(folder)
+        return detached.is_up(folder)
     return False
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.locks import is_locked
 from stoker.manager.executor import detached, engines

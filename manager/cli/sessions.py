@@ -18,13 +18,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError, UnitError
 from stoker.folders import folders_here
 from stoker.manager.cli import console, runs, session_remains
 from stoker.manager.cli.session_remains import size_bytes
-from stoker.manager.executor import standing
-from stoker.manager.executor.begun import is_coming_up
+from stoker.manager.executor import detached
+from stoker.manager.executor.detached import is_coming_up
 from stoker.pilot.agent.scratch import base_folder, sweep
 from stoker.pilot.cache import ObjectCache, snapshot_names
 from stoker.pilot.starter.place import Environments
@@ -149,7 +149,7 @@ def _read_known(idle_s: float, path: Path) -> KnownSession | None:
     """None if the session is damaged or was just removed."""
     folder = SessionFolder(path)
     try:
-        return KnownSession(standing.name_of(folder), str(path), _state(folder, idle_s=idle_s), idle_s)
+        return KnownSession(detached.name_of(folder), str(path), _state(folder, idle_s=idle_s), idle_s)
     except SessionError:
         return None
 
@@ -157,9 +157,9 @@ def _read_known(idle_s: float, path: Path) -> KnownSession | None:
 def _state(folder: SessionFolder, *, idle_s: float) -> SessionState:
     if not folder.file.exists():  # it is just being made, or the command that made it was killed
         return SessionState.UP if idle_s < _MADE_S or is_coming_up(folder.path) else SessionState.OVER
-    if standing.is_up(folder):
+    if detached.is_up(folder):
         return SessionState.UP
-    return SessionState.LOST if standing.is_detached(folder) and not standing.over(folder) else SessionState.OVER
+    return SessionState.LOST if detached.is_detached(folder) and not detached.over(folder) else SessionState.OVER
 
 
 def _idle_s(folder: Path) -> float:

@@ -13,7 +13,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli import console, runs, session_choice
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.cli.session_choice import status_of, takes_session
-from stoker.manager.executor import detached, standing
+from stoker.manager.executor import detached
 from stoker.protocol.session import SessionFolder, gateway_notes
 from stoker.protocol.show_status import gateway_rows, render
 from stoker.protocol.to_client import Status
@@ -177,15 +177,15 @@ def attach(*, session: str) -> None:
     except SessionEndedError as ended:
         console.line(str(ended))
     except KeyboardInterrupt:
-        console.line(leave(watch.last, name=folder.read().session, stays=standing.is_detached(folder)))
+        console.line(leave(watch.last, name=folder.read().session, stays=detached.is_detached(folder)))
 
 
 def revive(folder: SessionFolder) -> None:
     """Make sure that the session has a manager. Raises SessionEndedError if it is over, SessionError if none can be
     started."""
-    if standing.is_up(folder):
+    if detached.is_up(folder):
         return
-    if why := standing.over(folder):
+    if why := detached.over(folder):
         raise SessionEndedError(f"session {folder.read().session} is over: {why}; stoker status tells how it went")
     before = folder.read().address
     holder = detached.start(folder, waiting=console.note)
@@ -231,8 +231,8 @@ class AttachedPicture:
 
     def _wait_back(self) -> None:
         until = time.monotonic() + _BACK_WITHIN_S
-        while time.monotonic() < until and not standing.over(self._folder):
-            if standing.is_up(self._folder):
+        while time.monotonic() < until and not detached.over(self._folder):
+            if detached.is_up(self._folder):
                 return
             time.sleep(0.1)
         revive(self._folder)

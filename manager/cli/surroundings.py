@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandResult, CommandRunner
 from stoker.manager.live import interfaces

@@ -33,7 +33,7 @@ from pathlib import Path
 import msgspec
 
 from stoker import startup
-from stoker.contexts.published import publish
+from stoker.contexts.objects import publish
 from stoker.errors import SessionError
 from stoker.manager.environment.archive import Packed, pack_environment
 from stoker.pilot.transfer.client import SEED_FILE

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.config import load_sites, read_sites, write_sites
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
 from stoker.manager.environment.carrying import prepare

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stoker.errors import ConfigError
-from stoker.manager.core import wishes
+from stoker.manager.core import seams
 from stoker.manager.live import interfaces
 from stoker.manager.taskvine import planning, refusals
 from stoker.pilot.taskvine import finding, plan
@@ -65,7 +65,7 @@ def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> 
     takes into account; None = only the manager of a joined session knows, and refuses the others."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
-        refused = wishes.refusal(
+        refused = seams.refusal(
             wants.options, honours, policy=name, deadline=wants.deadline_s > 0, features=wants.features,
             limits=wants.recipe.limits,
         )  # fmt: skip

@@ -29,7 +29,7 @@ from parsl.monitoring.radios.filesystem import FilesystemRadio
 from parsl.providers.base import ExecutionProvider
 
 from stoker.config import Site, load_site, load_sites, write_sites
-from stoker.contexts.program_folder import program_folder
+from stoker.contexts.folders import program_folder
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import refuse_odd_path, working_folder

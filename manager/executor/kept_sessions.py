@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.config import site_text
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.executor import detached, standing
 from stoker.protocol.session import SessionFolder, holds_session

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.contexts.loaders import loader_of
+from stoker.contexts.factory import loader_of
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.protocol.session import LONGEST_TEXT, ProgramSource, source_file, text_file

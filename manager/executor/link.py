@@ -36,9 +36,9 @@ from stoker.errors import ProtocolError, SessionError, StreamDiffersError
 from stoker.log_files import SeldomLog
 from stoker.manager.executor.clocks import on_this_clock
 from stoker.manager.executor.describing import describe
-from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
 from stoker.manager.executor.outgoing import Outgoing, Replaced, Submission, Waiter
+from stoker.manager.executor.packing import LargeArguments
 from stoker.manager.executor.piece_inbox import PieceInbox, wake_tasks
 from stoker.manager.executor.questions import Questions
 from stoker.manager.executor.session_errors import forked_process, other_python, refused_key, session_over

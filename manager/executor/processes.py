@@ -21,7 +21,7 @@ from pathlib import Path
 
 from zmq import curve_keypair
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.folders import refuse_odd_path
 from stoker.manager.live import interfaces, lease

@@ -18,10 +18,17 @@ from collections.abc import Callable
 import msgspec
 
 from stoker import connections
-from stoker.manager.core.advice_channel import LONGEST_MESSAGE, decode_answer, encode
-from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.events import AdviceArrived
-from stoker.manager.core.subjects import About, OfContext, OfFunction, OfPace
+from stoker.manager.core.events import (
+    LONGEST_MESSAGE,
+    About,
+    AdviceArrived,
+    AskAdvice,
+    OfContext,
+    OfFunction,
+    OfPace,
+    decode_answer,
+    encode,
+)
 from stoker.protocol.session import SessionFolder
 from stoker.retries import RetryPause
 

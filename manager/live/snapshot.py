@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from stoker.manager.core.core import Core
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.state import State
 from stoker.manager.live import pickled
 from stoker.manager.live.pickled import Layout, Unreadable

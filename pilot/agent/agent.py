@@ -26,8 +26,7 @@ from stoker.pilot.cache import ObjectCache
 from stoker.pilot.core.commands import Command
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import Event, FromLibrary, LibraryGarbled, LibraryHungUp
-from stoker.pilot.core.state import CoreState, PilotFacts
-from stoker.pilot.core.timers import Timers
+from stoker.pilot.core.state import CoreState, PilotFacts, Timers
 from stoker.pilot.devices import PilotDevice, memory
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.devices.host_memory import OomKills, anonymous_bytes

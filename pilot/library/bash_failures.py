@@ -2,7 +2,7 @@
 
 Parsl's own exception names the app and the exit code alone. The command is in a local variable of Parsl's function, and
 its output in the file that the call named for standard error, or else in the library's log. Both become attributes of
-the exception, with which it travels (`stoker.manager.executor.bash_failures`). A library imports Parsl only if a call
+the exception, with which it travels (`stoker.manager.executor.failures`). A library imports Parsl only if a call
 does.
 """
 

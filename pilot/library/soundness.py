@@ -32,7 +32,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from stoker import connections
-from stoker.pilot.core import exits
+from stoker.pilot.core import infrastructure
 from stoker.pilot.library.os_changes import CHANGES, watch
 from stoker.pilot.library.printing import stream_to
 from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary
@@ -142,11 +142,11 @@ class Soundness:
         modules = sys.modules
         for name, module in self._modules.items():
             if modules.get(name) is not module:
-                return LibraryFault(exits.RUINED, f"a call in it removed or replaced sys.modules[{name!r}]")
+                return LibraryFault(infrastructure.RUINED, f"a call in it removed or replaced sys.modules[{name!r}]")
         for name, which in _LIMITS.items():
             soft, _ = self._limits[which]
             if _is_lower(resource.getrlimit(which)[0], soft) and not _may_raise(which, soft):
-                return LibraryFault(exits.RUINED, f"a call in it lowered {name} for good")
+                return LibraryFault(infrastructure.RUINED, f"a call in it lowered {name} for good")
         return self._lack_of_descriptors()
 
     def why_no_descriptors(self) -> LibraryFault | None:
@@ -166,7 +166,7 @@ class Soundness:
     def _no_descriptors(self) -> LibraryFault:
         most = connections.descriptor_limit()
         return LibraryFault(
-            exits.NO_DESCRIPTORS, f"calls in it left files open; it may have {most:,}: close them (`with`)"
+            infrastructure.NO_DESCRIPTORS, f"calls in it left files open; it may have {most:,}: close them (`with`)"
         )
 
     def _has_room(self) -> bool:
@@ -179,7 +179,7 @@ class Soundness:
             try:
                 clear_temporary(self._temporary)
             except Exception as error:
-                return LibraryFault(exits.NOT_CLEARED, f"{self._temporary.path} could not be cleared: {error}")
+                return LibraryFault(infrastructure.NOT_CLEARED, f"{self._temporary.path} could not be cleared: {error}")
         return None
 
     def _put_back(self) -> None:

@@ -25,8 +25,7 @@ from typing import Any
 from stoker import connections, locks
 from stoker.config import load_site
 from stoker.connections import split_address
-from stoker.contexts.objects import is_object_name, manifest_of
-from stoker.contexts.published import Published
+from stoker.contexts.objects import Published, is_object_name, manifest_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.log_files import keep_log

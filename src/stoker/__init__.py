@@ -34,7 +34,7 @@ __version__ = RELEASE
 _HOME = {
     "StokerError": "stoker.errors",
     "StokerExecutor": "stoker.manager.executor",
-    "amap": "stoker.manager.executor.amapping",
+    "amap": "stoker.manager.executor.mapping",
     "app": "stoker.manager.executor",
     "causal_lm": "stoker.contexts.causal_lm",
     "context": "stoker.contexts",
@@ -43,13 +43,13 @@ _HOME = {
     "encoder_family": "stoker.contexts",
     "family": "stoker.contexts",
     "gang": "stoker.contexts",
-    "kept": "stoker.manager.executor.kept_results",
+    "kept": "stoker.manager.executor.kept_file",
     "load": "stoker.manager.executor",
     "load_variable_from_serverless": "stoker.contexts",
     "map": "stoker.manager.executor",
     "progress": "stoker.contexts",
     "scratch": "stoker.contexts",
-    "stream": "stoker.manager.executor.piece_stream",
+    "stream": "stoker.manager.executor.stream",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]
@@ -70,9 +70,9 @@ if TYPE_CHECKING:
     from stoker.manager.executor import app as app
     from stoker.manager.executor import load as load
     from stoker.manager.executor import map as map
-    from stoker.manager.executor.amapping import amap as amap
-    from stoker.manager.executor.kept_results import kept as kept
-    from stoker.manager.executor.piece_stream import stream as stream
+    from stoker.manager.executor.kept_file import kept as kept
+    from stoker.manager.executor.mapping import amap as amap
+    from stoker.manager.executor.stream import stream as stream
 
 
 _MODULES = (

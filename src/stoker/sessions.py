@@ -21,8 +21,7 @@ import msgspec
 
 from stoker.contexts import payloads
 from stoker.manager.cli.ask import Observer
-from stoker.manager.executor.kept_sessions import KeptSession, kept_session
-from stoker.manager.executor.standing import JOINS
+from stoker.manager.executor.detached import JOINS, KeptSession, kept_session
 from stoker.manager.live.chosen import honoured_in, policy_in_words
 from stoker.manager.live.clock import Clock
 from stoker.protocol.calls import CallForecast, CallProgress, Features, ListedCall, ListedState
@@ -41,7 +40,7 @@ from stoker.startup import import_whole
 if TYPE_CHECKING:
     from stoker.manager.executor.apps import StokerApp
     from stoker.manager.executor.futures import AppCallFuture, CallFuture
-    from stoker.manager.executor.loading import Session
+    from stoker.manager.executor.session import Session
 
 __all__ = [
     "WRITTEN_EVERY_S", "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts",
@@ -54,7 +53,7 @@ __all__ = [
 _HOME = {
     "AppCallFuture": "stoker.manager.executor.futures",
     "CallFuture": "stoker.manager.executor.futures",
-    "Session": "stoker.manager.executor.loading",
+    "Session": "stoker.manager.executor.session",
     "StokerApp": "stoker.manager.executor.apps",
 }
 """Names whose modules import Parsl: each is resolved on first use."""

@@ -13,7 +13,7 @@ import zmq
 from free_port import keep_port, listen_at
 from polling import PATIENCE_S
 
-from stoker.manager.executor.link import Link
+from stoker.manager.executor.client import Link
 from stoker.manager.executor.processes import make_folder
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallEnd

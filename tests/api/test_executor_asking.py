@@ -21,11 +21,10 @@ import stoker
 from stoker import errors
 from stoker.contexts import payloads
 from stoker.contexts.recipe import BARE, ObjectRef
-from stoker.manager.executor import blocks, failures, garbage
-from stoker.manager.executor.large import LargeArguments
-from stoker.manager.executor.packing import FunctionCache, bare, name_of, pack_arguments
+from stoker.manager.executor import blocks, executor, failures
+from stoker.manager.executor.options import KEYS, CallPlace, SpecificationError, read_parsl_spec, read_wants
+from stoker.manager.executor.packing import FunctionCache, LargeArguments, bare, name_of, pack_arguments
 from stoker.manager.executor.prepared import AppWants, Preparer
-from stoker.manager.executor.wants import KEYS, CallPlace, SpecificationError, read_parsl_spec, read_wants
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Features, Printed
 
 
@@ -481,12 +480,12 @@ def test_the_collector_is_calm_while_a_session_is_loaded_and_as_before_afterward
     before = gc.get_threshold()
     try:
         gc.set_threshold(701, 11, 12)
-        garbage.calm()
-        garbage.calm()
-        assert gc.get_threshold() == garbage.THRESHOLDS
-        garbage.restore()
-        assert gc.get_threshold() == garbage.THRESHOLDS
-        garbage.restore()
+        executor.calm_collector()
+        executor.calm_collector()
+        assert gc.get_threshold() == executor.THRESHOLDS
+        executor.restore_collector()
+        assert gc.get_threshold() == executor.THRESHOLDS
+        executor.restore_collector()
         assert gc.get_threshold() == (701, 11, 12)
     finally:
         gc.set_threshold(*before)

@@ -9,7 +9,7 @@ import pytest
 
 import stoker
 from stoker.errors import ConfigError, InputTooLongError, RecipeError
-from stoker.manager.executor.wants import SpecificationError, read_wants
+from stoker.manager.executor.options import SpecificationError, read_wants
 
 
 @stoker.context

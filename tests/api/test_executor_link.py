@@ -18,14 +18,12 @@ from polling import PATIENCE_S
 
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import CallCancelledError, ProtocolError, SessionError, StreamDiffersError
-from stoker.manager.executor import membership
+from stoker.manager.executor import client
+from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CallFuture
-from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.piece_inbox import PieceInbox
-from stoker.manager.executor.piece_stream import StreamEnd
 from stoker.manager.executor.processes import make_folder
-from stoker.manager.executor.reading import PieceReader
+from stoker.manager.executor.stream import PieceInbox, PieceReader, StreamEnd
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, Failure, FailureKind
 from stoker.protocol.ids import CallId, FunctionKey
@@ -317,7 +315,7 @@ def test_a_client_with_another_key_is_refused(router, tmp_path):
 def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router, monkeypatch, caplog, until):
     """Its manager answers no hello until there is room, and tells it why."""
     full = "the journal cannot be written (No space left on device): the disk of /runs is full"
-    monkeypatch.setattr(membership, "SLOW_S", 0.2)
+    monkeypatch.setattr(client, "SLOW_WELCOME_S", 0.2)
     link = Link(router.folder)
     try:
         router.hear(to_manager.ClientHello)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stoker
-from stoker.manager.executor.map_reports import MapReports
+from stoker.manager.executor.map_window import MapReports
 from stoker.protocol.to_manager import MapReport
 
 

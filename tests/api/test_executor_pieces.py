@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 
 from stoker.contexts import payloads
 from stoker.errors import CallError, SerializationError, StreamDiffersError
-from stoker.manager.executor.piece_inbox import ACK_PIECES, MOST_PIECES, PieceInbox, wake_tasks
-from stoker.manager.executor.piece_log import BLOCK, PieceLog, Rerun
-from stoker.manager.executor.reading import PieceReader
+from stoker.manager.executor.stream import (
+    ACK_PIECES,
+    BLOCK,
+    MOST_PIECES,
+    PieceInbox,
+    PieceLog,
+    PieceReader,
+    Rerun,
+    wake_tasks,
+)
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId
 from stoker.protocol.to_client import Pieces

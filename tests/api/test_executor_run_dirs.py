@@ -12,7 +12,7 @@ import pytest
 from parsl.config import Config
 from parsl.dataflow.rundirs import make_rundir
 
-from stoker.manager.executor import loading
+from stoker.manager.executor import session
 
 
 def test_a_run_folder_that_another_program_has_just_made_is_no_error(
@@ -28,7 +28,7 @@ def test_a_run_folder_that_another_program_has_just_made_is_no_error(
 
     def program() -> object:
         together.wait()
-        return loading._load_parsl(Config(run_dir=str(tmp_path / "runinfo")))
+        return session._load_parsl(Config(run_dir=str(tmp_path / "runinfo")))
 
     with ThreadPoolExecutor(8) as pool:
         made = [future.result() for future in [pool.submit(program) for _ in range(8)]]
@@ -49,7 +49,7 @@ def test_the_folder_of_the_runs_may_appear_while_parsl_makes_it(
 
     monkeypatch.setattr(os.path, "exists", look)
     monkeypatch.setattr(parsl, "load", lambda config: make_rundir(config.run_dir))
-    assert loading._load_parsl(Config(run_dir=str(folder))) == str(folder / "000")
+    assert session._load_parsl(Config(run_dir=str(folder))) == str(folder / "000")
 
 
 def test_another_file_that_exists_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,4 +58,4 @@ def test_another_file_that_exists_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(parsl, "load", load)
     with pytest.raises(FileExistsError):
-        loading._load_parsl(Config(run_dir=str(tmp_path)))
+        session._load_parsl(Config(run_dir=str(tmp_path)))

@@ -17,11 +17,11 @@ from polling import PATIENCE_S
 
 from stoker.contexts import payloads
 from stoker.contexts.recipe import BARE, ObjectRef
-from stoker.manager.executor import callbacks, futures, settling
-from stoker.manager.executor import link as link_module
+from stoker.manager.executor import client, futures
+from stoker.manager.executor import settling as executor_settling
+from stoker.manager.executor.client import Link
 from stoker.manager.executor.failures import opens_at_once
 from stoker.manager.executor.futures import AppCallFuture, CallFuture
-from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.settling import Settling
 from stoker.protocol.calls import CallEnd, CallOptions, Failure, FailureKind
@@ -108,7 +108,7 @@ def test_a_slow_callback_holds_up_others_once(link, router, gate, monkeypatch):
 
 
 def test_closing_gives_the_results_that_have_come(link, router, gate, until, monkeypatch):
-    monkeypatch.setattr(link_module, "SETTLE_LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(client, "SETTLE_LIMIT_S", PATIENCE_S)
     name, event = gate
     (slow,) = submitted(link, router, 1)
     router.answer([ended(slow, Gated(name))])
@@ -169,8 +169,8 @@ def test_threads_are_started_only_for_work_that_waits(monkeypatch):
     here.start_thread_if_behind(at + 0.01)
     assert len(begun) == 1
     for turn in range(100):
-        here.start_thread_if_behind(at + 2 * (turn + 1) * settling.STUCK_S + 0.001)
-        here.start_thread_if_behind(at + 2 * (turn + 1) * settling.STUCK_S + 0.002)
+        here.start_thread_if_behind(at + 2 * (turn + 1) * executor_settling.STUCK_S + 0.001)
+        here.start_thread_if_behind(at + 2 * (turn + 1) * executor_settling.STUCK_S + 0.002)
     assert len(begun) == 101
 
 
@@ -232,7 +232,7 @@ def test_work_gets_more_threads_again_after_none_could_be_started(no_threads, mo
 @pytest.fixture
 def soon(monkeypatch):
     """Threads are added quickly."""
-    monkeypatch.setattr(settling, "STUCK_S", 0.002)
+    monkeypatch.setattr(executor_settling, "STUCK_S", 0.002)
 
 
 @pytest.mark.parametrize("value", [1, range(3)])
@@ -268,8 +268,10 @@ def test_2000_callbacks_that_wait_for_another_call_do_not_stop_a_program(link, r
 def test_callbacks_that_wait_for_each_other_get_a_thread_each_and_one_warning(
     link, router, until, soon, caplog, monkeypatch
 ):
-    monkeypatch.setattr(settling.callbacks, "_has_warned", False)  # an earlier test may have had as many threads
-    count = settling.MANY_THREADS + 20
+    monkeypatch.setattr(
+        executor_settling.callbacks, "_has_warned", False
+    )  # an earlier test may have had as many threads
+    count = executor_settling.MANY_THREADS + 20
     here, last, through = submitted(link, router, count), threading.Event(), []
     for number, future in enumerate(here):
         wait = last.set if number == count - 1 else lambda: last.wait(30)
@@ -324,20 +326,20 @@ def test_a_callback_is_called_although_its_future_ends_while_it_is_added(
 ):
     """The future ended, and the callbacks before this one were called, between `done()` and `add`: it never ran."""
     ran: list[str] = []
-    is_users, future, started = callbacks.is_users, make(), threading.Event()
+    is_users, future, started = executor_settling.is_users_callback, make(), threading.Event()
     if not earlier_runs_still:
         gate[1].set()
     future.add_done_callback(lambda _: (started.set(), gate[1].wait(30), ran.append("earlier")))
 
     def end_future(callback: Any) -> bool:
-        monkeypatch.setattr(callbacks, "is_users", is_users)
+        monkeypatch.setattr(executor_settling, "is_users_callback", is_users)
         future.set_result(3)
         assert started.wait(PATIENCE_S)
         if not earlier_runs_still:
-            settling.callbacks.wait_done(limit_s=PATIENCE_S)
+            executor_settling.callbacks.wait_done(limit_s=PATIENCE_S)
         return is_users(callback)
 
-    monkeypatch.setattr(callbacks, "is_users", end_future)
+    monkeypatch.setattr(executor_settling, "is_users_callback", end_future)
     future.add_done_callback(lambda ended: ran.append(f"late {ended.result()}"))
     if earlier_runs_still:
         assert not ran
@@ -385,7 +387,7 @@ class OneEndsAtEachLook:
 def test_closing_waits_while_callbacks_end(monkeypatch):
     here, done = Settling("done-callbacks"), []
     clock = OneEndsAtEachLook(here)
-    monkeypatch.setattr(settling, "time", clock)
+    monkeypatch.setattr(executor_settling, "time", clock)
     for _ in range(5):
         here.add(lambda: (clock.may_end.acquire(timeout=PATIENCE_S), done.append(1)))
     here.close(limit_s=0.3)
@@ -401,11 +403,11 @@ def test_closing_does_not_wait_for_a_callback_that_does_not_end(gate):
 
 
 def test_a_forked_process_has_threads_of_its_own(gate, until):
-    settling.callbacks.add(lambda: gate[1].wait(30))
-    until(settling.callbacks._work.empty)
+    executor_settling.callbacks.add(lambda: gate[1].wait(30))
+    until(executor_settling.callbacks._work.empty)
     child = os.fork()
     if not child:
         ran = threading.Event()
-        settling.callbacks.add(ran.set)
+        executor_settling.callbacks.add(ran.set)
         os._exit(0 if ran.wait(PATIENCE_S) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

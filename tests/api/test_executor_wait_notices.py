@@ -11,8 +11,8 @@ import pytest
 from polling import PATIENCE_S
 from rich.console import Console
 
-from stoker.manager.executor import progress, wait_notices
-from stoker.manager.executor.wait_notices import AGAIN_S, FIRST_S, WaitNotices
+from stoker.manager.executor import progress
+from stoker.manager.executor.progress import AGAIN_S, FIRST_S, WaitNotices
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
 from stoker.protocol.to_client import Status
 
@@ -95,7 +95,7 @@ def test_with_a_pilot_all_is_quiet_and_without_one_again_it_is_said_again() -> N
     desk.here = status("5 calls of llm are queued, its hot library is busy", pilots=1, hot=1)
     assert desk.look(2 * AGAIN_S) == []
     desk.here = status("no pilot is here any more (no block was submitted)")
-    assert len(desk.look(wait_notices.CHECK_SELDOM_S + FIRST_S + 1)) == 1
+    assert len(desk.look(progress.CHECK_SELDOM_S + FIRST_S + 1)) == 1
 
 
 def test_a_session_that_has_pilots_is_seldom_asked_and_one_without_calls_never() -> None:
@@ -104,10 +104,10 @@ def test_a_session_that_has_pilots_is_seldom_asked_and_one_without_calls_never()
     desk.look(FIRST_S)
     desk.asked = 0
     desk.look(2 * FIRST_S)
-    desk.look(3 * wait_notices.CHECK_SELDOM_S)
+    desk.look(3 * progress.CHECK_SELDOM_S)
     assert desk.asked <= 6
     desk.waits, desk.asked = False, 0
-    desk.look(3 * wait_notices.CHECK_SELDOM_S)
+    desk.look(3 * progress.CHECK_SELDOM_S)
     assert desk.asked == 0
 
 
@@ -210,7 +210,7 @@ def test_it_is_said_above_the_bar_where_there_is_one(monkeypatch: pytest.MonkeyP
 
 def test_else_it_goes_to_the_log_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        wait_notices._say("no pilot yet")
+        progress._say("no pilot yet")
     assert [(record.name, record.getMessage()) for record in caplog.records] == [("stoker.news", "no pilot yet")]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.manager.executor.window import GROW_S, WINDOW_BYTES, Window
+from stoker.manager.executor.map_window import GROW_S, WINDOW_BYTES, Window
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId
 

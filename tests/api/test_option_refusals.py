@@ -14,10 +14,10 @@ import pytest
 
 import stoker
 from stoker.contexts.factory import recipe_of
-from stoker.contexts.options import ContextOptions
+from stoker.contexts.recipe import ContextOptions
 from stoker.errors import ConfigError, RecipeError, StokerError
-from stoker.manager.executor.loading import Session
-from stoker.manager.executor.wants import KEYS, read_wants
+from stoker.manager.executor.options import KEYS, read_wants
+from stoker.manager.executor.session import Session
 from stoker.site import Policy, ProvisioningName, Site
 
 

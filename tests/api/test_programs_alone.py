@@ -276,7 +276,7 @@ def test_importing_stoker_imports_nothing_heavy():
             "print(sorted(heavy & set(sys.modules)))\n"
             "import stoker.manager.main, stoker.pilot.main, stoker.manager.factory.main\n"
             "print(sorted({'parsl', 'asyncio'} & set(sys.modules)))\n"
-            "import stoker.manager.executor.link\n"
+            "import stoker.manager.executor.client\n"
             "print('parsl' in sys.modules)",
         ],
         capture_output=True,

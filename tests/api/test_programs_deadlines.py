@@ -10,7 +10,7 @@ from polling import PATIENCE_S, polls
 
 import stoker
 from stoker import errors
-from stoker.manager.executor import link, map_calls
+from stoker.manager.executor import client, map_calls
 
 HOURS_S = 7200.0
 
@@ -75,7 +75,7 @@ def test_each_call_of_a_map_has_its_time_from_when_it_is_sent(monkeypatch):
         return number
 
     clock = Ahead()
-    for module in (map_calls, link):
+    for module in (map_calls, client):
         monkeypatch.setattr(module, "time", clock)
 
     def slowly():

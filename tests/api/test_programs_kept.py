@@ -22,8 +22,7 @@ import stoker
 from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
 from stoker.errors import ConfigError, SerializationError, StokerError
-from stoker.manager.executor.kept_lines import KeptHeader, Record
-from stoker.manager.executor.kept_results import open_kept
+from stoker.manager.executor.kept_file import KeptHeader, Record, open_kept
 from stoker.manager.executor.progress import MapProgress
 
 

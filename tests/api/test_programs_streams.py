@@ -14,7 +14,7 @@ from parsl.dataflow.errors import DependencyError
 
 import stoker
 from stoker.errors import ConfigError, SerializationError, StokerError
-from stoker.manager.executor.piece_inbox import MOST_BYTES, MOST_PIECES
+from stoker.manager.executor.stream import MOST_BYTES, MOST_PIECES
 
 
 @pytest.fixture(scope="module")

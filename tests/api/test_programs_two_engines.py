@@ -16,7 +16,7 @@ from tiny_model import write_tiny_model
 import stoker
 from stoker.errors import CallDroppedError
 from stoker.manager.executor.apps import AppWants, StokerApp
-from stoker.manager.executor.wants import read_wants
+from stoker.manager.executor.options import read_wants
 from stoker.protocol.ids import LibraryId
 
 pytestmark = pytest.mark.skipif(

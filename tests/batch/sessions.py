@@ -9,7 +9,7 @@ from typing import Any
 
 from batch.lab.commands import until
 
-from stoker.manager.executor.loading import Session
+from stoker.manager.executor.session import Session
 from stoker.protocol.blocks import BlockStatus
 from stoker.protocol.to_client import Status
 

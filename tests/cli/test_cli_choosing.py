@@ -14,7 +14,7 @@ from click.testing import Result
 from live.peers import Manager
 
 from stoker.config import write_sites
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import session_choice
 from stoker.manager.executor.processes import note_joined

@@ -19,7 +19,7 @@ from live.peers import Manager
 
 import stoker as package
 from stoker.config import load_site
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError
 from stoker.manager.cli import apps, doctor, doctor_machine
 from stoker.manager.cli.doctor_machine import Finding, Level

@@ -15,7 +15,7 @@ from factory.fake_slurm import FakeSlurm
 from live.peers import Manager, until
 
 from stoker.config import write_sites
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.manager.cli import doctor
 from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.executor import engines

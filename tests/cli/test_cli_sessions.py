@@ -16,7 +16,7 @@ from click.testing import Result
 from live.peers import Manager
 
 from stoker.config import parse_site, write_sites
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError
 from stoker.manager.cli import session_remains, sessions
 from stoker.manager.executor import detached

@@ -9,7 +9,7 @@ import pytest
 from core.builders import SESSION, Cluster, devices, recipe
 
 from stoker.manager.core.events import ClientGone, FactoryTrouble, SessionDefined
-from stoker.manager.core.phases import PilotState
+from stoker.manager.core.nouns import PilotState
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason, Rule, Source

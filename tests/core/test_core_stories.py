@@ -39,13 +39,13 @@ def test_a_block_of_the_program_itself_is_called_b0_and_is_not_pending_once_its_
     assert not c.the_story("b7").found
     assert c.status().blocks == {"0": "running", "1": "failed: exit code 1"}
     c.tell("ana", say.EndSession("done"))
-    assert report.status(c.core.state).blocks == {"0": "ended with the session", "1": "failed: exit code 1"}
+    assert report.session_status(c.core.state).blocks == {"0": "ended with the session", "1": "failed: exit code 1"}
 
 
 def test_a_block_from_which_no_pilot_came_in_the_session_ended_before_one_did(cluster: Make) -> None:
     c = cluster().call("c1")
     c.tell("ana", say.WantPilots({"0": "pending"}), say.EndSession("done"))
-    assert report.status(c.core.state).blocks == {"0": "ended before a pilot came"}
+    assert report.session_status(c.core.state).blocks == {"0": "ended before a pilot came"}
 
 
 def test_the_logs_of_a_call_that_has_not_ended_say_what_it_waits_for_and_where_to_look(cluster: Make) -> None:

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 import stoker
-from stoker.contexts.options import ContextOptions
+from stoker.contexts.recipe import ContextOptions
 from stoker.manager.executor.executor import StokerExecutor
-from stoker.manager.executor.wants import KEYS
+from stoker.manager.executor.options import KEYS
 from stoker.site import Advice, Environment, Pilot, Policy, Provider, Session, Site
 
 ROOT = Path(__file__).resolve().parents[2]

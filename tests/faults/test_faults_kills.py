@@ -351,7 +351,7 @@ def test_a_program_that_is_killed_before_it_joins_leaves_nothing(world):
         f"""
 import os, signal
 import stoker
-from stoker.manager.executor.link import Link
+from stoker.manager.executor.client import Link
 Link.wait_joined = lambda self, timeout_s: os.kill(os.getpid(), signal.SIGKILL)
 stoker.load(run_dir={str(world.runs)!r})
 """

@@ -12,7 +12,7 @@ import zmq
 from live.peers import Manager, Peer, pilot_hello, until
 
 from stoker.errors import ProtocolError, SessionError
-from stoker.manager.executor.link import Link
+from stoker.manager.executor.client import Link
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.session import SessionFile, SessionFolder

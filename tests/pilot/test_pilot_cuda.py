@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.pilot.core.health import ProbeVerdict
+from stoker.pilot.core.events import ProbeVerdict
 from stoker.pilot.devices.cuda import DeviceError, Gpu, NoDriverError
 from stoker.pilot.devices.probe import SIZE, examine
 

@@ -19,7 +19,7 @@ from fake_manager import FakeManager, recipe
 from polling import PATIENCE_S
 
 from stoker.pilot.agent import probing
-from stoker.pilot.core.health import ProbeVerdict
+from stoker.pilot.core.events import ProbeVerdict
 from stoker.pilot.devices import PilotDevice, find_devices, gpu
 from stoker.pilot.devices.cuda import DeviceError
 from stoker.pilot.devices.probe import SIZE, examine

@@ -21,7 +21,7 @@ from session.test_session_ports import free_ports
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import ConfigError, SessionError
-from stoker.manager.executor.link import Link
+from stoker.manager.executor.client import Link
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.replay import status_of_ended_session
 from stoker.protocol import to_client, to_pilot, wire

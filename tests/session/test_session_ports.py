@@ -21,7 +21,7 @@ from session.test_session_up import stoker
 from stoker.errors import SessionError
 from stoker.manager.cli.ask import NoAnswerError, Observer, SessionEndedError
 from stoker.manager.executor import detached
-from stoker.manager.executor.link import Link
+from stoker.manager.executor.client import Link
 from stoker.manager.live import interfaces, lease, presence
 from stoker.protocol import wire
 from stoker.protocol.session import SessionFile, SessionFolder, find_session

@@ -9,7 +9,7 @@ import pytest
 from live.peers import Manager, key_pair, session_folder
 
 from stoker.errors import SessionError
-from stoker.manager.executor.link import Link
+from stoker.manager.executor.client import Link
 from stoker.protocol import wire
 from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 

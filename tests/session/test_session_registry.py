@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import session_choice
 from stoker.manager.cli.sessions import SessionState
 from stoker.manager.cli.sessions import known_sessions as list_sessions
-from stoker.manager.executor import standing
-from stoker.manager.executor.begun import is_coming_up
+from stoker.manager.executor import detached
+from stoker.manager.executor.detached import is_coming_up
 from stoker.manager.executor.processes import KEPT_SESSIONS, register
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder, find_session, holds_session
@@ -100,7 +100,7 @@ def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
     """A session that was made and registered, and whose manager has not listened."""
     folder = SessionFolder(path)
     folder.make()
-    folder.launch.write_bytes(msgspec.json.encode(standing.Launch(path.name, ())))
+    folder.launch.write_bytes(msgspec.json.encode(detached.Launch(path.name, ())))
     for place in (folder.launch, *path.iterdir(), path):
         os.utime(place, (time.time() - ago_s,) * 2)
     register(folder, name=path.name)

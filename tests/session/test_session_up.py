@@ -20,7 +20,7 @@ from session.held import MANAGER, Held
 
 from stoker.errors import SessionError
 from stoker.manager.cli.session_choice import status_of
-from stoker.manager.executor import detached, standing
+from stoker.manager.executor import detached
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFolder, find_session
 from stoker.protocol.to_client import Status
@@ -97,7 +97,7 @@ class Up:
         """The manager, and who would start it again."""
         kill([pid for pid in self.world.of("stoker.manager.main") if "--kept" in command_of(pid)])
         kill([self.holder().pid])
-        until(lambda: not standing.is_up(self.folder))
+        until(lambda: not detached.is_up(self.folder))
 
 
 def stoker(world: World, *arguments: str, limit_s: float = 120) -> subprocess.CompletedProcess[str]:
@@ -332,7 +332,7 @@ def test_attach_brings_back_a_manager_whose_keeper_is_dead_too(up: Up) -> None:
     attached = up.world.spawn(
         [sys.executable, "-m", "stoker.manager.cli.entry", "attach", up.name], folder=up.world.path
     )
-    until(lambda: standing.is_up(up.folder), limit_s=60)
+    until(lambda: detached.is_up(up.folder), limit_s=60)
     assert attached.stdout is not None
     assert until(attached.stdout.readline, limit_s=60).startswith(f"session {up.name} · up ")
     attached.send_signal(signal.SIGINT)

@@ -11,7 +11,7 @@ from stoker.config import load_site, parse_site
 from stoker.contexts import context
 from stoker.errors import ConfigError
 from stoker.manager.executor import detached, engines
-from stoker.manager.executor.wants import read_wants
+from stoker.manager.executor.options import read_wants
 from stoker.manager.taskvine import refusals
 from stoker.pilot.taskvine import finding
 from stoker.site import Engine, Site

@@ -13,7 +13,7 @@ import pytest
 from faults.world import World, command_of, count_lines, kill, until
 
 from stoker.manager.cli.session_choice import status_of
-from stoker.manager.executor import standing
+from stoker.manager.executor import detached
 from stoker.protocol.session import SessionFolder, find_session
 from stoker.protocol.to_client import Status
 
@@ -133,11 +133,11 @@ def test_a_manager_that_died_comes_back_to_the_same_pool(up: Up) -> None:
     [before] = up.status().pilots
     kill([pid for pid in up.world.of("stoker.manager.main") if "--kept" in command_of(pid)])
     kill(up.world.of("stoker.manager.main"))
-    until(lambda: not standing.is_up(up.folder))
+    until(lambda: not detached.is_up(up.folder))
     attached = up.world.spawn(
         [sys.executable, "-m", "stoker.manager.cli.entry", "attach", up.name], folder=up.world.path
     )
-    until(lambda: standing.is_up(up.folder), limit_s=60)
+    until(lambda: detached.is_up(up.folder), limit_s=60)
     until(lambda: up.status().pilots, limit_s=60)
     attached.send_signal(signal.SIGINT)
     attached.communicate(timeout=60)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stoker.contexts import glance
+from stoker.contexts import payload_layout
 from stoker.contexts.recipe import BARE
 from stoker.protocol.blocks import BlockPhase, BlockStatus
 from stoker.protocol.ids import show_block
@@ -212,7 +212,7 @@ def with_arguments(story: S) -> S:
     """Return the story with its call's arguments in short instead of their bytes."""
     if not story.payload:
         return story
-    return msgspec.structs.replace(story, payload=b"", arguments=glance.of_payload(story.payload))
+    return msgspec.structs.replace(story, payload=b"", arguments=payload_layout.of_payload(story.payload))
 
 
 def story_lines(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
