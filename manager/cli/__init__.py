@@ -1,1 +1,1 @@
-"""The `stoker` command. `console` prints, `ask` talks to a session's manager, `main` puts the commands together."""
+"""The `stoker` command, a module per command (`main` lists them). `console` prints, `ask` asks a session's manager."""

@@ -1,31 +1,162 @@
-"""`stoker run APP`: an application is a click command that an installed package declares as an entry point.
+"""`stoker run`: run an application, or a program of the user.
 
-Entry points are loaded when they are wanted: the command line starts without importing what an application needs, and
-an application that cannot be imported ends in a sentence and disturbs no other.
+Installed packages add to the command line by entry points:
+
+    stoker.apps         NAME = module:command     a click command: `stoker run NAME`
+    stoker.commands     NAME = module:command     a click command or group: `stoker NAME`
+    stoker.forecasts    NAME = module:WORK        a `stoker.planning.Work`: `stoker plan SITE NAME`
+
+An entry point is loaded when it is used, so the command line starts without the packages of the applications. An
+application that cannot be imported fails with one line and disturbs no other. Stoker declares its own applications in
+the same way. An editable install keeps the entry points of the day on which it was made, so the checkout's setup.cfg is
+read as well.
+
+`stoker run ./my_app.py` runs the file as `__main__`. If the file leaves a click command called `command` and has no
+`if __name__ == "__main__"`, that command runs with the arguments.
 """
 
 from __future__ import annotations
 
-import difflib
+import configparser
 import functools
-import importlib
+import importlib.metadata
 import os
+import sys
+import types
+from collections.abc import Iterable, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import click
 
-from stoker.errors import SessionError, StokerError
-from stoker.manager.cli import console, entry_points, programs
+import stoker
+from stoker.config_errors import did_you_mean
+from stoker.errors import ConfigError, SessionError, StokerError
+from stoker.manager.cli import console, runs
 from stoker.manager.executor.detached import JOINS, wait_for_begun
 from stoker.protocol.session import find_session
 
+# ---- entry points
+
+
+APPS, COMMANDS, FORECASTS = "stoker.apps", "stoker.commands", "stoker.forecasts"
+RENEW = (
+    "the list of entry points in this environment is older than Stoker's code: install Stoker again"
+    " (in a checkout: make install, or pip install -e .)"
+)
+"""What to do where not even Stoker's own entry points are found."""
+CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
+"""Where a checkout declares its entry points; an installed Stoker has no such file."""
+
+
+def names(group: str) -> list[str]:
+    """Return the names in a group, sorted."""
+    return sorted({point.name for point in _points(group)})
+
+
+def matching(group: str, name: str) -> str:
+    """Return the name in the group, where `-` and `_` are the same; empty if it is not there."""
+    return next((each for each in names(group) if each.replace("-", "_") == name.replace("-", "_")), "")
+
+
+def load(group: str, name: str) -> Any:
+    """Load what the entry point refers to. Raises StokerError if it cannot be imported or two packages declare it."""
+    points = {point.value: point for point in _points(group) if point.name == name}
+    if not points:
+        raise StokerError(f"no installed package declares {name} in {group}")
+    if len(points) > 1:
+        by = " and ".join(sorted(f"{_package(point)} ({point.value})" for point in points.values()))
+        raise StokerError(f"{name} is declared twice in {group}, by {by}; uninstall one of them")
+    [point] = points.values()
+    try:
+        return point.load()
+    except ModuleNotFoundError as error:
+        missing = error.name or str(error)
+        if point.module == missing or point.module.startswith(f"{missing}."):
+            raise _broken(name, point, error) from error
+        extra = ': pip install "stoker[models]"' if _package(point) == "stoker" else ""
+        raise StokerError(f"{name} needs the module {missing}, which is not installed{extra}") from error
+    except Exception as error:  # whatever a package's code does when it is imported
+        raise _broken(name, point, error) from error
+
+
+def load_command(group: str, name: str) -> click.Command:
+    """Load the click command of the entry point. Raises StokerError, also for any other object."""
+    found = load(group, name)
+    if not isinstance(found, click.Command):
+        raise StokerError(
+            f"{name} in {group} leads to a {type(found).__name__}, and must lead to a click command: put"
+            " @click.command() above the function"
+        )
+    return found
+
+
+def _points(group: str) -> Iterable[EntryPoint]:
+    """Return the entry points of installed packages and of Stoker's checkout."""
+    found = importlib.metadata.entry_points(group=group)
+    declared = configparser.ConfigParser()
+    declared.read(CHECKOUT)
+    lines = declared.get("options.entry_points", group, fallback="").split("\n")
+    pairs = [line.split("=", 1) for line in lines if "=" in line]
+    own = [EntryPoint(name.strip(), value.strip(), group) for name, value in pairs]
+    there = {(point.name, point.value) for point in found}
+    return [*found, *(point for point in own if (point.name, point.value) not in there)]
+
+
+def _broken(name: str, point: EntryPoint, error: Exception) -> StokerError:
+    return StokerError(
+        f"{name} cannot be imported ({point.value}, of the package {_package(point)}): {type(error).__name__}: {error}"
+    )
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value.partition(".")[0]
+
+
+# ---- programs of the user
+
+
+def is_program(name: str) -> bool:
+    """True if this names a Python file."""
+    return name.endswith(".py")
+
+
+def read_program(path: Path) -> bytes:
+    """Return the source of a program. Raises ConfigError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be run: {error.strerror}", file=str(path)) from None
+
+
+def run_program(path: Path, arguments: Sequence[str]) -> None:
+    """Run a file as the main program, with these arguments. Raises ConfigError for a file that cannot be read."""
+    source = read_program(path)
+    module = types.ModuleType("__main__")
+    module.__file__ = str(path.absolute())
+    sys.modules["__main__"] = module
+    sys.path.insert(0, str(path.absolute().parent))
+    sys.argv = [str(path), *arguments]
+    try:
+        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
+    except Exception as error:  # as Python tells it, without the frames of this command
+        frames = error.__traceback__
+        sys.excepthook(type(error), error.with_traceback(frames.tb_next if frames is not None else None), None)
+        raise SystemExit(1) from None
+    command = vars(module).get("command")
+    if isinstance(command, click.Command) and b"__main__" not in source:
+        command.main(list(arguments), prog_name=f"stoker run {path}", standalone_mode=False)
+
+
+# ---- stoker run
+
 
 class FromEntryPoints(click.Group):
-    """A group whose subcommands come from entry points, wholly or in part."""
+    """A group with subcommands from entry points."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click does it; a subcommand that cannot be imported says so in its place."""
+        """Format the help as click does. A subcommand that cannot be imported shows its error."""
         rows: list[tuple[str, str]] = []
         for name in self.list_commands(ctx):
             try:
@@ -41,21 +172,21 @@ class FromEntryPoints(click.Group):
 
 
 class Apps(FromEntryPoints):
-    """One subcommand an application."""
+    """`stoker run`: one subcommand per application."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
-        """Every application that is installed."""
-        return entry_points.names(entry_points.APPS)
+        """Return the names of all installed applications."""
+        return names(APPS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The application's own command. Raises StokerError when it cannot be imported."""
-        if programs.is_program(cmd_name):
+        """Return the application's command. Raises StokerError if it cannot be imported."""
+        if is_program(cmd_name):
             return with_session(_program(Path(cmd_name)))
-        name = entry_points.matching(entry_points.APPS, cmd_name)
-        return with_session(entry_points.load_command(entry_points.APPS, name)) if name else None
+        name = matching(APPS, cmd_name)
+        return with_session(load_command(APPS, name)) if name else None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click does it; with `--detach` the arguments are checked, and a process of its own runs them."""
+        """Run the command. With `--detach` check the arguments and start a detached run."""
         if not ctx.params.get("detach"):
             if ctx.params.get("name"):
                 raise click.UsageError("--name names a detached run; write --detach too")
@@ -70,22 +201,19 @@ class Apps(FromEntryPoints):
         session = ctx.params.get("session")
         below = command.make_context(name, arguments, parent=ctx)
         _check_before_detaching(name, session=below.params.get("session") or session)
-        detaching = importlib.import_module("stoker.manager.cli.detaching")
         before = ["--session", session] if session else []
-        detaching.start([*before, *given], name=ctx.params["name"], what=name)
+        runs.start([*before, *given], name=ctx.params["name"], what=name)
         return None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, with the nearest name for one that is not there."""
+        """Resolve as click does, and suggest the nearest name."""
         names = self.list_commands(ctx)
-        if args and programs.is_program(args[0]):
+        if args and is_program(args[0]):
             return super().resolve_command(ctx, args)
-        if args and not args[0].startswith("-") and not entry_points.matching(entry_points.APPS, args[0]):
-            close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.4)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
-            hint = hint if names else entry_points.RENEW
+        if args and not args[0].startswith("-") and not matching(APPS, args[0]):
+            hint = did_you_mean(args[0], names, cutoff=0.4) if names else RENEW
             hint += "; a program of your own is named by its file: stoker run ./my_app.py"
             if Path(f"{args[0]}.py").is_file():
                 hint = f"did you mean ./{args[0]}.py?"
@@ -98,7 +226,7 @@ _SESSION_HELP = "Join a session that is up (stoker up) instead of starting one."
 
 
 def with_session(command: click.Command) -> click.Command:
-    """An application's command that takes `--session` too: what it loads then is the session that is named."""
+    """Add `--session` to an application's command, so that it joins that session."""
     if any(parameter.name == "session" for parameter in command.params) or command.callback is None:
         return command
     inner = command.callback
@@ -121,7 +249,6 @@ def with_session(command: click.Command) -> click.Command:
 
 
 def _program(path: Path) -> click.Command:
-    """A command that runs a file, with whatever arguments it is given."""
 
     @click.command(
         str(path), add_help_option=False, context_settings={"ignore_unknown_options": True}, help=f"Run {path}."
@@ -130,16 +257,15 @@ def _program(path: Path) -> click.Command:
     def program(*, arguments: tuple[str, ...]) -> None:
         if "--detach" in arguments:
             console.note(f"--detach is given to {path}; to detach it write stoker run --detach {path}")
-        programs.run_program(path, arguments)
+        run_program(path, arguments)
 
     return program
 
 
 def _check_before_detaching(name: str, *, session: str | None) -> None:
-    """Raise for what the detached process would fail with at once: a program that cannot be read, a session that is not
-    there."""
-    if programs.is_program(name):
-        programs.read_program(Path(name))
+    """Raise now what would end the detached process at once: an unreadable program, an unknown session."""
+    if is_program(name):
+        read_program(Path(name))
     if session:
         find_session(session)
 

@@ -1,6 +1,6 @@
 """Questions to a session's manager, as an observer: a client that submits nothing and that no session waits for.
 
-One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.reliable`): a question that
+One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.wire`): a question that
 is lost with a connection is not worth keeping, it is asked again.
 """
 
@@ -20,14 +20,14 @@ from stoker.errors import SessionError
 from stoker.manager.executor import detached
 from stoker.manager.live import lease, presence
 from stoker.protocol import to_client, to_manager, wire
-from stoker.protocol.listed import ListedState
+from stoker.protocol.calls import ListedState
 from stoker.protocol.session import SessionFile, SessionFolder
 
 TIMEOUT_S = 5.0
-"""A manager that handles its worst burst still answers within this."""
+"""Seconds in which a manager answers even under its worst load."""
 
 _POLL_S = 0.2
-"""How often it is looked whether a session that does not answer has ended."""
+"""Seconds between two checks whether a silent session has ended."""
 
 A = TypeVar(
     "A", bound=to_client.Status | to_client.Story | to_client.Calls | to_client.ClientWelcome | to_client.SessionOver
@@ -35,11 +35,11 @@ A = TypeVar(
 
 
 class SessionEndedError(SessionError):
-    """Nobody listens at the session's address: it is over, or its manager died and was not started again."""
+    """The session is over, or its manager died and was not restarted: nothing listens at its address."""
 
 
 class NoAnswerError(SessionError):
-    """Somebody listens at the session's address, and does not answer in time."""
+    """Something listens at the session's address and does not answer in time."""
 
 
 class Observer:
@@ -78,19 +78,19 @@ class Observer:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._context.destroy(linger=0)
 
     def status(self) -> to_client.Status:
-        """The whole session at this moment."""
+        """Ask for the status of the session."""
         return self._ask(to_manager.AskStatus(), to_client.Status)
 
     def story(self, subject: str) -> to_client.Story:
-        """Why a call, pilot, library or context is where it is."""
+        """Ask why a call, pilot, library or context is where it is."""
         return self._ask(to_manager.AskStory(subject), to_client.Story)
 
     def calls(self, *, limit: int, only: ListedState | None) -> to_client.Calls:
-        """Some of the session's calls: of each state, or of one alone."""
+        """Ask for some calls of the session, of each state or of one."""
         return self._ask(to_manager.AskCalls(limit, only), to_client.Calls)
 
     def end(self, reason: str) -> None:
@@ -123,7 +123,7 @@ class Observer:
 
 
 def _ended_by_hand(folder: SessionFolder) -> str:
-    """What to do about a manager of this machine that stays silent; empty for one of another machine, or none."""
+    """Return how to end a silent manager on this machine; empty for another machine, or none."""
     holder = lease.read_if_whole(folder.lease)
     if holder is None or not lease.is_alive(holder):
         return ""
@@ -134,7 +134,7 @@ def _ended_by_hand(folder: SessionFolder) -> str:
 
 
 def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
-    """What to do about a manager that speaks another version of the protocol; empty where it does not."""
+    """Return what to do about a manager with another protocol version; empty for the same one."""
     if file.protocol == wire.VERSION:
         return ""
     holder = lease.read(folder.lease)
@@ -146,7 +146,7 @@ def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
 
 
 def _ended_at(folder: SessionFolder) -> str:
-    """When a session's manager wrote last, as a clock shows it; with the date, where that is not today's."""
+    """Return the time of the manager's last write, with the date if that is not today."""
     newest = 0.0
     for path in (folder.journal, folder.manager_log, folder.file):
         with contextlib.suppress(OSError):
@@ -156,7 +156,7 @@ def _ended_at(folder: SessionFolder) -> str:
 
 
 def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
-    """What it means that nobody listens at a session's address."""
+    """Return why nothing listens at a session's address."""
     why = detached.over(folder)
     if why or not detached.is_detached(folder):
         return f"session {file.session} ended at {_ended_at(folder)}" + (f" ({why})" if why else "")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.cli import choosing, console
-from stoker.manager.cli.numbers import WholeNumber
-from stoker.manager.cli.sessions import calls_of, takes_session
-from stoker.protocol.listed import FailureGroup, ListedCall, ListedState
+from stoker.manager.cli import console, session_choice
+from stoker.manager.cli.console import WholeNumber
+from stoker.manager.cli.session_choice import calls_of, takes_session
+from stoker.protocol.calls import FailureGroup, ListedCall, ListedState
 from stoker.protocol.to_client import Calls
 from stoker.units import show_seconds
 
@@ -23,15 +23,11 @@ _LIMIT = 20
     help="List the calls of this state only.",
 )
 @click.option(
-    "--limit",
-    metavar="N",
-    default=_LIMIT,
-    type=WholeNumber(1, 10_000),
-    help=f"At most N of each state. [{_LIMIT}]",
+    "--limit", metavar="N", default=_LIMIT, type=WholeNumber(1, 10_000), help=f"At most N of each state. [{_LIMIT}]"
 )
 @click.option("--all", "each", is_flag=True, help="List calls that failed one by one, and not in groups.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@takes_session(default=choosing.SHOWN_BY_DEFAULT)
+@takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bool) -> None:
     """List calls of SESSION: the longest running, the next to run, and those that failed.
 
@@ -51,12 +47,8 @@ def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bo
 
 
 def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT, each: bool = False) -> list[str]:
-    """The lines of `stoker calls`. `each`: failed calls one by one, and not in groups."""
-    numbers = {
-        ListedState.RUNNING: found.running,
-        ListedState.WAITING: found.waiting,
-        ListedState.FAILED: found.failed,
-    }
+    """Return the lines of `stoker calls`. `each`: list failed calls one by one instead of in groups."""
+    numbers = {ListedState.RUNNING: found.running, ListedState.WAITING: found.waiting, ListedState.FAILED: found.failed}
     counted = ", ".join(f"{number:,} {state.value}" for state, number in numbers.items())
     out = [f"session {found.session} · {counted}"]
     rows = [_row(call) for call in found.calls]
@@ -80,7 +72,7 @@ def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT
 
 
 def _failures(groups: tuple[FailureGroup, ...], *, limit: int) -> list[str]:
-    """A line for each group of failed calls, and a line with what the last of them said."""
+    """Two lines per group of failed calls: the counts, and the message of the last one."""
     out = []
     for group in groups[:limit]:
         when = f"{show_seconds(group.last_s)} ago"

@@ -1,4 +1,4 @@
-"""All output of the command line: the only module of it that prints.
+"""All output of the command line (no other module of it prints), and types of its options.
 
 On a terminal a few words get colour and `--watch` redraws in place. On a pipe or in a batch log the same facts come as
 plain lines. With `--json` one document goes to stdout and nothing else does.
@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import click
 import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from stoker.errors import UnitError
+from stoker.progress import Lines, ProgressBar
+from stoker.units import MOST_BYTES, parse_bytes
+
+# ---- output
+
 
 _STYLES = {"ok": "green", "warn": "yellow", "need": "bold red", "fails": "bold red", "no": "dim"}
 _out = Console(highlight=False, soft_wrap=True)
@@ -25,30 +34,30 @@ _err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def is_terminal() -> bool:
-    """Whether a person watches."""
+    """True if stdout is a terminal."""
     return _out.is_terminal
 
 
 def lines(texts: Iterable[str]) -> None:
-    """Lines that stay."""
+    """Print lines."""
     with survive_closed_pipe():
         for text in texts:
             _out.print(_styled(text))
 
 
 def line(text: str = "") -> None:
-    """One line that stays."""
+    """Print one line."""
     lines([text])
 
 
 def note(text: str) -> None:
-    """A line beside the output proper, on stderr: it does not get into a pipe."""
+    """Print a remark on stderr, so that it does not get into a pipe."""
     with _without_terminal():
         _err.print(Text(text, style="dim"))
 
 
 def error(text: str) -> None:
-    """What went wrong and what to do, on stderr."""
+    """Print an error and its remedy on stderr."""
     first, _, rest = text.partition("\n")
     with _without_terminal():
         _err.print(Text(first, style="bold red"))
@@ -58,7 +67,7 @@ def error(text: str) -> None:
 
 @contextlib.contextmanager
 def _without_terminal() -> Iterator[None]:
-    """Go on if the terminal was closed: the command still puts in order what it has begun."""
+    """Ignore a closed terminal: the command still cleans up what it has started."""
     try:
         yield
     except OSError as trouble:
@@ -67,7 +76,7 @@ def _without_terminal() -> Iterator[None]:
 
 
 def json(value: Any) -> None:
-    """The one document of `--json`: structs, dicts and lists."""
+    """Print the one document of `--json`."""
     if sys.stdout is None:  # closed before the command began
         return
     with survive_closed_pipe():
@@ -76,7 +85,7 @@ def json(value: Any) -> None:
 
 
 def raw(data: bytes) -> None:
-    """Bytes as they are: what a call printed, a log."""
+    """Write bytes unchanged: output of a call, a log."""
     if sys.stdout is None:
         return
     with survive_closed_pipe():
@@ -86,13 +95,13 @@ def raw(data: bytes) -> None:
 
 
 class Redrawn:
-    """A block of lines that stands still: drawn over itself on a terminal, one after the other on a pipe."""
+    """A block of lines, redrawn in place on a terminal and printed again on a pipe."""
 
     def __init__(self, live: Live | None) -> None:
         self._live = live
 
     def show(self, texts: Sequence[str]) -> None:
-        """Put these lines in the place of the last ones."""
+        """Replace the lines."""
         if self._live is None:
             lines([*texts, ""])
         else:
@@ -101,7 +110,7 @@ class Redrawn:
 
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
-    """A place for lines that change."""
+    """Give the block a place for lines that change."""
     if not is_terminal():
         yield Redrawn(None)
         return
@@ -110,9 +119,14 @@ def redrawn() -> Iterator[Redrawn]:
         yield Redrawn(live)
 
 
+def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Lines) -> ProgressBar:
+    """A bar for a terminal, which vanishes at the end of its block."""
+    return ProgressBar(name, total=total, facts=facts, below=below, console=Console(highlight=False), vanishes=True)
+
+
 @contextlib.contextmanager
 def survive_closed_pipe() -> Iterator[None]:
-    """`stoker logs | head` ends quietly: nobody reads any more. `stoker status > file` on a full disk says so."""
+    """End quietly if the reader has closed the pipe (`stoker logs | head`), and with an error if the disk is full."""
     try:
         yield
     except BrokenPipeError:
@@ -127,7 +141,7 @@ def survive_closed_pipe() -> Iterator[None]:
 
 
 def _write_no_more() -> None:
-    """Drop what is buffered: it would be written again at exit, to the same place."""
+    """Drop buffered output, which Python would write again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -139,3 +153,61 @@ def _styled(text: str) -> Text:
     elif word in ("session", "call", "pilot", "library", "context", "stoker") and not text.startswith(" "):
         styled.stylize("bold")
     return styled
+
+
+# ---- types of options
+
+
+MOST = 10**9
+
+
+class WholeNumber(click.ParamType[int]):
+    """A whole number from `least` to `most`."""
+
+    name = "number"
+
+    def __init__(self, least: int = 1, most: int = MOST) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number. Fails for other text and for a number out of range."""
+        try:
+            number = int(value)
+        except ValueError:
+            number = self.least - 1
+        if not self.least <= number <= self.most:
+            self.fail(f"{value!s:.40} is not a whole number from {self.least:,} to {self.most:,}", param, ctx)
+        return number
+
+
+class ByteSize(click.ParamType[int]):
+    """A size with its unit, as `32 MB`, in bytes; above 0."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the size in bytes. Fails without a unit and for 0."""
+        try:
+            size = value if isinstance(value, int) else parse_bytes(value)
+        except UnitError as error:
+            self.fail(str(error), param, ctx)
+        if not 0 < size <= MOST_BYTES:
+            self.fail(f"{value!s:.40} is not a size that can be: write 32 MB, say", param, ctx)
+        return size
+
+
+class Seconds(click.ParamType[float]):
+    """A number of seconds, at least 0."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number. Fails for other text and for a negative or infinite number."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds <= MOST:
+            self.fail(f"{value!s:.40} is not a number of seconds, 0 or more, as in 600", param, ctx)
+        return seconds

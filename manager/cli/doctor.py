@@ -1,39 +1,197 @@
-"""`stoker doctor`: what is here, what is missing, and what to do about each."""
+"""`stoker doctor`: check this machine and site files, and say what to do.
+
+`CHECKS` is the table of all checks: name, question, function. Each yields findings, whose `fix` says what to do. The
+checks of the machine are in `doctor_machine`, of batch systems and site files in `doctor_site`; those of earlier
+sessions are here.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
+import msgspec
+import psutil
 
-from stoker.manager.cli import cluster, console, leftovers, machine, orphans, site_page, site_suite, software
-from stoker.manager.cli.finding import Finding, Level, render
-from stoker.manager.cli.numbers import Seconds
+from stoker.contexts.folders import state_folder
+from stoker.errors import StokerError
+from stoker.manager.cli import console, doctor_machine, doctor_site, session_remains, sessions, site_suite
+from stoker.manager.cli.console import Seconds
+from stoker.manager.cli.doctor_machine import Finding, Level, ok, render, warn
+from stoker.manager.cli.session_remains import size_bytes
+from stoker.manager.cli.sessions import SessionState
 from stoker.manager.executor import detached
+from stoker.manager.live import lease
+from stoker.protocol.session import SessionFolder, holds_session, is_begun
+from stoker.site import Site
+from stoker.units import show_bytes
 
-Check = Callable[[], Iterable[Finding]]
+# ---- earlier sessions
 
-CHECKS: tuple[Check, ...] = (
-    software.python,
-    software.packages,
-    software.models,
-    cluster.batch_system,
-    machine.devices,
-    machine.torch_and_driver,
-    machine.disks,
-    machine.limits,
-    machine.sockets,
-    machine.clock,
-    leftovers.store,
-    leftovers.sessions,
-    orphans.processes,
-    orphans.jobs,
+
+STORE = "performance.sqlite"
+
+
+def measurement_store() -> Iterator[Finding]:
+    """Check the file of measurements."""
+    path = state_folder() / STORE
+    if not path.exists():
+        yield ok("store", f"no measurements yet: the first run makes {path}")
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2)) as db:
+            verdict = db.execute("PRAGMA quick_check").fetchone()[0]
+            count = db.execute("SELECT count(DISTINCT recipe) FROM measured").fetchone()[0]
+    except sqlite3.Error as error:
+        verdict, count = str(error), 0
+    if verdict == "ok":
+        yield ok("store", f"measurements of {_count(count, 'context', 'contexts')} in {path}")
+    else:
+        fix = f"move it away, it is made anew: mv {path} {path}.damaged"
+        yield warn("store", f"measurements cannot be read: {path}: {verdict}", fix)
+
+
+def earlier_sessions() -> Iterator[Finding]:
+    """Check the sessions that are known here: live, lost and over."""
+    found = sessions.known_sessions()
+    alive = [each.session for each in found if each.state is SessionState.UP]
+    over = [Path(each.folder) for each in found if each.state is SessionState.OVER]
+    links = sorted((state_folder() / "sessions").glob("*"))
+    dangling = [link for link in links if not (holds_session(link) or is_begun(link))]
+    names = f": {', '.join(alive)}" if alive else ""
+    yield ok("sessions", _count(len(alive), "live session", "live sessions") + names)
+    for name in (each.session for each in found if each.state is SessionState.LOST):
+        fix = f"bring it back: stoker attach {name}; or end it: stoker down {name}"
+        yield warn("sessions", f"session {name} is not over, and has no manager", fix)
+    if over:
+        size = sum(map(size_bytes, over))
+        keep = _count(len(over), "session that is over keeps", "sessions that are over keep")
+        text = f"{keep} {show_bytes(size)} of logs and journals"
+        yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, where_to_remove(over))
+    if dangling:
+        one, many = "link to a session whose folder is gone", "links to sessions whose folders are gone"
+        yield warn("sessions", _count(len(dangling), one, many), "rm " + " ".join(map(str, dangling)))
+
+
+def where_to_remove(folders: Sequence[Path]) -> str:
+    """Return how to remove the folders of old sessions, one line per parent folder."""
+    places: dict[Path, list[Path]] = {}
+    for folder in folders:
+        run = folder.parent if folder.parent.parent.name == "runinfo" else folder
+        places.setdefault(run.parent, []).append(run)
+    lines = []
+    for place, runs in places.items():
+        names = runs[0].name if len(runs) == 1 else f"{runs[0].name} … {runs[-1].name}"
+        lines.append(f"  {place}: {_count(len(runs), 'folder', 'folders')}, {names}")
+    return "\n".join(["stoker sessions --prune removes the old ones; or by hand (rm -r):", *lines])
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+# ---- processes and jobs of ended sessions
+
+
+_PATIENCE_S = 3.0
+"""Seconds in which a session ends, or a program restarts its killed manager."""
+
+
+def orphaned_processes() -> Iterator[Finding]:
+    """Find processes of ended sessions on this machine."""
+    if found := list(orphaned()):
+        what = ", ".join(f"{each.kind} {each.pid} of {each.folder}" for each in found)
+        fix = "kill " + " ".join(str(each.pid) for each in found)
+        yield warn("processes", f"left behind: {what}", fix)
+    else:
+        yield ok("processes", "no process was left behind")
+
+
+def orphaned_jobs() -> Iterator[Finding]:
+    """Find jobs of ended sessions in batch systems."""
+    for link in sorted((state_folder() / "sessions").glob("*")):
+        folder = SessionFolder(link.resolve())
+        if detached.over(folder) and session_remains.may_have_jobs(folder):
+            yield from (
+                warn("jobs", f"left behind: {each.what}, of session {link.name}", each.remove)
+                for each in session_remains.jobs(folder, None)
+            )
+
+
+class OrphanProcess(msgspec.Struct, frozen=True):
+    """A process of a session that is over."""
+
+    pid: int
+    kind: str
+    folder: str
+
+
+def orphaned() -> Iterator[OrphanProcess]:
+    """Return the orphans on this machine, including pilots whose lease has not expired yet."""
+    found = list(session_remains.own_processes())
+    gone = _gone(found)
+    if any(path.exists() for path in gone):
+        time.sleep(_PATIENCE_S)
+        gone &= _gone(found)
+    for process, kind, path in found:
+        if path in gone and process.is_running():
+            yield OrphanProcess(process.pid, kind, str(path))
+
+
+def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
+    managed = {path for process, kind, path in found if kind == "manager" and process.is_running()}
+    return {path for path in {path for _, _, path in found} if _is_over(path) or (path not in managed and _died(path))}
+
+
+def _is_over(path: Path) -> bool:
+    return not path.exists() or bool(detached.over(SessionFolder(path)))
+
+
+def _died(path: Path) -> bool:
+    """True if the session belonged to a program and its manager is dead."""
+    folder = SessionFolder(path)
+    try:
+        holder = lease.read(lease.lease_file(folder))
+        return holder is not None and lease.is_alive(holder) is False and not detached.is_detached(folder)
+    except (OSError, StokerError):
+        return False
+
+
+# ---- the command
+
+
+class Check(msgspec.Struct, frozen=True):
+    """A check: its name, the question that it answers, and the function that yields findings (each with its fix)."""
+
+    name: str
+    question: str
+    run: Callable[[], Iterable[Finding]]
+
+
+CHECKS = (
+    Check("python", "Which Python runs Stoker?", doctor_machine.python),
+    Check("packages", "Are the packages here that Stoker and its extras need?", doctor_machine.packages),
+    Check("models", "Is the default model installed?", doctor_machine.models),
+    Check("batch_system", "Which batch system is here, and what may this user ask of it?", doctor_site.batch_system),
+    Check("devices", "What would a pilot on this machine offer?", doctor_machine.devices),
+    Check("torch_and_driver", "Can the installed torch use the GPU driver?", doctor_machine.torch_and_driver),
+    Check("disks", "Is there room for measurements, snapshots and caches?", doctor_machine.disks),
+    Check("limits", "May a manager open enough files?", doctor_machine.limits),
+    Check("sockets", "Do encrypted messages pass over loopback?", doctor_machine.sockets),
+    Check("clock", "Does the disk's clock agree with this machine's?", doctor_machine.clock),
+    Check("store", "Can the measurements of earlier runs be read?", measurement_store),
+    Check("sessions", "Which sessions are known here, and what do they keep on disk?", earlier_sessions),
+    Check("processes", "Do processes of ended sessions still run here?", orphaned_processes),
+    Check("jobs", "Do batch systems still have jobs of ended sessions?", orphaned_jobs),
 )
 
 
-_PROBE_S = 300.0
+_PROBE_WITHIN_S = 300.0
 
 
 @click.command(short_help="Check this machine and site files; say what to do.")
@@ -71,10 +229,11 @@ def doctor(
     if tests:
         _prove(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
         return
-    wait_s = _PROBE_S if wait_s is None else wait_s
-    checks: list[Check] = [*CHECKS, *(functools.partial(cluster.site_fits, site) for site in wanted)]
+    wait_s = _PROBE_WITHIN_S if wait_s is None else wait_s
+    checks = [*CHECKS, *(_of_site("site_fits", site, doctor_site.site_fits) for site in wanted)]
     if probe:
-        checks += [functools.partial(cluster.probe, site, wait_s=wait_s, say=console.note) for site in wanted]
+        ask = functools.partial(doctor_site.probe, wait_s=wait_s, say=console.note)
+        checks += [_of_site("probe", site, ask) for site in wanted]
     findings = list(examine(checks))
     if as_json:
         console.json({"findings": findings})
@@ -90,7 +249,7 @@ def _prove(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json:
     for site in sites:
         reports.append(site_suite.run(site, wait_s=wait_s, chosen=chosen))
         if not as_json:
-            console.lines(["", *site_page.render(reports[-1])])
+            console.lines(["", *site_suite.render(reports[-1])])
         if reports[-1].interrupted:
             break
     if as_json:
@@ -99,11 +258,16 @@ def _prove(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json:
         raise click.exceptions.Exit(1)
 
 
+def _of_site(name: str, site: Site, run: Callable[[Site], Iterable[Finding]]) -> Check:
+    question = f"Does site {site.name} fit this cluster?" if name == "site_fits" else f"Do pilots of {site.name} come?"
+    return Check(name, question, functools.partial(run, site))
+
+
 def examine(checks: Iterable[Check] | None = None) -> Iterator[Finding]:
-    """Every finding. A check that fails itself is a finding too: a doctor that falls over helps nobody."""
+    """Yield every finding. A check that raises is a finding too."""
     for check in CHECKS if checks is None else checks:
-        name = getattr(check, "__name__", "") or getattr(check, "func", check).__name__
         try:
-            yield from check()
+            yield from check.run()
         except Exception as error:
-            yield Finding(name, Level.WARN, f"{name} could not be checked: {type(error).__name__}: {error}")
+            what = f"{check.name} could not be checked ({check.question})"
+            yield warn(check.name, f"{what}: {type(error).__name__}: {error}")

@@ -10,33 +10,28 @@ from collections.abc import Callable
 import click
 
 from stoker.errors import ConfigError, SessionError
-from stoker.manager.cli import caches, choosing, console, detaching, left, runs, sessions
+from stoker.manager.cli import console, runs, session_choice, session_remains, sessions
 from stoker.manager.cli.ask import NoAnswerError, Observer, SessionEndedError
-from stoker.manager.cli.numbers import Seconds
+from stoker.manager.cli.console import Seconds
 from stoker.manager.executor import detached
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 2.0
-"""How often batch systems are asked whether jobs that were cancelled are gone."""
+"""Seconds between two questions to batch systems whether cancelled jobs are gone."""
 _FILE_S = 10.0
-"""A manager that reads no messages, for want of room on its disk, has ended the session within this."""
+"""Seconds in which a manager without room on its disk ends the session through the file."""
 _SILENT_S = 2.0
-"""What takes longer says what it waits for."""
+"""Seconds after which the command says what it waits for."""
 
 
 @click.command(short_help="End a session or a detached run.")
 @click.option(
-    "--wait",
-    "wait_s",
-    metavar="S",
-    type=Seconds(),
-    default=60.0,
-    help="Seconds to wait until all is gone. [60]",
+    "--wait", "wait_s", metavar="S", type=Seconds(), default=60.0, help="Seconds to wait until all is gone. [60]"
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@sessions.takes_session(default=choosing.CHANGED_BY_DEFAULT)
+@session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
     """End SESSION: calls that are left are cancelled, pilots end, jobs are cancelled. Says what is left if something
     is, and how to remove it; exit code 1 then. What pilots keep on their nodes for the next session is named too.
@@ -44,9 +39,9 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     With the name of a detached run: its program ends as after Ctrl-C.
     """
     if run := runs.named_run(session):
-        detaching.stop(run, wait_s=wait_s, as_json=as_json)
+        runs.stop(run, wait_s=wait_s, as_json=as_json)
         return
-    folder = choosing.session_to_show(session) if session else choosing.session_to_change()
+    folder = session_choice.session_to_show(session) if session else session_choice.session_to_change()
     before = end(folder)
     remains = wait_until_gone(folder, before, wait_s=wait_s, waiting=console.note)
     shutil.rmtree(folder.objects, ignore_errors=True)  # of no use without their session
@@ -55,7 +50,7 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     unwritten = detached.unwritten(folder)
     stays: list[str] = []
     with contextlib.suppress(ConfigError):  # the session has ended, whatever is wrong with its site files
-        stays = caches.stays(detached.sites_of(folder).values()) if brought else []
+        stays = sessions.stays(detached.sites_of(folder).values()) if brought else []
     if as_json:
         console.json({"session": name, "left": remains, "stays": stays, "status": before, "unwritten": unwritten})
     elif remains:
@@ -72,8 +67,8 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
 
 
 def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
-    """Tell the session to end, and why. How it was before, None if nobody could tell. One whose manager died is started
-    again for that: it knows which jobs there are. Raises SessionError."""
+    """Tell the session to end, and why. Returns its last status, None if unknown. Starts a dead manager again first,
+    because it knows the jobs. Raises SessionError."""
     for _ in range(2):
         try:
             with Observer(folder) as observer:
@@ -98,7 +93,7 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
 
 
 def _end_by_file(folder: SessionFolder) -> bool:
-    """End a session whose manager reads no messages because its disk is full. False if it does not end by that."""
+    """End a session whose manager reads no messages because its disk is full. Returns False if that fails."""
     try:
         try:
             until = time.monotonic() + _FILE_S
@@ -114,15 +109,16 @@ def _end_by_file(folder: SessionFolder) -> bool:
 
 def wait_until_gone(
     folder: SessionFolder, before: Status | None, *, wait_s: float, waiting: Callable[[str], None]
-) -> list[left.LeftBehind]:
-    """What is left of a session once all is gone or the time is up. `waiting` hears what takes long."""
+) -> list[session_remains.LeftBehind]:
+    """Wait until nothing of a session is left, or the time is up; return what is left. `waiting` is told what takes
+    long."""
     began, said = time.monotonic(), ""
     while True:
-        here = [*left.processes(folder), *left.factory(folder)]
-        remains = here or list(left.jobs(folder, before))
+        here = [*session_remains.processes(folder), *session_remains.factory(folder)]
+        remains = here or list(session_remains.jobs(folder, before))
         took = time.monotonic() - began
         if not remains or took > wait_s:
-            return left.with_jobs_first(here, folder, before) if here else remains
+            return session_remains.with_jobs_first(here, folder, before) if here else remains
         text = ", ".join(dict.fromkeys(each.what for each in remains))
         if took > _SILENT_S and text != said:
             said = text
@@ -130,8 +126,8 @@ def wait_until_gone(
         time.sleep(_LOOK_EVERY_S if here else _ASK_EVERY_S)
 
 
-def render(remains: list[left.LeftBehind], *, name: str) -> list[str]:
-    """What to do about what is left."""
+def render(remains: list[session_remains.LeftBehind], *, name: str) -> list[str]:
+    """Return what is left, and what to do about it."""
     lines = (f"  left  {each.what}" + (f"; end it: {each.remove}" if each.remove else "") for each in remains)
     return [
         f"session {name} was told to end, but not all of it has:",
@@ -141,7 +137,6 @@ def render(remains: list[left.LeftBehind], *, name: str) -> list[str]:
 
 
 def _without_last_records(folder: SessionFolder, why: str) -> str:
-    """What it means that a journal lacks its last records."""
     return (
         f"the last records of its journal are not written ({why}, {folder.journal}): what `stoker status` and"
         " `stoker explain` tell of it may end a little early"
@@ -149,7 +144,7 @@ def _without_last_records(folder: SessionFolder, why: str) -> str:
 
 
 def ended(before: Status | None, *, name: str) -> str:
-    """That nothing of a session is left, and what it had done. `before`: how it was when it was told to end."""
+    """Return the summary of a session that has ended. `before`: its status before."""
     return f"session {name} has ended{_summary(before)}; nothing of it is left running"
 
 

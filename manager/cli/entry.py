@@ -1,9 +1,70 @@
-"""Where the `stoker` command begins: Ctrl-C while Python still imports ends it without a word, and later SIGTERM and
-SIGHUP end it as Ctrl-C does, so that it leaves nothing behind."""
+"""Entry point of the `stoker` command, and its signals.
+
+Ctrl-C while Python still imports ends the command without a word. Later SIGTERM and SIGHUP end it as Ctrl-C does: it
+first cleans up what it has started.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+# ---- signals
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_PATIENCE_S = 5.0
+"""A closing terminal may send SIGHUP twice. A signal more than this after the first one kills."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP arrived (`scancel`, `timeout`, a closed terminal)."""
+
+
+@contextlib.contextmanager
+def as_ctrl_c() -> Iterator[list[int]]:
+    """Raise Terminated in the block at the first SIGTERM or SIGHUP. Yields the list of signals that arrived. Signals
+    that are ignored (`nohup`) or handled already stay so."""
+    came: list[int] = []
+    owner, ended_at = os.getpid(), 0.0
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        nonlocal ended_at
+        if os.getpid() == owner and not came:
+            came.append(number)
+            ended_at = time.monotonic()
+            raise Terminated
+        if os.getpid() != owner or time.monotonic() - ended_at > _PATIENCE_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    ours = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield came
+    finally:
+        for number in ours:
+            if signal.getsignal(number) is end:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def drop_unwritten() -> None:
+    """Drop buffered output for a closed terminal, which Python would fail to write at exit."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+# ---- the command
 
 
 def main() -> None:
@@ -11,7 +72,6 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else somebody wants it otherwise: a shell ignores it in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from stoker.manager.cli.endings import as_ctrl_c, drop_unwritten
     from stoker.manager.cli.main import main as run
 
     signal.signal(signal.SIGINT, before)

@@ -1,24 +1,254 @@
-"""`stoker explain`: why a call, pilot, library, context or block is where it is."""
+"""`stoker explain`: why a call, pilot, library, context or block is where it is.
+
+For a failure it also says whose fault that is, what to do, and what was done. It judges what the call, pilot or job has
+printed, what the call raised, and what the manager and its pilots say of it. It reads logs on this machine only.
+"""
 
 from __future__ import annotations
 
 import datetime
 import difflib
 import re
+import time
+from collections.abc import Iterable, Iterator
 
 import click
+import msgspec
 
 from stoker.errors import SessionError
-from stoker.manager.cli import choosing, console, logged_progress, verdicts
-from stoker.manager.cli.sessions import is_several, names_in, status_of, story_of, takes_session
-from stoker.protocol import show_story
+from stoker.manager.advice.judging import ProofLine, judged, raised_part, told_part
+from stoker.manager.advice.log_parts import LogPart
+from stoker.manager.advice.logs import FaultKind
+from stoker.manager.advice.logs.own_words import OF_CALLS, OF_JOBS
+from stoker.manager.advice.logs.remedies import remedy
+from stoker.manager.advice.metrics import FollowedLog, LoggedProgress
+from stoker.manager.cli import console, logs, session_choice
+from stoker.manager.cli.logs import files, is_call
+from stoker.manager.cli.session_choice import is_several, names_in, status_of, story_of, takes_session
+from stoker.manager.core.blame import LEAST_SURE
+from stoker.protocol import show_status
+from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Story
+from stoker.units import first_words, show_about, show_seconds
+
+# ---- progress of a running call
+
+
+def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
+    """Return the progress that a running call has printed into its library's log. None if it printed none, if the log
+    is on another machine, or if the library runs several calls at once: it writes their lines when they have ended."""
+    if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
+        return None
+    own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
+    if len(own) != 1:
+        return None
+    return FollowedLog(own[0].path, start=story.runs_from).track(at_s=time.time()).progress
+
+
+def progress_line(progress: LoggedProgress) -> str:
+    """One line: `90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
+    of = f" of {progress.total:,g}" if progress.total else ""
+    parts = [f"{progress.done:,g}{of} {progress.unit}s"]
+    if progress.rate_per_s:
+        slow = progress.rate_per_s < 1
+        parts.append(
+            f"{show_seconds(1 / progress.rate_per_s)} each"
+            if slow
+            else f"{progress.rate_per_s:,.1f} {progress.unit}s/s"
+        )
+    if progress.seconds_left is not None:
+        part = "" if progress.whole else f" of this {'epoch' if progress.epoch is not None else 'part'}"
+        parts.append(f"about {show_about(progress.seconds_left)} left{part}")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:g}")
+    return f"  progress  {', '.join(parts)} (by what it prints)"
+
+
+# ---- whose fault
+
+
+_RAISED = re.compile(r"raised an exception in your code after (?P<ran_s>[\d.]+) s: (?P<what>.*)", re.DOTALL)
+_NO_RESULT = re.compile(r"ended without a result \((?P<kind>\w+)\): (?P<what>.*)", re.DOTALL)
+_SENT = re.compile(r"sent to \S+ \(.* of (?P<pilot>\S+)\)", re.DOTALL)
+_BLOCK = re.compile(r"b\d+")
+_FAILED_BLOCK = re.compile(
+    r"refused: |ended: .*(?:exit code (?!0\b)|[A-Z]+_[A-Z]+|PREEMPTED|preempted|out of memory|node failed"
+    r"|out of walltime|killed by signal|vacated|held)"
+)
+_LOST_PILOT = re.compile(r"counted as lost: ")
+_WANTED = frozenset({"cancelled", "dropped"})
+"""Kinds of end that a user or a policy wanted."""
+_DONE = (
+    (re.compile(r"runs again, for (?P<time>.+ s) not on (?P<where>.+)"), "ran again, for {time} not on {where}"),
+    (re.compile(r"runs again, for .+ s not on (?P<where>\S+ of \S+)"), "{where} was probed at once"),
+    (re.compile(r"back in the queue: (?P<where>\S+ of \S+) is quarantined"), "{where} is used no more (quarantined)"),
+    (re.compile(r"its library died .*, 1 of (?P<most>\d+) before"), "ran again after the first death of its library"),
+    (re.compile(r"its library died .*it is tried again by itself"), "ran again by itself, with nothing beside it"),
+    (re.compile(r"may have run when (?P<where>\S+) died \(\d+\); it runs alone"), "ran again alone on a pilot"),
+    (re.compile(r"back in the queue: .* \(.*which are not the pilot's hold.*"), "ran again, at no cost of its tries"),
+    (re.compile(r"ran .* and was cut off by the walltime of (?P<where>\S+)"), "waited for a pilot with more time left"),
+    (
+        re.compile(r"^(?P<where>[^\n]{1,200}?) quarantined for (?P<time>[^:\n]{1,40}): "),
+        "{where} got nothing new for {time} (quarantined)",
+    ),
+    (re.compile(r"^(?P<where>[^\n]{1,200}?) may be used again"), "{where} is used again"),
+    (
+        re.compile(r"^(?P<where>\S{1,200}) quarantined: "),
+        "{where} was probed, failed, and is used no more (quarantined)",
+    ),
+    (re.compile(r"^(?P<where>\S{1,200}) is well again"), "{where} was probed again, and is used again"),
+)  # fmt: skip
+"""Patterns of what a story says was done about a failure, and the words for it."""
+_MOST_DONE = 6
+_SHOWN = 6
+_WHOSE = {FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed"}
+_SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memory"})
+
+
+class FailureVerdict(msgspec.Struct, frozen=True):
+    """Whose fault a failure is. `kind`, `component`, `sure`, `means`: see `Fault`. `do`: what to do; `done`: what was
+    done, in order. If the verdict is not sure, `happened` (the known facts) and `look` (where to read more) are shown
+    instead."""
+
+    kind: FaultKind
+    component: str
+    sure: float
+    means: str
+    proof: tuple[ProofLine, ...]
+    do: str
+    done: tuple[str, ...] = ()
+    happened: str = ""
+    look: str = ""
+
+
+def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
+    """Return whose fault it is that a call, pilot or block failed; None if it did not fail or nothing says why."""
+    texts = [line.text for line in story.lines]
+    said: list[str] = []
+    rules = OF_CALLS
+    if is_call(story.subject):
+        parts = list(_of_call(texts))
+        said = [hit["what"] for text in texts if (hit := _failed(text))][-1:] if parts else []
+    elif _BLOCK.fullmatch(story.subject):
+        rules = OF_JOBS
+        said = [text for text in (*texts, story.headline) if _FAILED_BLOCK.search(text)][:1]
+        own = [file for file in files(folder) if file.name.startswith(f"{story.subject}.")]
+        parts = [*(LogPart(file.name, path=file.path) for file in own), *(told_part(text) for text in said)]
+    else:
+        said = [text for text in texts if _LOST_PILOT.search(text)][-1:] if _is_over(story) else []
+        own = [file for file in files(folder) if story.subject in (file.name, file.name.rpartition("/")[2])]
+        parts = [LogPart(file.name.rpartition("/")[2], path=file.path) for file in own] if _is_over(story) else []
+    found = judged(parts, said, rules)
+    if found is None:
+        return None
+    fault, proof = found
+    return FailureVerdict(
+        fault.kind,
+        fault.component,
+        fault.sure,
+        fault.means,
+        proof,
+        remedy(fault, story.subject),
+        tuple(_done(texts)),
+        _happened(story, said),
+        _where_to_look(story),
+    )
+
+
+def verdict_lines(verdict: FailureVerdict) -> list[str]:
+    """Return the verdict as lines; if it is not sure, what happened."""
+    done = [f"  done      {what}" for what in verdict.done[-_SHOWN:]]
+    proof = []
+    for line in verdict.proof[:_SHOWN]:
+        where = f"{line.source}:{line.number}: " if line.number else f"{line.source}: " if line.source else ""
+        proof.append(f"            {where}{line.text}")
+    if verdict.sure < LEAST_SURE:
+        told = [line for line in proof if line.strip() not in verdict.happened]
+        return [f"  happened  {verdict.happened}", *told, *done, f"  look      {verdict.look}"]
+    whose = _WHOSE.get(verdict.kind, "the infrastructure")
+    if verdict.kind is FaultKind.USER and verdict.component in _SETTINGS:
+        whose = "what was asked for"
+    head = f"  verdict   {whose} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
+    return [head, *proof, *done, f"  do        {verdict.do}"]
+
+
+def _happened(story: Story, said: list[str]) -> str:
+    """What happened to a call, where, and when; or what the session says about a pilot or block."""
+    for index, line in reversed(list(enumerate(story.lines))):
+        end = _RAISED.fullmatch(line.text) or _NO_RESULT.fullmatch(line.text)
+        if end is None:
+            continue
+        sent = next((each for each in reversed(story.lines[:index]) if _SENT.fullmatch(each.text)), None)
+        what = first_words(end["what"])
+        place = _SENT.fullmatch(sent.text) if sent is not None else None
+        if sent is None or place is None:
+            return what
+        where = "" if place["pilot"] in what else f" on {place['pilot']}"
+        ran_s = end.groupdict().get("ran_s")
+        since = f"{ran_s} s after it began" if ran_s else f"{show_seconds(line.at - sent.at)} after it was sent there"
+        return f"{what}{where}, {since}"
+    return first_words(said[0]) if said else story.headline.strip()
+
+
+def _where_to_look(story: Story) -> str:
+    if is_call(story.subject):
+        texts = [line.text for line in story.lines]
+        libraries = logs.died(texts)
+        if logs.printed(texts):
+            return f"what it printed: stoker logs {story.subject}"
+        if libraries:
+            return f"it printed nothing; the log of its library, also of other calls: stoker logs {libraries[-1]}"
+        return "it printed nothing; run the function by itself with the same arguments"
+    return f"stoker logs {story.subject}"
+
+
+# ---- what is judged
+
+
+def _of_call(texts: list[str]) -> Iterator[LogPart]:
+    """What a failed call printed in its last try, and what it raised, as Python shows it."""
+    raised = next((hit["what"] for text in reversed(texts) if (hit := _RAISED.fullmatch(text))), "")
+    failed = next((hit for text in reversed(texts) if (hit := _NO_RESULT.fullmatch(text))), None)
+    if not raised and (failed is None or failed["kind"] in _WANTED):
+        return
+    for path, start, end in logs.printed(texts)[-1:]:
+        yield LogPart(path.stem, path=path, start=start, end=end)
+    log = logs.loaders_log(texts)
+    if log is not None:
+        yield LogPart(log.stem, path=log)
+    if failed is not None:
+        yield told_part(failed["what"])
+    if raised:
+        yield raised_part(raised)
+
+
+def _failed(text: str) -> re.Match[str] | None:
+    found = _NO_RESULT.fullmatch(text)
+    return found if found is not None and found["kind"] not in _WANTED else None
+
+
+def _is_over(story: Story) -> bool:
+    """True if a pilot or library is gone, by its headline."""
+    return story.headline.startswith("gone") or ": gone, " in story.headline
+
+
+def _done(texts: Iterable[str]) -> list[str]:
+    found: dict[str, None] = {}
+    for text in texts:
+        for pattern, words in _DONE:
+            hit = pattern.search(text)
+            if hit is not None:
+                found.setdefault(words.format(**hit.groupdict()))
+    return list(found)[-_MOST_DONE:]
+
+
+# ---- the command
 
 
 @click.command(short_help="Tell why a call, pilot, context or block is where it is.")
 @click.argument("subject", default="")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@takes_session(default=choosing.SHOWN_BY_DEFAULT)
+@takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def explain(*, subject: str, session: str, as_json: bool) -> None:
     """Tell why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3).
 
@@ -32,17 +262,17 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
     if not subject:
         raise click.UsageError("name a call, pilot, library, context or block; `stoker calls` lists calls")
     folder, story, over = story_of(session, subject)
-    fault = verdicts.verdict_of(folder, story) if story.found else None
-    progress = logged_progress.progress_of(folder, story) if story.found and not over else None
+    fault = verdict_of(folder, story) if story.found else None
+    progress = progress_of(folder, story) if story.found and not over else None
     if as_json:
-        told = show_story.with_arguments(story)
+        told = show_status.with_arguments(story)
         console.json({"over": over, "story": told, "verdict": fault, "progress": progress})
     elif story.found:
         if over:
             console.note(f"{over}; what its journal says:")
         console.lines(render(story))
-        console.lines(verdicts.show(fault) if fault is not None else ())
-        console.lines([logged_progress.show(progress)] if progress is not None else ())
+        console.lines(verdict_lines(fault) if fault is not None else ())
+        console.lines([progress_line(progress)] if progress is not None else ())
     if not story.found:
         hint = "" if as_json or is_several(story) else _nearest(session, subject)
         message = f"{story.subject}: {story.headline}{hint}"
@@ -50,8 +280,8 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
 
 
 def render(story: Story) -> list[str]:
-    """The lines of `stoker explain`."""
-    return show_story.render(story, today=datetime.date.today())
+    """Return the lines of `stoker explain`."""
+    return show_status.story_lines(story, today=datetime.date.today())
 
 
 def _nearest(session: str, subject: str) -> str:

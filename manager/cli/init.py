@@ -1,16 +1,270 @@
-"""`stoker init`: find the batch system and write a site file for it."""
+"""`stoker init`: find the batch system and write a site file for it: a dozen lines, each with its reason."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
 from stoker.config import parse_site
 from stoker.errors import ConfigError
 from stoker.manager.cli import console
-from stoker.manager.cli.site_draft import Draft, draft
-from stoker.manager.cli.surroundings import inspect_host
+from stoker.manager.cli.surroundings import HostFacts, Node, Partition, Slurm, inspect_host
+from stoker.site import ProviderKind
+from stoker.units import show_bytes, show_seconds
+
+# ---- the draft of a site file
+
+
+_WALLTIME_S = 4 * 3600.0
+"""Seconds to ask for if a partition allows more: shorter jobs start sooner, and a pilot that ends is replaced."""
+_BLOCKS = 8
+_CORES, _MEMORY_BYTES = 4, 16 * 10**9
+"""Cores and memory to ask for with a GPU if the machines are not known."""
+_CPU_DEVICE_BYTES = 4 * 10**9
+"""Memory for one CPU device: enough for a small language model."""
+_NO_MEMORY = 64 * 1024**2
+"""Slurm reports 1 MiB for a node without configured memory."""
+_COMMENT_AT = 32
+_WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """The text of a site file, a headline, and the reasons for its settings."""
+
+    text: str
+    headline: str
+    reasons: tuple[str, ...]
+
+
+def draft(around: HostFacts, *, partition: str = "") -> Draft:
+    """Return a site file for this host. `partition`: the partition or queue to use. Raises ConfigError if it does not
+    exist."""
+    if partition and around.kind in _WITHOUT_QUEUES:
+        here = "no batch system is here" if around.kind is ProviderKind.LOCAL else f"{around.kind.title} has none"
+        raise ConfigError(f"--partition {partition}: {here}; leave it out", key="partition")
+    match around.kind:
+        case ProviderKind.SLURM:
+            return _slurm(around, around.slurm or Slurm(), partition)
+        case ProviderKind.LOCAL:
+            return _local(around)
+        case _:
+            return _queue(around, partition)
+
+
+def choose(slurm: Slurm) -> Partition | None:
+    """Return the partition that fits pilots best: with GPUs, and preemptible, because a lost pilot costs little."""
+    best = sorted(
+        slurm.partitions,
+        key=lambda each: (each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default),
+        reverse=True,
+    )
+    return best[0] if best else None
+
+
+def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
+    chosen = _named(slurm, named) if named else choose(slurm)
+    if chosen is None:
+        why = f"its partitions could not be asked for ({slurm.trouble})" if slurm.trouble else "it shows no partition"
+        lines = [*_head(around, "slurm", f"Slurm {slurm.version}"), "", "[provider]", 'kind = "slurm"']
+        return Draft(_text([*lines, '# partition = "NAME"']), "Slurm", (f"Slurm is here, but {why}: write one in",))
+    others = ", ".join(describe(slurm, each) for each in slurm.partitions if each is not chosen)
+    reasons = [f"partition {describe(slurm, chosen)}: {_why(slurm, chosen, named=bool(named))}"]
+    lines = [*_head(around, chosen.name, f"Slurm {slurm.version}"), "", "[provider]", 'kind = "slurm"']
+    lines.append(_line("partition", chosen.name, f"also: {others}" if others else "the only one that is up"))
+    if slurm.accounts:
+        first, *more = slurm.accounts
+        lines.append(_line("account", first, f"also: {', '.join(more)}" if more else "your only account"))
+        reasons.append(
+            f"account {first}: the first that Slurm has for you" if more else f"account {first}: your only one"
+        )
+    walltime_s = min(_WALLTIME_S, chosen.limit_s or _WALLTIME_S)
+    allowed = f"it allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "it has no limit"
+    lines.append(_line("walltime", _duration(walltime_s), f"{allowed}; shorter jobs start sooner"))
+    if chosen.gpus:
+        each = ", ".join(dict.fromkeys(str(gpus) for gpus in chosen.gpus))
+        kinds = [gpus for gpus in chosen.gpus if gpus.type]
+        alone = f'; write "{kinds[0].type}:1" for one kind alone' if kinds else ""
+        lines.append(_line("gpus", "1", f"per node; there are {each} nodes{alone}"))
+        reasons.append("gpus: one a job, of any kind: small jobs find room first")
+    else:
+        reasons.append("no GPUs: pilots run on CPU cores")
+    cores, memory = chosen.share
+    known = chosen.memory_bytes > _NO_MEMORY
+    has = f"its nodes have {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
+    lines += _ask(cores, memory, has, gpus=bool(chosen.gpus))
+    reasons.append(_asked(cores, memory, "the smallest node" if has else "", gpus=bool(chosen.gpus)))
+    size = None if chosen.gpus else (cores, memory)
+    lines += ["", *_pilot(around, cpu=size), *_session(around, reasons)]
+    return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
+
+
+def _queue(around: HostFacts, named: str) -> Draft:
+    kind = around.kind.value
+    if named and around.queues and named not in around.queues:
+        raise ConfigError(f"there is no queue {named}; there are {', '.join(around.queues)}", key="queue")
+    queue = named or (around.queues[0] if around.queues else "")
+    lines = [*_head(around, kind, f"{around.command}"), "", "[provider]", f'kind = "{kind}"']
+    reasons = [f"{kind}: {around.command} is on PATH"]
+    if around.kind is ProviderKind.CONDOR:
+        lines.append('# requirements = "GPUs_Capability >= 8.0"')
+        lines.append(
+            "shared_files = true".ljust(_COMMENT_AT) + '# false, with [environment] kind = "packed", where it is not'
+        )
+    elif around.kind is ProviderKind.KUBERNETES:
+        lines.append(_line("image", "IMAGE", "a container image that has Stoker: write yours"))
+        reasons.append("image: pilots of kubernetes run in a container; write in which")
+    elif queue:
+        others = ", ".join(name for name in around.queues if name != queue)
+        lines.append(_line("queue", queue, f"also: {others}" if others else ""))
+        reasons.append(f"queue {queue}: " + ("as you said" if named else "the first that is open"))
+    lines.append(_line("walltime", _duration(_WALLTIME_S), "shorter jobs start sooner"))
+    has_gpus = not around.nodes or any(node.gpus for node in around.nodes)
+    if has_gpus:
+        lines.append(_line("gpus", "1", "per node; leave it out for CPU cores"))
+    else:
+        lines.append('# gpus = "1"'.ljust(_COMMENT_AT) + "# no machine of the pool offers a GPU")
+        reasons.append("gpus: no machine of the pool offers any")
+    cores, memory, has = _share(around.nodes)
+    lines += _ask(cores, memory, has, gpus=has_gpus)
+    smallest = f"the smallest machine{' with GPUs' if has_gpus else ''}" if has else ""
+    reasons.append(_asked(cores, memory, smallest, gpus=has_gpus))
+    lines += ["", *_pilot(around, cpu=None if has_gpus else (cores, memory)), *_session(around, reasons)]
+    return Draft(_text(lines), kind, tuple(reasons))
+
+
+def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
+    """Cores and memory of a pilot, and a comment: the share of one GPU of the smallest machine with GPUs, or the
+    smallest machine if there are no GPUs."""
+    able = [node for node in nodes if node.gpus] or list(nodes)
+    if not able:
+        return _CORES, _MEMORY_BYTES, ""
+    cores = min(max(1, node.cores // max(1, node.gpus)) for node in able)
+    memory = min(node.memory_bytes // max(1, node.gpus) for node in able)
+    smallest = min(able, key=lambda node: (node.memory_bytes, node.cores))
+    return cores, memory, f"machines have at least {smallest.cores}, {show_bytes(smallest.memory_bytes)}"
+
+
+def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
+    """The lines for cores and memory: without them a job often gets one core and little memory."""
+    part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
+    lines = [f"cores = {cores}".ljust(_COMMENT_AT) + f"# {part}{f'; {has}' if has else ''}"]
+    if memory > _NO_MEMORY:
+        lines.append(_line("memory", _written(memory), "for loading models, and for their pages of files"))
+    else:
+        lines.append('# memory = "16 GB"'.ljust(_COMMENT_AT) + "# Slurm knows no memory of its nodes")
+    return lines
+
+
+def _written(memory: int) -> str:
+    """Memory in whole units: a node rarely grants its last bytes."""
+    return f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
+
+
+def _asked(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
+    """Why a pilot asks for this size. `smallest`: the smallest machine; empty if machines are unknown."""
+    size = f" and {_written(memory)}" if memory > _NO_MEMORY else ""
+    if not smallest:
+        return f"{cores} cores{size}: a guess, since the machines are not known; change them"
+    return f"{cores} cores{size}: {f'the part of one GPU of {smallest}' if gpus else f'most of {smallest}'}"
+
+
+def _local(around: HostFacts) -> Draft:
+    lines = [*_head(around, "local", "no batch system"), "", "[provider]", 'kind = "local"']
+    lines += [
+        "",
+        "[pilot]",
+        'devices = "auto"'.ljust(_COMMENT_AT) + '# every GPU that is here, else one CPU device a core; "gpu+cpu:1"',
+        " " * _COMMENT_AT + '# offers the cores that GPUs leave as well, to contexts with kinds="cpu"',
+    ]
+    return Draft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
+
+
+def _head(around: HostFacts, name: str, system: str) -> list[str]:
+    return [f"# {system} as user {around.user}, found by `stoker init` on {around.host}.", f'name = "{_safe(name)}"']
+
+
+def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
+    """The section [pilot]. `cpu`: cores and memory of a pilot without GPUs."""
+    lines = ["[pilot]", f"max_blocks = {_BLOCKS}".ljust(_COMMENT_AT) + "# jobs at once; your share of the cluster"]
+    cores, memory = cpu or (0, 0)
+    if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:
+        each = f"at least {show_bytes(_CPU_DEVICE_BYTES)} each" if count > 1 else "all of its memory"
+        lines.append(_line("devices", f"cpu:{count}", f'CPU devices of a pilot, {each}; "cpu": one a core'))
+    local = [each for each in around.scratch if not each.shared]
+    shown = ", ".join(f"{each.path} ({show_bytes(each.free_bytes)} free)" for each in around.scratch)
+    place = local[0].path if local else "$TMPDIR"
+    lines.append(
+        f'# scratch = "{place}"'.ljust(_COMMENT_AT)
+        + f"# disk of the compute nodes{f'; here: {shown}' if shown else ''}"
+    )
+    return lines
+
+
+def _session(around: HostFacts, reasons: list[str]) -> list[str]:
+    fast = around.fast_network
+    if not around.home_shared:
+        reasons.append(
+            f"{around.home} does not look like a shared file system: if compute nodes do not see it, name a folder that"
+            " they see: stoker up --folder DIR"
+        )
+    if not fast:
+        reasons.append(f"pilots will reach this host at {around.reached_at}, where its name leads")
+        return []
+    reasons.append(f"pilots will reach this host over {fast} ({around.networks[fast]})")
+    known = ", ".join(f"{name} {address}" for name, address in around.networks.items() if name != fast)
+    return ["", "[session]", _line("interface", fast, f"also: {known}")]
+
+
+def _why(slurm: Slurm, chosen: Partition, *, named: bool) -> str:
+    if named:
+        return "as you said"
+    facts = []
+    if chosen.gpus:
+        facts.append("it has GPUs")
+    if slurm.is_preemptible(chosen):
+        facts.append("it takes what is idle, and a pilot that is preempted costs only the calls that it runs")
+    return ", and ".join(facts) or ("the default" if chosen.default else "the first one")
+
+
+def _named(slurm: Slurm, name: str) -> Partition:
+    for each in slurm.partitions:
+        if each.name == name:
+            return each
+    known = ", ".join(each.name for each in slurm.partitions) or f"none ({slurm.trouble})"
+    raise ConfigError(f"there is no partition {name}; there are {known}", key="partition")
+
+
+def describe(slurm: Slurm, each: Partition) -> str:
+    """A partition in a few words: `backfill (preemptible, REQUEUE; a10:2 x 4)`."""
+    facts = [", ".join(dict.fromkeys(str(gpus) for gpus in each.gpus)) or f"{each.nodes} nodes, no GPUs"]
+    if slurm.is_preemptible(each):
+        facts.insert(0, f"preemptible, {each.preempt}")
+    return f"{each.name} ({'; '.join(facts)})"
+
+
+def _line(setting: str, value: str, comment: str) -> str:
+    text = f'{setting} = "{value}"'
+    return f"{text.ljust(_COMMENT_AT)}# {comment}" if comment else text
+
+
+def _duration(seconds: float) -> str:
+    minutes = max(1, int(seconds // 60))
+    return f"{minutes // 60} h" if minutes % 60 == 0 else f"{minutes} min"
+
+
+def _safe(name: str) -> str:
+    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name)
+    return kept.lstrip("._-")[:40] or "site"
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+# ---- the command
 
 
 @click.command(short_help="Write a site file for the batch system that is here.")

@@ -1,22 +1,155 @@
-"""`stoker logs`: the files that a session writes, and what one call printed."""
+"""`stoker logs`: the files that a session writes, and what one call or the job of a block printed."""
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
+from stoker.config_errors import did_you_mean
 from stoker.errors import SessionError
-from stoker.manager.cli import choosing, console, printed, runs
-from stoker.manager.cli.printed import LogFile
-from stoker.manager.cli.sessions import takes_session
+from stoker.manager.cli import console, runs, session_choice
+from stoker.manager.cli.session_choice import story_of, takes_session
 from stoker.protocol.ids import parse_call
 from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Story
 from stoker.units import show_bytes
+
+# ---- output of a call
+
+
+_PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d*)")
+_LIBRARY_LOG = re.compile(r"its library's log is (?P<path>/.*)")
+_DROPPED = re.compile(rb"\0{512,}")
+"""`stoker.log_files` turns the dropped middle of a log into zero bytes. No program prints this many."""
+_NO_RESULT = "ended without a result"
+_NO_CONTEXT = f"{_NO_RESULT} (context)"
+_NEVER_SENT = "it was sent to no library"
+
+
+class LogFile(msgspec.Struct, frozen=True):
+    """A log of the session: its name for users and its path."""
+
+    name: str
+    path: Path
+
+
+# ---- a call
+
+
+def show_call(session: str, call: str) -> None:
+    """Print what a call printed; if its context failed to load, what the loader printed. Raises SessionError for an
+    unknown call, or a log that cannot be read here."""
+    _, story, over = story_of(session, call)
+    if not story.found:
+        raise SessionError(f"{story.subject}: {story.headline}")
+    texts = [line.text for line in story.lines]
+    places = printed(texts)
+    for path, start, end in places:
+        _show(story.subject, path, start=start, end=end)
+    if places:
+        return
+    log = loaders_log(texts)
+    if log is not None:
+        console.note(f"{story.subject} did not run: its context could not be loaded; this is {log}, where that failed")
+        _show(story.subject, log)
+        return
+    console.note(nothing_kept(story, over=over))
+
+
+def nothing_kept(story: Story, *, over: str = "") -> str:
+    """Return the message for a call without output: what it waits for, or where to look. `over`: that its session has
+    ended, in words."""
+    call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
+    if over and (story.waits_for or libraries):
+        kept = f"; what it may have printed: stoker logs {story.runs_in[0]}" if libraries else ""
+        return f"{call} had not ended when its session did ({over}){kept}"
+    later = f"what it prints can be read when it has ended: stoker logs {call}"
+    if story.waits_for:
+        where = f" in {libraries}" if libraries else ""
+        return f"{call} waits{where}: {story.waits_for}\n{later}"
+    if libraries:
+        return f"{call} runs in {libraries}; {later}\nuntil then: stoker logs {story.runs_in[0]} -f"
+    if _NEVER_SENT in texts:
+        why = next((text for text in texts if text.startswith(_NO_RESULT)), "")
+        return f"{call} never ran, so it printed nothing{f': it {why}' if why else ''}"
+    dead = died(texts)
+    look = f"; the library that it ran in died: stoker logs {dead[-1]}" if dead else ""
+    return f"{call} printed nothing that was kept apart ({story.headline}){look}"
+
+
+def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:
+    """Return where the output of each try of a call is, from its story: file, first byte and last byte (None: up to the
+    end)."""
+    found = (_PRINTED.search(text) for text in texts)
+    return [(Path(hit["path"]), int(hit["start"]), int(hit["end"]) if hit["end"] else None) for hit in found if hit]
+
+
+def died(texts: list[str]) -> list[str]:
+    """Return the libraries that died with a call, from its story. Their logs end with what the call printed last."""
+    return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
+
+
+def loaders_log(texts: list[str]) -> Path | None:
+    """Return the log of the library whose loader failed, from a call's story; None if no load failed. Such a library
+    has run no call."""
+    found = [hit for text in texts if (hit := _LIBRARY_LOG.fullmatch(text))]
+    return Path(found[-1]["path"]) if found and any(text.startswith(_NO_CONTEXT) for text in texts) else None
+
+
+def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -> None:
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            said = file.read() if end is None else file.read(end - start)
+    except OSError as error:
+        raise SessionError(f"{subject} printed into {path}, which cannot be read here: {error}") from None
+    parts = [part for part in _DROPPED.split(said) if part]
+    dropped = len(said) - sum(map(len, parts))
+    for part in parts:
+        console.raw(part.replace(b"\0", b""))
+    if dropped:
+        console.note(
+            f"{show_bytes(dropped)} of what {subject} printed are gone: the log of its library had grown too long, and"
+            " its middle was dropped; print less, or into a file of the call's own"
+        )
+
+
+# ---- a block
+
+
+def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> None:
+    """Print the output and errors of a block's job (`files`), or why there are none. Raises SessionError for an unknown
+    block."""
+    for file in files:
+        if len(files) > 1:
+            console.note(f"{file.name}:")
+        _show(block, file.path)
+    if files:
+        return
+    story = Story(block, True, "its session cannot be asked", ())
+    with contextlib.suppress(SessionError):  # then there is no word of it, but perhaps output
+        _, story, _ = story_of(str(folder.path), block)
+    if not story.found:
+        raise SessionError(f"{block}: {story.headline}; stoker logs lists what there is")
+    console.note(nothing_printed(story))
+
+
+def nothing_printed(story: Story) -> str:
+    """Return the message for a block whose job left no output."""
+    return (
+        f"the job of {story.subject} has printed nothing here ({story.headline}); some batch systems bring its output"
+        " when it has ended, and its pilots have logs of their own: stoker logs"
+    )
+
+
+# ---- the command
+
 
 _FOLLOW_EVERY_S = 0.2
 _BLOCK = re.compile(r"b\d+")
@@ -25,7 +158,7 @@ _BLOCK = re.compile(r"b\d+")
 @click.command(short_help="Print the log of a call, block, pilot, library or manager.")
 @click.argument("what", default="")
 @click.option("-f", "--follow", is_flag=True, help="Go on printing as it grows, until Ctrl-C.")
-@takes_session(default=choosing.SHOWN_BY_DEFAULT)
+@takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def logs(*, what: str, follow: bool, session: str) -> None:
     """Print a log: of a call (c-12: exactly what it printed), a block (b3: what its job printed), a pilot, a library
     (lib-3), the manager, or a detached run (by its name).
@@ -35,7 +168,7 @@ def logs(*, what: str, follow: bool, session: str) -> None:
     if not session and (run := runs.named_run(what)):
         _print_file(run.log, follow=follow)
         return
-    folder = choosing.session_to_show(session)
+    folder = session_choice.session_to_show(session)
     if not what:
         if follow:
             raise click.UsageError("--follow needs a log to follow: stoker logs manager -f")
@@ -46,15 +179,15 @@ def logs(*, what: str, follow: bool, session: str) -> None:
                 f"--follow cannot follow a call: follow the library that runs it (stoker explain {what} names it),"
                 " as in: stoker logs lib-3 -f"
             )
-        printed.show_call(session, what)
+        show_call(session, what)
     elif _BLOCK.fullmatch(what) and not follow:
-        printed.show_block(folder, what, [file for file in files(folder) if file.name.partition(".")[0] == what])
+        show_block(folder, what, [file for file in files(folder) if file.name.partition(".")[0] == what])
     else:
         _print_file(find(folder, what).path, follow=follow)
 
 
 def is_call(what: str) -> bool:
-    """Whether this is how a call is written: `c-12`, `c-1.12`, `12`."""
+    """True for `c-12`, `c-1.12` and `12`."""
     try:
         parse_call(what)
     except ValueError:
@@ -63,8 +196,8 @@ def is_call(what: str) -> bool:
 
 
 def files(folder: SessionFolder) -> list[LogFile]:
-    """Every log that is there: the manager's, the clients', of what helps the manager, of each pilot its own and its
-    libraries', and what the batch jobs of blocks have printed (`b3.out`, `b3.err`)."""
+    """Return every log: of the manager and its helpers, clients, pilots, libraries, and the jobs of blocks (`b3.out`,
+    `b3.err`)."""
     own = [LogFile("manager", folder.manager_log)]
     own += [LogFile(name, folder.path / f"{name}.log") for name in ("client", "factory", "seed")]
     found = [file for file in own if file.path.exists()]
@@ -79,7 +212,7 @@ def files(folder: SessionFolder) -> list[LogFile]:
 
 
 def find(folder: SessionFolder, what: str) -> LogFile:
-    """The log that is meant: by its name, or by a unique part of it. Raises SessionError with the nearest name."""
+    """Return the log of this name, or with this unique part of it. Raises SessionError with the nearest name."""
     there = files(folder)
     exact = [file for file in there if what in (file.name, file.name.rpartition("/")[2], file.name.partition(".")[0])]
     matches = exact or [file for file in there if file.name.startswith(what)]
@@ -88,8 +221,7 @@ def find(folder: SessionFolder, what: str) -> LogFile:
     names = [file.name for file in there]
     if matches:
         raise SessionError(f"{what} could be {', '.join(file.name for file in matches)}; write one of them")
-    close = difflib.get_close_matches(what, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names) or 'none'}"
+    hint = did_you_mean(what, names, cutoff=0.5, otherwise=f"there are {', '.join(names) or 'none'}")
     raise SessionError(f"no log of {what} in session folder {folder.path}; {hint}")
 
 

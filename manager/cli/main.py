@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 
 import click
 
+from stoker.config_errors import did_you_mean
 from stoker.errors import StokerError
-from stoker.manager.cli import console, entry_points
+from stoker.folders import FOLDER_REMOVED, is_working_folder_removed
+from stoker.manager.cli import apps, console
 from stoker.manager.cli.apps import FromEntryPoints
-from stoker.version import RELEASE
-from stoker.working_folder import REMOVED, is_removed
+from stoker.startup import RELEASE
 
 OWN = {
-    "run": "apps", "init": "init", "up": "up", "down": "down", "attach": "attach", "doctor": "doctor",
+    "run": "apps", "init": "init", "up": "up", "down": "down", "attach": "status", "doctor": "doctor",
     "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
-    "simulate": "simulate", "sessions": "known", "caches": "caches",
+    "simulate": "simulate", "sessions": "sessions", "caches": "sessions",
 }  # fmt: skip
 """Stoker's own commands, and the modules of `stoker.manager.cli` that have them: each is imported when it is wanted."""
 
@@ -28,23 +28,22 @@ class CommandGroup(FromEntryPoints):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Sorted. A package cannot replace one of Stoker's own."""
-        return sorted({*OWN, *super().list_commands(ctx), *entry_points.names(entry_points.COMMANDS)})
+        return sorted({*OWN, *super().list_commands(ctx), *apps.names(apps.COMMANDS)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click
         """Stoker's own command, else a package's. Raises StokerError for one that cannot be imported."""
         if cmd_name in OWN:
             own: click.Command = getattr(importlib.import_module(f"stoker.manager.cli.{OWN[cmd_name]}"), cmd_name)
             return own
-        name = entry_points.matching(entry_points.COMMANDS, cmd_name)
-        return entry_points.load_command(entry_points.COMMANDS, name) if name else None
+        name = apps.matching(apps.COMMANDS, cmd_name)
+        return apps.load_command(apps.COMMANDS, name) if name else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does it, with the nearest name for one that is not there."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1, cutoff=0.4)
-            hint = f"did you mean {close[0]}?" if close else "stoker --help lists them"
+            hint = did_you_mean(args[0], self.list_commands(ctx), cutoff=0.4, otherwise="stoker --help lists them")
             ctx.fail(f"no command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 
@@ -74,9 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.error(str(error))
         code = 1
     except FileNotFoundError:
-        if not is_removed():
+        if not is_working_folder_removed():
             raise
-        console.error(REMOVED)
+        console.error(FOLDER_REMOVED)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 

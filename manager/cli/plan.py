@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import math
 import os
 import re
@@ -15,9 +14,10 @@ import click
 import msgspec
 
 from stoker.config import load_site
+from stoker.config_errors import did_you_mean
 from stoker.errors import ConfigError
-from stoker.manager.cli import console, entry_points
-from stoker.manager.cli.numbers import WholeNumber
+from stoker.manager.cli import apps, console
+from stoker.manager.cli.console import WholeNumber
 from stoker.manager.live.history import availability, performance
 from stoker.units import show_seconds
 
@@ -76,12 +76,12 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
 
 
 def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: int | None) -> Work:
-    """What is to be done, by the name of an application or of a function. Raises ConfigError with the nearest name."""
+    """Return the work of an application or a function. Raises ConfigError with the nearest name."""
     from stoker.manager.study.evidence import Work
 
-    declared = entry_points.matching(entry_points.FORECASTS, app)
+    declared = apps.matching(apps.FORECASTS, app)
     if declared:
-        work: Work = entry_points.load(entry_points.FORECASTS, declared)
+        work: Work = apps.load(apps.FORECASTS, declared)
     else:
         function = _function_of(app, known.functions())
         if inputs is None:
@@ -92,8 +92,8 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
 
 
 def _function_of(app: str, measured: Sequence[str]) -> str:
-    """Return the name under which a function's calls are remembered. Raises ConfigError for the name of several
-    functions, or of no function."""
+    """Return the name under which a function was measured. Raises ConfigError if several functions or none have the
+    name."""
     of_a_file = OF_A_FILE.fullmatch(app)
     if of_a_file is not None:
         named = f"{os.path.realpath(os.path.expanduser(of_a_file['file']))}:{of_a_file['function']}"
@@ -110,14 +110,13 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
         )
     if found:
         return found[0]
-    names = [*dict.fromkeys(each.rpartition(":")[2] for each in measured), *entry_points.names(entry_points.FORECASTS)]
-    close = difflib.get_close_matches(app, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names[:_OFFERED])}"
+    names = [*dict.fromkeys(each.rpartition(":")[2] for each in measured), *apps.names(apps.FORECASTS)]
+    hint = did_you_mean(app, names, cutoff=0.5, otherwise=f"there are {', '.join(names[:_OFFERED])}")
     raise ConfigError(f"{app} is no application, and no function of which calls were measured here; {hint}")
 
 
 def _shortest(function: str) -> str:
-    """Return how a function is named here: of a file in this folder without the folder."""
+    """Return the function's name without the working folder."""
     with contextlib.suppress(ValueError, OSError):
         return str(Path(function).relative_to(Path.cwd().resolve()))
     return function
@@ -127,7 +126,7 @@ _OFFERED = 12
 
 
 def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
-    """What a function of a file that never ran would cost. Raises ConfigError."""
+    """Estimate a function of a file that never ran. Raises ConfigError."""
     try:
         from stoker.manager.advice.estimating import history
         from stoker.manager.advice.unmeasured import estimated
@@ -142,7 +141,7 @@ def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
 
 
 def render(found: RunPlan) -> list[str]:
-    """The lines of `stoker plan`."""
+    """Return the lines of `stoker plan`."""
     work, written = found.work, found.as_written
     devices = f"{found.devices} x {found.kind}"
     out = [

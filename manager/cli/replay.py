@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.errors import SessionError
-from stoker.manager.cli import choosing, console
+from stoker.manager.cli import console, session_choice
 from stoker.manager.cli.logs import is_call
 from stoker.manager.live import presence
 from stoker.protocol.session import SessionFolder
@@ -44,7 +44,7 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
             f"{run} is a call, and stoker replay takes a session; `stoker explain {run}` shows the call"
         )
     path = Path(run)
-    where = path if run and path.is_file() else choosing.session_to_show(run, hint="stoker replay").path
+    where = path if run and path.is_file() else session_choice.session_to_show(run, hint="stoker replay").path
     journal, session = session_in(where)
     folder = SessionFolder(where if where.is_dir() else where.parent)
     began = time.monotonic()
@@ -112,7 +112,7 @@ def compared(makespans: MakespanComparison) -> str:
 
 
 def _lives(folder: SessionFolder, journal: Path) -> bool:
-    """Whether the manager of the session that the journal belongs to is there, and writes it."""
+    """True if the session's manager is up and writes this journal."""
     with contextlib.suppress(SessionError):
         return journal == folder.journal and presence.is_up(folder)
     return False

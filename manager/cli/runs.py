@@ -7,22 +7,33 @@ the program and writes down its exit status. Until then the keeper holds a lock 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+import click
 import msgspec
 
 from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, SessionError
+from stoker.folders import working_folder
 from stoker.locks import is_locked, machine, started
+from stoker.manager.cli import console
 from stoker.units import show_seconds
+
+# ---- the folder of a run
+
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -31,8 +42,7 @@ _STATUS_OF_SIGNAL = 128
 
 
 class RunFile(msgspec.Struct, frozen=True):
-    """A program that was started: `command` in `folder`, as process `pid` of a `machine`. Times in seconds since the
-    epoch."""
+    """A started program: `command` in `folder`, as process `pid` of a `machine`. Times in seconds since the epoch."""
 
     name: str
     command: tuple[str, ...]
@@ -45,14 +55,14 @@ class RunFile(msgspec.Struct, frozen=True):
 
 
 class RunEnd(msgspec.Struct, frozen=True):
-    """How a program ended: its exit status as a shell tells it (128 + the signal that killed it), and when."""
+    """The end of a program: its exit status as in a shell (128 + signal), and the time."""
 
     status: int
     ended_at: float
 
 
 class DetachedRun:
-    """A detached run, as its folder shows it."""
+    """A detached run, read from its folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,18 +79,18 @@ class DetachedRun:
 
     @property
     def end(self) -> RunEnd | None:
-        """How it ended; None if nothing has written that."""
+        """The end; None if no end was written."""
         return _read(self.end_file, RunEnd)
 
     @property
     def session(self) -> str:
-        """The folder of the session that it loaded last; empty if it has loaded none."""
+        """The folder of the session that it loaded last; empty if none."""
         with suppress(OSError):
             return (self.path / "session").read_text()
         return ""
 
     def is_running(self) -> bool:
-        """True if the program runs, or is being started."""
+        """True if the program runs or is starting."""
         return self.end is None and (is_locked(self.lock) is True or self.is_alive_here())
 
     def is_alive_here(self) -> bool:
@@ -95,7 +105,7 @@ class DetachedRun:
         return "running" if self.is_running() else "ended without an exit status (killed, or its host was restarted)"
 
     def title(self, *, now: float) -> str:
-        """One line: the state, since when, and where."""
+        """Return one line: state, time and host."""
         facts, end = self.facts, self.end
         if facts is None:
             return f"{self.name}  {self.state()}"
@@ -108,18 +118,18 @@ class DetachedRun:
 
 
 def show_status(status: int) -> str:
-    """`exit status 3`, or `exit status 137 (ended by signal 9)`."""
+    """Return `exit status 3`, or `exit status 137 (ended by signal 9)`."""
     signal = status - _STATUS_OF_SIGNAL
     return f"exit status {status}" + (f" (ended by signal {signal})" if 0 < signal < 65 else "")
 
 
 def runs_folder() -> Path:
-    """Where detached runs keep their folders."""
+    """Return the folder of all detached runs."""
     return state_folder() / "runs"
 
 
 def known_runs() -> list[DetachedRun]:
-    """All runs whose folder is there, the newest first."""
+    """Return all runs, newest first."""
     with suppress(OSError):
         found = [entry for entry in runs_folder().iterdir() if entry.is_dir()]
         return [DetachedRun(path) for path in sorted(found, key=_changed_at, reverse=True)]
@@ -127,20 +137,20 @@ def known_runs() -> list[DetachedRun]:
 
 
 def named_run(name: str) -> DetachedRun | None:
-    """The run of this name; None if there is none."""
+    """Return the run of this name; None if it does not exist."""
     if not _NAME.fullmatch(name) or not (path := runs_folder() / name).is_dir():
         return None
     return DetachedRun(path)
 
 
 def near_runs(name: str) -> str:
-    """A hint for the name of a session or a run that is not there: the nearest run; empty if none is near."""
+    """Return a hint with the nearest run for an unknown name; empty if none is near."""
     close = difflib.get_close_matches(name, [run.name for run in known_runs()], n=1, cutoff=0.6)
     return f"; did you mean the run {close[0]}?" if close else ""
 
 
 def new_run(name: str, *, what: str) -> DetachedRun:
-    """A folder for a new run, called `name`, or after `what` it runs. Raises ConfigError."""
+    """Make the folder of a new run, called `name`, or after `what` it runs. Raises ConfigError."""
     if name and not _NAME.fullmatch(name):
         raise ConfigError(f"--name: {name!r:.80} is not a name: write letters, digits, '-', '_' and '.'", key="name")
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(what).stem)[:_STEM_CHARACTERS].strip("-.") or "run"
@@ -164,17 +174,17 @@ def new_run(name: str, *, what: str) -> DetachedRun:
 
 
 def remove(run: DetachedRun) -> None:
-    """Remove the folder of a run that is over, with its log."""
+    """Remove the folder of a finished run, with its log."""
     shutil.rmtree(run.path, ignore_errors=True)
 
 
 def over_for_s(run: DetachedRun) -> float:
-    """Seconds since anything was written of a run; 0 while it runs."""
+    """Return the seconds since the last write of a run; 0 while it runs."""
     return 0.0 if run.is_running() else max(0.0, time.time() - max(map(_changed_at, (run.path, run.log))))
 
 
 def render(found: Sequence[DetachedRun], *, now: float) -> list[str]:
-    """The lines of `stoker sessions` about runs."""
+    """Return the lines of `stoker sessions` about runs."""
     return [f"  {run.title(now=now)}" for run in found]
 
 
@@ -192,3 +202,137 @@ def _read(path: Path, kind: type[T]) -> T | None:
     with suppress(OSError, *UNREADABLE):
         return msgspec.json.decode(path.read_bytes(), type=kind)
     return None
+
+
+# ---- start, follow, stop
+
+
+_START_S = 30.0
+"""Seconds in which a keeper starts its program."""
+_EARLY_S = 1.0
+"""If a program ends within this, its error is shown."""
+_LOOK_EVERY_S = 0.1
+_TAIL_BYTES = 4096
+
+
+def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
+    """Start `stoker run` with these arguments as a detached run, and say how to reach it. Raises ConfigError;
+    SessionError with the program's output if it ends at once."""
+    working_folder()
+    run = new_run(name, what=what)
+    try:
+        with open(run.log, "ab") as log:
+            keeper = subprocess.Popen(
+                [sys.executable, "-P", "-m", "stoker.manager.cli.run_keeper", str(run.path), "run", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+    except OSError as error:
+        remove(run)
+        raise ConfigError(f"{run.log}: cannot be written: {error.strerror}", file=str(run.log)) from None
+    until = time.monotonic() + _START_S
+    while run.facts is None and keeper.poll() is None and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY_S / 5)
+    early = time.monotonic() + _EARLY_S
+    while run.facts is not None and run.end is None and keeper.poll() is None and time.monotonic() < early:
+        time.sleep(_LOOK_EVERY_S)
+    end = run.end
+    if run.facts is None or (end is not None and end.status):
+        said = tail(run)
+        raise SessionError(f"run {run.name} ended at once: {run.state()}{said}", log=str(run.log))
+    console.lines(render_started(run))
+    return run
+
+
+def render_started(run: DetachedRun) -> list[str]:
+    """Return the lines of `stoker run --detach`."""
+    facts = run.facts
+    where = f" on {facts.host} (pid {facts.pid})" if facts is not None else ""
+    return [
+        f"{run.name} runs{where} and keeps running when you log out; its log is {run.log}",
+        f"  follow   stoker logs {run.name} -f",
+        f"  attach   stoker attach {run.name}    until it ends, with its exit status; Ctrl-C leaves it running",
+        f"  stop     stoker down {run.name}",
+    ]
+
+
+def tail(run: DetachedRun) -> str:
+    """Return the last lines of a run's log, indented; empty if there are none."""
+    try:
+        with run.log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()[-20:]
+    except OSError:
+        return ""
+    return "".join(f"\n  {line}" for line in lines)
+
+
+def follow(run: DetachedRun) -> None:
+    """Print a run's log until it ends, then exit with its exit status. Ctrl-C leaves it running."""
+    try:
+        with run.log.open("rb") as file:
+            while True:
+                was_running = run.is_running()
+                while data := file.read(1 << 20):
+                    console.raw(data)
+                if not was_running:
+                    break
+                time.sleep(_LOOK_EVERY_S)
+    except OSError as error:
+        raise SessionError(f"{run.log} cannot be read: {error.strerror}", log=str(run.log)) from None
+    except KeyboardInterrupt:
+        console.note(
+            f"{run.name} keeps running; stoker attach {run.name} shows it again, stoker down {run.name} stops it"
+        )
+        return
+    facts, end = run.facts, run.end
+    took = f" after {show_seconds(end.ended_at - facts.began_at)}" if facts is not None and end is not None else ""
+    console.note(f"{run.name}: {run.state()}{took}")
+    raise click.exceptions.Exit(end.status if end is not None else 1)
+
+
+def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
+    """End a run's program as Ctrl-C does, and wait for it. Raises SessionError."""
+    facts = run.facts
+    if run.is_running():
+        if facts is None or facts.machine != machine():
+            host = facts.host if facts is not None else "another host"
+            raise SessionError(f"{run.name} runs on {host}: log in there and write stoker down {run.name}")
+        if run.is_alive_here():  # else its keeper is about to write how it ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(facts.pid, signal.SIGTERM)
+        wait_until(lambda: not run.is_running(), limit_s=wait_s)
+        if run.is_running():
+            raise SessionError(
+                f"{run.name} has not ended within {show_seconds(wait_s)}; kill -9 {facts.pid} ends it at once"
+            )
+        done = f"{run.name} was stopped: {run.state()}"
+    else:
+        done = f"{run.name} is over: {run.state()}"
+    if as_json:
+        console.json(facts_of(run))
+    else:
+        console.line(done)
+
+
+def facts_of(run: DetachedRun) -> dict[str, object]:
+    """Return the facts of a run for `--json`."""
+    end, facts = run.end, run.facts
+    return {
+        "run": run.name,
+        "running": run.is_running(),
+        "status": end.status if end is not None else None,
+        "ended_at": end.ended_at if end is not None else None,
+        "facts": facts,
+        "log": str(run.log),
+        "session": run.session,
+    }
+
+
+def wait_until(true: Callable[[], bool], *, limit_s: float) -> None:
+    """Wait until the condition is true, at most `limit_s`."""
+    until = time.monotonic() + limit_s
+    while not true() and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY_S)

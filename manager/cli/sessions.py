@@ -1,157 +1,256 @@
-"""Which session is meant, and asking it: the live manager, or the journal when the session is over."""
+"""`stoker sessions`: list known sessions and remove old ones. `stoker caches`: show and remove pilots' caches here.
+
+The caches hold what took long to bring to a node: objects (models, snapshots) and environments. All sessions of a user
+share them. Their size is bounded, and unused files expire.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+import enum
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import click
 import msgspec
 
-from stoker.contexts.recipe import BARE
-from stoker.errors import SessionError
-from stoker.manager.cli import choosing, console
-from stoker.manager.cli.ask import Observer, SessionEndedError
-from stoker.manager.live import segments
-from stoker.manager.live.raised import raised
-from stoker.protocol import to_client
-from stoker.protocol.ids import show_block
-from stoker.protocol.listed import ListedState
-from stoker.protocol.session import SessionFolder
+from stoker.contexts.folders import state_folder
+from stoker.errors import ConfigError, SessionError, UnitError
+from stoker.folders import folders_here
+from stoker.manager.cli import console, runs, session_remains
+from stoker.manager.cli.session_remains import size_bytes
+from stoker.manager.executor import detached
+from stoker.manager.executor.detached import is_coming_up
+from stoker.pilot.agent.scratch import base_folder, sweep
+from stoker.pilot.cache import ObjectCache, snapshot_names
+from stoker.pilot.starter.place import Environments
+from stoker.protocol.session import SessionFolder, holds_session, is_begun
+from stoker.site import Site
+from stoker.units import parse_seconds, show_bytes, show_seconds
 
-Command = Callable[..., None]
-
-
-def takes_session(*, default: str) -> Callable[[Command], Command]:
-    """A command of one session: it takes SESSION behind its other arguments or as an option, and gets it as `session`.
-    `default`: which one it means when none is named, in words."""
-
-    def with_both(command: Command) -> Command:
-        @click.argument("session", default="")
-        @click.option("--session", "by_option", default="", metavar="SESSION", help=f"{_NAMES} [{default}]")
-        @functools.wraps(command)
-        def call(*args: Any, session: str, by_option: str, **options: Any) -> None:
-            if session and by_option and session != by_option:
-                raise click.UsageError(f"SESSION is {session} and --session is {by_option}; give one of them")
-            command(*args, session=session or by_option, **options)
-
-        return call
-
-    return with_both
+# ---- stoker sessions
 
 
-_NAMES = "The same as the argument SESSION: its id, a beginning of it, or its folder."
+_OLDER = "14d"
+_DAY_S = 86400.0
+_ASKED_AT_ONCE = 16
+_MADE_S = 60.0
+"""Seconds in which a new session's manager starts to listen."""
 
 
-class SessionAnswer(msgspec.Struct, frozen=True):
-    """What a session said. `over` says in words that it has ended, and is empty for one that lives."""
+class SessionState(enum.Enum):
+    """The state of a session."""
 
-    status: to_client.Status
-    over: str = ""
-
-
-def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
-    """The status of a session, live or over. Raises SessionError."""
-    folder = choosing.session_to_show(name)
-    try:
-        with Observer(folder) as observer:
-            return folder, SessionAnswer(observer.status())
-    except SessionEndedError as ended:
-        from stoker.manager.live.replay import status_of_ended_session
-
-        with _from_journal(folder, ended):
-            return folder, SessionAnswer(status_of_ended_session(folder), over=str(ended))
+    UP = "up"
+    """Its manager runs."""
+    LOST = "lost"
+    """It is not over and has no manager: `stoker attach` or `stoker down`."""
+    OVER = "over"
+    """It has ended."""
 
 
-def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
-    """The story of a subject; and, of a session that is over, that it is. Raises SessionError.
+class KnownSession(msgspec.Struct, frozen=True):
+    """A session whose folder exists. `idle_s`: seconds since the last write at the top of its folder."""
 
-    If no session is named and the chosen one does not know the subject, the other sessions are searched. A live manager
-    forgets calls that ended well; its journal remembers them.
+    session: str
+    folder: str
+    state: SessionState
+    idle_s: float
+
+
+@click.command(short_help="List sessions and detached runs, or remove old ones.")
+@click.option("--prune", "remove", is_flag=True, help="Remove the folders of old sessions that are over.")
+@click.option("--older", metavar="TIME", default=_OLDER, help=f"Old: nothing was written for TIME. [{_OLDER}]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+def sessions(*, remove: bool, older: str, as_json: bool) -> None:
+    """List your detached runs with their exit status, and your sessions: those in your state folder, and those of
+    programs that were started in this folder.
+
+    With --prune: remove the folders (logs, journals) of those that are over and that nobody has written to for TIME.
+    A session that is up, has no manager without being over, is locked, or may have jobs left in a batch system stays.
     """
-    chosen = choosing.session_to_show(name)
-    story, over = _story_in(chosen, subject)
-    if name or story.found or is_several(story):
-        return chosen, story, over
-    searched = [chosen]
-    for folder in choosing.others_to_search(chosen):
-        with contextlib.suppress(SessionError):  # one that cannot be read hides no other
-            found, its_over = _story_in(folder, subject)
-            if found.found:
-                console.note(
-                    f"{subject} is not in session {_id(chosen)}; this is session {_id(folder)} ({folder.path})"
-                )
-                return folder, found, its_over
-            searched.append(folder)
-    if len(searched) > 1:
-        names = ", ".join(map(_id, searched))
-        headline = f"{story.headline}; searched sessions {names} (`stoker sessions` lists them, --session names one)"
-        story = msgspec.structs.replace(story, headline=headline)
-    return chosen, story, over
-
-
-def is_several(story: to_client.Story) -> bool:
-    """True if the subject is the beginning of several names in its session."""
-    return not story.found and story.headline.startswith("could be")
-
-
-def _id(folder: SessionFolder) -> str:
-    return folder.read().session
-
-
-def _story_in(folder: SessionFolder, subject: str) -> tuple[to_client.Story, str]:
-    from stoker.manager.live.replay import story_of_ended_session, story_with_journal
-
     try:
-        with Observer(folder) as observer:
-            story = observer.story(subject)
-    except SessionEndedError as ended:
-        with _from_journal(folder, ended):
-            return story_of_ended_session(folder, subject), str(ended)
-    return story_with_journal(folder, subject, story), ""
+        older_s = parse_seconds(older)
+    except UnitError as error:
+        raise ConfigError(f"--older: {error}", key="older") from None
+    found, detached_runs = known_sessions(), runs.known_runs()
+    if not remove:
+        if as_json:
+            console.json({"sessions": found, "runs": [runs.facts_of(run) for run in detached_runs]})
+        else:
+            lines = runs.render(detached_runs, now=time.time())
+            console.lines(["detached runs", *lines, ""] if lines else [])
+            console.lines(render(found))
+        return
+    for run in detached_runs:
+        if not run.is_running() and runs.over_for_s(run) >= older_s:
+            runs.remove(run)
+            console.note(f"removed run {run.name} and its log")
+    old = [each for each in found if each.state is SessionState.OVER and each.idle_s >= older_s]
+    pruned = [session_remains.prune(SessionFolder(each.folder), each.session) for each in old]
+    if as_json:
+        console.json({"removed": [x for x in pruned if not x.kept], "kept": [x for x in pruned if x.kept]})
+    else:
+        console.lines(render_pruned(pruned, older=older))
 
 
-def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:
-    """Calls of a session; and, of one that is over, that it is. Raises SessionError."""
-    folder = choosing.session_to_show(name)
+def known_sessions() -> list[KnownSession]:
+    """Return every session whose folder exists, newest first."""
+    home = state_folder()
+    places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*")]
+    for here in folders_here():
+        places += Path(here).glob("runinfo/*/*")
+    begun = [place for place in places if is_begun(place)]
+    begun += [place for place in (home / "sessions.d").glob("*") if place.is_dir() and not holds_session(place)]
+    found = {place.resolve() for place in [*filter(holds_session, places), *begun]}
+    newest_first = sorted((_idle_s(path), path) for path in found)
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a manager on another machine may take seconds to answer
+        return [each for each in pool.map(lambda one: _read_known(*one), newest_first) if each is not None]
+
+
+def render(found: Sequence[KnownSession]) -> list[str]:
+    """Return the lines of `stoker sessions`."""
+    if not found:
+        return ["no session is known here; `stoker up` or a program with stoker.load() starts one"]
+    width = max(len(each.session) for each in found)
+    out = [
+        f"  {each.session:<{width}}  {each.state.value:<4}  {_show_age(each.idle_s):>11}  {each.folder}"
+        for each in found
+    ]
+    if any(each.state is SessionState.LOST for each in found):
+        out += ["", "lost: not over, and without a manager; stoker attach ID brings it back, stoker down ID ends it"]
+    if any(each.state is SessionState.OVER for each in found):
+        out += [
+            "",
+            f"stoker sessions --prune removes sessions that ended {_OLDER} ago or earlier (--older TIME: another age)",
+        ]
+    return out
+
+
+def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> list[str]:
+    """Return the lines of `stoker sessions --prune`."""
+    removed = [each for each in pruned if not each.kept]
+    out = [f"  removed  {each.session}  {show_bytes(each.bytes):>8}  {each.folder}" for each in removed]
+    out += [f"  kept     {each.session}  {each.folder}: {each.kept}" for each in pruned if each.kept]
+    if not removed:
+        return [
+            *out,
+            f"nothing was removed: no session is over for {older} or longer" if not out else "nothing was removed",
+        ]
+    total = show_bytes(sum(each.bytes for each in removed))
+    return [*out, f"removed {len(removed)} session{'s' * (len(removed) != 1)}, {total}"]
+
+
+def _read_known(idle_s: float, path: Path) -> KnownSession | None:
+    """None if the session is damaged or was just removed."""
+    folder = SessionFolder(path)
     try:
-        with Observer(folder) as observer:
-            return observer.calls(limit=limit, only=only), ""
-    except SessionEndedError as ended:
-        from stoker.manager.live.replay import calls_of_ended_session
-
-        with _from_journal(folder, ended):
-            return calls_of_ended_session(folder, limit=limit, only=only), str(ended)
+        return KnownSession(detached.name_of(folder), str(path), _state(folder, idle_s=idle_s), idle_s)
+    except SessionError:
+        return None
 
 
-def names_in(status: to_client.Status) -> list[str]:
-    """What can be asked about beside calls: pilots, contexts, libraries, blocks."""
+def _state(folder: SessionFolder, *, idle_s: float) -> SessionState:
+    if not folder.file.exists():  # it is just being made, or the command that made it was killed
+        return SessionState.UP if idle_s < _MADE_S or is_coming_up(folder.path) else SessionState.OVER
+    if detached.is_up(folder):
+        return SessionState.UP
+    return SessionState.LOST if detached.is_detached(folder) and not detached.over(folder) else SessionState.OVER
+
+
+def _idle_s(folder: Path) -> float:
+    newest = 0.0
+    with contextlib.suppress(OSError):
+        newest = max(entry.lstat().st_mtime for entry in (folder, *folder.iterdir()))
+    return max(0.0, time.time() - newest)
+
+
+def _show_age(seconds: float) -> str:
+    return f"{seconds / _DAY_S:.0f} d" if seconds >= 2 * _DAY_S else show_seconds(seconds)
+
+
+# ---- stoker caches
+
+
+_HOW = "for the next session; old files leave by themselves; to remove all now: stoker caches --clear"
+
+
+class CacheContents(msgspec.Struct, frozen=True):
+    """The caches of pilots in one folder of this host, and how much was removed."""
+
+    host: str
+    folder: str
+    bytes: int
+    removed_bytes: int = 0
+
+
+@click.command(short_help="Show what pilots keep on this machine, or remove it.")
+@click.option("--clear", is_flag=True, help="Remove it, except what a pilot uses at the moment.")
+@click.option("--scratch", metavar="DIR", default="", help="Look in this folder: [pilot] scratch of the site file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
+    """Show what pilots keep on this machine for the next session: files that they fetched, environments.
+
+    It is bounded ([pilot] cache_size), and leaves by itself when no program has used it for long (cache_age). For a
+    compute node run it there: srun -w n014 stoker caches --clear
+    """
+    kept = inspect_caches(scratch, clear=clear)
+    if as_json:
+        console.json(kept)
+    else:
+        console.lines(render_caches(kept, clear=clear))
+
+
+def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
+    """Expire or remove unused caches, and return what remains. Raises StokerError."""
+    place = Path(os.path.expandvars(scratch)).expanduser()
+    if scratch and not place.is_dir() and not str(place).startswith("$"):
+        raise ConfigError(
+            f"--scratch: there is no folder {place} on {socket.gethostname()}; name the folder that [pilot] scratch of"
+            " the site file names, or leave --scratch out",
+            key="scratch",
+        )
+    base = base_folder(scratch)
+    before = size_bytes(base)
+    kept_s = 0.0 if clear else float("inf")
+    if (base / "cache").is_dir():
+        cache = ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s)
+        snapshot_names.tidy(cache)  # what a pilot does first
+        if clear:
+            sweep(base)
+            if not any(base.glob("pilot-*")):  # a library of a pilot that lives may be loading one
+                snapshot_names.sweep(cache, kept_s=0.0)
+    if (base / "environments").is_dir():
+        Environments(base, kept_s=kept_s).expire()
+    after = size_bytes(base)
+    return CacheContents(socket.gethostname(), str(base), after, before - after)
+
+
+def render_caches(kept: CacheContents, *, clear: bool) -> list[str]:
+    """Return the lines of `stoker caches`."""
+    where = f"{kept.folder} on {kept.host}"
+    if clear:
+        rest = f"; {show_bytes(kept.bytes)} are in use" if kept.bytes else ""
+        return [f"{where}: {show_bytes(kept.removed_bytes)} removed{rest}"]
+    return [f"{where}: {show_bytes(kept.bytes)}", *([_HOW] if kept.bytes else [])]
+
+
+def stays(sites: Iterable[Site]) -> list[str]:
+    """Return what a session of these sites leaves on purpose, for the user who ends it."""
+    ages: dict[str, list[str]] = {}
+    for site in sites:
+        place = site.pilot.scratch or "their temporary folder"
+        ages.setdefault(_age(site.pilot.cache_age_s), []).append(place)
     return [
-        *(pilot.pilot for pilot in status.pilots),
-        *(context.name for context in status.contexts if context.key != BARE.key),
-        *(f"lib-{library.library}" for library in status.libraries),
-        *(job.block for job in status.jobs),
-        *(show_block(block) for block in status.blocks),
+        f"files that its pilots fetched stay on their nodes ({', '.join(dict.fromkeys(places))}) for the next session, "
+        f"and leave when they were not used for {age}; to remove them, run there: stoker caches --clear"
+        for age, places in ages.items()
     ]
 
 
-@contextlib.contextmanager
-def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[None]:
-    """Whatever a journal of another version, or a damaged one, does to the replay becomes one line."""
-    if not segments.exists(folder.journal):
-        raise SessionError(f"{ended}, and it left no journal at {folder.journal}") from None
-    try:
-        yield
-    except SessionError:
-        raise
-    except Exception as error:
-        lines = raised(error)
-        if lines:
-            text = f"{ended}, and its policy raises where it did then; stoker replay {folder.path} says at which event"
-            raise SessionError("\n".join([text, *lines])) from error
-        raise SessionError(
-            f"{ended}, and its journal {folder.journal} cannot be replayed by this version of Stoker"
-            f" ({type(error).__name__}: {error}); its logs are there: stoker logs --session {folder.path}"
-        ) from error
+def _age(seconds: float) -> str:
+    return f"{seconds / _DAY_S:.3g} days" if seconds >= 2 * _DAY_S else show_seconds(seconds)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from stoker.manager.cli.numbers import WholeNumber
+from stoker.manager.cli.console import WholeNumber
 
 
 @click.command(
@@ -14,11 +14,7 @@ from stoker.manager.cli.numbers import WholeNumber
 )
 @click.argument("scenario", required=False)
 @click.option(
-    "--policy",
-    "policies",
-    metavar="NAME",
-    multiple=True,
-    help="Not the scenario's policies; may be given again.",
+    "--policy", "policies", metavar="NAME", multiple=True, help="Not the scenario's policies; may be given again."
 )
 @click.option("--seeds", type=WholeNumber(1, 10_000), help="Run N seeds. [as the scenario says]")
 @click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a setting; may be given again.")

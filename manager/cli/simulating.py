@@ -1,39 +1,258 @@
-"""What `stoker simulate` does: a scenario under one or several policies, and how they compare."""
+"""The work of `stoker simulate`: run a scenario under one or several policies, show progress, compare the policies."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.cli import console, simulate_table
-from stoker.manager.cli.simulate_progress import SimulationProgress, progress
-from stoker.manager.cli.simulate_table import count
+from stoker.folders import working_folder
+from stoker.manager.cli import console
 from stoker.manager.live.own_policies import find
 from stoker.manager.policies.named import SHIPPED
 from stoker.manager.sim.check import doubtful
 from stoker.manager.sim.families import contexts_named
-from stoker.manager.sim.workload import SweepCalls, contexts_of
+from stoker.manager.sim.workload import SweepCalls, Workload, contexts_of
 from stoker.manager.study import run_folder
-from stoker.manager.study.comparison import columns_for, compare, with_bounds
+from stoker.manager.study.comparison import (
+    SPEED,
+    Column,
+    PolicyRow,
+    columns_for,
+    compare,
+    verdicts,
+    with_bounds,
+    worth_for,
+)
+from stoker.manager.study.run_folder import SCENARIO, WrittenFiles
 from stoker.manager.study.running import FinishedRun, run_all
 from stoker.manager.study.scenario import Scenario, check_policies, find_scenario, label, load_scenario, shipped
+from stoker.manager.study.statistics import MeanEstimate
+from stoker.progress import ProgressBar
 from stoker.site import absolute_policy
-from stoker.working_folder import working_folder
+from stoker.units import show_seconds
+
+# ---- results in words
+
+
+_NARROW = 0.02
+"""An interval up to this share of its mean is narrow enough for most questions."""
+
+
+def table(rows: Sequence[PolicyRow], columns: Sequence[Column]) -> list[str]:
+    """Return one line per policy: means with half widths of their 95 % intervals, without empty columns."""
+    shown = [column for column in columns if _says_something(rows, column)]
+    titles = {column.key: column.title for column in shown}
+    scales = {column.key: column.scale for column in shown}
+    if any(SPEED in row.estimates for row in rows):
+        titles[SPEED] = f"speed (x {label(rows[0].policy)})"
+    cells = [["policy", *titles.values()]]
+    cells += [
+        [label(row.policy), *(show(row.estimates[key], scale=scales.get(key, 1.0)) for key in titles)] for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  " + "   ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]).rstrip()
+        for first, *rest in cells
+    ]
+
+
+def show(found: MeanEstimate | None, *, scale: float = 1.0) -> str:
+    """`578 ± 12`: significant digits only; a dash without a number."""
+    if found is None:
+        return "–"
+    mean, half_width = found.mean * scale, (found.half_width or 0.0) * scale
+    digits = next((digits for digits, least in enumerate((100.0, 10.0, 1.0)) if abs(mean) >= least), 3)
+    if mean.is_integer() and not half_width:
+        digits = 0
+    return f"{mean:,.{digits}f}" + (f" ± {half_width:,.{digits}f}" if half_width else "")
+
+
+def notes_on(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], scenario: Scenario) -> list[str]:
+    """Return what the table does and does not show, in sentences."""
+    out = verdicts(runs, rows, scenario=scenario)
+    for row in rows:
+        if row.cut_off:
+            end = show_seconds(scenario.until_s)
+            out.append(f"{label(row.policy)}: {row.cut_off} of {row.runs} runs were cut off after {end} (until)")
+        if row.failed_calls:
+            why: Counter[str] = Counter()
+            for run in runs:
+                if run.policy == row.policy:
+                    why.update(run.outcome.failed)
+            reason, _ = why.most_common(1)[0]
+            failed = f"{row.failed_calls:,} calls failed"
+            out.append(f"{label(row.policy)}: {failed}, most of them for this reason: {reason}")
+    return out
+
+
+def summary(runs: Sequence[FinishedRun], *, wall_s: float, jobs: int) -> str:
+    """Return how long the simulations took."""
+    events, seconds = sum(run.outcome.core_events for run in runs), sum(run.wall_s for run in runs)
+    rate = f", {events / seconds:,.0f} core events/s each" if seconds else ""
+    many = f"{jobs} processes" if jobs > 1 else "one process"
+    return f"{count(len(runs), 'run')} in {show_seconds(wall_s)} on {many}{rate}"
+
+
+def written(what: WrittenFiles) -> str:
+    """Return the line about a written file."""
+    if not what.paths:
+        return f"  {what.what:9} none: {what.about}"
+    first = what.paths[0]
+    if len(what.paths) == 1:
+        return f"  {what.what:9} {first}   {what.about}"
+    names = " ".join(os.path.basename(path) for path in what.paths)
+    place = f"{os.path.dirname(first)}/"
+    if len(what.paths) > 8:
+        names = f"{os.path.basename(first)} … {os.path.basename(what.paths[-1])} ({len(what.paths)} files)"
+    return f"  {what.what:9} {place}   {names}   {what.about}"
+
+
+def next_steps(
+    scenario: Scenario,
+    runs: Sequence[FinishedRun],
+    rows: Sequence[PolicyRow],
+    *,
+    asked: Sequence[str],
+    folder: Path,
+    known: Sequence[str],
+) -> list[str]:
+    """Return commands to try next. `asked`: the command so far, without the scenario's own policies; `known`: the
+    shipped policies."""
+    simulate = ["stoker", "simulate", *asked]
+    steps: list[tuple[list[str], str]] = []
+    others = [policy for policy in known if policy not in {row.policy for row in rows}]
+    if len(rows) == 1 and others:
+        more = f"beside another one; or {', '.join(others[1:])}" if others[1:] else "beside another one"
+        this = [] if "--policy" in simulate else ["--policy", rows[0].policy]
+        steps.append(([*simulate, *this, "--policy", others[0]], more))
+    key = worth_for(scenario, runs).key
+    found = [estimate for row in rows if (estimate := row.estimates.get(key)) is not None]
+    if any(each.half_width is None or each.half_width > _NARROW * abs(each.mean) for each in found):
+        seeds = str(4 * max(row.runs for row in rows))
+        steps.append(([*simulate, "--seeds", seeds], "narrower intervals"))
+    source = scenario.world.sources[0]
+    half = f"sources.{source.name}.max_blocks={max(1, source.max_blocks // 2)}"
+    steps.append(([*simulate, "--set", half], "another world"))
+    steps.append((["stoker", "simulate", str(folder / SCENARIO)], "exactly this again"))
+    commands = [shlex.join(words) for words, _ in steps]
+    wide = max(map(len, commands))
+    return [
+        f"{'next:' if command is commands[0] else '':6}{command:{wide}}   {why}"
+        for command, (_, why) in zip(commands, steps, strict=True)
+    ]
+
+
+def count(number: int, noun: str) -> str:
+    """`1 run`, `10 runs`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _says_something(rows: Sequence[PolicyRow], column: Column) -> bool:
+    found = [estimate for row in rows if (estimate := row.estimates[column.key]) is not None]
+    return any(each.mean or each.half_width for each in found) if column.may_lack else bool(found)
+
+
+# ---- progress
+
+
+_DRAW_EVERY_S = 0.2
+_LINE_EVERY_S = 10.0
+_FEW = 20
+"""Up to this many runs get one line each."""
+_FROM = 0.03
+"""The share that must be done before the time left is shown."""
+
+
+class SimulationProgress:
+    """How many runs are done and how far the others are. `bar`: False on a pipe, where each run gets a line."""
+
+    def __init__(self, *, total: int, calls: int, shown: bool) -> None:
+        self._total = total
+        self._calls = calls
+        self._done = 0
+        self._going: dict[tuple[str, int], tuple[float, int]] = {}
+        self._began = time.monotonic()
+        self._drawn = 0.0
+        self.bar = console.progress_bar("runs", total=total, facts=self._facts, below=self._runs) if shown else None
+
+    def goes_on(self, policy: str, seed: int, now_s: float, ended: int) -> None:
+        """A run has reached `now_s` of its time and has `ended` calls."""
+        self._going[policy, seed] = now_s, ended
+        if self.bar is not None and time.monotonic() - self._drawn >= _DRAW_EVERY_S:
+            self._draw(self.bar)
+
+    def done(self, run: FinishedRun) -> None:
+        """A run is done."""
+        self._done += 1
+        self._going.pop((run.policy, run.seed), None)
+        if self.bar is not None:
+            self._draw(self.bar)
+        elif self._total <= _FEW or self._done == self._total or time.monotonic() - self._drawn >= _LINE_EVERY_S:
+            self._drawn = time.monotonic()
+            how = "done" if run.outcome.complete else "cut off"
+            left = self._time_left()
+            console.note(
+                f"{self._done}/{self._total} runs: {label(run.policy)}, seed {run.seed}, {how} after "
+                f"{show_seconds(run.outcome.ended_at)}, simulated in {show_seconds(run.wall_s)}"
+                + (f"; {left} left" if left else "")
+            )
+
+    def _draw(self, bar: ProgressBar) -> None:
+        self._drawn = time.monotonic()
+        bar.set_done(self._part() * self._total, refresh=True)
+
+    def _facts(self) -> str:
+        left = self._time_left()
+        return f"{self._done}/{self._total}" + (f"   left {left}" if left else "")
+
+    def _runs(self) -> list[str]:
+        wide = max((len(label(policy)) for policy, _ in self._going), default=0)
+        lines = []
+        for (policy, seed), (now_s, ended) in self._going.items():
+            calls = f"{ended:,} of {self._calls:,} calls" if self._calls else f"{ended:,} calls"
+            lines.append(f"    {label(policy):{wide}}  seed {seed}   {calls}, {show_seconds(now_s)} simulated")
+        return lines
+
+    def _part(self) -> float:
+        """The share that is done. Runs that go on count if their number of calls is known."""
+        going = sum(min(1.0, ended / self._calls) for _, ended in self._going.values()) if self._calls else 0.0
+        return min(1.0, (self._done + going) / self._total)
+
+    def _time_left(self) -> str:
+        part = self._part()
+        passed_s = time.monotonic() - self._began
+        return show_seconds(passed_s * (1 - part) / part) if _FROM < part < 1 else ""
+
+
+@contextlib.contextmanager
+def progress(workload: Workload, *, total: int, quiet: bool) -> Iterator[SimulationProgress]:
+    """Show how far `total` runs are while the block runs; `quiet`: stdout is for something else."""
+    calls = -(-workload.inputs // workload.items) if isinstance(workload, SweepCalls) else 0
+    shown = SimulationProgress(total=total, calls=calls, shown=not quiet and console.is_terminal())
+    with shown.bar or contextlib.nullcontext():
+        yield shown
+
+
+# ---- runs
+
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 _FIRST = "static-pool"
-"""What to try first."""
+"""The scenario to suggest first."""
 
 
 class SimulationRequest(msgspec.Struct, frozen=True):
-    """What was asked for; what is empty or None is as the scenario or the machine has it."""
+    """The user's request. Empty and None mean: as in the scenario, or all cores."""
 
     given: str
     policies: tuple[str, ...] = ()
@@ -44,13 +263,13 @@ class SimulationRequest(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> list[str]:
-        """What to write to ask for the same world and policies again."""
+        """Return the words of a command for the same world and policies."""
         options = [("--set", change) for change in self.changes] + [("--policy", policy) for policy in self.policies]
         return [self.given, *(word for option in options for word in option)]
 
 
 class SimulationPlan(msgspec.Struct, frozen=True):
-    """What is to be simulated, where it goes, and how many runs at a time."""
+    """The scenario to simulate, the output folder, and the number of parallel runs."""
 
     scenario: Scenario
     folder: Path
@@ -58,12 +277,12 @@ class SimulationPlan(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """Runs."""
+        """The number of runs."""
         return len(self.scenario.policies) * self.scenario.seeds
 
 
 class SimulationOutcome(msgspec.Struct):
-    """What came of it. `stopped`: why it is not all."""
+    """The finished runs. `stopped`: why some are missing."""
 
     runs: list[FinishedRun]
     stopped: StokerError | KeyboardInterrupt | None = None
@@ -71,7 +290,7 @@ class SimulationOutcome(msgspec.Struct):
 
 
 def simulate(asked: SimulationRequest, *, as_json: bool) -> int:
-    """Simulate, and say what came of it; the exit code. Raises StokerError, after what was done until then is kept."""
+    """Simulate, report, and return the exit code. Raises StokerError after keeping the finished runs."""
     plan = _plan(asked)
     if not as_json:
         console.lines(_header(plan))
@@ -105,7 +324,6 @@ def _plan(asked: SimulationRequest) -> SimulationPlan:
 
 
 def _run(plan: SimulationPlan, *, quiet: bool) -> SimulationOutcome:
-    """Simulate until all is done, something fails, or Ctrl-C."""
     scenario, done, began = plan.scenario, SimulationOutcome([]), time.monotonic()
     with progress(scenario.workload, total=plan.total, quiet=quiet) as shown:
         try:
@@ -131,7 +349,7 @@ def _collect(plan: SimulationPlan, runs: list[FinishedRun], shown: SimulationPro
 
 
 def _report(asked: SimulationRequest, plan: SimulationPlan, done: SimulationOutcome, *, as_json: bool) -> None:
-    """The table, and everything that is written. What was done before a stop gets all of it as well."""
+    """Write the table and all files, also after an early stop."""
     scenario, runs = plan.scenario, done.runs
     columns = columns_for(scenario)
     all_at_once = isinstance(scenario.workload, SweepCalls)
@@ -143,12 +361,12 @@ def _report(asked: SimulationRequest, plan: SimulationPlan, done: SimulationOutc
         return
     if len(runs) < plan.total:
         console.line(f"stopped: {len(runs)} of {count(plan.total, 'run')} were done, and are kept")
-    notes = simulate_table.notes(runs, rows, scenario)
-    took = simulate_table.summary(runs, wall_s=done.wall_s, jobs=plan.jobs)
-    console.lines(["", *simulate_table.table(rows, columns), "", *(f"  {text}" for text in [*notes, took]), ""])
+    notes = notes_on(runs, rows, scenario)
+    took = summary(runs, wall_s=done.wall_s, jobs=plan.jobs)
+    console.lines(["", *table(rows, columns), "", *(f"  {text}" for text in [*notes, took]), ""])
     for each in run_folder.write(plan.folder, scenario, runs, results):
-        console.line(simulate_table.written(each))
-    steps = simulate_table.next_steps(
+        console.line(written(each))
+    steps = next_steps(
         scenario, runs, rows, asked=asked.words, folder=plan.folder, known=tuple(SHIPPED)
     )  # fmt: skip
     console.lines(["", *steps])
@@ -166,7 +384,7 @@ def _header(plan: SimulationPlan) -> list[str]:
 
 
 def show_known(*, as_json: bool) -> None:
-    """Which scenarios and which policies ship."""
+    """List the scenarios and policies that ship."""
     if as_json:
         console.json(_shipped_names())
     else:

@@ -1,29 +1,36 @@
-"""`stoker status`: the session in a dozen lines."""
+"""`stoker status` shows a session in a dozen lines. `stoker attach` follows a session that is up, from any login node,
+and starts its manager again if that has died.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import click
 
-from stoker.manager.cli import choosing, console, detaching, runs
+from stoker.errors import SessionError
+from stoker.manager.cli import console, runs, session_choice
 from stoker.manager.cli.ask import Observer, SessionEndedError
-from stoker.manager.cli.sessions import status_of, takes_session
-from stoker.protocol.gateway_notes import gateway_notes
-from stoker.protocol.session import SessionFolder
-from stoker.protocol.show_gateways import gateway_rows
-from stoker.protocol.show_status import render
+from stoker.manager.cli.session_choice import status_of, takes_session
+from stoker.manager.executor import detached
+from stoker.protocol.session import SessionFolder, gateway_notes
+from stoker.protocol.show_status import gateway_rows, render
 from stoker.protocol.to_client import Status
+from stoker.site import Site
+
+# ---- stoker status
+
 
 _WATCH_EVERY_S = 1.0
 _WATCH_EVERY_ON_A_PIPE_S = 10.0
-"""A log is not a screen: what was said there is not said again until it has changed (`log_lines`)."""
+"""In a log, facts are repeated only when they have changed (`log_lines`)."""
 
 
 @click.command(short_help="Show pilots, contexts, queues, rates and a forecast.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C; on a pipe: what changes.")
-@takes_session(default=choosing.SHOWN_BY_DEFAULT)
+@takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
 
@@ -50,7 +57,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
                 "policy": policy or "default",
                 "status": answer.status,
                 "gateways": gateway_notes(folder),
-                **({"run": detaching.facts_of(run)} if run is not None else {}),
+                **({"run": runs.facts_of(run)} if run is not None else {}),
             }
         )
         return
@@ -61,9 +68,8 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
 
 
 class StatusPicture:
-    """A session that is looked at again and again. On a terminal it stands still; elsewhere what is new is printed.
-    `policy`: who decides in it, where it is not the default; `folder`: where its gateways leave their notes, if they
-    are to be shown."""
+    """A session shown again and again: redrawn on a terminal, only what is new elsewhere. `policy`: its policies if not
+    the default; `folder`: where its gateways leave their notes, if they are to be shown."""
 
     def __init__(self, place: console.Redrawn, *, policy: str = "", folder: SessionFolder | None = None) -> None:
         self._place = place
@@ -73,7 +79,7 @@ class StatusPicture:
         self._trouble = ""
 
     def show(self, status: Status) -> None:
-        """Show it as it is now."""
+        """Show this status."""
         if console.is_terminal():
             served = _served(self._folder, status) if self._folder is not None else []
             self._place.show(render(status, policy=self._policy, served=served))
@@ -82,7 +88,7 @@ class StatusPicture:
         self._last, self._trouble = status, ""
 
     def show_trouble(self, text: str) -> None:
-        """Show why it cannot be seen."""
+        """Show why the session cannot be asked."""
         if console.is_terminal():
             self._place.show([text])
         elif text != self._trouble:
@@ -91,8 +97,8 @@ class StatusPicture:
 
 
 def log_lines(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """What to say of a session in a log: all of it when pilots, blocks or contexts have changed, one line when only
-    calls have come or ended, nothing when nothing has happened."""
+    """Return the lines for a log: all if pilots, blocks or contexts have changed, one line if only calls have, else
+    none."""
     if before is None or _standing(status) != _standing(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _moving(status) != _moving(before) else []
@@ -119,20 +125,20 @@ def _served(folder: SessionFolder, status: Status) -> list[str]:
 
 
 def policy_of(folder: SessionFolder) -> str:
-    """Who decides in a session, in words; empty where the default policies do."""
+    """Return the session's policies in words; empty for the default ones."""
     from stoker.manager.live.chosen import policy_in_words
 
     return policy_in_words(folder)
 
 
 def watch_every_s() -> float:
-    """How often a session is looked at that is watched."""
+    """Return the seconds between two looks at a watched session."""
     return _WATCH_EVERY_S if console.is_terminal() else _WATCH_EVERY_ON_A_PIPE_S
 
 
 def _watch(session: str) -> None:
     try:
-        folder = choosing.session_to_show(session)
+        folder = session_choice.session_to_show(session)
         with Observer(folder) as observer, console.redrawn() as place:
             picture = StatusPicture(place, policy=policy_of(folder), folder=folder)
             while True:
@@ -140,3 +146,102 @@ def _watch(session: str) -> None:
                 time.sleep(watch_every_s())
     except SessionEndedError as ended:
         console.line(str(ended))
+
+
+# ---- stoker attach
+
+
+_BACK_WITHIN_S = 10.0
+"""Seconds in which the parent of a dead manager starts it again; until then this command does not."""
+
+
+@click.command(short_help="Show a session or a detached run live.")
+@session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
+def attach(*, session: str) -> None:
+    """Show SESSION until Ctrl-C, which leaves it up, or until it is over. On a pipe: once, and then what changes.
+
+    With the name of a detached run (stoker run --detach): print its log until it ends, and exit with its exit status.
+    Ctrl-C leaves it running.
+
+    A manager that has died is started again here, and goes on from its journal: calls that run go on, and those that
+    have ended are not run again.
+    """
+    if run := runs.named_run(session):
+        runs.follow(run)
+        return
+    folder = session_choice.session_to_show(session) if session else session_choice.session_to_change()
+    revive(folder)
+    watch = AttachedPicture(folder)
+    try:
+        watch.run()
+    except SessionEndedError as ended:
+        console.line(str(ended))
+    except KeyboardInterrupt:
+        console.line(leave(watch.last, name=folder.read().session, stays=detached.is_detached(folder)))
+
+
+def revive(folder: SessionFolder) -> None:
+    """Make sure that the session has a manager. Raises SessionEndedError if it is over, SessionError if none can be
+    started."""
+    if detached.is_up(folder):
+        return
+    if why := detached.over(folder):
+        raise SessionEndedError(f"session {folder.read().session} is over: {why}; stoker status tells how it went")
+    before = folder.read().address
+    holder = detached.start(folder, waiting=console.note)
+    console.note(f"its manager was gone: it is started again here (pid {holder.pid}), and goes on from its journal")
+    if lost := out_of_sight(detached.sites_of(folder).values(), before=before, now=folder.read().address):
+        console.note(lost)
+
+
+def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
+    """Return which pilots cannot find a moved manager, in words; empty if all can. They look in the session's folder,
+    and pilots without shared files have only a copy of it."""
+    blind = [site.name for site in sites if not site.provider.shared_files]
+    if before == now or not blind:
+        return ""
+    return (
+        f"it listens on {now} now, and pilots of {' and '.join(blind)} share no files with this host: those that run "
+        f"go on looking at {before}, and end after their lease; their calls run again on new ones. To keep them, end "
+        "the manager here and attach from the host where it was"
+    )
+
+
+class AttachedPicture:
+    """A view of a session across restarts of its manager. `last`: the last status."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self.last: Status | None = None
+        self._folder = folder
+
+    def run(self) -> None:
+        """Show the session until it is over (SessionEndedError)."""
+        with console.redrawn() as place:
+            picture = StatusPicture(place, policy=policy_of(self._folder), folder=self._folder)
+            while True:
+                try:
+                    with Observer(self._folder) as observer:
+                        while True:
+                            self.last = observer.status()
+                            picture.show(self.last)
+                            time.sleep(watch_every_s())
+                except SessionError as error:
+                    picture.show_trouble(str(error).partition("\n")[0])
+                    self._wait_back()
+
+    def _wait_back(self) -> None:
+        until = time.monotonic() + _BACK_WITHIN_S
+        while time.monotonic() < until and not detached.over(self._folder):
+            if detached.is_up(self._folder):
+                return
+            time.sleep(0.1)
+        revive(self._folder)
+
+
+def leave(last: Status | None, *, name: str, stays: bool) -> str:
+    """Return the message for a user who leaves a session. `stays`: it outlives its program."""
+    count = 0 if last is None else last.running + last.queued
+    calls = f" with {count:,} open call{'s' * (count != 1)}" if count else ""
+    if not stays:
+        return f"session {name} goes on{calls}, and ends with its program"
+    return f"session {name} stays up{calls}; `stoker down {name}` ends it"

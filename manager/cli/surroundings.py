@@ -1,9 +1,13 @@
-"""What `stoker init` and `doctor` find around this host: its batch system, networks, and where files are seen."""
+"""What `stoker init` and `doctor` find around this host: its batch system, queues, networks and shared file systems.
+
+Functions called `read_...` parse what a command printed. They are pure.
+"""
 
 from __future__ import annotations
 
 import getpass
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +17,193 @@ import msgspec
 import psutil
 
 from stoker.contexts.folders import state_folder
-from stoker.manager.cli import slurm_facts
-from stoker.manager.cli.slurm_facts import Slurm
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandResult, CommandRunner
 from stoker.manager.live import interfaces
 from stoker.site import ProviderKind
+
+# ---- Slurm
+
+
+PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
+SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
+_FREE_OF_SYSTEM = 0.9
+"""The share of a node's memory for jobs; the system needs the rest."""
+_DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+_GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
+
+
+class Gpus(msgspec.Struct, frozen=True):
+    """`count` GPUs of a type per node, on `nodes` nodes of a partition. The type may be empty."""
+
+    type: str
+    count: int
+    nodes: int
+
+    def __str__(self) -> str:
+        kind = f"{self.type}:" if self.type else ""
+        return f"{kind}{self.count} x {self.nodes}"
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """A partition. `limit_s`: its walltime limit (0 = none). `cores`, `memory_bytes`: of its smallest node.
+    `gpu_cores`, `gpu_memory_bytes`: its defaults per GPU. `most_memory_bytes`: the limit per node; `core_memory_bytes`:
+    the limit per core (0 = not stated)."""
+
+    name: str
+    default: bool = False
+    limit_s: float = 0.0
+    nodes: int = 0
+    cores: int = 0
+    memory_bytes: int = 0
+    gpus: tuple[Gpus, ...] = ()
+    tier: int = 0
+    preempt: str = ""
+    gpu_cores: int = 0
+    gpu_memory_bytes: int = 0
+    most_memory_bytes: int = 0
+    core_memory_bytes: int = 0
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Return cores and memory for a pilot: the share of one GPU of the smallest node, or the smallest node without
+        GPUs, within the limits of the partition."""
+        gpus = max((each.count for each in self.gpus), default=1)
+        cores = max(1, self.gpu_cores or self.cores // gpus)
+        memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus
+        limits = [self.most_memory_bytes, self.core_memory_bytes * cores]
+        return cores, min([memory, *(limit for limit in limits if limit)])
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs on all nodes."""
+        return sum(each.count * each.nodes for each in self.gpus)
+
+
+class Slurm(msgspec.Struct, frozen=True):
+    """A cluster as this user sees it. `preempts`: jobs of one partition may preempt those of another."""
+
+    version: str = ""
+    partitions: tuple[Partition, ...] = ()
+    accounts: tuple[str, ...] = ()
+    preempts: bool = False
+    trouble: str = ""
+
+    def is_preemptible(self, partition: Partition) -> bool:
+        """True if jobs there may lose their nodes to another partition."""
+        above = any(other.tier > partition.tier for other in self.partitions)
+        return self.preempts and above and partition.preempt not in ("", "OFF")
+
+
+def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
+    """Ask the commands of this host. What cannot be asked is left out; `trouble` is the first error."""
+    try:
+        version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
+        said = run(SINFO)
+        if said.code:
+            return Slurm(version, trouble=said.words)
+        partitions = read_partitions(said.out)
+        shown = run(PARTITIONS)
+        partitions = [_with_grants(each, shown.out) for each in partitions] if not shown.code else partitions
+        config = run(("scontrol", "show", "config"))
+        associations = run(("sacctmgr", "-nP", "show", "assoc", f"user={getpass.getuser()}", "format=account"))
+    except BatchTrouble as trouble:
+        return Slurm(trouble=str(trouble))
+    return Slurm(
+        version=version,
+        partitions=tuple(partitions),
+        accounts=tuple(read_accounts(associations.out)) if not associations.code else (),
+        preempts=read_preempts(config.out),
+    )
+
+
+def read_partitions(text: str) -> list[Partition]:
+    """Return the partitions that are up. `sinfo` prints one line per kind of node."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 9 or fields[1] != "up":
+            continue
+        name, _, limit, nodes, cores, memory, gres, tier, preempt = fields
+        here = tuple(Gpus(type, count, _number(nodes)) for type, count in read_gres(gres))
+        new = Partition(
+            name=name.rstrip("*"),
+            default=name.endswith("*"),
+            limit_s=read_limit(limit),
+            nodes=_number(nodes),
+            cores=_number(cores),
+            memory_bytes=_number(memory) * 1024 * 1024,
+            gpus=here,
+            tier=_number(tier),
+            preempt=preempt.upper(),
+        )
+        before = found.get(new.name)
+        found[new.name] = new if before is None else _together(before, new)
+    return list(found.values())
+
+
+def read_gres(text: str) -> list[tuple[str, int]]:
+    """Return the GPUs of a node by type, from `gpu:a10:2(S:0-1),gpu:titanx:1`."""
+    return [(found["type"] or "", int(found["count"])) for found in _GRES.finditer(text)]
+
+
+def read_limit(text: str) -> float:
+    """Return the seconds of `1-00:00:00`, `4:00:00`, `30:00`, `30`; 0 for `infinite` and `n/a`."""
+    found = _DAYS.fullmatch(text.strip())
+    if not found:
+        return 0.0
+    parts = [int(part) for part in found["rest"].split(":")]
+    if found["days"] is not None:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:  # minutes[:seconds]
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
+
+
+def read_accounts(text: str) -> list[str]:
+    """Return the distinct accounts of `sacctmgr -nP show assoc ... format=account`."""
+    return list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+
+
+def read_preempts(text: str) -> bool:
+    """True if `scontrol show config` says that partitions preempt each other."""
+    found = re.search(r"^PreemptType\s*=\s*(\S+)", text, re.MULTILINE)
+    return found is not None and found[1] not in ("preempt/none", "(null)")
+
+
+def _with_grants(partition: Partition, text: str) -> Partition:
+    """Add what `scontrol show partition --oneliner` says about grants and limits."""
+    line = next((line for line in text.splitlines() if f"PartitionName={partition.name} " in f"{line} "), "")
+    found = {name: _number(value) for name, value in re.findall(r"(\w+)=(\d+)\b", line)}
+    per_gpu = found.get("DefMemPerGPU", 0), found.get("DefCpuPerGPU", 0)
+    return msgspec.structs.replace(
+        partition,
+        gpu_memory_bytes=per_gpu[0] * 1024**2,
+        gpu_cores=per_gpu[1],
+        most_memory_bytes=found.get("MaxMemPerNode", 0) * 1024**2,
+        core_memory_bytes=found.get("MaxMemPerCPU", 0) * 1024**2,
+    )
+
+
+def _together(one: Partition, other: Partition) -> Partition:
+    return msgspec.structs.replace(
+        one,
+        nodes=one.nodes + other.nodes,
+        cores=min(one.cores, other.cores),
+        memory_bytes=min(one.memory_bytes, other.memory_bytes),
+        gpus=one.gpus + other.gpus,
+    )
+
+
+def _number(text: str) -> int:
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else 0
+
+
+# ---- the host
+
 
 COMMAND_LIMIT_S = 15.0
 _SUBMITS = (
@@ -29,14 +214,15 @@ _SUBMITS = (
     (ProviderKind.PBS, "qsub"),
     (ProviderKind.KUBERNETES, "kubectl"),
 )
-"""What to look for on PATH, best first: Grid Engine and PBS both have `qsub`, and one of them `qconf`."""
+"""Submit commands to look for on PATH, best first. Grid Engine and PBS both have `qsub`; only Grid Engine has
+`qconf`."""
 _QUEUES: Mapping[ProviderKind, tuple[str, ...]] = {
     ProviderKind.PBS: ("qstat", "-Q"),
     ProviderKind.LSF: ("bqueues", "-w"),
     ProviderKind.GRID_ENGINE: ("qconf", "-sql"),
 }
 _FAST = ("ib", "hsn", "opa", "mlx", "ipogif")
-"""How networks are called that are faster than the one of the host's name."""
+"""Prefixes of fast network interfaces."""
 _NETWORK_FILES = (
     "nfs",
     "lustre",
@@ -51,12 +237,12 @@ _NETWORK_FILES = (
     "smb",
     "cifs",
 )
-"""Beginnings of the names of file systems that several hosts see."""
+"""Prefixes of file system types that several hosts share."""
 _SCRATCH = ("SCRATCH", "SCRATCHDIR", "LOCAL_SCRATCH", "WORK")
 
 
 class ScratchPlace(msgspec.Struct, frozen=True):
-    """A place for big files: what names it, and how much room it has."""
+    """A folder for big files, and its free space."""
 
     path: str
     free_bytes: int
@@ -64,8 +250,8 @@ class ScratchPlace(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of HTCondor's pool. `user_domain`: its jobs run as their owners, if these come from a host of the same
-    domain; else as slot users of its own, or as nobody."""
+    """A machine of HTCondor's pool. `user_domain`: it runs jobs as their owners if the submitting host has the same
+    domain, else as its slot users or nobody."""
 
     cores: int
     memory_bytes: int
@@ -74,8 +260,8 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What was found. `home_shared`: whether the state folder lies on a file system that other hosts see, too.
-    `user_domain`: the UID_DOMAIN of this host, where HTCondor is here."""
+    """What was found. `home_shared`: the state folder is on a shared file system. `user_domain`: this host's UID_DOMAIN
+    for HTCondor."""
 
     host: str
     user: str
@@ -94,18 +280,18 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     @property
     def fast_network(self) -> str:
-        """A network that is faster than the one of this host's name; empty if there is none."""
+        """A network that is faster than that of the host's name; empty if there is none."""
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 
 def inspect_host() -> HostFacts:
-    """Look around. Nothing is submitted; no command may take longer than COMMAND_LIMIT_S."""
+    """Inspect this host without submitting anything. No command takes longer than COMMAND_LIMIT_S."""
     found = [(kind, path) for kind, name in _SUBMITS if (path := shutil.which(name))]
     if any(kind is ProviderKind.GRID_ENGINE for kind, _ in found):
         found = [each for each in found if each[0] is not ProviderKind.PBS]
     kind, command = found[0] if found else (ProviderKind.LOCAL, "")
     run = CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
-    slurm = slurm_facts.ask(run) if kind is ProviderKind.SLURM else None
+    slurm = ask(run) if kind is ProviderKind.SLURM else None
     if slurm is not None and slurm.trouble and len(found) > 1:  # installed, not configured: another one may work
         found = [*found[1:], found[0]]
         kind, command = found[0]
@@ -129,14 +315,14 @@ def inspect_host() -> HostFacts:
 
 
 def is_shared(path: Path) -> bool:
-    """Whether a folder (it need not exist yet) lies on a file system that other hosts see, by the name of its type."""
+    """True if a folder (it may not exist yet) is on a shared file system, by the type's name."""
     return file_system(path, {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}).startswith(
         _NETWORK_FILES
     )
 
 
 def file_system(path: Path, mounts: Mapping[str, str]) -> str:
-    """The type of the file system that a folder lies on, from what is mounted where."""
+    """Return the type of the file system of a folder, from the mounts."""
     for place in (path, *path.parents):
         if str(place) in mounts:
             return mounts[str(place)]
@@ -144,7 +330,7 @@ def file_system(path: Path, mounts: Mapping[str, str]) -> str:
 
 
 def scratch_places() -> list[ScratchPlace]:
-    """Places for big files that sites commonly have: those that the environment names, and /scratch of this user."""
+    """Return usual folders for big files: those that the environment names, and /scratch of this user."""
     paths = [os.environ[name] for name in _SCRATCH if os.environ.get(name)]
     paths += [f"/scratch/{getpass.getuser()}", "/scratch", f"/local/{getpass.getuser()}"]
     usable = [Path(path) for path in dict.fromkeys(paths) if os.access(path, os.W_OK | os.X_OK)]
@@ -152,7 +338,7 @@ def scratch_places() -> list[ScratchPlace]:
 
 
 def read_queues(text: str, kind: ProviderKind) -> list[str]:
-    """Names of queues, from `qstat -Q`, `bqueues -w` or `qconf -sql`."""
+    """Return the names of open queues, from `qstat -Q`, `bqueues -w` or `qconf -sql`."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if kind is ProviderKind.GRID_ENGINE:
         return [words[0] for words in lines]
@@ -163,8 +349,7 @@ def read_queues(text: str, kind: ProviderKind) -> list[str]:
 
 
 def read_nodes(text: str) -> list[Node]:
-    """Machines, from `condor_status -af` of cores, MiB of memory, GPUs and the domain of users (`undefined` where there
-    is none)."""
+    """Return machines from `condor_status -af`: cores, MiB of memory, GPUs, user domain (`undefined` if none)."""
     found = []
     for line in text.splitlines():
         words = [word if word not in ("undefined", "error") else "" for word in line.split()]
@@ -187,7 +372,7 @@ def _ask_queues(run: Callable[[Sequence[str]], CommandResult], kind: ProviderKin
 
 
 def _said(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:
-    """What a command prints; nothing where it does not work."""
+    """The output of a command; empty if it fails."""
     try:
         said = run(command)
     except BatchTrouble:

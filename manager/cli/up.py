@@ -1,8 +1,9 @@
-"""`stoker up`: a session that outlives programs, and the first blocks of its sites in their queues."""
+"""`stoker up`: start a session that outlives programs, and report on its first blocks."""
 
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -10,17 +11,70 @@ from typing import NoReturn
 import click
 
 from stoker.errors import ConfigError, SessionError, UnitError
-from stoker.manager.cli import console, down, dry_run, first_blocks, site_check
+from stoker.manager.cli import console, doctor_site, down
+from stoker.manager.cli.ask import Observer
 from stoker.manager.executor import detached
 from stoker.manager.live.lease import LeaseHolder
-from stoker.protocol import show_blocks
+from stoker.protocol import show_status
+from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
 from stoker.site import Site
 from stoker.units import parse_seconds
 
+# ---- the first blocks
+
+
+_ANSWER_S = 20.0
+"""Seconds to wait for the batch systems' answer to the first blocks."""
+_REASONS_S = 5.0
+"""Seconds to wait for the reasons of pending blocks: batch systems report them at the next query."""
+_ASK_EVERY_S = 0.25
+_REFUSED = "refused"
+
+
+def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status:
+    """Return the status once the batch systems have answered for all first blocks, or the time is up."""
+    first = sum(site.pilot.init_blocks for site in sites)
+    until = time.monotonic() + (_ANSWER_S if first and wait else 0)
+    answered = False
+    with Observer(folder) as observer:
+        while True:
+            status = observer.status()
+            asked = [job for job in status.jobs if job.phase == BlockPhase.ASKED.value]
+            silent = [job for job in show_status.pending_of(status.jobs) if not job.reason]
+            if status.trouble or (not asked and (status.jobs or status.ended_blocks or status.pilots)):
+                if not answered:
+                    answered, until = True, time.monotonic() + _REASONS_S
+                if not silent:
+                    return status
+            if time.monotonic() > until:
+                return status
+            time.sleep(_ASK_EVERY_S)
+
+
+def nothing_came(status: Status) -> bool:
+    """True if blocks have ended and nothing else is there."""
+    return bool(status.ended_blocks) and not status.jobs and not status.pilots
+
+
+def refused(status: Status) -> bool:
+    """True if everything that was submitted was refused."""
+    taken = [job for job in status.jobs if job.phase != BlockPhase.ASKED.value]
+    return list(status.ended_blocks) == [_REFUSED] and not taken and not status.pilots
+
+
+def story(folder: SessionFolder) -> str:
+    """Return what happened to the first block."""
+    with Observer(folder) as observer:
+        return observer.story("b1").headline
+
+
+# ---- the command
+
+
 _END_S = 60.0
-"""How long to wait until a session that was refused has ended."""
+"""Seconds to wait until a refused session has ended."""
 
 
 @click.command(short_help="Start a session that outlives programs.")
@@ -41,7 +95,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
     wanted = detached.collect(sites)
     idle_s = _idle(idle)
     _check_place(folder)
-    for note in site_check.refuse(wanted):
+    for note in doctor_site.refuse(wanted):
         console.note(note)
     if dry_run:
         _dry_run(wanted)
@@ -49,7 +103,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
     made = detached.make(wanted, place=folder, idle_s=idle_s)
     try:
         holder = detached.start(made, waiting=console.note)
-        status = first_blocks.heard(made, wanted, wait=not no_wait)
+        status = heard(made, wanted, wait=not no_wait)
     except KeyboardInterrupt:
         if not made.file.exists():  # its manager has not come up
             detached.forget(made)
@@ -57,9 +111,9 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         name = made.read().session
         console.note(f"session {name} is up; what is queued: stoker status {name}; end it: stoker down {name}")
         raise
-    if first_blocks.refused(status) and not no_wait:
+    if refused(status) and not no_wait:
         _refused(made, status, wanted, files=sites, as_json=as_json)
-    why = first_blocks.story(made) if first_blocks.nothing_came(status) else ""
+    why = story(made) if nothing_came(status) else ""
     if as_json:
         console.json({"session": status.session, "folder": str(made.path), "manager": holder, "status": status})
     else:
@@ -69,8 +123,8 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
 
 
 def _dry_run(sites: Sequence[Site]) -> None:
-    """Show what would be submitted, a site after the other; fail if a batch system would not take it."""
-    shown = [dry_run.show(site) for site in sites]
+    """Show what would be submitted for each site; fail if a batch system would not take it."""
+    shown = [doctor_site.show(site) for site in sites]
     console.lines(line for number, each in enumerate(shown) for line in (*([""] if number else []), *each.lines))
     if any(each.refused for each in shown):
         raise click.exceptions.Exit(1)
@@ -79,8 +133,8 @@ def _dry_run(sites: Sequence[Site]) -> None:
 def _refused(
     folder: SessionFolder, status: Status, sites: Sequence[Site], *, files: Sequence[Path], as_json: bool
 ) -> NoReturn:
-    """End a session that has come up in vain, and say why."""
-    why = first_blocks.story(folder)
+    """End a session whose first block was refused, and raise its reason."""
+    why = story(folder)
     words = f"{_who_refused(why, sites)} refused the first job: {why.partition('refused: ')[2] or why}"
     down.end(folder, reason=words.partition("\n")[0])
     remains = down.wait_until_gone(folder, status, wait_s=_END_S, waiting=console.note)
@@ -98,7 +152,6 @@ def _refused(
 
 
 def _who_refused(why: str, sites: Sequence[Site]) -> str:
-    """The batch system that a block's story is about."""
     named = (site.provider.kind.title for site in sites if why.startswith(f"block of source {site.name}"))
     return next(named, "the batch system")
 
@@ -112,19 +165,19 @@ def render(
     now: datetime.datetime,
     why: str = "",
 ) -> list[str]:
-    """What `stoker up` says of a session that is up. `why`: what was submitted is over already, for this reason."""
+    """Return the lines of `stoker up`. `why`: the reason if the submitted blocks have already ended."""
     facts = [f"manager here (pid {holder.pid})", *_submitted(status, sites)]
     out = [f"session {status.session} is up: {', '.join(facts)}"]
     here = {site.name for site in sites if site.is_local}
-    pending = [job for job in show_blocks.pending_of(status.jobs) if job.source not in here]
+    pending = [job for job in show_status.pending_of(status.jobs) if job.source not in here]
     if pending:
-        soonest = show_blocks.soonest(pending)
-        first = f"; the first is expected at {show_blocks.expected(soonest, now)}" if soonest else ""
-        out.append(f"  queued   {len(pending)}   {show_blocks.reasons(pending) or 'no reason is told yet'}{first}")
+        soonest = show_status.soonest(pending)
+        first = f"; the first is expected at {show_status.start_in_words(soonest, now)}" if soonest else ""
+        out.append(f"  queued   {len(pending)}   {show_status.reasons(pending) or 'no reason is told yet'}{first}")
     if status.pilots:
         out.append(f"  here     {len(status.pilots)}   {', '.join(pilot.pilot for pilot in status.pilots[:4])}")
     out += [f"  trouble  {source}: {text}" for source, text in status.trouble.items()]
-    out += [f"  ended    {text}" for text in show_blocks.ended(status.ended_blocks)]
+    out += [f"  ended    {text}" for text in show_status.ended_in_words(status.ended_blocks)]
     if why:
         out += [
             f"no pilot has come; the first job {why.partition(': ')[2] or why}",
@@ -151,14 +204,14 @@ def _submitted(status: Status, sites: Sequence[Site]) -> list[str]:
             told.append(f"{blocks} on this machine")
         elif ids:
             kind = "job" if len(ids) == 1 else "jobs"
-            told.append(f"{blocks} submitted to {where} ({kind} {show_blocks.job_ids(ids)})")
+            told.append(f"{blocks} submitted to {where} ({kind} {show_status.job_ids(ids)})")
         else:
             told.append(f"{blocks} asked of {where}")
     return told
 
 
 def _check_place(folder: str) -> None:
-    """A session that does not come up is removed with its folder, which must not hold anything else."""
+    """The folder of a session that fails to start is removed, so it must be empty before."""
     path = Path(folder)
     if folder and path.is_dir() and any(path.iterdir()) and not SessionFolder(path).file.exists():
         raise ConfigError(f"--folder: {path} is not empty; name one that the session has to itself", key="folder")

@@ -3,7 +3,7 @@
     <session>/carried/<site>/session/
         start.sh             what the job runs: finds a Python, or takes the one from base.tar.gz
         start.pyz            `stoker.pilot.starter`: gets the packages and becomes the pilot
-        environment.json     what they are (`packing.Packed`)
+        environment.json     what they are (`archive.Packed`)
         python               what the interpreter is called on compute nodes; empty: it travels
         base.tar.gz          the interpreter, where it travels
 
@@ -15,53 +15,57 @@
 
 A job without a shared file system has the folder copied into its sandbox, as `session`, and beside it the key of its
 block.
+
+`prepare` does this for a new session, for each site whose environment travels.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from stoker import version
+from stoker import startup
 from stoker.contexts.objects import publish
 from stoker.errors import SessionError
-from stoker.manager.environment.packing import Packed
+from stoker.manager.environment.archive import Packed, pack_environment
 from stoker.pilot.transfer.client import SEED_FILE
 from stoker.protocol.session import SessionFolder
-from stoker.site import Site
+from stoker.site import EnvironmentKind, Site
+from stoker.units import show_bytes
 from stoker.whole_files import draft_of, write_whole
 
 CARRIED_AS = "session"
-"""What the folder is called in a job's sandbox."""
+"""The name of the folder in a job's sandbox."""
 _KEYS = ("transfer",)
 _STARTER = (
-    "addresses.py",
+    "connections.py",
     "errors.py",
-    "seldom.py",
-    "unproven_places.py",
+    "log_files.py",
     "whole_files.py",
     "contexts/manifest.py",
     "pilot/starter/*.py",
     "pilot/transfer/*.py",
 )
-"""Of this package, what `start.pyz` consists of."""
+"""The parts of this package in `start.pyz`."""
 
 
 def carried_folder(folder: SessionFolder, site: Site) -> Path:
-    """Where a session keeps what it gives to nodes of a site."""
+    """Return the folder with the files for nodes of a site."""
     return folder.path / "carried" / site.name / CARRIED_AS
 
 
 def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
-    """Lay out what nodes of a site are given; the folder. Raises SessionError."""
+    """Write the files for nodes of a site, and return their folder. Raises SessionError."""
     place = carried_folder(folder, site)
-    root = Path(version.__file__).parent
+    root = Path(startup.__file__).parent
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Each file is written whole: a batch system may be copying it just now.
@@ -81,10 +85,8 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
 
 
 def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
-    """What a job has to bring to its node, up to date: a folder, to be copied with all that is in it.
-
-    Empty where nodes see this machine's files. To be asked for just before each submission: the manager may have moved.
-    """
+    """Return the folders that a job must bring to its node; none if nodes see this machine's files. Call it just before
+    each submission: the manager may have moved."""
     if site.provider.shared_files:
         return []
     place = carried_folder(folder, site)
@@ -98,17 +100,13 @@ def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
 
 
 def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
-    """The words that start a pilot on a node of a site whose environment travels.
-
-    `options` are those of `stoker-pilot`, but for `--session`.
-    """
+    """Return the command that starts a pilot there. `options`: those of `stoker-pilot`, without `--session`."""
     if site.provider.shared_files:
         return ["sh", str(carried_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
     return ["sh", f"{CARRIED_AS}/start.sh", "--session", CARRIED_AS, *options]
 
 
 def _write_starter(target: Path, root: Path) -> None:
-    """One file that any Python from 3.11 on can run, with nothing installed."""
     with draft_of(target) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", "import sys\nfrom stoker.pilot.starter.main import main\nsys.exit(main())\n")
         for package in ("", "pilot/", "contexts/"):
@@ -124,3 +122,37 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+# ---- for the sites of a session
+
+
+log = logging.getLogger("stoker")
+
+_EVERY_S = 5.0
+
+
+def prepare(folder: SessionFolder, sites: Iterable[Site], *, say: Callable[[str], None] = log.warning) -> None:
+    """Pack the environment if necessary, and write the files for nodes of these sites. `say` is told the progress if it
+    takes long. Raises ConfigError for an environment that cannot be packed, SessionError without disk space."""
+    for site in sites:
+        if site.environment.kind is EnvironmentKind.PACKED:
+            progress = _Progress(site.name, say)
+            carry(folder, site, pack_environment(python=site.environment.python, on_progress=progress.tell))
+
+
+class _Progress:
+    """Reports the progress of packing every few seconds."""
+
+    def __init__(self, site: str, say: Callable[[str], None]) -> None:
+        self._site = site
+        self._say = say
+        self._next = time.monotonic() + _EVERY_S / 5
+
+    def tell(self, done: int, total: int) -> None:
+        """Report that `done` of `total` bytes are packed."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _EVERY_S
+            self._say(
+                f"packing this environment for site {self._site}, once: {show_bytes(done)} of {show_bytes(total)}"
+            )

@@ -19,22 +19,91 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 from urllib.parse import unquote, urlparse
 
 import msgspec
 
 from stoker.contexts.user_code import recorded_folders
 from stoker.errors import ConfigError
-from stoker.manager.environment.walking import listing_digest
+
+# ---- files below a folder
+
+
+SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"})
+
+
+class FoundFile(NamedTuple):
+    """A file: its name relative to the folder, and its path. `link`: the target if it is a link within the folder;
+    empty for files and for links that are followed."""
+
+    name: str
+    path: str
+    facts: os.stat_result
+    link: str = ""
+
+
+def files_below(folder: str, *, skip: Callable[[str], object] = lambda _name: False) -> Iterator[FoundFile]:
+    """Yield every file, sorted by name. `skip` gets relative names of files and folders. Unreadable files and folders
+    that contain themselves are left out."""
+    root = os.path.realpath(folder)
+    yield from _walk(root, root, "", skip, frozenset({root}))
+
+
+def _walk(
+    root: str, folder: str, prefix: str, skip: Callable[[str], object], above: frozenset[str]
+) -> Iterator[FoundFile]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        name = prefix + entry.name
+        if entry.name in SKIPPED or skip(name):
+            continue
+        try:
+            link = _inner_link(entry, root) if entry.is_symlink() else ""
+            if link:
+                yield FoundFile(name, entry.path, entry.stat(follow_symlinks=False), link)
+            elif entry.is_dir():
+                real = os.path.realpath(entry.path)
+                if real not in above:
+                    yield from _walk(root, entry.path, name + "/", skip, above | {real})
+            elif entry.is_file():
+                yield FoundFile(name, entry.path, entry.stat())
+        except OSError:  # a link to nothing, a file that has just gone
+            continue
+
+
+def _inner_link(entry: os.DirEntry[str], root: str) -> str:
+    target = os.readlink(entry.path)
+    inside = os.path.realpath(entry.path).startswith(root + os.sep)
+    return target if inside and not os.path.isabs(target) and os.path.exists(entry.path) else ""
+
+
+def listing_digest(path: str) -> str:
+    """Return a digest of the names, sizes and times of a file or folder, which changes with an edit."""
+    whole = hashlib.sha256()
+    if os.path.isdir(path):
+        for found in files_below(path):
+            whole.update(f"{found.name}\0{found.facts.st_size}\0{found.facts.st_mtime_ns}\0".encode(errors="replace"))
+    else:
+        facts = os.stat(path)
+        whole.update(f"{facts.st_size}\0{facts.st_mtime_ns}".encode())
+    return whole.hexdigest()
+
+
+# ---- the environment
+
 
 _FORMAT = "stoker-environment-1"
-"""To be changed when the same environment is to be packed otherwise."""
+"""Change this number if the archive of the same environment changes."""
 
 
 class Editable(msgspec.Struct, frozen=True):
-    """A package or module that is used from its source folder: where it belongs in `site-packages`, where it lies.
-    `is_first`: it is found before what `site-packages` has under that name."""
+    """A package or module used from its source folder: its place in `site-packages` and its path. `is_first`: it hides
+    what `site-packages` has under that name."""
 
     name: str
     path: str
@@ -42,19 +111,19 @@ class Editable(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """This environment: its folders of packages in the order in which they are searched, its editable installs."""
+    """This environment: its package folders in search order, and its editable installs."""
 
     folders: tuple[str, ...]
     editables: tuple[Editable, ...]
     scripts: str
-    """The folder of its programs; empty where that is the system's."""
+    """The folder of its programs; empty for the system's."""
     conda: str
-    """The prefix of a conda environment, whose packages need libraries and data beside them; empty for others."""
+    """The prefix of a conda environment, whose packages need further libraries and data; else empty."""
     key: str
 
 
 def this_environment() -> Installed:
-    """The environment of this process. Raises ConfigError for an editable install whose sources can't be found."""
+    """Return the environment of this process. Raises ConfigError for an editable install without its sources."""
     folders = tuple(_folders())
     editables = tuple({one.name: one for one in [*_mapped(), *_named_in_pth(folders), *_targets()]}.values())
     _check_editables(folders, editables)
@@ -76,7 +145,7 @@ def _folders() -> Iterator[str]:
 
 
 def _named_in_pth(folders: Iterable[str]) -> Iterator[Editable]:
-    """Packages and modules at the top of source folders that a line of a `.pth` file puts on `sys.path`."""
+    """Packages and modules in source folders that a line of a `.pth` file adds to `sys.path`."""
     for folder in folders:
         for file in sorted(os.listdir(folder)):
             if not file.endswith(".pth"):
@@ -100,7 +169,7 @@ def _importable(folder: str) -> Iterator[Editable]:
 
 
 def _targets() -> Iterator[Editable]:
-    """What `pip install --target` has put into folders of the search path."""
+    """Packages that `pip install --target` has put into folders of the search path."""
     places = [os.path.abspath(place) for place in sys.path if place]
     first_site = min((places.index(place) for place in site.getsitepackages() if place in places), default=len(places))
     for folder, recorded in recorded_folders():
@@ -117,7 +186,7 @@ def _holds_python(folder: str) -> bool:
 
 
 def _mapped() -> Iterator[Editable]:
-    """What the import hooks of editable installs (setuptools) serve."""
+    """Packages that import hooks of editable installs (setuptools) map."""
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")
         if home is not None and home.__name__.startswith("__editable__"):
@@ -127,7 +196,7 @@ def _mapped() -> Iterator[Editable]:
 
 
 def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) -> None:
-    """Every editable install must be among those that were found: others have hooks that only their tool knows."""
+    """Raise ConfigError for an editable install that was not found: its tool uses another hook."""
     for distribution in importlib.metadata.distributions(path=list(folders)):
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         if not origin.get("dir_info", {}).get("editable"):

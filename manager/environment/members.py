@@ -28,12 +28,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from stoker.errors import ConfigError
-from stoker.manager.environment.installed import Installed
-from stoker.manager.environment.walking import FoundFile, files_below
+from stoker.manager.environment.installed import FoundFile, Installed, files_below
 from stoker.protocol.session import PYTHON
 
 _HEAD = importlib.util.MAGIC_NUMBER + bytes(4)
-"""How bytecode begins that is checked by its source's time and length, not by a digest."""
+"""The start of bytecode that is checked by the time and size of its source."""
 _NOT_NEEDED = re.compile(
     r"(site-packages|dist-packages|test|idlelib|turtledemo|tkinter|ensurepip|config-[^/]*|lib-dynload/_tkinter[^/]*"
     r"|[^/]+/tests?|turtle\.py|EXTERNALLY-MANAGED)"
@@ -44,22 +43,22 @@ _OF_LIBC = re.compile(
 
 
 _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
-"""Of `lib` and `share`: what travels by itself, or serves compilers and readers alone."""
+"""Parts of `lib` and `share` that are packed separately or serve only compilers and readers."""
 
 
 class MemberKind(enum.Enum):
-    """How a file goes into the archive."""
+    """How to pack a file."""
 
     PLAIN = "plain"
     LINK = "link"
     SCRIPT = "script"
     """A program whose first line names this environment's Python."""
     BYTECODE = "bytecode"
-    """Compiled Python, whose note of its source's time is changed."""
+    """Compiled Python: the time of its source is rewritten."""
 
 
 class ArchiveMember(NamedTuple):
-    """A file of an archive: its name there, where it lies (of a link: its target), and its length in bytes."""
+    """A file of an archive: its name there, its path (for a link its target), its size."""
 
     name: str
     path: str
@@ -69,7 +68,7 @@ class ArchiveMember(NamedTuple):
 
 
 def package_members(installed: Installed) -> list[ArchiveMember]:
-    """Everything that can be imported here but the standard library, and the environment's programs."""
+    """Return everything importable except the standard library, and the environment's programs."""
     found: dict[str, ArchiveMember] = {}
     packages = f"lib/python{PYTHON}/site-packages/"
     taken: set[str] = set()
@@ -103,7 +102,7 @@ def _is_of(name: str, top: str) -> bool:
 
 
 def interpreter_members() -> list[ArchiveMember]:
-    """The interpreter that this environment runs on, with its standard library. Raises ConfigError."""
+    """Return the interpreter with its standard library. Raises ConfigError."""
     executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     library = sysconfig.get_path("stdlib")
     if not os.path.isfile(executable) or not os.path.isdir(library):
@@ -140,7 +139,7 @@ def _members(
 
 
 def _bytecode(source: FoundFile) -> str | None:
-    """The file of a source's bytecode, if it is there and up to date."""
+    """The path of a source's up-to-date bytecode; None without."""
     compiled = importlib.util.cache_from_source(source.path)
     try:
         with open(compiled, "rb") as file:
@@ -153,7 +152,7 @@ def _bytecode(source: FoundFile) -> str | None:
 
 
 def _conda_libraries(prefix: str) -> Iterator[ArchiveMember]:
-    """What packages of a conda environment find relative to themselves: shared libraries and data of its prefix."""
+    """Shared libraries and data of the prefix, which packages find relative to themselves."""
     for part in ("lib", "share", "ssl", "etc", "libexec"):
         if os.path.isdir(os.path.join(prefix, part)):
             yield from _members(os.path.join(prefix, part), prefix=f"{part}/", skip=_CONDA_NOT_NEEDED.match)
@@ -169,7 +168,7 @@ def _scripts(folder: str) -> Iterator[ArchiveMember]:
 
 
 def _bundled(files: list[str]) -> Iterator[ArchiveMember]:
-    """Shared libraries that these files load from the system, but for those of the C library itself."""
+    """Shared libraries of the system that these files load, except the C library."""
     ldd = shutil.which("ldd")
     if ldd is None:
         return

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from stoker.progress import ProgressBar
 from stoker.protocol.pace import WorkPace, left_in_words
 from stoker.protocol.status import ContextStatus, LibraryStatus
 from stoker.protocol.to_client import Status
@@ -71,20 +71,12 @@ class MapProgress:
         self._hot = ""
         self._done = 0
         self._pace = WorkPace(self._started)
-        self._live: Progress | None = None
-        self._task: Any = None
+        self._live: ProgressBar | None = None
+        self._facts = f"{self._kept}/{total}" if total is not None else str(self._kept)
         self._line = NotebookLine() if in_notebook() else None
         console = Console(stderr=True)
         if self._line is None and console.is_terminal:
-            self._live = Progress(
-                TextColumn("  {task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}  {task.fields[hot]}  {task.fields[left]}"),
-                console=console,
-                auto_refresh=False,
-            )
-            self._task = self._live.add_task(name, total=total, completed=self._kept, rate="", hot="", left="")
+            self._live = ProgressBar(name, total=total, done=self._kept, facts=lambda: self._facts, console=console)
             self._live.start()
             _drawn.append(self)
 
@@ -115,7 +107,7 @@ class MapProgress:
         return NOTEBOOK_S if self._line is not None else LINE_S
 
     @property
-    def live(self) -> Progress | None:
+    def live(self) -> ProgressBar | None:
         """What stands on the terminal, as long as it does."""
         return self._live
 
@@ -144,10 +136,11 @@ class MapProgress:
         shown = self.shown if not last else self._done + self._kept_taken
         rest = 0 if self._total is None else self._total - shown
         left = left_in_words(self._pace.left_s(rest, now)) if rest and not last else ""
-        if self._live is not None:
-            self._live.update(self._task, completed=shown, rate=rate, hot=self._hot, left=left, refresh=True)
-            return
         of = shown if self._total is None else f"{shown}/{self._total}"
+        if self._live is not None:
+            self._facts = "  ".join(filter(None, (str(of), rate, self._hot, left)))
+            self._live.set_done(shown, refresh=True)
+            return
         how_far = bar_of(shown, self._total) if self._line is not None else of
         text = "  ".join(filter(None, (f"{self._name} {how_far}", rate, self._hot, _elapsed(elapsed), left)))
         if self._line is not None:

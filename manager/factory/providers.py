@@ -11,7 +11,7 @@ every script of it passes through `BoundedProvider`, which stands between it and
 
 Settings that Parsl's templates have no place for (GPUs of LSF and Grid Engine, memory to the megabyte, an append mode
 for the output of a job that runs twice) go in as lines of the script's head. The last of these are the site's own
-`options`: where a batch system reads a setting twice, the last one counts. (`own_options` names those that a site may
+`options`: where a batch system reads a setting twice, the last one counts. (`site_options` names those that a site may
 not give: a job would not be found again.)
 """
 

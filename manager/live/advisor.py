@@ -30,6 +30,7 @@ from stoker.manager.core.events import (
     encode,
 )
 from stoker.protocol.session import SessionFolder
+from stoker.retries import RetryPause
 
 log = logging.getLogger("stoker.manager")
 
@@ -91,7 +92,7 @@ class AdvisorLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._start_at = 0.0
-        self._pause_s = PAUSE_S
+        self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def ask(self, question: AskAdvice, now: float) -> None:
         """Ask, unless too much is asked already, or the subject is. A question that is too long is not asked."""
@@ -167,13 +168,13 @@ class AdvisorLink:
             return
         self._slow_sent -= question.is_slow
         self._paces -= isinstance(answer.about, OfPace)
-        self._heard_at, self._pause_s, self._one_at_a_time = now, PAUSE_S, False
+        self._heard_at, self._one_at_a_time = now, False
+        self._pause.reset()
         if answer.found is not None:
             found.append(answer.found)
 
     def _start(self, now: float) -> bool:
-        self._start_at = now + self._pause_s
-        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        self._start_at = now + self._pause.grow()
         command = [sys.executable, "-P", "-m", ADVISOR, "--session", str(self._folder.path)]
         if self._process is not None:
             self._process.poll()

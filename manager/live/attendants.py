@@ -25,6 +25,7 @@ from stoker import connections
 from stoker.config import load_site
 from stoker.protocol.blocks import Rule, Source
 from stoker.protocol.session import SessionFolder
+from stoker.retries import RetryPause
 from stoker.site import Engine, EnvironmentKind, ProviderKind, ProvisioningName, Site
 
 log = logging.getLogger("stoker.manager")
@@ -69,7 +70,7 @@ class Attendant:
         """Bytes in its log that are older than its process."""
         self._quiet_since: float | None = None
         """Since when it should be heard of and is not, in whatever process."""
-        self._pause_s = PAUSE_S
+        self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def keep_up(self, now: float) -> None:
         """Start it if it does not run, end it if it lives without a word. `now` is in seconds, on a clock that does not
@@ -77,23 +78,23 @@ class Attendant:
         if self._is_heard():
             self._quiet_since = None
             if self._hello_limit_s < math.inf:  # it does its work, however soon it may be killed
-                self._pause_s = PAUSE_S
+                self._pause.reset()
         elif self._quiet_since is None:
             self._quiet_since = now
         process = self._process
         if process is not None and process.poll() is None:
             if now - self._started_at > LONGEST_PAUSE_S:
-                self._pause_s = PAUSE_S
+                self._pause.reset()
             if self._quiet_since is not None and now - max(self._quiet_since, self._started_at) > self._hello_limit_s:
                 log.warning("%s; after %.0f s of that it is killed", self._what_is_wrong(process), self._hello_limit_s)
                 process.kill()
                 self._started_at = now  # what even that does not end is not killed at every look
             return
         if process is not None:
-            if now - self._started_at < self._pause_s:
+            if now - self._started_at < self._pause.seconds:
                 return
             log.warning("the %s ended (%s); it is started again", self._name, process.returncode)
-            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            self._pause.grow()
         try:
             self._start(now)
         except OSError as error:  # out of descriptors, memory or processes, for a while

@@ -27,6 +27,7 @@ from stoker.manager.live.journal import Journal
 from stoker.manager.live.past import policies_modules
 from stoker.manager.live.pickled import Unsaveable
 from stoker.manager.live.records import SegmentHead
+from stoker.retries import RetryPause
 from stoker.units import show_bytes
 
 log = logging.getLogger("stoker.manager")
@@ -63,7 +64,7 @@ class Compaction:
         self._said = -1
         self._segment = journal.head
         self._started_at = self._check_at = 0.0
-        self._retry_at, self._pause_s = 0.0, RETRY_S[0]
+        self._retry_at, self._pause = 0.0, RetryPause(*RETRY_S)
         self._is_impossible = False
 
     @property
@@ -133,16 +134,16 @@ class Compaction:
     def _succeeded(self) -> None:
         path = segments.snapshot_path(self._journal.path, self._segment.number)
         self._snapshot_bytes, self._before = path.stat().st_size, 0
-        self._pause_s = RETRY_S[0]
+        self._pause.reset()
         for old in segments.older(self._journal.path, self._segment.number):
             old.unlink(missing_ok=True)
         took_s = time.monotonic() - self._started_at
         log.info("the journal was compacted: a snapshot of %s in %.1f s", show_bytes(self._snapshot_bytes), took_s)
 
     def _failed(self, why: str) -> None:
-        self._retry_at = time.monotonic() + self._pause_s
-        log.warning("the journal was not compacted (%s); the next attempt is in %.0f s", why, self._pause_s)
-        self._pause_s = min(2 * self._pause_s, RETRY_S[1])
+        pause_s = self._pause.grow()
+        self._retry_at = time.monotonic() + pause_s
+        log.warning("the journal was not compacted (%s); the next attempt is in %.0f s", why, pause_s)
 
     def close(self) -> None:
         """End a child that still writes."""

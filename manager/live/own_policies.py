@@ -1,33 +1,83 @@
-"""Policies of the user's own, by name: "module:Class", or "path.py:Class".
+"""Policies of the user, by name: "module:Class", or "path.py:Class".
 
-What is named is called, without arguments or with `provisioning=` where it takes that, and what comes of it answers at
-the seams that it has the methods of; the default policies answer at the others. It may as well be a function that makes
-such an object, or whole `Policies`. An `awareness` in it says what a context keeps between calls at most, which a
-simulated run applies to its contexts.
+The named object is called, without arguments or with `provisioning=` if it takes that. The result answers at the seams
+whose methods it has; the default policies answer at the others. It may also be a function that returns such an object,
+or whole `Policies`. Its `awareness` limits what a context keeps between calls; a simulated run applies it.
 
-What would be passed over in silence is refused: an object that is named for a seam and does not answer there, and a
-method that nobody asks for where one of nearly that name is asked (`stoker.manager.live.own_policies`).
+Two mistakes that would have no effect are refused: an object that is named for a seam and has none of its methods, and
+a public name that is nearly one of Stoker's, as `worth_lodaing` (Python accepts it, and the default would decide).
+Methods are compared with methods and values with values, among the names that the user's classes inherit and do not
+override.
 """
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import msgspec
 
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.folders import working_folder
 from stoker.manager.core.seams import Policies, Provisioning
-from stoker.manager.live.own_policies import misspelt
 from stoker.manager.live.policy_files import import_policy
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.named import Named, named
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.site import OWN_POLICY
+
+# ---- misspelled overrides
+
+
+_OURS = "stoker."
+_NEAR = 0.8
+"""The similarity (`difflib`, 0 to 1) from which a name is taken for another one, misspelt."""
+
+
+class MisspeltName(msgspec.Struct, frozen=True):
+    """A name that overrides nothing, and the one that was probably meant."""
+
+    name: str
+    near: str
+
+
+def misspelled_override(made: object) -> MisspeltName | None:
+    """The first slip in the classes of a policy, the most derived class first."""
+    line = type(made).__mro__
+    own = [each for each in line if not _is_given(each)]
+    given = _public([each for each in line if _is_given(each)])
+    mine = _public(own)
+    for name, value in mine.items():
+        if name in given:
+            continue
+        same_sort = [each for each, other in given.items() if each not in mine and callable(other) == callable(value)]
+        close = difflib.get_close_matches(name, same_sort, n=1, cutoff=_NEAR)
+        if close:
+            return MisspeltName(name, close[0])
+    return None
+
+
+def _is_given(kind: type) -> bool:
+    return kind is object or kind.__module__.startswith(_OURS)
+
+
+def _public(classes: Iterable[type]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in classes:
+        for name, value in vars(each).items():
+            if not name.startswith("_"):
+                found.setdefault(name, value)
+    return found
+
+
+# ---- finding a policy
+
 
 COMMON = ("period_s", "round", "rests", "timer", "advised", "failure_judged", "pace_told")
 """What every policy has; `stoker.manager.policies.Quiet` brings it along."""
@@ -122,7 +172,7 @@ def _awareness(name: str, made: Any) -> Awareness | None:
 
 def _answers(name: str, made: Any, *, seam: str) -> list[str]:
     """The seams at which it answers. Raises ConfigError where it does so by half, not where it is to, or nowhere."""
-    slip = misspelt(made)
+    slip = misspelled_override(made)
     if slip is not None:
         raise ConfigError(
             f"policy {name}: the manager never asks for its {slip.name}; did you mean {slip.near}? (a name of"

@@ -26,8 +26,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stoker.version import RELEASE
-from stoker.whole_imports import import_whole
+from stoker.startup import RELEASE, import_whole
 
 __version__ = RELEASE
 

@@ -1,8 +1,8 @@
-"""Chance that is the same on every machine, and the same for every policy.
+"""Random numbers that are the same on every machine and for every policy.
 
-Each number is a function of the seed, of what it is for, and of whom it concerns (the call's number, the block's), not
-of how many were drawn before. Two policies that ask in another order thus see the same world: the same block waits as
-long in the queue, the same call takes as long. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+Each number is a function of the seed, its purpose and its subject (the number of the call or block), not of how many
+were drawn before. So two policies that draw in different order see the same world: the same block waits equally long in
+the queue, the same call takes equally long. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
 number generators", OOPSLA 2014), used as a hash of a counter.
 """
 
@@ -18,7 +18,7 @@ _quantile = NormalDist().inv_cdf
 
 
 class Stream:
-    """Numbers for one purpose under one seed."""
+    """Random numbers for one purpose and seed."""
 
     __slots__ = ("_base",)
 
@@ -26,22 +26,22 @@ class Stream:
         self._base = int.from_bytes(blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little")
 
     def uniform(self, number: int) -> float:
-        """Between 0 and 1, both excluded."""
+        """Return a number between 0 and 1, both excluded."""
         bits = (self._base + (number + 1) * _GOLDEN) & _MASK
         bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
         return (((bits ^ (bits >> 31)) >> 11) + 0.5) / (1 << 53)
 
     def exponential(self, number: int, *, mean: float) -> float:
-        """Times between things that happen independently."""
+        """Return a time between independent events."""
         return -mean * math.log(self.uniform(number))
 
     def normal(self, number: int) -> float:
-        """Standard normal: mean 0, standard deviation 1."""
+        """Return a standard normal number."""
         return _quantile(self.uniform(number))
 
     def factor(self, number: int, *, cv: float) -> float:
-        """Lognormal with mean 1 and this coefficient of variation: how much longer something takes than it should."""
+        """Return a lognormal number with mean 1 and this coefficient of variation."""
         if not cv:
             return 1.0
         variance = math.log1p(cv * cv)
@@ -49,7 +49,7 @@ class Stream:
 
 
 def least_factor(*, cv: float) -> float:
-    """What `Stream.factor` never goes below, whatever the seed and the number."""
+    """Return the lower bound of `Stream.factor` for any seed and number."""
     if not cv:
         return 1.0
     variance = math.log1p(cv * cv)

@@ -1,4 +1,4 @@
-"""Site files: what Stoker should know of the machines that it runs on. One TOML file a site.
+"""Site files: they describe the machines that Stoker runs on, one TOML file per site.
 
     name = "lab"                  what `status` calls it
     engine = "stoker"             or "taskvine", where a site runs TaskVine
@@ -61,25 +61,35 @@
 Every setting may be left out. Times need a unit: ms, s, m (or min), h, d. Sizes need one too: kB, MB, GB, TB, or KiB to
 TiB. A file is checked as a whole when it is read; an error is one line that names the file, the line, the setting and
 the nearest valid one (`config_errors`).
+
+A setting without effect is refused, so that no one expects one. Whether it has an effect often depends on others: a
+pilot on this machine has no walltime, and `finish_within` is the aim of the rule "demand".
+
+A session has one site or several (`load_sites`), and keeps a copy of each for its own processes (`write_sites`).
 """
 
 from __future__ import annotations
 
 import difflib
+import enum
 import json
 import math
 import os
 import re
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+from msgspec.structs import FieldInfo
 
-from stoker.config_errors import explain, parse_toml
-from stoker.config_lines import line_of
+from stoker.config_errors import explain, line_of, parse_toml
 from stoker.decoding import read_text
 from stoker.errors import ConfigError, UnitError
+from stoker.folders import working_folder
 from stoker.site import (
+    NO_PROBE,
     POLICY_NAMES,
     Duration,
     Engine,
@@ -87,13 +97,74 @@ from stoker.site import (
     Policy,
     Provider,
     ProviderKind,
+    ProvisioningName,
     Session,
     Site,
     Size,
     absolute_policy,
 )
-from stoker.site_effects import refuse_in_vain, stands_in_vain
 from stoker.units import parse_bytes, parse_seconds, without_unit
+
+# ---- settings without effect
+
+
+SiteSetting = tuple[str, str]
+"""A table of a site file and a setting in it."""
+
+
+def without_effect(site: Site) -> dict[SiteSetting, str]:
+    """Return the settings without effect on this site, each with the reason and what to do."""
+    found: dict[SiteSetting, str] = {}
+    local, ours = site.provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
+    if local:
+        found["provider", "walltime"] = "a pilot on this machine lasts as long as its session; leave it out"
+    if local and ours:
+        found["provider", "command_limit"] = "no batch system is asked where kind is local; leave it out"
+    if ours:  # what TaskVine cannot do is refused elsewhere, with other words
+        rule = site.policy.provisioning
+        if rule is ProvisioningName.DEFAULT:
+            rule = ProvisioningName.FIXED if local else ProvisioningName.OPPORTUNISTIC
+        if rule is not ProvisioningName.DEMAND:
+            found["policy", "finish_within"] = (
+                'it is the aim of provisioning = "demand" alone; write that below [policy], or leave it out'
+            )
+        if rule is not ProvisioningName.OPPORTUNISTIC:
+            found["policy", "keep_pending"] = (
+                f'it belongs to provisioning = "opportunistic", and here it is "{rule.value}"; write that below'
+                " [policy], or leave it out"
+            )
+    if not site.pilot.mixed:
+        found["pilot", "gpu_cores"] = (
+            f'it goes with devices = "gpu+cpu", and here it is "{site.pilot.devices}", whose GPUs share all cores;'
+            " leave it out"
+        )
+    if not site.advice.url:
+        for setting in ("model", "key_variable", "time_limit", "tokens"):
+            found["advice", setting] = "no language model is asked without url; give it, or leave this out"
+    if site.pilot.probe == NO_PROBE:
+        found["pilot", "probe_every"] = f'nothing is probed with probe = "{NO_PROBE}"; leave one of the two out'
+    return found
+
+
+def stands_in_vain(site: Site, data: Mapping[str, Any]) -> tuple[SiteSetting, str] | None:
+    """Return the first setting in a file's tables that has no effect, and the message; None if there is none."""
+    for (table, setting), why in without_effect(site).items():
+        if setting in data.get(table, {}):
+            return (table, setting), f"[{table}] {setting} has no effect: {why}"
+    return None
+
+
+def refuse_in_vain(site: Site) -> None:
+    """Raise ConfigError if a Site made by a program has a setting without effect."""
+    for (table, setting), why in without_effect(site).items():
+        settings = getattr(site, table)
+        field = next(each for each in msgspec.structs.fields(settings) if each.encode_name == setting)
+        if getattr(settings, field.name) != field.default:
+            raise ConfigError(f"site {site.name}: [{table}] {field.name} has no effect: {why}", key=setting)
+
+
+# ---- reading one site file
+
 
 __all__ = [
     "Duration",
@@ -150,7 +221,7 @@ def decided_by(site: Site, policy: str) -> Site:
 
 
 def site_file(site: str | os.PathLike[str]) -> Path:
-    """The path of a site file: as it is given, or of one that ships, by its name. A file here comes first."""
+    """Return the path of a site file. A bare name is a file here, else a shipped one."""
     path = Path(site).expanduser()
     if path.parent == Path() and path.suffix == "" and not path.exists() and path.name in shipped_sites():
         return _SHIPPED / f"{path.name}.toml"
@@ -158,7 +229,7 @@ def site_file(site: str | os.PathLike[str]) -> Path:
 
 
 def shipped_sites() -> list[str]:
-    """The names of the site files that ship."""
+    """Return the names of the site files that ship."""
     return sorted(file.stem for file in _SHIPPED.glob("*.toml"))
 
 
@@ -166,7 +237,7 @@ _SHIPPED = Path(__file__).parent / "site_configs"
 
 
 def parse_site(text: str, *, file: str) -> Site:
-    """The site that `text` describes; `file` is what an error calls it. Raises ConfigError."""
+    """Parse the text of a site file. `file`: its name in errors. Raises ConfigError."""
     data = parse_toml(text, file=file)
     _read_numbers(data)
     try:
@@ -187,7 +258,7 @@ def parse_site(text: str, *, file: str) -> Site:
 
 
 def _read_numbers(data: dict[str, Any]) -> None:
-    """A number may stand in quotes or not: `nodes = "2"`, `gpus = 2`."""
+    """Accept a number in quotes or without: `nodes = "2"`, `gpus = 2`."""
     for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
         settings = data.get(table)
         if not isinstance(settings, dict):
@@ -208,7 +279,7 @@ def _is_whole_number(kind: Any) -> bool:
 
 
 def _with_absolute_paths(site: Site, folder: Path) -> Site:
-    """Policies in files of the user's are named from the site file's folder; a session is elsewhere."""
+    """Paths of policies are relative to the site file; the session runs elsewhere."""
     policy = site.policy
     names = {each: absolute_policy(getattr(policy, each), folder) for each in ("name", "dispatch", "residency")}
     return msgspec.structs.replace(site, policy=msgspec.structs.replace(policy, **names))
@@ -223,7 +294,7 @@ _SHAPES = {
 
 
 def read_unit(kind: type, value: Any) -> Any:
-    """A Size or a Duration as a file says it: a `dec_hook` for msgspec. Raises UnitError."""
+    """Convert a Size or a Duration of a file: a `dec_hook` for msgspec. Raises UnitError."""
     what = "a size" if kind is Size else "a duration"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UnitError(f"{json.dumps(value, default=str)} is not {what}; write a number and a unit, in quotes")
@@ -237,7 +308,7 @@ def read_unit(kind: type, value: Any) -> Any:
 
 
 def _near_file(path: Path) -> str:
-    """What to do about a missing file: one of nearly this name, or the site files of that folder."""
+    """Suggest a file with a similar name, or list the site files of that folder."""
     folder = path.parent
     if not folder.is_dir():
         return f" (there is no folder {folder})"
@@ -251,3 +322,106 @@ def _near_file(path: Path) -> str:
 
 
 _SHOWN_FILES = 12
+
+
+# ---- the sites of a session
+
+
+PYTHON_PATH = "python-path"
+"""The file next to the copies with further import folders of pilots, as in PYTHONPATH."""
+
+
+def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site, ...]:
+    """Load a site and, recursively, the sites that it names. Paths are relative to the file that has them. Raises
+    ConfigError, also if two sites have one name."""
+    found: dict[str, Site] = {}
+    seen: set[Path] = set()
+    todo: list[str | os.PathLike[str] | Site | None] = [site]
+    while todo:
+        given = todo.pop(0)
+        base, file = working_folder(), None
+        if isinstance(given, str | os.PathLike):
+            file = site_file(given).resolve()
+            if file in seen:
+                continue
+            seen.add(file)
+            base = file.parent
+        loaded = load_site(given)
+        if loaded.name in found:
+            raise ConfigError(f"two sites of the session are called {loaded.name}; rename one of them", key="name")
+        found[loaded.name] = loaded
+        others = [base / Path(other).expanduser() for other in loaded.sites]
+        _refuse_repeated(loaded, others, file=file)
+        todo += others
+    return tuple(found.values())
+
+
+def _refuse_repeated(site: Site, others: Iterable[Path], *, file: Path | None) -> None:
+    """Raise ConfigError if a site names itself, or another one twice."""
+    named: set[Path] = set()
+    for written, other in zip(site.sites, others, strict=True):
+        path = site_file(other).resolve()
+        if path == file:
+            raise ConfigError(f"{file}: sites names {written!r}, which is this very file; take it out", key="sites")
+        if path in named:
+            raise ConfigError(f"{file or site.name}: sites names {written!r} twice; take one out", key="sites")
+        named.add(path)
+
+
+def write_sites(folder: Path, sites: Iterable[Site], *, python_path: str = "") -> None:
+    """Write the sites of a session into a folder, one `NAME.toml` each."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for site in sites:
+        (folder / f"{site.name}.toml").write_text(site_text(site), encoding="utf-8")
+    (folder / PYTHON_PATH).write_text(python_path, encoding="utf-8", errors="surrogateescape")
+
+
+def read_sites(folder: Path) -> dict[str, Site]:
+    """Read the sites of a session, by name. Raises ConfigError."""
+    sites = [load_site(file) for file in sorted(folder.glob("*.toml"))]
+    return {site.name: site for site in sites}
+
+
+def read_python_path(folder: Path) -> str:
+    """Return the further import folders of pilots."""
+    file = folder / PYTHON_PATH
+    return file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
+
+
+def site_text(site: Site) -> str:
+    """Return a site as text of a site file, without `sites` and settings without effect."""
+    lines, tables, vain = [], [], without_effect(site)
+    for field in msgspec.structs.fields(site):
+        value = getattr(site, field.name)
+        if isinstance(value, msgspec.Struct):
+            inner = msgspec.structs.fields(value)
+            given = (
+                (entry, getattr(value, entry.name))
+                for entry in inner
+                if (field.encode_name, entry.encode_name) not in vain
+            )
+            settings = [_setting(entry, said) for entry, said in given if said is not None]  # None: it is left out
+            tables += ["", f"[{field.encode_name}]", *settings]
+        elif field.name != "sites":
+            lines.append(_setting(field, value))
+    return "\n".join([*lines, *tables, ""])
+
+
+def _setting(field: FieldInfo, value: Any) -> str:
+    if field.type is Duration:  # without an exponent
+        value = f"{Decimal(repr(float(value))):f} s"
+    elif field.type is Size:
+        value = f"{int(value)} B"
+    return f"{field.encode_name} = {_value(value)}"
+
+
+def _value(value: Any) -> str:
+    match value:
+        case enum.Enum():
+            return _value(value.value)
+        case str():  # what JSON escapes is escaped alike in TOML, which wants DEL escaped as well
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case tuple():
+            return f"[{', '.join(map(_value, value))}]"
+        case _:  # a number
+            return json.dumps(value)

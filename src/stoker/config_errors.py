@@ -1,7 +1,8 @@
-"""What is wrong with a TOML file, in one line: where it stands, which setting it is, and the nearest valid one.
+"""Errors in TOML files, in one line: file, line, setting, problem and the nearest valid setting.
 
-msgspec finds the fault and says its path (`$.pilot.memory`). Everything here is told the root struct and knows no
-setting by name.
+msgspec finds the fault and gives its path (`$.pilot.memory`). The functions here get the root struct and know no
+setting by name. A path consists of names as in the file; in a list of tables the index counts, from 0. Structs may be
+nested, in lists and in tables by name, and may be members of a tagged union.
 """
 
 from __future__ import annotations
@@ -10,29 +11,230 @@ import difflib
 import enum
 import re
 import tomllib
+import types
 import typing
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 
-from stoker.config_lines import Path, line_of
-from stoker.config_types import Read, SettingPlace, is_struct, setting_at, settings, tables, tag_field, tags
 from stoker.errors import ConfigError
+
+# ---- lines: TOML readers keep no line numbers
+
+
+KeyPath = tuple[str, ...]
+
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(#.*)?$")
+_KEY = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
+_INNER = re.compile(r"[{,]\s*([A-Za-z0-9_-]+)\s*=")
+_TOKEN = re.compile(r'"""|\'\'\'|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*|[\[\]{}]')
+
+
+def line_of(path: KeyPath, text: str) -> int:
+    """Return the line of a setting, from 1; if it is missing, the line of its table."""
+    lines = _lines(text)
+    return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1)
+
+
+def _lines(text: str) -> dict[KeyPath, int]:
+    """The line of each table and setting. Tables of `[[a]]` are `a.0`, `a.1`, … The text is valid TOML, so the starts
+    of lines suffice, outside multi-line strings and arrays. Keys of an inline table are on its line."""
+    found: dict[KeyPath, int] = {}
+    counted: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    until, depth = "", 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not until and depth == 0:
+            header, key = _HEADER.match(line), _KEY.match(line)
+            if header:
+                table = _newest(_dotted(header[2]), counted)
+                if header[1] == "[[":
+                    counted[table] = counted.get(table, 0) + 1
+                    found.setdefault(table, number)
+                    table = (*table, str(counted[table] - 1))
+                found.setdefault(table, number)
+            elif key:
+                path = (*table, *_dotted(key[1]))
+                for end in range(len(table) + 1, len(path) + 1):
+                    found.setdefault(path[:end], number)
+                for inner in _INNER.findall(line[key.end() :]):
+                    found.setdefault((*path, inner), number)
+        until, depth = _left_open(line, until=until, depth=depth)
+    return found
+
+
+def _newest(path: KeyPath, counted: dict[KeyPath, int]) -> KeyPath:
+    """The path of a header; `[a.b]` below `[[a]]` belongs to the newest table of that list."""
+    whole: KeyPath = ()
+    for part in path[:-1]:
+        whole = (*whole, part)
+        if whole in counted:
+            whole = (*whole, str(counted[whole] - 1))
+    return (*whole, *path[-1:])
+
+
+def _dotted(text: str) -> KeyPath:
+    return tuple(part.strip().strip("\"'") for part in text.split("."))
+
+
+def _left_open(line: str, *, until: str, depth: int) -> tuple[str, int]:
+    """The quotes of a multi-line string, and the number of brackets, that are open at the end of the line."""
+    position = 0
+    while True:
+        if until:
+            end = line.find(until, position)
+            if end < 0:
+                return until, depth
+            position, until = end + 3, ""
+        token = _TOKEN.search(line, position)
+        if not token:
+            return "", depth
+        position = token.end()
+        if token[0] in ('"""', "'''"):
+            until = token[0]
+        elif token[0] in "[{":
+            depth += 1
+        elif token[0] in "]}":
+            depth -= 1
+
+
+# ---- the settings that structs allow
+
+
+ReadUnit = Callable[[type, Any], Any]
+"""A `dec_hook` of msgspec for types that TOML lacks."""
+
+
+class SettingPlace(typing.NamedTuple):
+    """A setting: `path` is its full path, `shown` the path with names for tables of a list, `kind` its type (None: not
+    allowed)."""
+
+    path: KeyPath
+    shown: KeyPath
+    kind: Any
+
+
+def is_struct(kind: Any) -> bool:
+    """True for a struct type."""
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def setting_at(root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: ReadUnit | None) -> SettingPlace:
+    """Return the setting at a path of msgspec. For a table of tables msgspec gives no name (`...`): take the first one
+    in `data` that cannot be read."""
+    kind: Any = root
+    path: KeyPath = ()
+    shown: KeyPath = ()
+    for part in parts:
+        kind = meant_type(kind, data)
+        inner = _fields_of(kind).get(part) if is_struct(kind) else _element(kind)
+        if part == "..." and isinstance(data, dict):
+            part = next((name for name, value in data.items() if not _reads(value, inner, read)), part)
+        data = _inside(data, part)
+        path = (*path, part)
+        named = isinstance(data, dict) and part.isdigit() and isinstance(data.get("name"), str)
+        shown = (*shown, data["name"] if named else part)
+        kind = inner
+    return SettingPlace(path, shown, meant_type(kind, data))
+
+
+def settings_of(kind: Any) -> list[str]:
+    """Return the settings of a table; empty for other types."""
+    tag = kind.__struct_config__.tag_field if is_struct(kind) else None
+    return [*([tag] if tag else []), *_fields_of(kind)]
+
+
+def tags_of(kind: Any) -> dict[str, type[msgspec.Struct]]:
+    """Return the structs of a union by their tag."""
+    return {
+        str(each.__struct_config__.tag): each for each in _structs_of(kind) if each.__struct_config__.tag is not None
+    }
+
+
+def tag_field(kind: Any) -> str:
+    """Return the setting that holds the tag of a union."""
+    return next((each.__struct_config__.tag_field or "" for each in _structs_of(kind)), "")
+
+
+def tables_of(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yield every possible table (its header; empty for the top) and its settings."""
+    for struct in _structs_of(kind):
+        yield at, settings_of(struct)
+        for name, inner in _fields_of(struct).items():
+            below = f"{at}.{name}" if at else name
+            if get_origin(_bare(inner)) is dict:
+                below += ".NAME"
+            element = _element(inner)
+            yield from tables_of(element if element is not None else inner, at=below)
+
+
+def meant_type(kind: Any, data: Any) -> Any:
+    """Return the struct of a union that the tag in `data` selects; other types unchanged."""
+    kind = _bare(kind)
+    structs = tags_of(kind)
+    if len(structs) > 1 and isinstance(data, dict):
+        return structs.get(str(data.get(tag_field(kind))), kind)
+    return kind
+
+
+def _structs_of(kind: Any) -> list[type[msgspec.Struct]]:
+    kind = _bare(kind)
+    members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return [_bare(member) for member in members if is_struct(_bare(member))]
+
+
+def _bare(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _element(kind: Any) -> Any:
+    """The type of an element of a list or a table of tables."""
+    kind = _bare(kind)
+    inside = get_args(kind)
+    if get_origin(kind) is dict:
+        return inside[1]
+    return inside[0] if get_origin(kind) in (tuple, list) and inside else None
+
+
+def _fields_of(kind: Any) -> dict[str, Any]:
+    if not is_struct(kind):
+        return {}
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
+
+
+def _inside(data: Any, part: str) -> Any:
+    if isinstance(data, dict):
+        return data.get(part)
+    if isinstance(data, list | tuple) and part.isdigit() and int(part) < len(data):
+        return data[int(part)]
+    return None
+
+
+def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
+    try:
+        msgspec.convert(value, type=kind, dec_hook=read)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+# ---- errors in words
 
 
 class ConfigFault(typing.NamedTuple):
-    """`line` counts from 1; `key` is the setting; `problem` names the table, the setting and what to do; `path` leads
-    to the setting, or to its table."""
+    """A fault: its line from 1, the setting `key`, the message `problem`, and the `path` of the setting or its
+    table."""
 
     line: int
     key: str
     problem: str
-    path: Path = ()
+    path: KeyPath = ()
 
 
 def parse_toml(text: str, *, file: str) -> dict[str, Any]:
-    """What a TOML text says; `file` is what an error calls it. Raises ConfigError with the line that is not TOML."""
+    """Parse TOML. `file`: its name in errors. Raises ConfigError with the line that is not TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -61,32 +263,28 @@ _TOML_WORDS = {
     "Cannot overwrite a value": "this setting stands there twice",
     "Cannot declare": "this table stands there twice",
 }
-"""What tomllib's messages begin with, and what is told instead."""
+"""Starts of tomllib's messages, and plain words for them."""
 
 
 def _toml_words(problem: str) -> str:
-    """What is wrong with a TOML text, in words; what tomllib says, where there are none."""
     return next((words for begins, words in _TOML_WORDS.items() if problem.startswith(begins)), problem)
 
 
 class _Said(typing.NamedTuple):
-    """What is wrong in words, and with which setting of which table."""
+    """The message, and the setting and table that it is about."""
 
     table: int
-    """How many parts of the path are the table."""
+    """The number of path parts of the table."""
     key: str
     words: str
 
 
 def explain(
     fault: str, *, text: str, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
-    read: Read | None = None,
+    read: ReadUnit | None = None,
 ) -> ConfigFault:  # fmt: skip
-    """The fault in words, from a message of msgspec's and the text that it is about.
-
-    `shapes` says for settings that must match a pattern what to write. `data` is what was read of the text, and `read`
-    reads its units: wanted where tables stand in lists or by names.
-    """
+    """Explain a message of msgspec about a text. `shapes`: what to write for settings with a pattern. `data` (the
+    parsed text) and `read` (its units) are needed for tables in lists or by name."""
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
     place = setting_at(root, parts, data=data, read=read)
@@ -106,7 +304,7 @@ def _words(
     shapes: dict[str, str],
     *,
     data: Any,
-    read: Read | None,
+    read: ReadUnit | None,
 ) -> _Said:
     parts, kind = place.path, place.kind
     whole = len(parts)
@@ -115,7 +313,7 @@ def _words(
         return _Said(whole, unknown[1], f"{unknown[1]} is not a setting; {_nearest(root, kind, unknown[1])}")
     missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
     if missing:
-        choices = f"; {_choices(tags(kind), '')}" if missing[1] == tag_field(kind) else ""
+        choices = f"; {_choices(tags_of(kind), '')}" if missing[1] == tag_field(kind) else ""
         return _Said(whole, missing[1], f"{missing[1]} is missing{choices}")
     if is_struct(kind) and not problem.startswith("Expected `object`"):
         # a check of several settings: its message begins with one
@@ -127,7 +325,7 @@ def _words(
     invalid = re.match(r"Invalid (?:enum )?value (.*)$", problem)
     if invalid:
         above = setting_at(root, parts[:-1], data=data, read=read).kind
-        known = _values(kind) or tags(above)
+        known = _values(kind) or tags_of(above)
         return _Said(last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
     if "matching regex" in problem and key in shapes:
         return _Said(last, key, f"{key}: {shapes[key]}")
@@ -147,24 +345,31 @@ _TYPES = {
 
 
 def _values(kind: Any) -> list[str]:
-    """The values of an enum, also of one that may be left out; none for any other type."""
+    """The values of an enum, also of an optional one; none for other types."""
     kinds = (kind, *typing.get_args(kind))
     return [
         str(value.value) for each in kinds if isinstance(each, type) and issubclass(each, enum.Enum) for value in each
     ]
 
 
-def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:
-    """What may have been meant: a setting of this table, one of another table, or all that there are."""
-    here = settings(table)
-    close = difflib.get_close_matches(key, here, n=1, cutoff=0.6)
-    if close:
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str | None = None) -> str:
+    """Return `did you mean plain?`; if no known name is similar, `otherwise`, by default the list of known names."""
+    names = list(known)
+    if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
         return f"did you mean {close[0]}?"
-    for other, there in tables(root):
+    return f"there are {', '.join(names)}" if otherwise is None else otherwise
+
+
+def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:
+    """Suggest a setting of this table or another one, or list all."""
+    here = settings_of(table)
+    if hint := did_you_mean(key, here, otherwise=""):
+        return hint
+    for other, there in tables_of(root):
         close = difflib.get_close_matches(key, there, n=1, cutoff=0.75)
         if close and there != here:
             return f"did you mean {close[0]} {f'in [{other}]' if other else 'at the top of the file'}?"
-    return f"there are {', '.join(here or settings(root))}"
+    return f"there are {', '.join(here or settings_of(root))}"
 
 
 def _choices(known: Iterable[str], value: str) -> str:

@@ -1,12 +1,11 @@
-"""A terminal, a pipe or a notebook to write on: lines that stay, and one progress line that stands still.
+"""Output of applications on a terminal, a pipe or a notebook: lines, and one progress line.
 
-On a terminal the progress is a bar that is redrawn. On a pipe or in a batch log the same facts come as plain lines: one
-every ten seconds, and one when the run begins to wait for something else, or has waited for the same for a minute. With
-`json_only` people's lines go to stderr, so that stdout holds one JSON document and nothing else.
+On a terminal the progress is a bar (`stoker.progress`). On a pipe or in a batch log the same facts are plain lines: one
+every ten seconds, one when the run starts to wait for something else, and one per minute of the same wait. With
+`json_only` lines for people go to stderr, and stdout holds one JSON document.
 
-`line`, `lines`, `json`, `note` and `error` are what the `stoker` command itself prints with; `redrawn` is a place for a
-block of lines that changes; `WholeNumber` and `ByteSize` are types of click options: a whole number in a range, and a
-size with its unit.
+`line`, `lines`, `json`, `note` and `error` are the functions with which the `stoker` command prints; `redrawn` is a
+place for a block of lines that changes. `WholeNumber` and `ByteSize` are types of click options.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from collections.abc import Callable, Iterator
 from json import dumps
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from stoker.manager.cli.console import (
+    ByteSize,
     Redrawn,
+    WholeNumber,
     error,
     is_terminal,
     json,
@@ -38,7 +36,7 @@ from stoker.manager.cli.console import (
     redrawn,
     survive_closed_pipe,
 )
-from stoker.manager.cli.numbers import ByteSize, WholeNumber
+from stoker.progress import ProgressBar
 from stoker.protocol.pace import WorkPace, left_in_words
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds
@@ -51,15 +49,15 @@ __all__ = [
 _LINE_EVERY_S = 10.0
 _REFRESH_S = 0.5
 _AGAIN_S = 60.0
-"""A plain line about what the run waits for is written again after this long."""
+"""Seconds after which a plain line about the wait is repeated."""
 _MOST_LOADS = 10
-"""After this many loads, plain lines tell of no further one."""
+"""Plain lines report at most this many loads."""
 _TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
-"""Durations and times of the day: in a text that says how long something takes, they change with every look."""
+"""Durations and times of day: they change with every look and do not make a line new."""
 
 
 class Screen:
-    """Where an application writes. `terminal` overrides the guess whether a person is watching."""
+    """Where an application writes. `terminal`: True or False instead of detecting one."""
 
     def __init__(self, *, json_only: bool = False, terminal: bool | None = None) -> None:
         self._console = Console(
@@ -68,12 +66,12 @@ class Screen:
         self.is_terminal = self._console.is_terminal
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        """One line that stays."""
+        """Print one line."""
         with survive_closed_pipe():
             self._console.print(Text(text, style=style))
 
     def json(self, value: Any) -> None:
-        """The one document of `--json`, on stdout."""
+        """Print the one document of `--json` on stdout."""
         if sys.stdout is None:  # closed before the command began
             return
         with survive_closed_pipe():
@@ -84,13 +82,13 @@ class Screen:
     def progress(
         self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = ""
     ) -> Iterator[Progress]:
-        """Shows how far `total` things are while the block runs. Another thread calls `facts`. `also`: what else is
-        counted, and shown as a rate (tokens)."""
-        progress = Progress(total=total, done=done, noun=noun, facts=facts, also=also)
+        """Show progress while the block runs. `facts` is called in another thread. `also`: a second count, shown as a
+        rate (tokens)."""
+        progress = Progress(total=total, done=done, noun=noun, facts=facts, also=also, console=self._console)
         stop = threading.Event()
         watch: Callable[[str], None] | None = None if self.is_terminal else self.line
         watcher = threading.Thread(target=progress.watch, args=(stop, watch), daemon=True, name="stoker-progress")
-        with Live(progress, console=self._console) if self.is_terminal else contextlib.nullcontext():
+        with progress.bar if self.is_terminal else contextlib.nullcontext():
             watcher.start()
             try:
                 yield progress
@@ -101,12 +99,17 @@ class Screen:
 
 
 class Progress:
-    """How far a run is. `advance` may be called from one thread while another draws."""
+    """The progress of a run. One thread may call `advance` while another draws."""
 
     def __init__(
-        self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = ""
-    ) -> None:
+        self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = "",
+        console: Console | None = None,
+    ) -> None:  # fmt: skip
         self.total, self.done, self.noun = total, done, noun
+        self.bar = ProgressBar(
+            noun, total=max(1, total), done=done, facts=self.numbers,
+            above=lambda: list(filter(None, [self.waiting()])), console=console or Console(), redraws=True,
+        )  # fmt: skip
         self._also = also
         self._ask = facts
         self._facts: ContextFacts | None = None
@@ -115,23 +118,24 @@ class Progress:
         self._ended = False
         self._had_pilots = False
         self._said = ""
-        """What the last plain line said, without its times."""
+        """The last plain line, without its times."""
         self._said_at = -math.inf
 
     def advance(self, count: int, *, also: int = 0) -> None:
-        """`count` more are done, and `also` more of what is counted beside them."""
+        """Count `count` more things as done, and `also` more of the second count."""
         now = time.monotonic()
         self.done += count
+        self.bar.set_done(self.done)
         self._pace.add(count, now)
         self._also_pace.add(also, now)
 
     def end(self) -> None:
-        """Nothing more will come: the last drawing says nothing of what is loading or left."""
+        """Mark the end: the last drawing shows nothing about loads and time left."""
         self._ended = True
 
     @property
     def rate(self) -> float:
-        """Things a second, smoothed; 0 while too little is known."""
+        """Things per second, smoothed; 0 while unknown."""
         return self._pace.per_second(time.monotonic())
 
     def numbers(self) -> str:
@@ -152,7 +156,7 @@ class Progress:
         return "   ".join(parts)
 
     def waiting(self) -> str:
-        """What is being waited for, or nothing."""
+        """What the run waits for; empty if nothing."""
         facts = self._facts
         if facts is None or self._ended:
             return ""
@@ -170,7 +174,7 @@ class Progress:
         return ""
 
     def refresh(self) -> None:
-        """Ask for the facts, once. A session that ends meanwhile, or is too busy to answer, leaves the last ones."""
+        """Ask for the facts once. If the session ends or is too busy to answer, the last facts stay."""
         with contextlib.suppress(Exception):
             self._facts = self._ask() or self._facts
             self._had_pilots |= self._facts is not None and self._facts.pilots > 0
@@ -179,10 +183,8 @@ class Progress:
                 self._also_pace.wait(time.monotonic())
 
     def due_line(self, now: float) -> str:
-        """The plain line about what the run waits for, if it is due now; empty otherwise.
-
-        It is due when the words have changed, whatever the times in them; while no context is hot, also every minute.
-        """
+        """Return the plain line about the wait if it is due, else an empty text. It is due when its words change (times
+        do not count), and every minute while no context is hot."""
         facts, text = self._facts, self.waiting()
         words = _TIMES.sub("", text)
         if facts is None or not text:
@@ -197,7 +199,7 @@ class Progress:
         return text
 
     def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:
-        """Asks for the facts until `stop`; with `line`, writes plain lines."""
+        """Ask for the facts until `stop`. With `line`, also write plain lines."""
         last, pause_s = time.monotonic(), _REFRESH_S
         while not stop.wait(pause_s):
             began = time.monotonic()
@@ -212,20 +214,9 @@ class Progress:
                 last = time.monotonic()
                 line(f"  {self.noun}  {self.numbers()}")
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        numbers = self.numbers()
-        room = options.max_width - len(self.noun) - len(numbers) - 5  # a line that wraps does not stand still
-        row = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=max(1, self.total), completed=self.done, width=max(4, min(36, room)))
-        row.add_row(f"  {self.noun}", bar, Text(numbers, no_wrap=True))
-        waiting = self.waiting()
-        if waiting:
-            yield Text(f"  {waiting}", style="dim")
-        yield row
-
 
 def _rate_in_words(per_second: float, noun: str) -> str:
-    """`7.6 claims/s`, or `4.5 claims/min` where that says more."""
+    """`7.6 claims/s`, or `4.5 claims/min` for slow work."""
     if per_second < 0.095:
         return f"{60 * per_second:.1f} {noun}/min"
     return f"{per_second:.1f} {noun}/s" if per_second < 100 else f"{per_second:.0f} {noun}/s"

@@ -1,7 +1,7 @@
-"""A connection to the manager, as all who connect to it have one: a ZeroMQ DEALER socket with CURVE.
+"""The connection of pilots, clients and the factory to the manager: a ZeroMQ DEALER socket with CURVE.
 
-ZeroMQ reconnects by itself, and queues without limit: what is lost with a connection is the business of whoever speaks
-(`stoker.protocol.reliable`). What has happened to the connection is read from the socket's monitor, in order.
+ZeroMQ reconnects by itself and queues without limit. Frames that are lost with a connection are sent again by the layer
+above (`stoker.protocol.wire`). The socket's monitor reports changes of the connection, in order.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import zmq
 
 _READABLE = int(zmq.POLLIN)
 COPY_BELOW = 65_536
-"""Smaller frames are copied for ZeroMQ: that costs less than sharing them does."""
+"""ZeroMQ gets a copy of frames below this size: sharing them costs more."""
 
 _HEARTBEAT_MS = 5_000
 _SILENT_MS = 15_000
-"""Who says nothing for so long, heartbeats included, is gone."""
+"""A peer that sends nothing for this long, not even heartbeats, counts as gone."""
 
 
 class ConnectionChange(enum.Enum):
     """What can happen to a connection."""
 
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-    """Frames can go out. A new connection: what must be said again has to be said."""
+    """The connection is new: frames can be sent, starting with a hello."""
     BROKEN = zmq.EVENT_DISCONNECTED
-    """It is gone, or could not be made. ZeroMQ tries again."""
+    """The connection broke or could not be made. ZeroMQ retries."""
     REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    """Who listens there does not take our key."""
+    """The peer refuses our key."""
     NOT_UNDERSTOOD = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    """Who listens there does not speak as it should, or has another key than we were told."""
+    """The peer violates the protocol, or has another key than expected."""
     CUT_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    """The handshake ended before its end."""
+    """The connection ended during the handshake."""
 
 
 _EVENT = struct.Struct("=Hi")
@@ -46,7 +46,7 @@ _ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """Whom a socket speaks to, and as whom: CURVE keys as Z85 text."""
+    """CURVE keys as Z85 text: the server's, and our own pair."""
 
     server: str
     public: str
@@ -54,7 +54,7 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Keys) -> zmq.Socket[bytes]:
-    """A DEALER socket with a name and keys, which is not connected yet. What is unsent when it closes is dropped."""
+    """Return a DEALER socket with a name and keys, not yet connected. Unsent frames are dropped when it closes."""
     socket = context.socket(zmq.DEALER)
     socket.routing_id = name.encode()
     socket.curve_serverkey = keys.server.encode()
@@ -64,11 +64,9 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
 
 
 def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """A socket that tells these events of another socket, in order.
-
-    It holds any number of them. pyzmq's own monitor holds two thousand; after those libzmq's thread waits, with a lock,
-    until one is read, and `disable_monitor` waits for that lock for ever.
-    """
+    """Return a socket that reports these events of another socket, in order and without a limit. pyzmq's own monitor
+    holds 2,000 events. After that libzmq's thread waits with a lock until one is read, and `disable_monitor` waits for
+    that lock forever."""
     address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
@@ -78,42 +76,31 @@ def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Read one event from a socket of `monitor_of`: the event, and its value (of most events a file descriptor).
-
-    pyzmq has a function that does this; its module imports asyncio, a tenth of what a pilot takes to start.
-    """
+    """Read one event of a `monitor_of` socket and its value (mostly a file descriptor). pyzmq has such a function, but
+    its module imports asyncio: a tenth of a pilot's start."""
     numbers, _address = monitor.recv_multipart()
     event, value = _EVENT.unpack(numbers)
     return event, value
 
 
 class Dealer:
-    """A connection that is to last: no limit to what it holds, heartbeats, and when it breaks, another.
-
-    `reconnect_ms` is how long it waits before it tries again: at first, and at most. For one thread: who uses it from
-    several fences each use, of `socket` too.
-    """
+    """A lasting connection: without queue limits, with heartbeats, and reconnected when it breaks. `reconnect_ms`: the
+    first and the longest pause before a retry. For one thread; several threads must lock each use, also of `socket`."""
 
     def __init__(
-        self,
-        address: str,
-        *,
-        name: str,
-        keys: Keys,
-        log: logging.Logger,
-        reconnect_ms: tuple[int, int] = (100, 2000),
+        self, address: str, *, name: str, keys: Keys, log: logging.Logger, reconnect_ms: tuple[int, int] = (100, 2000)
     ) -> None:
         self.address = address
         self.connected = False
         self.lost_at = time.monotonic()
-        """When the connection was lost (or first tried)."""
+        """Time of the loss of the connection, or of the first try."""
         self.failed_handshakes = 0
-        """In a row."""
+        """Failed handshakes in a row."""
         self._given_up = False
-        """Whether ZeroMQ tries no more, as is its way once it is not taken. It may be somebody else who listens there,
-        as long as our manager is away."""
+        """True if ZeroMQ retries no more, as after a refusal. Another process may listen there while our manager is
+        away."""
         self.refused = False
-        """Whether who listens there has refused our key."""
+        """True if the peer has refused our key."""
         self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = open_socket(self._context, name=name, keys=keys)
@@ -124,19 +111,20 @@ class Dealer:
         self.socket.connect(address)
 
     def filenos(self) -> tuple[int, int]:
-        """For a poller: of what is received, and of `changes`. Edge-triggered: ask `readable` before waiting."""
+        """Return descriptors for a poller: received frames, and `changes`. They are edge-triggered: check `readable`
+        first."""
         return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def readable(self) -> bool:
-        """Whether something waits to be received, or something has happened."""
+        """True if a frame or a change waits."""
         return _has_input(self.socket) or _has_input(self._monitor)
 
     def has_frames(self) -> bool:
-        """Whether something waits to be received."""
+        """True if a frame waits."""
         return _has_input(self.socket)
 
     def changes(self) -> Iterator[ConnectionChange]:
-        """What has happened to the connection, in order."""
+        """Yield the changes of the connection, in order."""
         while _has_input(self._monitor):
             change = ConnectionChange(next_event(self._monitor)[0])
             if change in (ConnectionChange.REFUSED, ConnectionChange.NOT_UNDERSTOOD):
@@ -144,7 +132,7 @@ class Dealer:
             yield change
 
     def came_back(self) -> bool:
-        """Take note of all `changes`; whether there is a new connection, on which to say hello."""
+        """Handle all `changes`. Returns True for a new connection, which needs a hello."""
         fresh = False
         for change in self.changes():
             match change:
@@ -160,14 +148,14 @@ class Dealer:
         return fresh
 
     def receive(self) -> list[bytes]:
-        """All frames that have come."""
+        """Return all received frames."""
         frames: list[bytes] = []
         while _has_input(self.socket):  # an exception for an empty socket costs ten times as much
             frames.append(self.socket.recv(zmq.NOBLOCK))
         return frames
 
     def send(self, frame: bytes) -> None:
-        """Send a frame. It is dropped if there is no connection after all: numbered ones go again after a hello."""
+        """Send a frame. Without a connection it is dropped; numbered frames are sent again after a hello."""
         try:
             self.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < COPY_BELOW)
         except zmq.Again:
@@ -180,7 +168,7 @@ class Dealer:
         self.connected = False
 
     def move_to(self, address: str) -> bool:
-        """Connect to this address instead. False if it is the one already, and ZeroMQ still tries it."""
+        """Connect to another address. Returns False if it is the same one and ZeroMQ still retries."""
         if address == self.address and not self._given_up:
             return False
         if address != self.address:
@@ -193,7 +181,7 @@ class Dealer:
         return True
 
     def close(self, *, linger_s: float = 0.0) -> None:
-        """Hang up; what was sent gets `linger_s` to leave."""
+        """Close the connection; sent frames have `linger_s` to leave."""
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(int(linger_s * 1000))

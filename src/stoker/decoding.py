@@ -17,13 +17,7 @@ from stoker.errors import ConfigError
 
 __all__ = ["UNREADABLE", "read_text", "why_not_json"]
 
-UNREADABLE = (
-    msgspec.DecodeError,
-    ValueError,
-    RecursionError,
-    MemoryError,
-    OverflowError,
-)
+UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, MemoryError, OverflowError)
 """Every exception that a decoder of msgspec or of `json` raises for damaged bytes."""
 HEAD_BYTES = 256
 """Bytes from the beginning of a file that `other_format` needs."""

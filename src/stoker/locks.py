@@ -1,9 +1,8 @@
-"""Locks of files (flock): taken if they are free, and asked about by somebody who does not want them.
+"""File locks (flock): take one, wait for one, check whether one is held.
 
-Some file systems have none: Lustre that is mounted without `flock`, NFS without its lock daemon. There a lock that one
-process holds for long is a file beside the locked one that names the process (`NAME.holder`), which counts as long as
-that process lives; and what is done under a lock for a moment is done without. Both are weaker, and enough for what the
-locks guard: who runs a session is the business of its lease, and objects are checked by their content.
+Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. There a long lock is a
+file next to the locked one (`NAME.holder`), which names the process and counts while that process lives. Short locks
+are skipped. Both are weaker, and enough here: a lease decides who runs a session, and objects are checked by content.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from stoker.whole_files import write_whole
 _SHOWN_CHARACTERS = 80
 
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
-"""What a file system without locks answers."""
+"""Errors of a file system without locks."""
 
 
 class LockHolder(msgspec.Struct, frozen=True):
@@ -36,7 +35,7 @@ class LockHolder(msgspec.Struct, frozen=True):
 
 
 def take(descriptor: int) -> bool:
-    """Lock an open file for oneself, if nobody else has; it lasts until the file is closed."""
+    """Lock an open file until it is closed. Returns False if another process has the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -49,12 +48,12 @@ def take(descriptor: int) -> bool:
 
 
 def forget(file: Path) -> None:
-    """A file or folder that was locked is removed: remove what names its holder, on a file system without locks."""
+    """Remove the file that names the holder of a removed file (on a file system without locks)."""
     _name_of(file).unlink(missing_ok=True)
 
 
 def wait(descriptor: int, *, shared: bool = False) -> None:
-    """Lock an open file as soon as nobody else has. No-op on a file system without locks."""
+    """Lock an open file, and wait until that is possible. No-op on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     except OSError as error:
@@ -63,10 +62,8 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """Whether somebody holds a lock on a file, or an exclusive one; None where that cannot be told.
-
-    It is asked by taking the lock for a moment: `exclusively`, several can ask at once and none finds another.
-    """
+    """True if a process holds a lock (or, with `exclusively`, an exclusive lock) on a file; None if unknown. The check
+    takes the lock for a moment. With `exclusively` several processes can check at once without finding each other."""
     try:
         with file.open("rb") as opened:
             fcntl.flock(opened, (fcntl.LOCK_SH if exclusively else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -83,7 +80,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """The process that holds a lock by its name. `inode` is the locked file's: another file of its name is free."""
+    """The process that holds a lock by name. `inode`: of the locked file, so that a new file of its name is free."""
 
     machine: str
     pid: int
@@ -92,13 +89,14 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 def machine() -> str:
-    """Two processes that read the same here can look for each other by process id."""
+    """Return a name of this machine's boot and process namespace. Processes with the same name can look up each other
+    by process id."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
 def started(pid: int) -> int:
-    """When a process was started, in ticks since boot; 0 if there is none, or a zombie."""
+    """Return a process's start in ticks since boot; 0 if it does not exist or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -128,7 +126,7 @@ def _is_named(file: Path) -> bool | None:
 
 
 def _lives(holder: _Named) -> bool:
-    """True if the process is alive. One on another machine cannot be seen, and does not count."""
+    """True if the process is alive. One on another machine cannot be seen and does not count."""
     return holder.machine == machine() and started(holder.pid) == holder.started
 
 
@@ -147,11 +145,9 @@ def _read_name(file: Path) -> _Named | None:
 
 
 def holders(file: Path) -> list[LockHolder]:
-    """Processes that hold a lock on a file, those that inherited it included; it lasts until the last of them is gone.
-
-    Only this user's on this machine can be seen: an empty list does not say that the file is free. It takes a look at
-    every process, so it is for when something has to be explained.
-    """
+    """Return the processes that hold a lock on a file, also those that inherited it. Only this user's processes on this
+    machine are visible, so an empty list does not mean that the file is free. It looks at every process: use it for
+    explanations only."""
     name = os.path.realpath(file)
     pids = sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
     return [LockHolder(pid, _words(pid)) for pid in pids if _holds(pid, name)]

@@ -1,9 +1,9 @@
-"""Logs that do not grow without limit, however long a session lasts.
+"""Logs of bounded size, however long a session lasts. Standard library only (for the starter).
 
-A log of our own processes (`BoundedLog`) begins anew when it is full: the old file stays beside it as `NAME.1`, and the
-new one begins with the old one's last lines, so that whoever reads the end of a log finds it. A library's log belongs
-to the user's code as well, and stories name places in it by their byte offsets; so the file keeps its length, and its
-middle is given back to the disk (`drop_middle`): it reads as zero bytes.
+`BoundedLog` writes the log of a Stoker process. When the file is full, it is renamed to `NAME.1`, and a new file starts
+with its last lines, so that a reader of the end finds them. A library's log also belongs to the user's code, and
+stories name byte offsets in it. So that file keeps its length, and `drop_middle` frees the disk space of its middle,
+which then reads as zero bytes. `SeldomLog` limits lines that a stranger can provoke.
 """
 
 from __future__ import annotations
@@ -12,28 +12,30 @@ import contextlib
 import ctypes
 import logging
 import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from stoker.whole_files import draft_of
 
 LOG_BYTES = 16_000_000
-"""A log of ours begins anew at this size. With the old one it takes twice that at most."""
+"""A log is replaced at this size. With the old one it takes at most twice that."""
 _KEPT_BYTES = 65_536
 _LOOK_EVERY = 64
-"""So many lines are written between two looks at the size."""
+"""Lines between two checks of the size."""
 
 OUTPUT_BYTES = 64_000_000
-"""The middle of a library's log is dropped when it takes this much of the disk."""
+"""The middle of a library's log is dropped when the log takes this much of the disk."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
-"""What stays of it."""
+"""The parts that stay."""
 _BLOCK = 1 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class BoundedLog(WatchedFileHandler):
-    """Writes a log file of at most `most_bytes`. Several processes may write the same file. A log that cannot be
-    written (a full disk) harms nobody."""
+    """Writes a log file of at most `most_bytes`. Several processes may write it. A full disk raises no error."""
 
     def __init__(self, path: str | Path, *, most_bytes: int = LOG_BYTES, delay: bool = False) -> None:
         super().__init__(path, encoding="utf-8", delay=delay, errors="replace")
@@ -52,23 +54,23 @@ class BoundedLog(WatchedFileHandler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Close the log. Lines that its disk has no room for are lost."""
+        """Close the log. Lines without room on the disk are lost."""
         with contextlib.suppress(OSError):
             super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing: it is no reason to fill another file, or the terminal."""
+        """Ignore the error."""
 
     def reopenIfNeeded(self) -> None:
-        """Go on in the file that has the name now; what the process prints goes along."""
+        """Reopen the file of this name if it was replaced, and redirect the process's output to it."""
         before = _identity(self.stream.fileno()) if self.stream is not None else None
         super().reopenIfNeeded()
         if before is not None:
             self._take_output_along(before)
 
     def _take_output_along(self, before: tuple[int, int] | None = None) -> None:
-        """Let the process print into the log's new file if it prints into an older one: into `before`, or into the one
-        that it was started with, which may have been full before this handler opened the log."""
+        """Redirect stdout and stderr to the new file if they go to `before`, or to a file that had the log's name when
+        the process started."""
         if self.stream is None:
             return
         now = _identity(self.stream.fileno())
@@ -96,7 +98,7 @@ class BoundedLog(WatchedFileHandler):
 
 
 def _had_name(descriptor: int, log: Path) -> bool:
-    """Whether an open file has been the log: the kernel names it as the old file beside it, or as deleted."""
+    """True if an open file has been the log: the kernel names it as the old file, or as deleted."""
     target = os.readlink(f"/proc/self/fd/{descriptor}")
     name = str(log.parent.resolve() / log.name)
     return target in (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
@@ -108,15 +110,15 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def keep_log(path: Path) -> None:
-    """Have this process log into a file, with the time of each line."""
+    """Log this process into a file, with the time of each line."""
     handler = BoundedLog(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
 def drop_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
-    """Give the middle of a file back to the disk if it takes more than `most_bytes`; its length and its offsets stay.
-    False if nothing was done. Raises OSError, also on a file system that cannot do it."""
+    """Free the middle of a file on disk if the file takes more than `most_bytes`; its length stays. Returns False if
+    nothing was done. Raises OSError, also on a file system without this function."""
     facts = path.stat()
     if facts.st_blocks * 512 <= most_bytes:
         return False
@@ -134,3 +136,48 @@ def drop_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+# ---- lines that strangers provoke
+
+
+_SUBJECTS = 256
+
+
+class SeldomLog:
+    """Warns at most once in `every_s` per subject, and at most `most` times in `every_s` in total. A line says how many
+    lines on its subject were left out before. Thread-safe."""
+
+    def __init__(
+        self, log: logging.Logger, *, every_s: float = 10.0, most: int = 20, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log = log
+        self._every_s = every_s
+        self._most = most
+        self._clock = clock
+        self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        """Per subject: time of the last line, and the number of lines left out since."""
+        self._window_began = -every_s
+        self._written = 0
+
+    def warning(self, subject: str, text: str) -> bool:
+        """Write `text` unless there is enough about this subject. Returns True if it was written."""
+        now = self._clock()
+        if now - self._window_began >= self._every_s:
+            self._window_began, self._written = now, 0
+        last, left_out = self._seen.get(subject, (-self._every_s, 0))
+        if now - last < self._every_s or self._written >= self._most:
+            self._seen[subject] = (last, left_out + 1)
+            self._forget_old()
+            return False
+        self._written += 1
+        self._seen[subject] = (now, 0)
+        self._seen.move_to_end(subject)
+        self._forget_old()
+        more = f" (and {left_out} more such lines)" if left_out else ""
+        self._log.warning("%s%s", text, more)
+        return True
+
+    def _forget_old(self) -> None:
+        while len(self._seen) > _SUBJECTS:
+            self._seen.popitem(last=False)

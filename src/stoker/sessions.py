@@ -24,19 +24,18 @@ from stoker.manager.cli.ask import Observer
 from stoker.manager.executor.detached import JOINS, KeptSession, kept_session
 from stoker.manager.live.chosen import honoured_in, policy_in_words
 from stoker.manager.live.clock import Clock
-from stoker.protocol.calls import CallForecast, CallProgress, Features
-from stoker.protocol.gateway_notes import (
+from stoker.protocol.calls import CallForecast, CallProgress, Features, ListedCall, ListedState
+from stoker.protocol.session import (
     WRITTEN_EVERY_S,
     GatewayNote,
     ServedModelFigures,
+    SessionFolder,
     remove_gateway_note,
     write_gateway_note,
 )
-from stoker.protocol.listed import ListedCall, ListedState
-from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import JOURNAL, ContextStatus
 from stoker.protocol.to_client import Status
-from stoker.whole_imports import import_whole
+from stoker.startup import import_whole
 
 if TYPE_CHECKING:
     from stoker.manager.executor.apps import StokerApp
@@ -61,7 +60,7 @@ _HOME = {
 
 
 class ContextFacts(msgspec.Struct, frozen=True):
-    """Figures of one moment, summed over the contexts asked for. Seconds are of device time, not of the clock."""
+    """Figures of one moment, summed over some contexts. Seconds are device time."""
 
     names: tuple[str, ...] = ()
     hot: int = 0
@@ -78,16 +77,16 @@ class ContextFacts(msgspec.Struct, frozen=True):
 
     @property
     def load_s(self) -> float:
-        """The mean load."""
+        """Mean seconds of a load."""
         return self.load_total_s / self.loads if self.loads else 0.0
 
     @property
     def found_hot(self) -> int:
-        """Calls that did not have to wait for a load of their own."""
+        """The number of calls that needed no load."""
         return max(0, self.calls - self.loads)
 
     def since(self, before: ContextFacts) -> ContextFacts:
-        """Without what had been done `before`: a session that was joined may have done much."""
+        """Subtract what was done `before`: a joined session may have done much."""
         return msgspec.structs.replace(
             self,
             loads=self.loads - before.loads,
@@ -97,7 +96,7 @@ class ContextFacts(msgspec.Struct, frozen=True):
 
 
 def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
-    """The facts of the contexts with these recipe keys."""
+    """Return the facts of the contexts with these recipe keys."""
     mine = [context for context in status.contexts if context.key in keys]
     names = {context.key: context.name for context in mine}
     here = [pilot for pilot in status.pilots if pilot.state != "gone"]
@@ -126,54 +125,49 @@ def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
 
 
 def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFacts]:
-    """A function that gives the facts of the contexts with these recipe keys, counted from now on. It raises
-    SessionError where the manager does not answer."""
+    """Return a function that returns the facts of these contexts, counted from now on. It raises SessionError if the
+    manager does not answer."""
     before = context_facts(session.status(), keys=keys)
     return lambda: context_facts(session.status(), keys=keys).since(before)
 
 
 def observe(session: Session) -> Observer:
-    """A connection of its own to the session's manager, for `status()` and `calls(...)`; a context manager.
-
-    Raises SessionError when the session is over or its manager cannot be reached.
-    """
+    """Open a connection to the session's manager, for `status()` and `calls(...)`; a context manager. Raises
+    SessionError if the session is over or cannot be reached."""
     return Observer(SessionFolder(session.folder))
 
 
 def policy_of(session: Session) -> str:
-    """The policies that decide in the session, by name; empty where the default ones do."""
+    """Return the names of the session's policies; empty for the default ones."""
     return policy_in_words(SessionFolder(session.folder))
 
 
 def honoured_by(session: Session) -> frozenset[str] | None:
-    """The wishes of calls and contexts that the session's policies take into account (docs/options.md); None where only
-    its manager can tell. Raises SessionError."""
+    """Return the options of calls and contexts that the session's policies use (docs/options.md); None if only its
+    manager knows. Raises SessionError."""
     return honoured_in(SessionFolder(session.folder))
 
 
 def journal_trouble(status: Status) -> str:
-    """Why the session takes no calls and gives no results just now, in words: its journal cannot be written. Empty
-    while it can."""
+    """Return why the session currently takes no calls and returns no results (its journal cannot be written); else
+    empty."""
     return status.trouble.get(JOURNAL, "")
 
 
 def joined_session() -> str:
-    """The session that `stoker run --session` or the environment names for this program; empty where none is named."""
+    """Return the session that `stoker run --session` or the environment names; empty if none."""
     return os.environ.get(JOINS, "")
 
 
 def sent_call(future: AppCallFuture) -> CallFuture | None:
-    """The call behind an app's future: what it has said of itself (`progress`), when it is expected to end
-    (`forecast`). None until Parsl has given it to its executor."""
+    """Return the call of an app's future, with its `progress` and `forecast`. None until Parsl has submitted it."""
     found: CallFuture | None = future.task_record["exec_fu"]
     return found
 
 
 def checkpoint_of(progress: CallProgress | None) -> Any:
-    """The state that a call gave with its last `stoker.progress(..., state=...)`; None where it has given none.
-
-    It is unpickled here: ask for it of your own calls alone.
-    """
+    """Unpickle the state of a call's last `stoker.progress(..., state=...)`; None if there is none. Use it only for
+    your own calls."""
     return payloads.loads(progress.state) if progress is not None and progress.state else None
 
 

@@ -15,30 +15,29 @@ from typing import Annotated
 
 import msgspec
 
-from stoker import own_options
-from stoker.job_arrays import asks_for_array, tasks_at_once
-from stoker.plain_text import refuse_control_characters
+from stoker import site_options
+from stoker.site_options import asks_for_array, refuse_control_characters, tasks_at_once
 
 
 class Size(int):
-    """Bytes; in a site file a number with a unit, `"4 GB"`."""
+    """Bytes; in a site file a number with a unit, as `"4 GB"`."""
 
 
 class Duration(float):
-    """Seconds; in a site file a number with a unit, `"90 s"`."""
+    """Seconds; in a site file a number with a unit, as `"90 s"`."""
 
 
 class Engine(enum.Enum):
-    """What carries the calls."""
+    """The engine that runs calls."""
 
     STOKER = "stoker"
     """The manager and the pilots of this package."""
     TASKVINE = "taskvine"
-    """TaskVine's manager and workers, where a site runs them: fewer powers, the same program."""
+    """TaskVine's manager and workers: the same programs, fewer features."""
 
 
 class ProviderKind(enum.Enum):
-    """What starts pilots."""
+    """The system that starts pilots."""
 
     LOCAL = "local"
     """This machine: a pilot is a process here."""
@@ -53,14 +52,14 @@ class ProviderKind(enum.Enum):
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """The name for users."""
         names = {ProviderKind.LOCAL: "this machine", ProviderKind.CONDOR: "HTCondor", ProviderKind.PBS: "PBS"}
         names[ProviderKind.LSF] = "LSF"
         return names.get(self) or self.value.replace("_", " ").title()
 
 
 POLICY_NAMES = ("default", "shortest-first", "exclusive", "prompt-tuner", "slinfer", "arlo")
-"""Policies that ship with Stoker (`stoker.manager.policies.named` says what each does)."""
+"""Policies that ship with Stoker (described in `stoker.manager.policies.named`)."""
 
 BASELINES = {
     "disk-only": "benchmarks/baselines/forgetful.py:disk_only",
@@ -69,34 +68,34 @@ BASELINES = {
     "infless": "benchmarks/baselines/infless.py:infless",
     "elastic-flow": "benchmarks/baselines/elastic_flow.py:elastic_flow",
 }
-"""Names of policies that shipped once: baselines of papers. Where each is now, in a clone of Stoker's repository."""
+"""Policies that shipped once (baselines of papers), and their place in a clone of Stoker's repository."""
 
 OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")
-"""A policy of the user's own: a class of a module, or of a Python file. `docs/policies.md` says what it answers."""
+"""A policy of the user: a class of a module or a Python file (`docs/policies.md`)."""
 
 
 class ProvisioningName(enum.Enum):
-    """Who decides how many blocks there are."""
+    """The rule for the number of blocks."""
 
     DEFAULT = "default"
-    """On this machine fixed, on a batch system opportunistic."""
+    """Fixed on this machine, opportunistic on a batch system."""
     OPPORTUNISTIC = "opportunistic"
-    """Take up to `max_blocks`, and keep `keep_pending` of them in the queue."""
+    """Run up to `max_blocks`, and keep `keep_pending` in the queue."""
     DEMAND = "demand"
-    """As many as the waiting calls need to be done within `finish_within`."""
+    """Submit as many as the waiting calls need to finish within `finish_within`."""
     FIXED = "fixed"
-    """`init_blocks`, always: one that is lost is replaced."""
+    """Keep `init_blocks` running: replace lost ones."""
     ONCE = "once"
-    """`init_blocks`, once: none is replaced."""
+    """Submit `init_blocks` once."""
 
 
 class EnvironmentKind(enum.Enum):
-    """How a pilot gets the Python packages that it needs."""
+    """The source of a pilot's Python packages."""
 
     SHARED = "shared"
-    """It sees this environment where this program sees it."""
+    """The pilot sees this environment at the same path."""
     PACKED = "packed"
-    """It gets this environment as an archive, made once, from the session or from another pilot."""
+    """The pilot gets this environment as an archive, from the session or another pilot."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
@@ -121,22 +120,21 @@ _ONLY = {
     "cores": _BATCH,
     "memory": _BATCH,
 }
-"""Settings that mean something to some kinds alone."""
+"""Settings for some kinds only."""
 _NO_ARRAYS = frozenset({ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE})
 _ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES})
 
 
 class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where pilots come from: a batch system, and what one block (one job of it) asks for.
+    """The batch system that starts pilots, and what one block (one job) asks for.
 
-    `gpus` of a node: `"2"`, or with a type `"a10:2"`. `cores` and `memory` of a node: 0 leaves it to the site.
+    `gpus` per node: `"2"`, or with a type `"a10:2"`. `cores` and `memory` per node: 0 leaves them to the site.
     `options` go verbatim into the head of the submit script; with Slurm's `--array` a block is the whole array, and
-    each of its tasks brings pilots. What jobs are found by is Stoker's own (`own_options`): their names, folders,
-    output. `worker_init` is shell that runs before the pilot.
-    `command_limit_s`: no command of the batch system may take longer. `poll_s`: how often it is asked,
-    less often where a session asks for much; with 10 s it gets no more than 40 requests at once and 4 a minute.
-    `listing_lag_s`: how long its listings may lack a job that exists; a job that they lack for longer is lost.
-    `price`: of a device-hour, in any money (0 = not said): `stoker plan` tells what a run would cost.
+    each task brings pilots. Names, folders and output of jobs are set by Stoker (`site_options`). `worker_init` is
+    shell code that runs before the pilot. `command_limit_s`: time limit for commands of the batch system. `poll_s`:
+    seconds between two queries, more in a session with many; with 10 s at most 40 requests at once and 4 per minute.
+    `listing_lag_s`: how long listings may lack an existing job; after that it is lost. `price`: of a device-hour, for
+    `stoker plan` (0 = unknown).
     """
 
     kind: ProviderKind = ProviderKind.LOCAL
@@ -186,39 +184,39 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(
                     f"options has {line}: a block of {self.kind.value} is no array; raise max_blocks instead"
                 )
-            if why := own_options.in_option(self.kind.value, line):
+            if why := site_options.own_option(self.kind.value, line):
                 raise ValueError(f"options has {line}: {why}")
-        line, why = own_options.in_worker_init(self.kind.value, self.worker_init)
+        line, why = site_options.own_option_in_worker_init(self.kind.value, self.worker_init)
         if why:
             raise ValueError(f"worker_init has {line}: {why}")
 
     @property
     def pilots(self) -> int:
-        """Pilots that a block brings: one a node, of each task where it is an array."""
+        """The pilots of a block: one per node, for each task of an array."""
         return self.nodes * (tasks_at_once(self.options) if self.kind is ProviderKind.SLURM else 1)
 
     @property
     def gpu_count(self) -> int:
-        """GPUs of a node; 0 = none is asked for."""
+        """GPUs per node; 0 = none."""
         return int(self.gpus.rpartition(":")[2] or 0)
 
     @property
     def gpu_type(self) -> str:
-        """The type of GPU that is asked for; empty = any."""
+        """The type of GPU; empty = any."""
         return self.gpus.rpartition(":")[0]
 
 
 AUTO_PROBE, NO_PROBE = "auto", "never"
 GPU_CORES = 2
-"""Cores that a pilot keeps for each GPU: for its library's own thread, for one that reads files, and for the agent."""
+"""Cores kept for each GPU: the library's thread, a thread that reads files, the agent."""
 
 
 class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a pilot takes of its node, and how many blocks there are. Sizes in bytes.
+    """The part of a node that a pilot uses, and the number of blocks. Sizes in bytes.
 
-    `probe`: what tells whether a device computes: "auto" (our own, on GPUs), "never", or a program of the site, which
-    gets the device's name. `probe_every_s`: how often a device without a context is probed again; 0 = at the pilot's
-    start alone. `gpu_cores`: cores that are kept for each GPU where the others are devices (`mixed`).
+    `probe`: the check whether a device computes: "auto" (our own, on GPUs), "never", or a program of the site, which
+    gets the device's name. `probe_every_s`: seconds between two probes of a device without a context; 0 = only at the
+    pilot's start. `gpu_cores`: cores kept for each GPU if the other cores are devices (`mixed`).
     """
 
     devices: Devices = "auto"
@@ -239,7 +237,7 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def cpu_count(self) -> int:
-        """CPU devices of a pilot that has no others; 0 = not known before it has come."""
+        """CPU devices of a pilot without GPUs; 0 = unknown until it joins."""
         return int(self.devices[4:]) if self.devices.startswith("cpu:") else 0
 
     def __post_init__(self) -> None:
@@ -260,14 +258,12 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the manager listens, and how long silence lasts before somebody counts as gone. Seconds.
+    """The address of the manager, and its timeouts in seconds.
 
-    `interface` is the name (`ib0`) or the address of the network that compute nodes reach; empty: on this machine alone
-    for local pilots, else the one that this host's name leads to.
-
-    `sync`: whether results survive a crash of the manager's host, not only of its process: the manager then waits for
-    its disk before it tells anybody of them, once for many. Left out: a session of `stoker up` does so, a program's own
-    session does not.
+    `interface`: the name (`ib0`) or address of the network that compute nodes reach; empty: only this machine for local
+    pilots, else the network of this host's name. `sync`: True if results survive a crash of the manager's host: it
+    then waits for its disk before it sends results, once for many. Default: True for a session of `stoker up`, False
+    for a program's own session.
     """
 
     heartbeat_s: Duration = msgspec.field(default=Duration(5.0), name="heartbeat")
@@ -290,19 +286,19 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def port_range(self) -> tuple[int, int]:
-        """The first and the last port that may be listened on."""
+        """The first and the last port to listen on."""
         first, _, last = self.ports.partition("-")
         return int(first), int(last)
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which policy decides, and what provisioning is told.
+    """The policies of a session, and the settings of provisioning.
 
-    `name` answers at every seam; `dispatch` and `residency`, where they are given, at theirs. Each is the name of one
-    that ships, or one's own as "module:Class" or "path.py:Class". `provisioning` is the rule for this site's blocks.
-    `keep_pending`: blocks that wait in the queue while there is work (opportunistic). `idle_s`: a block whose pilots
-    have had nothing to do for so long is let go (0 = as long as suits the session, see `let_go_after_s`).
-    `finish_within_s`: how soon waiting calls should be done (demand).
+    `name` decides at every seam, except where `dispatch` or `residency` is given. Each is the name of a shipped policy,
+    or of the user's own as "module:Class" or "path.py:Class". `provisioning`: the rule for this site's blocks.
+    `keep_pending`: blocks in the queue while there is work (opportunistic). `idle_s`: a block is released after its
+    pilots were idle this long (0 = default, see `let_go_after_s`). `finish_within_s`: the time in which waiting calls
+    should finish (demand).
     """
 
     name: str = "default"
@@ -320,12 +316,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 check_policy_name(value, setting=setting)
 
     def let_go_after_s(self, *, kept: bool) -> float:
-        """How long a block may be idle. One of a session that outlives programs (`kept`) waits hot for the next."""
+        """Return how long a block may be idle. In a session that outlives programs (`kept`) it waits hot for the next
+        one."""
         return float(self.idle_s) or (1800.0 if kept else 120.0)
 
 
 def check_policy_name(name: str, *, setting: str) -> None:
-    """Raise ValueError for what is neither the name of a policy that ships, nor of the shape of one's own."""
+    """Raise ValueError unless this names a shipped policy or has the form of a user's own."""
     if name in POLICY_NAMES or OWN_POLICY.fullmatch(name):
         return
     if ":" in name:
@@ -334,7 +331,7 @@ def check_policy_name(name: str, *, setting: str) -> None:
 
 
 def why_no_policy(name: str) -> str:
-    """What a name is that no shipped policy has, and what to write instead: the rest of a sentence."""
+    """Return why no shipped policy has this name, and what to write instead: the rest of a sentence."""
     if name in BASELINES:
         return (
             "is a baseline of a paper, and does not ship; in a clone of Stoker's repository, "
@@ -346,20 +343,20 @@ def why_no_policy(name: str) -> str:
 
 
 def policy_file(name: str) -> str:
-    """The file of a policy of the user's own that is named by its path; empty for any other."""
+    """Return the file of a user's policy given by path; empty for others."""
     own = OWN_POLICY.fullmatch(name)
     return own["place"] if own is not None and own["place"].endswith(".py") else ""
 
 
 def absolute_policy(name: str, folder: str | os.PathLike[str]) -> str:
-    """The same policy for whoever asks from elsewhere: a path counts from `folder` and is made absolute."""
+    """Return the policy with its path, relative to `folder`, made absolute."""
     file = policy_file(name)
     return f"{os.path.abspath(os.path.join(folder, os.path.expanduser(file)))}{name[len(file) :]}" if file else name
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How pilots get their Python. `python` is the interpreter on compute nodes: empty, the one of this program
-    (`shared`), or the one that travels in the archive (`packed`)."""
+    """The Python of pilots. `python`: the interpreter on compute nodes; if empty, that of this program (`shared`) or
+    the one in the archive (`packed`)."""
 
     kind: EnvironmentKind = EnvironmentKind.SHARED
     python: str = ""
@@ -369,12 +366,9 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A language model that reads sources where the rules of the advisor find nothing. Without `url` there is none, and
-    nothing of a source leaves this machine.
-
-    `url`: the part of an OpenAI-compatible endpoint before `/chat/completions`. `key_variable`: the environment
-    variable with its key. `time_limit_s`, `tokens`: what the reading of one function may take.
-    """
+    """A language model that reads sources if the advisor's rules find nothing. Without `url` there is none, and no
+    source leaves this machine. `url`: an OpenAI-compatible endpoint without `/chat/completions`. `key_variable`: the
+    environment variable with its key. `time_limit_s`, `tokens`: limits for reading one function."""
 
     url: str = ""
     model: str = ""
@@ -391,7 +385,7 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A site file that was read and found right. `sites`: files of other sites that a session uses as well."""
+    """A checked site file. `sites`: further site files of the session."""
 
     name: Name = "local"
     engine: Engine = Engine.STOKER
@@ -420,10 +414,10 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def default() -> Site:
-        """This machine: one pilot, all its devices."""
+        """Return this machine as a site: one pilot with all its devices."""
         return Site()
 
     @property
     def is_local(self) -> bool:
-        """Whether pilots are processes of this machine. TaskVine's one pilot is, wherever its workers run."""
+        """True if pilots are processes of this machine. TaskVine's one pilot is, wherever its workers run."""
         return self.provider.kind is ProviderKind.LOCAL or self.engine is Engine.TASKVINE

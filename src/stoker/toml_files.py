@@ -9,7 +9,6 @@ All raise ConfigError, with the facts `file`, `line` and `key` where they are kn
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import explain, parse_toml
-from stoker.config_lines import line_of
+from stoker.config_errors import did_you_mean, explain, line_of, parse_toml
 from stoker.errors import ConfigError
 
 __all__ = ["nearest", "parse_toml", "read_struct", "refuse_setting", "refuse_unknown"]
@@ -27,10 +25,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def read_struct(text: str, shape: type[S], *, file: str) -> S:
-    """What a TOML text says, as a msgspec Struct; sizes and times (`stoker.config.Size`, `Duration`) want their units.
-
-    `file` is what an error calls it. Raises ConfigError.
-    """
+    """Parse TOML as a msgspec Struct. Sizes and times (`stoker.config.Size`, `Duration`) need units. `file`: its name
+    in errors. Raises ConfigError."""
     data = parse_toml(text, file=file)
     try:
         return msgspec.convert(data, type=shape, dec_hook=read_unit)
@@ -44,23 +40,21 @@ def read_struct(text: str, shape: type[S], *, file: str) -> S:
 
 
 def refuse_setting(problem: str, *path: str, text: str, file: str) -> ConfigError:
-    """The error about the setting at this path of a TOML text, with the line on which it stands."""
+    """Return the error about the setting at this path of a text, with its line."""
     line = line_of(path, text)
     table = f"[{'.'.join(path[:-1])}] " if path[:-1] else ""
     return ConfigError(f"{file}: line {line}: {table}{problem}", file=file, line=line, key=path[-1])
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean plain?`, or the list of known names when none is near."""
+    """Return `; did you mean plain?`, or the list of known names if none is near."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {near[0]}?"
-    return f"; known: {', '.join(names)}" if names else ""
+    hint = did_you_mean(name, names, otherwise=f"known: {', '.join(names)}" if names else "")
+    return f"; {hint}" if hint else ""
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, file: Path, where: str) -> None:
-    """Raises ConfigError for the first key of `table` that is not known, naming file, place and the nearest key."""
+    """Raise ConfigError for the first unknown key of `table`, with the nearest known one."""
     names = list(known)
     for key in table:
         if key not in names:

@@ -1,9 +1,9 @@
 """Tracebacks of a user's errors without the frames of Stoker.
 
-An error that a call raised, or that Stoker raises about an option, passes through functions of Stoker and of Parsl on
-its way to the user's line. These frames tell the user nothing. After `hide_own_frames`, Python's hook for uncaught
-errors and a notebook show the user's frames alone. An exception that Stoker did not mean to raise is a fault of Stoker:
-its traceback stays whole. So does `error.__traceback__` of an error that the program catches.
+An error of a call, or of Stoker about an option, passes through functions of Stoker and Parsl on its way to the user's
+line. These frames tell the user nothing. After `hide_own_frames`, Python's hook for uncaught errors and a notebook show
+only the user's frames. An unexpected exception in Stoker is a fault of Stoker, and its traceback stays whole. So does
+`error.__traceback__` of an error that the program catches.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from stoker.errors import StokerError
 
 OF_A_CALL = "call c-"
-"""How the note begins that Stoker adds to an exception of a call."""
+"""Prefix of the note that Stoker adds to an exception of a call."""
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _APPS = os.path.join(_OURS, "apps") + os.sep
 
 
 def hide_own_frames() -> None:
-    """Show uncaught errors of the user without the frames of Stoker from now on."""
+    """From now on show uncaught errors of the user without frames of Stoker."""
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # None while IPython is being imported
@@ -33,7 +33,7 @@ def hide_own_frames() -> None:
 
 
 class _Hook:
-    """A hook for uncaught errors that trims their tracebacks, and leaves the rest to the hook before."""
+    """Trims tracebacks of uncaught errors, then calls the previous hook."""
 
     def __init__(self, before: Any) -> None:
         self._before = before
@@ -50,7 +50,7 @@ def _in_notebook(shell: Any, kind: Any, error: BaseException, trace: Any, tb_off
 
 
 def trim(error: BaseException) -> None:
-    """Remove the frames of Stoker from the tracebacks of a user's error and of its causes."""
+    """Remove frames of Stoker from the tracebacks of a user's error and its causes."""
     for each in _chain(error):
         if _is_of_user(each):
             each.__traceback__ = _without_ours(each.__traceback__)
@@ -68,7 +68,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """True if the error says what the user can do, or was raised by code that is not Stoker's."""
+    """True if the error tells the user what to do, or was raised outside Stoker."""
     notes = getattr(error, "__notes__", ())
     if isinstance(error, StokerError | KeyboardInterrupt) or any(str(note).startswith(OF_A_CALL) for note in notes):
         return True

@@ -1,8 +1,8 @@
-"""Sizes and times as people write them: `"4 GB"`, `"90 s"`, `"1h30m"`; and back again, for people to read.
+"""Sizes and times as people write them (`"4 GB"`, `"90 s"`, `"1h30m"`), and back again as text for people.
 
 Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A size needs a unit, also as a number of Python:
 users who write `memory=16` mean GB. A text with a duration needs one too; a number of Python is a duration in seconds.
-Zero needs no unit.
+Zero needs no unit. The constants `MOST_...` bound what an option or a message may say.
 """
 
 from __future__ import annotations
@@ -67,10 +67,8 @@ def parse_rate(text: str | int | float) -> float:
 
 
 def parse_seconds(text: str | int | float) -> float:
-    """A duration in seconds from `"90 s"`, `"1h30m"`, `"2 min"` or a plain number (a text wants its units).
-
-    Raises UnitError for anything else, negative durations included.
-    """
+    """Return the seconds of `"90 s"`, `"1h30m"`, `"2 min"` or a plain number; a text needs units. Raises UnitError for
+    anything else, also if negative."""
     if isinstance(text, int | float) and not isinstance(text, bool):
         if text < 0:
             raise UnitError(f"{text} is not a duration: it is negative")
@@ -108,7 +106,7 @@ def _plain(number: float) -> str:
 
 
 def show_bytes(size: float) -> str:
-    """`7.1 GB`: three figures at most, decimal prefixes."""
+    """Return `7.1 GB`: at most three digits, decimal prefixes."""
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(size) >= factor * 0.9995:
             value = size / factor
@@ -117,7 +115,7 @@ def show_bytes(size: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `1 min 22 s`, `2 h 14 min`: two figures are enough to read a wait."""
+    """Return `0.4 s`, `12 s`, `1 min 22 s`, `2 h 14 min`."""
     if seconds < 0.0095:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 0.0995:
@@ -134,31 +132,45 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_about(seconds: float) -> str:
-    """A forecast as people say it: `8.2 s`, `4 min 20 s`, `22 min`, `3 h 10 min`. No more figures than it deserves."""
+    """Return a rounded forecast: `8.2 s`, `4 min 20 s`, `22 min`, `3 h 10 min`."""
     step_s = 1e-9 if seconds < 60 else 10 if seconds < 600 else 60 if seconds < 7200 else 600
     return show_seconds(step_s * round(seconds / step_s))
 
 
 def forecast_tolerance_s(left_s: float) -> float:
-    """How far the end of a call that is expected in `left_s` may be off: 10 % of that, at least 1 s."""
+    """Return the tolerance of a forecast `left_s` ahead: 10 %, at least 1 s."""
     return max(1.0, 0.1 * left_s)
 
 
 def show_margin(margin_s: float, *, left_s: float) -> str:
-    """What an end that is expected in `left_s` is to its deadline, `margin_s` later: `in time by 1 min`, `late by 2 h`,
-    or `about in time` where nobody can know."""
+    """Return how an end expected in `left_s` compares with its deadline: `in time by 1 min`, `late by 2 h`, or `about
+    in time` within the tolerance."""
     if margin_s >= 1.0:
         return f"in time by {show_seconds(margin_s)}"
     return f"late by {show_seconds(-margin_s)}" if -margin_s >= forecast_tolerance_s(left_s) else "about in time"
 
 
 def show_line(text: str) -> str:
-    """A text of several lines on one, for a row of a table."""
+    """Join the lines of a text into one, for a row of a table."""
     return " ".join(text.split())
 
 
 def first_words(text: str) -> str:
-    """The first line of a text; with the second, where the first only announces it."""
+    """Return the first line of a text, and the second one if the first ends with a colon."""
     first, _, rest = text.partition("\n")
     second = rest.partition("\n")[0].strip()
     return f"{first} {second}" if second and first.endswith(":") else first
+
+
+# ---- bounds
+
+
+MOST_S = 1e10
+"""The longest time, 300 years."""
+LONGEST_S = 1e9
+"""The longest time an option accepts, 30 years. The time of day plus this is still below MOST_S."""
+MOST_BYTES = 1 << 60
+MOST_NUMBER = 1 << 40
+"""The highest number of a library, block, call or frame."""
+MOST_AT_ONCE = 100_000
+"""The most slots of a library, devices of a context, members of a gang."""

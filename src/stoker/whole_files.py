@@ -1,10 +1,8 @@
-"""Files that are written whole or not at all, and bytes that are appended whole or not at all.
+"""Write files, and append bytes, completely or not at all. Standard library only (for the starter).
 
-A file is written beside its place, under a name of its own, and then renamed: a reader sees the old file or the new
-one. If the disk is full, or the writer is interrupted, the draft goes and the old file stays. A writer that is killed
-leaves its draft; its name begins with a dot and ends as the file's own does.
-
-Standard library alone: a starting pilot uses this before it has its environment.
+A file is written next to its place, under another name, and then renamed: a reader sees the old file or the new one.
+If the disk is full or the writer is interrupted, the draft is removed and the old file stays. A killed writer leaves
+its draft, whose name starts with a dot and ends like the file's own.
 """
 
 from __future__ import annotations
@@ -16,17 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NAME_CHARACTERS = 200
-"""A draft's name keeps this much of the file's: most file systems take names of 255 bytes."""
+"""A draft keeps this much of the file's name: most file systems allow 255 bytes."""
 
 
 @contextmanager
 def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> Iterator[Path]:
-    """Give the block a path to write; it becomes `path` when the block ends well, and is removed otherwise.
-
-    `draft`: this path instead of one of its own, for a file that has one writer at a time; what a killed writer left
-    there is then known by its name. `sync`: bytes and name survive a crash of the host, at the price of two syncs.
-    Raises OSError.
-    """
+    """Give the block a path to write. It becomes `path` if the block succeeds, else it is removed. `draft`: use this
+    path, for a file with one writer at a time; a killed writer's draft is then found by name. `sync`: survive a crash
+    of the host, at the cost of two syncs. Raises OSError."""
     place = draft or path.with_name(f".{secrets.token_hex(4)}.{path.name[-_NAME_CHARACTERS:]}")
     try:
         yield place
@@ -41,8 +36,7 @@ def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> It
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
-    """Put a file of these bytes in the place of `path`; `sync` as in `draft_of`. Raises OSError; the old file is then
-    as it was."""
+    """Replace the file `path` with these bytes; `sync` as in `draft_of`. Raises OSError and leaves the old file."""
     with draft_of(path, sync=sync) as draft:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
@@ -52,15 +46,15 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = Fals
 
 
 def write_all(file: int, data: bytes | memoryview) -> None:
-    """Write all these bytes to an open file: `os.write` may take a part of them. Raises OSError."""
+    """Write all these bytes to an open file; `os.write` may write only a part. Raises OSError."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
 
 
 def append_whole(file: int, data: bytes, *, at: int) -> None:
-    """Write behind the byte `at`, the end of an open file that has one writer. Raises OSError; the file then ends at
-    `at` again, if its disk lets it."""
+    """Append at the byte `at`, the end of a file with one writer. Raises OSError after cutting the file back to `at`,
+    if the disk allows."""
     try:
         write_all(file, data)
     except OSError:

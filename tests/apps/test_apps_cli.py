@@ -194,11 +194,11 @@ def test_progress_shows_what_else_is_counted_as_a_rate(monkeypatch):
 
 def test_progress_is_one_line_on_a_narrow_terminal():
     facts = ContextFacts(names=("llm-a",), hot=2, loads=2, load_total_s=0.8, pilots=1, devices=2)
-    progress = Progress(total=100_000, done=99_212, noun="inferences", facts=lambda: facts)
-    progress.refresh()
     for columns_wide in (200, 80, 60):
-        out = io.StringIO()
-        Console(file=out, width=columns_wide).print(progress)
+        console = Console(file=(out := io.StringIO()), width=columns_wide)
+        progress = Progress(total=100_000, done=99_212, noun="inferences", facts=lambda: facts, console=console)
+        progress.refresh()
+        console.print(progress.bar)
         first, second = out.getvalue().splitlines()
         assert first.startswith("  context llm-a")
         assert second.startswith("  inferences ━")

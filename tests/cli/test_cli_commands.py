@@ -203,8 +203,9 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     def unlucky() -> list[Finding]:
         raise OSError("no such luck")
 
-    monkeypatch.setattr(doctor, "CHECKS", (unlucky,))
-    assert [finding.text for finding in doctor.examine()] == ["unlucky could not be checked: OSError: no such luck"]
+    monkeypatch.setattr(doctor, "CHECKS", (doctor.Check("unlucky", "Is there luck?", unlucky),))
+    (finding,) = doctor.examine()
+    assert finding.text == "unlucky could not be checked (Is there luck?): OSError: no such luck"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What crosses process borders: one file a receiver, plain frozen structs, no I/O.
 
 `to_manager`, `to_pilot`, `to_client` travel over ZeroMQ; `to_library`, `to_agent` over a Unix socket on the pilot.
-`wire` turns batches of them into frames and back and refuses what is not in the protocol; `reliable` numbers frames,
-so that a peer that reconnects neither loses nor repeats one.
+`wire` encodes and decodes frames, refuses what is not in the protocol, and numbers frames, so that a peer that
+reconnects neither loses nor repeats one.
 """

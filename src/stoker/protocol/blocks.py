@@ -14,16 +14,16 @@ from stoker.protocol.ids import BlockId
 
 
 class Rule(enum.Enum):
-    """How many blocks a source should have."""
+    """The rule for the number of blocks of a source."""
 
     OPPORTUNISTIC = "opportunistic"
     """Take up to `most`, keep `keep_pending` of them in the queue while there is work."""
     DEMAND = "demand"
-    """As many as the waiting calls need to be done within `finish_within_s`."""
+    """Submit as many as the waiting calls need to finish within `finish_within_s`."""
     FIXED = "fixed"
-    """`first`, always."""
+    """Keep `first` blocks."""
     ONCE = "once"
-    """`first`, once: none is replaced."""
+    """Submit `first` blocks and replace none."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class BlockPhase(enum.Enum):
-    """What has become of a block."""
+    """The phase of a block."""
 
     ASKED = "asked"
     """Decided by the manager; the factory has not submitted it yet."""
@@ -57,18 +57,18 @@ class BlockPhase(enum.Enum):
     RUNNING = "running"
     """The job runs."""
     ENDED = "ended"
-    """The job is over: done, cancelled, preempted, failed, or out of walltime."""
+    """The job has ended: done, cancelled, preempted, failed, or out of walltime."""
     REFUSED = "refused"
-    """The batch system did not take it."""
+    """The batch system refused it."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come of it."""
+        """True for the last phases."""
         return self in (BlockPhase.ENDED, BlockPhase.REFUSED)
 
 
 class LossReason(enum.Enum):
-    """Why a pilot was lost: it ended although the manager did not let it go."""
+    """Why a pilot was lost, that is, ended although the manager did not release it."""
 
     PREEMPTED = "preempted"
     """The batch system gave its resources to another job."""
@@ -93,7 +93,7 @@ class LossReason(enum.Enum):
 
     @property
     def explained(self) -> bool:
-        """True if the loss has a cause outside of the calls that ran there."""
+        """True if the cause is outside the calls that ran there."""
         return self not in (LossReason.OUT_OF_MEMORY, LossReason.SCRATCH_GONE, LossReason.UNEXPLAINED)
 
     @property
@@ -103,14 +103,14 @@ class LossReason(enum.Enum):
 
 
 class PilotEnd(enum.Enum):
-    """How it ended that a pilot was here."""
+    """How a pilot ended."""
 
     LOST = "lost"
-    """Nobody meant it to go: see `LossReason`."""
+    """It was lost: see `LossReason`."""
     WALLTIME = "walltime"
-    """Its walltime was over, or about to be."""
+    """Its walltime ended, or was about to."""
     LET_GO = "let go"
-    """It was of no more use, or the session ended: it might have stayed."""
+    """The manager released it (idle, or the session ended)."""
 
 
 class BlockOrder(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ class BlockOrder(msgspec.Struct, frozen=True):
 
 
 class KnownBlock(msgspec.Struct, frozen=True):
-    """A block that is not over, as the manager knows it: said to a factory that has just come."""
+    """A block that is not over, sent to a factory that has just started."""
 
     block: BlockId
     source: str

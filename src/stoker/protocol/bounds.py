@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from stoker.contexts.recipe import LibraryLimits, ObjectRef, Recipe
-from stoker.largest import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import PIECE_BYTES, WINDOW_PIECES, CallEnd, CallOptions, CallSpec, Features
+from stoker.units import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
 
 MOST_DEFINED_BYTES = 32_000_000
-"""No function, and no recipe, is larger: each travels whole in a frame, of which a manager takes 64 MB."""
+"""The largest function or recipe: each is sent in one frame, and a manager accepts frames of 64 MB."""
 
 
 def wrong_with(message: say.FromClient | say.FromPilot) -> str:
-    """What is wrong with the values in a message, in words; empty if nothing is."""
+    """Return which value in a message is wrong, in words; empty if none."""
     check = _CHECKS.get(type(message))
     return check(message) if check is not None else ""
 
@@ -52,7 +52,7 @@ def _client_hello(m: say.ClientHello) -> str:
 
 
 def wrong_with_recipe(recipe: Recipe) -> str:
-    """What is wrong with the numbers of a recipe, in words; empty if nothing is."""
+    """Return which number of a recipe is wrong, in words; empty if none."""
     needs = recipe.needs
     wrong = _first((
         "" if recipe.key else "it has no key",
@@ -111,7 +111,7 @@ def _specs(specs: Iterable[CallSpec]) -> str:
 
 
 def _are_sound(features: Features) -> bool:
-    """True if `_features` has nothing to say: a million calls of a sweep are asked."""
+    """True if `_features` would return nothing. This is the fast path for a million calls."""
     most = MOST_NUMBER
     return (
         0 <= features.items <= most
@@ -262,5 +262,5 @@ _CHECKS: dict[type, Callable[[Any], str]] = {
 
 
 def is_sound(done: float, total: float) -> bool:
-    """Whether a call's report of how far it is can be reckoned with."""
+    """True if a call's progress report has usable numbers."""
     return 0.0 <= done <= MOST_S and 0.0 <= total <= MOST_S

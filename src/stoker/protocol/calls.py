@@ -1,6 +1,7 @@
-"""The parts of messages that speak of calls: what a call is, what it wants, how it ended.
+"""The parts of messages about calls: what a call is, what it asks for, how it ended; and lists of calls.
 
-There may be a million of them in a process, frozen and without cycles: the garbage collector need not walk them.
+A process may hold a million of these structs. They are frozen and have no cycles, so the garbage collector need not
+walk them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import CallId, RecipeKey
 
 Payload = bytes | ObjectRef
-"""Pickled bytes that only a library or the client may open; over 1 MB they travel as an object."""
+"""Pickled bytes that only a library or the client may unpickle; over 1 MB they travel as an object."""
 
 INLINE_LIMIT_BYTES = 1_000_000
 """Payloads over this size travel as objects."""
 
 PIECE_BYTES = 1_000_000
-"""No piece of a result is larger when it is pickled."""
+"""The largest pickled piece of a result."""
 WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
-"""A call yields no further piece while so many of its pieces, or bytes of them, are not acknowledged. One piece is
-always allowed."""
+"""A call pauses its yields while this many of its pieces, or bytes, are unacknowledged. One piece is always allowed."""
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -40,7 +40,7 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shared_s: float = 0.0
 
     def before_items_s(self, size: int) -> float:
-        """Seconds before the first item on a gang of so many. The simulator and every prediction take it from here."""
+        """Seconds before the first item on a gang of this size. The simulator and all predictions use it."""
         return self.fixed_s + self.shared_s / size
 
 
@@ -61,7 +61,7 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ttft_most_s: float = 0.0
 
     def first_token_s(self, input_length: int) -> float:
-        """The time to first token that is wanted of an input of so many tokens; 0 = none is wanted."""
+        """Return the wanted time to first token for an input of this many tokens; 0 = none."""
         wanted_s = max(self.ttft_s, self.ttft_per_token_s * input_length)
         return min(wanted_s, self.ttft_most_s) if self.ttft_most_s else wanted_s
 
@@ -90,7 +90,7 @@ class CallOptions(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One call: its id, its pickled `(args, kwargs)`, and what is known of its input."""
+    """One call: its id, its pickled `(args, kwargs)`, and the features of its input."""
 
     call: CallId
     payload: Payload
@@ -102,15 +102,15 @@ class FailureKind(enum.Enum):
     """Why a call ended without a result of the user's function."""
 
     CONTEXT = "context"
-    """Its context could not be loaded."""
+    """Its context failed to load."""
     PILOT = "pilot"
-    """Its pilot could not do its part (its disk is full, or does not take writes): no fault of the context."""
+    """Its pilot failed (its disk is full or read-only); the context is not at fault."""
     NO_DEVICE = "no_device"
     """No device of this site could ever hold its context."""
     POISON = "poison"
-    """It killed its library again and again."""
+    """It killed its library several times."""
     TIMEOUT = "timeout"
-    """It ran longer than it was allowed."""
+    """It ran longer than allowed."""
     MEMORY = "memory"
     """Its library took more memory than the recipe declares."""
     SERIALIZATION = "serialization"
@@ -118,19 +118,18 @@ class FailureKind(enum.Enum):
     DROPPED = "dropped"
     """A policy dropped it."""
     CANCELLED = "cancelled"
-    """Somebody cancelled it, or the session ended before it ran."""
+    """It was cancelled, or the session ended before it ran."""
     DIED = "died"
-    """Its library process ended: by a signal, or because something called exit."""
+    """Its library process ended, by a signal or a call of exit."""
     GANG = "gang"
-    """Other ranks of its gang were lost, or did not come. It is started again, and ends so only after many tries."""
+    """Other ranks of its gang were lost or did not join. It is retried, and fails only after many tries."""
     INFRASTRUCTURE = "infrastructure"
-    """It raised what a device, a disk or a network did to it. It runs again elsewhere, and ends so only after that has
-    happened several times."""
+    """A device, disk or network failed it. It runs again elsewhere, and fails only after several times."""
 
 
 class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a call's output lies: bytes `start` to `end` of the log file `path` on its pilot. `end` is 0: to
-    the end of the file."""
+    """The place of a call's output: bytes `start` to `end` of the log file `path` on its pilot. `end` 0: to the end of
+    the file."""
 
     path: str
     start: int
@@ -155,8 +154,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Files that a call of `function` left in a folder of its own, which is cleared: the first names, the count, and
-    the program's folder `home`, which its pilot does not see."""
+    """Files that a call of `function` left in its own folder, which is cleared: first names, count, and the program's
+    folder `home`, which its pilot does not see."""
 
     function: str
     names: tuple[str, ...]
@@ -186,8 +185,8 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True):
-    """What a running call says of itself: steps done of steps in all (0 = unknown), and a metric. `state` is a
-    checkpoint that lets it go on elsewhere."""
+    """A running call's report: steps done of all steps (0 = unknown), and a metric. `state`: a checkpoint from which it
+    can resume elsewhere."""
 
     call: CallId
     done: float = 0.0
@@ -197,8 +196,8 @@ class CallProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallForecast(msgspec.Struct, frozen=True, array_like=True):
-    """When a policy expects a call to end, on the manager's clock (see `Forecasts.said_at`), and whether that is before
-    its deadline."""
+    """The expected end of a call on the manager's clock (see `Forecasts.said_at`), and whether it meets the
+    deadline."""
 
     call: CallId
     ends_at: float
@@ -206,9 +205,62 @@ class CallForecast(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GangPlace(msgspec.Struct, frozen=True):
-    """A member's place in its gang: its rank, how many there are, and where they meet (`host:port`; empty: rank 0 will
-    say where)."""
+    """A member's place in its gang: its rank, the number of ranks, and the meeting address (`host:port`; empty: rank 0
+    will report it)."""
 
     rank: int
     size: int
     rendezvous: str = ""
+
+
+# ---- lists of calls, for `stoker calls`
+
+
+class ListedState(enum.Enum):
+    """The state of a listed call."""
+
+    RUNNING = "running"
+    """A library has it: it runs, or will after earlier calls there."""
+    WAITING = "waiting"
+    """In its context's queue."""
+    FAILED = "failed"
+    """Ended without a result, except by cancellation."""
+
+
+class ListedCall(msgspec.Struct, frozen=True):
+    """One call. `call` is its id as people write it; `since_s` the time that it has been in its state.
+
+    `where` is `pilot/library` of a running one (of each member of a gang), with `ahead` calls before it there; `error`
+    the first line of what a failed one failed with, as far as the manager knows it. `done` of `total` steps and the
+    `metric` are what it said last of itself. `due_in_s`: until its deadline (negative: that is over; None: it has
+    none); `ends_in_s`: until it is expected to end (None: nobody says).
+    """
+
+    call: str
+    function: str
+    context: str
+    state: ListedState
+    since_s: float
+    where: tuple[str, ...] = ()
+    ahead: int = 0
+    error: str = ""
+    done: float = 0.0
+    total: float = 0.0
+    metric: float = 0.0
+    due_in_s: float | None = None
+    ends_in_s: float | None = None
+
+
+class FailureGroup(msgspec.Struct, frozen=True):
+    """Calls of one function that failed alike. `error` is the exception's class, or how the call was ended; `place` the
+    innermost line of the user's code (`FILE:LINE in NAME`; empty: none is known). `example` is the last of these
+    calls, as people write it, and `message` what it said; `first_s`, `last_s`: seconds since the first and the last."""
+
+    function: str
+    error: str
+    place: str
+    count: int
+    example: str
+    message: str
+    first_s: float
+    last_s: float

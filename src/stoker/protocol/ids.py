@@ -24,27 +24,27 @@ _SEQUENCE = (1 << CLIENT_SHIFT) - 1
 
 
 def make_call_id(*, client: int, sequence: int) -> CallId:
-    """The id of a client's n-th call."""
+    """Return the id of a client's n-th call."""
     return CallId(client << CLIENT_SHIFT | sequence)
 
 
 def show_call(call: int) -> str:
-    """`c-31877`; a second client's calls read `c-1.31877`."""
+    """Return `c-31877`; for a second client `c-1.31877`."""
     client, sequence = call >> CLIENT_SHIFT, call & _SEQUENCE
     return f"c-{client}.{sequence}" if client else f"c-{sequence}"
 
 
 def parse_call(text: str) -> CallId:
-    """The inverse of `show_call`; the `c-` may be left out. Raises ValueError."""
+    """Return the id of `c-31877`; `c-` is optional. Raises ValueError."""
     client, _, sequence = text.removeprefix("c-").rpartition(".")
     return make_call_id(client=int(client or 0), sequence=int(sequence))
 
 
 def show_library(library: int) -> str:
-    """`lib-12`."""
+    """Return `lib-12`."""
     return f"lib-{library}"
 
 
 def show_block(block: str) -> str:
-    """A block as people write it: `b3`; Parsl numbers those of its own providers without the letter."""
+    """Return `b3`. Parsl numbers the blocks of its providers without the letter."""
     return f"b{block}" if block.isdecimal() else block

@@ -1,4 +1,7 @@
-"""How fast work is done, and how long the rest takes: the estimator of every progress bar and forecast. Pure.
+"""How fast work is done, and how long the rest takes. Pure.
+
+`WorkPace` is the estimator of every progress bar and forecast. The functions at the end count ended calls in the last
+half minute: the manager shows that rate for the session, each context and each pilot.
 
 Results come in bursts: several devices, a batch each, every few seconds or minutes. A count over a fixed window doubles
 and halves with each burst that enters or leaves it. This estimator does four things about that.
@@ -27,22 +30,22 @@ WINDOW_S = 30.0
 _GAPS = 5.0
 """The window holds this many of the longest gaps."""
 _TOGETHER_S, _TOGETHER = 1.0, 0.25
-"""Arrivals within a second of the first, or within a quarter of the longest gap, are one burst."""
+"""Arrivals within 1 s of the first, or within a quarter of the longest gap, are one burst."""
 _FOLLOW_S = 10.0
 _STEP, _MOST_STEP = math.log(1.4) / 10.0, math.log(1.35)
-"""The most that the logarithm of the rate moves in a second, and with one burst."""
+"""The largest change of the rate's logarithm per second, and per burst."""
 _FAR, _FAR_STEP = math.log(3.0), math.log(1.7) / 10.0
-"""Further from the measurement than this, the rate follows faster: so much has really changed."""
+"""Beyond this distance from the measurement, the rate follows faster, because it has really changed."""
 _SETTLE_S = 5.0
-"""Nothing is said before this time after the first arrival: first results come one by one, whatever the rate."""
+"""No rate is given for this long after the first arrival: first results come one by one at any rate."""
 _ANSWER_STEP = math.log(1.9) / 10.0
 """The most that the logarithm of the time left moves in a second."""
 _STALLED = 1.5
-"""After this many of the longest gaps without an arrival the rate falls."""
+"""Without an arrival for this many of the longest gaps the rate falls."""
 
 
 class _Burst:
-    """Arrivals close together: the times of the first and the last, and their count."""
+    """Arrivals close together: first time, last time, count."""
 
     __slots__ = ("count", "first", "last")
 
@@ -52,13 +55,13 @@ class _Burst:
 
 
 class WorkPace:
-    """The pace of one piece of work that begins at `now`."""
+    """The pace of a piece of work that starts at `now`."""
 
     def __init__(self, now: float) -> None:
         self._bursts: deque[_Burst] = deque([_Burst(now, 0.0)])
-        """Those in the window. It begins with the end of the first one, whose count is not used."""
+        """The bursts in the window. Only the end of the first one is used, not its count."""
         self._rate = 0.0
-        """As of the last burst that is complete; 0.0 before there is a first measurement."""
+        """The rate at the last complete burst; 0.0 before the first measurement."""
         self._first_at: float | None = None
         self._rated_at = now
         self._longest_s = 0.0
@@ -66,7 +69,7 @@ class WorkPace:
         """The last answer of `left_s`: when, for how much work, and the seconds."""
 
     def wait(self, now: float) -> None:
-        """The work has not begun: its model is being loaded. No effect after the first arrival."""
+        """Note that the work has not begun (its model loads). No effect after the first arrival."""
         if len(self._bursts) == 1:
             self._bursts[0] = _Burst(now, 0.0)
 
@@ -88,7 +91,7 @@ class WorkPace:
         self._slide()
 
     def per_second(self, now: float) -> float:
-        """The rate; 0.0 as long as nothing is known."""
+        """Return the rate; 0.0 while unknown."""
         rate = self._rate_now(now)
         silent_s, patience_s = now - self._bursts[-1].last, _STALLED * max(self._longest_s, _TOGETHER_S)
         if silent_s <= patience_s:
@@ -96,7 +99,7 @@ class WorkPace:
         return rate * max(patience_s / silent_s, math.exp(-_STEP * (silent_s - patience_s)))
 
     def left_s(self, rest: float, now: float) -> float | None:
-        """Seconds until `rest` more are done; None as long as nothing is known."""
+        """Return the seconds until `rest` more are done; None while unknown."""
         if rest <= 0:
             return 0.0
         rate = self._rate_now(now)
@@ -136,7 +139,7 @@ class WorkPace:
         return self._counted() / max(span_s, _TOGETHER_S)
 
     def _slide(self) -> None:
-        """Note the longest gap, and let the window begin later."""
+        """Note the longest gap, and move the start of the window."""
         bursts = self._bursts
         gaps = [bursts[at].first - bursts[at - 1].last for at in range(1, len(bursts))]
         since_first_s = bursts[-1].first - bursts[1].first
@@ -148,7 +151,7 @@ class WorkPace:
             bursts.popleft()
 
     def _follow(self) -> None:
-        """Move the rate towards the measurement up to the last burst, which is complete."""
+        """Move the rate towards the measurement up to the last complete burst."""
         if len(self._bursts) < 2 or self._bursts[-1].last - self._bursts[0].last < _TOGETHER_S:
             return
         now = self._bursts[-1].last
@@ -160,8 +163,54 @@ class WorkPace:
 
 
 def left_in_words(seconds: float | None) -> str:
-    """`left 0:25`, `left 12:40`, `left 3 h 10 min`: how bars say the time that is left. Empty if it is unknown."""
+    """Return the time left for a bar: `left 0:25`, `left 12:40`, `left 3 h 10 min`; empty if unknown."""
     if seconds is None:
         return ""
     whole = round(seconds)
     return f"left {whole // 60}:{whole % 60:02d}" if whole < 3600 else f"left {show_about(seconds)}"
+
+
+# ---- calls in the last half minute
+
+
+RECENT_S = 30.0
+"""A recent rate covers the last 30 s."""
+
+Counts = deque[list[int]]
+"""Counts per second: [second, count], oldest first."""
+
+
+def count_recent(counts: Counts, count: int, *, now: float) -> None:
+    """Add to the counts and drop those outside the window. It runs for every frame of ends, so it is short."""
+    second = int(now)
+    if counts:
+        last = counts[-1]
+        if last[0] == second:
+            last[1] += count
+            return
+    counts.append([second, count])
+    while counts[0][0] < second - RECENT_S:
+        counts.popleft()
+
+
+def recent_total(counts: Counts, *, now: float) -> int:
+    """Return the total within the window."""
+    return sum(count for second, count in counts if second > now - RECENT_S)
+
+
+def recent_since_s(counts: Counts, *, now: float) -> float:
+    """Return the seconds since the first count within the window; 0.0 without one."""
+    first = next((second for second, _ in counts if second > now - RECENT_S), None)
+    return 0.0 if first is None else max(0.0, now - first)
+
+
+def recent_per_second(counts: Counts, *, now: float) -> float:
+    """Return the rate from the first to the last burst within the window; 0.0 without one. Results come in bursts: a
+    rate up to now would double with each burst and halve until the next. Without a burst when one is due, the rate
+    falls."""
+    window = [(second, count) for second, count in counts if second > now - RECENT_S]
+    if not window:
+        return 0.0
+    (first, first_count), (last, _), counted = window[0], window[-1], sum(count for _, count in window)
+    until_now = counted / max(1.0, now - first)
+    return min(until_now, (counted - first_count) / (last - first)) if last > first else until_now

@@ -14,14 +14,20 @@
         seed.address             where the seed listens, if there is one
         jobs-left                what the factory could not cancel at the end; empty when all is well
         sites/                   the site files of its sources of pilots
-        sources/                 what programs leave of their sources for the advisor (`program_source`)
+        sources/                 what programs leave of their sources for the advisor (`ProgramSource`)
         submit/                  what was submitted to batch systems, and what those jobs printed
         objects/                 payloads over 1 MB and files that clients hand in, by cache name
-        gateways/                what `stoker serve` says of its models (see `gateway_notes`)
+        gateways/                what `stoker serve` says of its models (`GatewayNote`)
         pilots/<pilot>/          pilot.log, lib-<n>.log: what pilots and their libraries print
 
 `STOKER_HOME` (default `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`) is the user's state folder; `sessions/`
 in it holds one link a session, named by its id, newest last.
+
+Of each function and loader a program leaves its source in `sources/` for the advisor, which runs on the same machine;
+the text of a source file is stored once, by its digest. The manager reads neither.
+
+A gateway rewrites its note in `gateways/NAME.json` every few seconds and removes it when it ends. The note of a killed
+gateway stays, and its age tells. So `stoker status` works without a key, wherever the folder can be read.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,7 +44,7 @@ import msgspec
 from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
-from stoker.whole_files import write_whole
+from stoker.whole_files import draft_of, write_whole
 
 IDENTITY_MARK = b"~"
 """A pilot connects to the manager as `name~secret`: only a peer that knows the secret can replace its connection."""
@@ -46,14 +53,14 @@ _CURVE_ROLES = ("server", "client", "pilot")
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""The Python of this process. Functions that travel as bytecode run in no other: it crashes, or computes wrongly."""
+"""The Python version of this process. Functions that travel as bytecode crash or compute wrongly in another one."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SessionFile(msgspec.Struct, frozen=True):
-    """The content of `session.json`. `address` is a ZeroMQ endpoint; `server_key` is public, in Z85; `python` is the
-    version of the session's programs and pilots, as `3.12` (empty: a manager of before this was written)."""
+    """The content of `session.json`. `address`: a ZeroMQ endpoint; `server_key`: public, in Z85; `python`: the version
+    of the session's programs and pilots, as `3.12` (empty: an older manager)."""
 
     session: str
     protocol: int
@@ -65,7 +72,7 @@ class SessionFile(msgspec.Struct, frozen=True):
 
     @property
     def is_for_this_python(self) -> bool:
-        """Whether functions of this process can run in the session, and functions of the session here."""
+        """True if functions of this process can run in the session, and vice versa."""
         return self.python in ("", PYTHON)
 
 
@@ -77,13 +84,13 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class _End(msgspec.Struct, frozen=True):
-    """What a manager's lease says of the session's end: why it is over; empty while it is not."""
+    """The end of the session in a manager's lease: the reason; empty while it is up."""
 
     over: str = ""
 
 
 class SessionFolder:
-    """Paths of a session, and its two small files. Raises SessionError where a file is missing or unreadable."""
+    """The paths of a session, and its two small files. Raises SessionError if a file is missing or unreadable."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
@@ -100,18 +107,17 @@ class SessionFolder:
 
     @property
     def launch(self) -> Path:
-        """How the manager of a session that outlives programs is started."""
+        """The start options of the manager of a session that outlives programs."""
         return self.path / "manager.json"
 
     @property
     def progress(self) -> Path:
-        """The file that a manager touches once in its life, when the first call has ended (`manager.live.restarts`)."""
+        """The file that a manager touches once, when its first call has ended (`manager.live.restarts`)."""
         return self.path / "manager.progress"
 
     @property
     def clock(self) -> Path:
-        """The file by which a manager that is started again goes on with the clock of the one before
-        (`manager.live.clock`)."""
+        """The file from which a restarted manager continues the clock (`manager.live.clock`)."""
         return self.path / "manager.clock"
 
     @property
@@ -121,17 +127,17 @@ class SessionFolder:
 
     @property
     def lease(self) -> Path:
-        """The file that says who runs the manager, and at the end that the session is over (`manager.live.lease`)."""
+        """The file that names the process of the manager, and at the end the end of the session
+        (`manager.live.lease`)."""
         return self.path / "manager.lease"
 
     @property
     def asked_to_end(self) -> Path:
-        """The file by which `stoker down` ends a session whose manager reads no messages: its disk is full, and so much
-        waits for room that it takes no more."""
+        """The file with which `stoker down` ends a session whose manager reads no messages because its disk is full."""
         return self.path / "manager.end"
 
     def over(self) -> str:
-        """Why the session is over; empty while it is not, or where that cannot be read."""
+        """Return why the session is over; empty if it is not, or that cannot be read."""
         try:
             return msgspec.json.decode(self.lease.read_bytes(), type=_End).over
         except (OSError, *UNREADABLE):
@@ -139,12 +145,12 @@ class SessionFolder:
 
     @property
     def objects(self) -> Path:
-        """Where clients put objects for pilots, and pilots large results for clients."""
+        """The folder of objects from clients for pilots, and of large results from pilots."""
         return self.path / "objects"
 
     @property
     def sources(self) -> Path:
-        """What programs leave of their sources for the advisor (`program_source`)."""
+        """The folder of program sources for the advisor (`ProgramSource`)."""
         return self.path / "sources"
 
     @property
@@ -154,12 +160,12 @@ class SessionFolder:
 
     @property
     def submit(self) -> Path:
-        """Submit scripts of blocks, and what their jobs print."""
+        """The folder of submit scripts and the output of jobs."""
         return self.path / "submit"
 
     @property
     def is_carried(self) -> bool:
-        """Whether this is a copy on a node that does not see the session's own folder: address and keys, no more."""
+        """True for a copy (address and keys only) on a node that does not see the session's own folder."""
         return (self.path / "copied").is_file()
 
     def pilot(self, pilot: str) -> Path:
@@ -167,7 +173,7 @@ class SessionFolder:
         return self.path / "pilots" / pilot
 
     def key_file(self, role: str) -> Path:
-        """The key pair of a role: `server`, `client`; or `pilot`, where pilots of no block are let in."""
+        """Return the key file of a role: `server`, `client`, or `pilot` if pilots without a block may join."""
         return self.path / "keys" / f"{role}.json"
 
     @property
@@ -176,21 +182,21 @@ class SessionFolder:
         return self.path / "keys" / "blocks"
 
     def block_key_file(self, block: str) -> Path:
-        """The key pair of a block's pilots. Raises SessionError for what is no block's name."""
+        """Return the key file of a block's pilots. Raises SessionError for an invalid block name."""
         if not _BLOCK.fullmatch(block):
             raise SessionError(f"{block!r} is no name of a block")
         return self.block_keys / f"{block}.json"
 
     def read_block_key(self, block: str) -> KeyPair:
-        """The key pair of a block's pilots."""
+        """Return the key pair of a block's pilots."""
         return self._read(self.block_key_file(block), KeyPair)
 
     def write_block_key(self, block: str, pair: KeyPair) -> None:
-        """Write a block's key pair, readable by its owner alone."""
+        """Write a block's key pair, readable by its owner only."""
         self._write(self.block_key_file(block), pair)
 
     def read_pilot_key(self, block: str) -> KeyPair:
-        """The key pair of a pilot: its block's, which lies beside a folder that was carried; else the session's."""
+        """Return the key pair of a pilot: of its block (next to a carried folder), else of the session."""
         if block:
             beside = self.path.parent / f"{block}.json"
             for file in (self.block_key_file(block), *([beside] if self.is_carried else [])):
@@ -201,11 +207,11 @@ class SessionFolder:
         return self.read_key("pilot")
 
     def read(self) -> SessionFile:
-        """The session's address and identity."""
+        """Return the session's address and identity."""
         return self._read(self.file, SessionFile)
 
     def read_key(self, role: str) -> KeyPair:
-        """The key pair of a role."""
+        """Return the key pair of a role."""
         file = self.key_file(role)
         try:
             pair = self._read(file, KeyPair)
@@ -216,7 +222,7 @@ class SessionFolder:
         return pair
 
     def _without(self, role: str) -> str:
-        """What to do without a role's key pair, if that is not plain from what is wrong with it."""
+        """What to do without a role's key pair, unless the error says it."""
         if role not in _CURVE_ROLES or not self.file.exists():
             return ""
         return (
@@ -225,15 +231,15 @@ class SessionFolder:
         )
 
     def write(self, content: SessionFile) -> None:
-        """Write `session.json`, whole or not at all."""
+        """Write `session.json` atomically."""
         self._write(self.file, content)
 
     def write_key(self, role: str, pair: KeyPair) -> None:
-        """Write a role's key pair, readable by its owner alone."""
+        """Write a role's key pair, readable by its owner only."""
         self._write(self.key_file(role), pair)
 
     def make(self) -> None:
-        """Make the folder and those inside it, closed to everybody else."""
+        """Make the folder and its subfolders, closed to other users."""
         for folder in (self.path, self.path / "keys", self.objects, self.path / "pilots", self.sites, self.submit):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -252,8 +258,8 @@ class SessionFolder:
 
 
 def changed_at(path: Path) -> float:
-    """When a file or a link was changed last, in seconds since the epoch; 0 for one that is gone. Other programs make
-    and remove sessions at any moment."""
+    """Return the time of the last change of a file or link, in seconds since the epoch; 0 if it is gone. Other programs
+    make and remove sessions at any moment."""
     try:
         return path.lstat().st_mtime
     except FileNotFoundError:
@@ -261,18 +267,18 @@ def changed_at(path: Path) -> float:
 
 
 def holds_session(folder: str | os.PathLike[str]) -> bool:
-    """Whether there is a session in a folder that this user may read."""
+    """True if the folder holds a session that this user may read."""
     return os.path.exists(os.path.join(folder, "session.json"))
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """Whether a session that outlives programs was made in a folder, and its manager has not listened yet."""
+    """True if a session that outlives programs was made in the folder and its manager does not listen yet."""
     return not holds_session(folder) and os.path.exists(os.path.join(folder, "manager.json"))
 
 
 def named_folder(name: str) -> SessionFolder | None:
-    """The session in the folder of this name; None where no session is there. Raises SessionError for a folder that is
-    closed to this user."""
+    """Return the session in the folder of this name; None if there is no session. Raises SessionError for a folder that
+    is closed to this user."""
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
     except PermissionError as error:
@@ -283,7 +289,7 @@ def named_folder(name: str) -> SessionFolder | None:
 
 
 def find_session(name: str = "") -> SessionFolder:
-    """A session's folder by id (or a unique beginning of one), by path, or the newest. Raises SessionError."""
+    """Return a session's folder by id (or a unique prefix), by path, or the newest. Raises SessionError."""
     named = named_folder(name)
     if named is not None:
         return named
@@ -293,3 +299,110 @@ def find_session(name: str = "") -> SessionFolder:
         what = f"no session {name!r}" if name else "no session"
         raise SessionError(f"{what} on this machine; `stoker.load()` in a program or `stoker run APP` starts one")
     return SessionFolder(links[-1].resolve())
+
+
+# ---- sources of programs, for the advisor
+
+
+LONGEST_TEXT = 1_000_000
+"""The most characters of a source file that is stored."""
+
+Plain = str | int | float | bool | None
+
+
+class ProgramSource(msgspec.Struct, frozen=True):
+    """The source around a function or a loader. `function`: its dotted name in the text; `file`: the origin of the text
+    (empty: a notebook, a prompt); `folder`: the program's folder, whose modules may be read; `arguments`: plain
+    arguments of a loader, by parameter."""
+
+    text: str
+    function: str
+    file: str = ""
+    folder: str = ""
+    arguments: dict[str, Plain] = {}
+
+
+def source_file(sources: Path, key: str) -> Path:
+    """Return the file with the source of a function or recipe of this key. `sources`: the session's folder for them."""
+    return sources / f"{key}.json"
+
+
+def text_file(sources: Path, digest: str) -> Path:
+    """Return the file with the text of this digest."""
+    return sources / f"{digest}.text"
+
+
+def read_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
+    """Return a source and its text; None if it is missing or unreadable."""
+    try:
+        source = msgspec.json.decode(source_file(sources, key).read_bytes(), type=ProgramSource)
+        return source, text_file(sources, source.text).read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None
+
+
+# ---- notes of gateways
+
+
+WRITTEN_EVERY_S = 2.0
+SILENT_AFTER_S = 15.0
+"""An older note is from a gateway that was killed or cannot write."""
+
+
+class ServedModelFigures(msgspec.Struct, frozen=True):
+    """One model of a gateway. `key`, `recipe`: its context's key and name (empty: its folder has not been read; if it
+    could not be, `trouble` says why). Times are seconds; `ttft_s` is the median of the last streams, None of none.
+    `met`: the share of the last streams that met their objectives, 0 to 1; None: no objective, or no stream yet."""
+
+    name: str
+    key: str = ""
+    recipe: str = ""
+    running: int = 0
+    tokens_per_s: float = 0.0
+    ttft_s: float | None = None
+    ttft_objective_s: float | None = None
+    met: float | None = None
+    trouble: str = ""
+
+
+class GatewayNote(msgspec.Struct, frozen=True):
+    """A gateway: its address (a URL or the path of a Unix socket), process, host and models. `at`: the time of writing,
+    in seconds since 1970."""
+
+    address: str
+    host: str
+    pid: int
+    models: tuple[ServedModelFigures, ...] = ()
+    at: float = 0.0
+
+    def silent_s(self, now: float) -> float:
+        """Return how long the gateway has been silent; 0 if it still writes."""
+        age = now - self.at
+        return age if age > SILENT_AFTER_S else 0.0
+
+
+def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
+    """Write the note of the gateway `name` (a file name) into a session's folder. Raises OSError."""
+    file = _note_file(session, name)
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    with draft_of(file) as draft:
+        draft.write_bytes(msgspec.json.encode(note))
+
+
+def remove_gateway_note(session: Path, name: str) -> None:
+    """Remove the note of a gateway."""
+    with suppress(OSError):
+        _note_file(session, name).unlink()
+
+
+def gateway_notes(folder: SessionFolder) -> list[GatewayNote]:
+    """Return the notes of a session's gateways, sorted by address, without unreadable ones."""
+    found = []
+    for file in (folder.path / "gateways").glob("[!.]*.json"):
+        with suppress(OSError, *UNREADABLE):
+            found.append(msgspec.json.decode(file.read_bytes(), type=GatewayNote))
+    return sorted(found, key=lambda note: note.address)
+
+
+def _note_file(session: Path, name: str) -> Path:
+    return session / "gateways" / f"{name}.json"

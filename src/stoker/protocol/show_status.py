@@ -1,14 +1,22 @@
-"""A session's status as lines for people: what `stoker status` prints, and `print(session.status())`. Pure."""
+"""Status and story of a session as lines for people: the output of `stoker status` and `stoker explain`. Pure.
+
+`print(session.status())` and `print(session.explain("c-12"))` show the same.
+"""
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
+import msgspec
+
+from stoker.contexts import payload_layout
 from stoker.contexts.recipe import BARE
-from stoker.protocol import show_blocks
+from stoker.protocol.blocks import BlockPhase, BlockStatus
 from stoker.protocol.ids import show_block
+from stoker.protocol.session import GatewayNote, ServedModelFigures
 from stoker.protocol.status import (
     ContextStatus,
     DeviceStatus,
@@ -17,8 +25,217 @@ from stoker.protocol.status import (
     ObjectStatus,
     PilotStatus,
     SessionFacts,
+    StoryFacts,
 )
-from stoker.units import show_about, show_bytes, show_seconds
+from stoker.units import show_about, show_bytes, show_line, show_seconds
+
+# ---- blocks
+
+
+_SHOWN_JOBS = 6
+"""The most ranges of job ids that are listed."""
+SILENT_S = 600.0
+"""After this long a job without a pilot will hardly bring one."""
+READ_JOB = "read what its job printed, in the session folder's submit/"
+
+
+def blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
+    """Return one text per phase for blocks without a pilot: `3 queued (Priority; the first in about 11 min)`."""
+    leaving = [job for job in jobs if job.leaving and not job.pilots]
+    jobs = [job for job in jobs if not job.leaving]
+    asked = [job for job in jobs if job.phase == BlockPhase.ASKED.value]
+    pending = pending_of(jobs)
+    running = [job for job in jobs if job.phase == BlockPhase.RUNNING.value and not job.pilots]
+    suspended = [job for job in running if is_suspended(job.reason)]
+    starting = [job for job in running if job not in suspended and not job.emptied_s]
+    emptied = [job for job in running if job not in suspended and job.emptied_s]
+    texts = []
+    if asked:
+        texts.append(f"{len(asked)} to be submitted")
+    if pending:
+        texts.append(f"{len(pending)} queued{_in_brackets(reasons(pending), soonest(pending))}")
+    if suspended:
+        texts.append(f"{len(suspended)} suspended by the batch system")
+    if starting:
+        longest_s = max(job.since_s for job in starting)
+        advice = f": {READ_JOB}" if longest_s > SILENT_S else ""
+        texts.append(f"{len(starting)} starting (its job runs for {show_seconds(longest_s)}, no pilot yet{advice})")
+    if emptied:
+        longest = show_seconds(max(job.emptied_s for job in emptied))
+        texts.append(f"{len(emptied)} without a pilot (it went {longest} ago; the batch system says that the job runs)")
+    if leaving:
+        texts.append(f"{len(leaving)} being cancelled")
+    return texts
+
+
+def is_suspended(reason: str) -> bool:
+    """True if the batch system has stopped a running job, by the reason it gives."""
+    return reason.startswith("suspended")
+
+
+def pending_of(jobs: Iterable[BlockStatus]) -> list[BlockStatus]:
+    """Return the pending blocks."""
+    return [job for job in jobs if job.phase == BlockPhase.PENDING.value]
+
+
+def reasons(jobs: Sequence[BlockStatus]) -> str:
+    """Return the batch system's reasons for pending blocks: `Priority`, or `5 Priority, 3 QOSMaxGRESPerUser`."""
+    counted = Counter(job.reason for job in jobs if job.reason)
+    if len(counted) == 1 and counted.total() == len(jobs):
+        return next(iter(counted))
+    return ", ".join(f"{count} {reason}" for reason, count in counted.most_common())
+
+
+def soonest(jobs: Iterable[BlockStatus]) -> float:
+    """Return the seconds until the first of them is expected to start; 0 = unknown."""
+    return min((job.expected_in_s for job in jobs if job.expected_in_s > 0), default=0.0)
+
+
+def start_in_words(seconds: float, now: datetime.datetime) -> str:
+    """Return `10:42 (in 11 min)`, with the date if that is not today."""
+    at = now + datetime.timedelta(seconds=seconds)
+    clock = f"{at:%H:%M}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
+    return f"{clock} (in {show_seconds(seconds)})"
+
+
+def ended_in_words(counts: Mapping[str, int]) -> list[str]:
+    """Return `9 preempted by Slurm`, most frequent first."""
+    return [f"{count} {how}" for how, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
+
+
+def job_ids(jobs: Iterable[str]) -> str:
+    """Return `88123-88130, 88140`: job ids, consecutive ones as a range."""
+    ids = list(dict.fromkeys(jobs))
+    if not all(id.isdecimal() for id in ids):
+        return ", ".join(ids)
+    ranges: list[list[int]] = []
+    for number in sorted(map(int, ids)):
+        if ranges and ranges[-1][1] + 1 == number:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    more = f", and {len(texts) - _SHOWN_JOBS} more" if len(texts) > _SHOWN_JOBS else ""
+    return ", ".join(texts[:_SHOWN_JOBS]) + more
+
+
+def _in_brackets(why: str, expected_in_s: float) -> str:
+    first = f"the first in about {show_about(expected_in_s)}" if expected_in_s else ""
+    inside = "; ".join(filter(None, (why, first)))
+    return f" ({inside})" if inside else ""
+
+
+# ---- models of gateways
+
+
+def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: float) -> list[str]:
+    """Return rows for each gateway: models that are loaded, used or failed, the number of other models, and its
+    address. `now`: seconds since 1970."""
+    rows: list[str] = []
+    for note in notes:
+        if silent_s := note.silent_s(now):
+            rows.append(
+                f"the gateway at {note.address} has said nothing for {show_seconds(silent_s)}: `stoker serve` with the"
+                " same files serves again, at the same address"
+            )
+            continue
+        rows += _models(note.models, status)
+        rows.append(f"served at {note.address} (pid {note.pid} on {note.host})")
+    return rows
+
+
+def _models(models: Sequence[ServedModelFigures], status: SessionFacts) -> Iterator[str]:
+    contexts = {context.key: context for context in status.contexts}
+    shown = [model for model in models if model.trouble or _in_use(model, contexts.get(model.key))]
+    width = max((len(model.name) for model in shown), default=0)
+    for model in shown:
+        yield "   ".join([model.name.ljust(width), *_model_facts(model, models, contexts.get(model.key), status)])
+    cold = len(models) - len(shown)
+    if cold:
+        yield f"{cold} other{'s' * (cold != 1)} cold" if shown else f"{cold} model{'s' * (cold != 1)}, none hot yet"
+
+
+def _in_use(model: ServedModelFigures, context: ContextStatus | None) -> bool:
+    return bool(model.running or (context and (context.hot or context.loading or context.last_failure)))
+
+
+def _model_facts(
+    model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], context: ContextStatus | None,
+    status: SessionFacts,
+) -> Iterator[str]:  # fmt: skip
+    if model.trouble:
+        yield f"cannot be used: {show_line(model.trouble)}"
+        return
+    yield f"{context.hot if context else 0} hot" + (
+        f", {context.loading} loading" if context and context.loading else ""
+    )
+    yield f"{model.running} running"
+    if model.tokens_per_s:
+        yield f"{model.tokens_per_s:,.0f} tokens/s"
+    if model.ttft_s is not None:
+        objective = f" (objective {show_seconds(model.ttft_objective_s)})" if model.ttft_objective_s else ""
+        yield f"TTFT {_ttft_in_words(model.ttft_s)}{objective}"
+    if model.met is not None:
+        yield f"{100 * model.met:.1f} % met"
+    if context and not context.hot and context.last_failure:
+        yield f"could not be loaded: {context.last_failure}"
+    yield from _shares(model, all_of_them, status.libraries)
+
+
+def _ttft_in_words(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 10 else show_seconds(seconds)
+
+
+def _shares(
+    model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], libraries: Sequence[LibraryStatus]
+) -> Iterator[str]:
+    """`shares n014 with qwen-7b`: other models on the same device."""
+    names = {other.recipe: other.name for other in all_of_them if other.recipe and other.recipe != model.recipe}
+    mine = {
+        (library.pilot, device) for library in libraries if library.recipe == model.recipe for device in library.devices
+    }
+    beside: dict[str, dict[str, None]] = {}
+    for library in libraries:
+        if library.recipe in names and any((library.pilot, device) in mine for device in library.devices):
+            beside.setdefault(library.pilot, {})[names[library.recipe]] = None
+    for pilot, others in beside.items():
+        yield f"shares {pilot} with {', '.join(others)}"
+
+
+# ---- a story
+
+
+S = TypeVar("S", bound=StoryFacts)
+
+
+def with_arguments(story: S) -> S:
+    """Return the story with its call's arguments in short instead of their bytes."""
+    if not story.payload:
+        return story
+    return msgspec.structs.replace(story, payload=b"", arguments=payload_layout.short_payload(story.payload))
+
+
+def story_lines(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
+    """Return the lines of `stoker explain`, with times of day. A date comes before the first line of each day except
+    `today`."""
+    story = with_arguments(story)
+    kind = "call " if story.subject.startswith("c-") else "library " if story.subject.startswith("lib-") else ""
+    function, gap, rest_of_it = story.headline.partition("  ")
+    headline = f"{function}{story.arguments}{gap}{rest_of_it}" if story.arguments else story.headline
+    out, day = [f"{kind}{story.subject}  {headline}"], today
+    for line in story.lines:
+        when = datetime.datetime.fromtimestamp(line.at)
+        if when.date() != day:
+            out.append(f"  {when:%Y-%m-%d}")
+        day = when.date()
+        first, *rest = line.text.split("\n")
+        out.append(f"  {when:%H:%M:%S}  {first}")
+        out += [f"            {more}" for more in rest]
+    return out
+
+
+# ---- a status
+
 
 _BAR = 8
 _SHOWN_STEM = 13
@@ -26,8 +243,8 @@ _SHOWN_NOTICES = 5
 
 
 def render(status: SessionFacts, *, over: bool = False, policy: str = "", served: Sequence[str] = ()) -> list[str]:
-    """The lines of `stoker status`. `policy`: who decides, where it is not the default. `served`: what its gateways say
-    of their models (`show_gateways`)."""
+    """Return the lines of `stoker status`. `policy`: its policies if not the default. `served`: models of its gateways
+    (`gateway_rows`)."""
     out = [_headline(status, over=over), ""]
     out += _table(
         [
@@ -70,8 +287,8 @@ def calls_in_words(status: SessionFacts) -> str:
 
 
 def forecast_in_words(status: SessionFacts) -> str:
-    """`done in about 22 min`; without a pilot `done about 22 min after the first pilot, expected in 4 h`. Empty if
-    nothing is open, or nothing can be said."""
+    """Return `done in about 22 min`; without a pilot `done about 22 min after the first pilot, expected in 4 h`. Empty
+    if no call is open or nothing is known."""
     open_calls = status.running + status.queued
     if not open_calls:
         return ""
@@ -87,7 +304,8 @@ def forecast_in_words(status: SessionFacts) -> str:
 
 
 def _waits(context: ContextStatus, *, apart: bool) -> str:
-    """What a context's calls wait for. `apart`: others wait too, so the forecast of the headline is not its own."""
+    """Why calls of a context wait. `apart`: several contexts wait, so the headline's forecast is not that of this
+    one."""
     done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"
@@ -108,28 +326,28 @@ def _pilots(status: SessionFacts, *, over: bool) -> str:
     parts = [f"{len(pilots)} {state}{_kinds(pilots)}" for state, pilots in sorted(by_state.items())]
     joined = {pilot.block for pilot in status.pilots}
     parts += [f"block {show_block(block)}: {what}" for block, what in status.blocks.items() if block not in joined]
-    parts += show_blocks.coming(status.jobs)
+    parts += blocks_without_pilot(status.jobs)
     if status.ended_blocks:
-        parts.append(", ".join(show_blocks.ended(status.ended_blocks)))
+        parts.append(", ".join(ended_in_words(status.ended_blocks)))
     return " · ".join(parts or ["none"])
 
 
 def _kinds(pilots: Sequence[PilotStatus]) -> str:
-    """` (11 a10, 6 titanx)`: what the pilots compute on, where it is not their cores alone."""
+    """` (11 a10, 6 titanx)`: devices of the pilots, unless they have only cores."""
     mixed = (pilot for pilot in pilots if any(device.kind != "cpu" for device in pilot.devices))
     kinds = Counter(device.kind for pilot in mixed for device in pilot.devices)
     return f" ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})" if kinds else ""
 
 
 def _objects(objects: Sequence[ObjectStatus]) -> list[str]:
-    """Objects that have travelled or do, and what was read of them where."""
+    """Objects that were transferred, and how much was read from each kind of source."""
     names = [_short(each.name) for each in objects]
     width = max(map(len, names), default=0)
     return ["   ".join([name.ljust(width), *_travels(each)]) for name, each in zip(names, objects, strict=True)]
 
 
 def _short(name: str) -> str:
-    """An object's name, without most of its digest: `file-f65dedc2….gguf`."""
+    """A name without most of its digest: `file-f65dedc2….gguf`."""
     stem, dot, suffix = name.partition(".")
     return f"{stem[:_SHOWN_STEM]}…{dot}{suffix}" if len(stem) > _SHOWN_STEM + 8 else name
 
@@ -142,13 +360,13 @@ def _travels(each: ObjectStatus) -> Iterator[str]:
 
 
 def _notices(status: SessionFacts) -> list[str]:
-    """What has happened to the session itself, the latest first."""
+    """Notices about the session, latest first."""
     shown = list(reversed(status.notices))[:_SHOWN_NOTICES]
-    return [f"{datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M} {line.text}" for line in shown]
+    return [f"{datetime.datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M} {line.text}" for line in shown]
 
 
 def _troubles(status: SessionFacts) -> list[str]:
-    """What is wrong just now, a line each."""
+    """Current faults, one line each."""
     lines = [f"{source}: {text}" for source, text in status.trouble.items()]
     lines += [f"{_short(each.name)}: {each.trouble}" for each in status.objects if each.trouble]
     for pilot in status.pilots:
@@ -196,7 +414,7 @@ def _map(each: MapStatus) -> str:
 
 
 def _use(context: ContextStatus) -> str:
-    """`used 612 times a load`: calls that ran, for each load. A cancelled call that never ran used nothing."""
+    """`used 612 times a load`. Cancelled calls that never ran do not count."""
     if not context.served:
         return "not used yet" if context.hot or context.queued else "never used"
     used = context.served / context.loads
@@ -210,13 +428,13 @@ def _losses(status: SessionFacts) -> str:
         return ""
     pilots = f"{status.lost_pilots} pilot{'s' * (status.lost_pilots != 1)}"
     if status.losses:
-        pilots += f" ({', '.join(show_blocks.ended(status.losses))})"
+        pilots += f" ({', '.join(ended_in_words(status.losses))})"
     calls = f"{status.rerun_calls:,} call{'s' * (status.rerun_calls != 1)} run again, 0 results lost"
     return f"{pilots}, {calls}" if status.lost_pilots else calls
 
 
 def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Sequence[str]]:
-    """A pilot's rows: one for both where it has one device, else its own and one for each device."""
+    """Rows of a pilot: one row for a pilot with one device, else one for the pilot and one per device."""
     libraries = {library.library: library for library in status.libraries}
     standing = "" if over or pilot.state == "here" else pilot.state
     if standing and pilot.draining:
@@ -232,7 +450,7 @@ def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Se
 
 
 def _device(device: DeviceStatus, libraries: Mapping[int, LibraryStatus], *, over: bool) -> tuple[str, ...]:
-    """What it is, what it holds, how full it is, and what is wrong with it."""
+    """Name, libraries, memory and fault."""
     here = [libraries[name] for name in device.libraries if name in libraries]
     return (
         device.device if device.kind == "cpu" else f"{device.device} {device.kind}",
@@ -261,7 +479,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _rows(head: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Rows of the table, of which the first has the head."""
+    """Rows of the table; only the first one has the heading."""
     return [(head if number == 0 else "", text) for number, text in enumerate(texts)]
 
 

@@ -1,4 +1,4 @@
-"""What is known of a session at one moment, and of one subject of it: what `show_status` and `show_story` write."""
+"""What is known of a session at one moment, and of one subject of it: `show_status` writes both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LibraryStatus(msgspec.Struct, frozen=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """One device: memory in bytes, in all and promised; the cores that it may use (0: not known)."""
+    """One device: its memory and the promised part of it in bytes; its cores (0: unknown)."""
 
     device: str
     kind: str
@@ -43,8 +43,8 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class PilotStatus(msgspec.Struct, frozen=True):
-    """One pilot. `ends_in_s` is its walltime left, 0 = no limit; `ended` counts the calls that ended there, `rate` is
-    those a second over the last half minute."""
+    """One pilot. `ends_in_s`: walltime left, 0 = no limit; `ended`: calls that ended there; `rate`: calls per second in
+    the last half minute."""
 
     pilot: str
     host: str
@@ -61,8 +61,7 @@ class PilotStatus(msgspec.Struct, frozen=True):
 
 
 class ObjectStatus(msgspec.Struct, frozen=True):
-    """How an object of the contexts has travelled: pilots that hold it or are getting it, and bytes read from where it
-    comes from and from other pilots."""
+    """Transfers of an object: pilots that hold or fetch it, bytes read from its origin and from pilots."""
 
     name: str
     size_bytes: int
@@ -103,19 +102,19 @@ class ContextStatus(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """What people call it: `llm-7f3a('models/small')`, and `no context` for that of calls that want none."""
+        """The name for users: `llm-7f3a('models/small')`, or `no context` for calls without one."""
         return f"{self.name}{self.arguments}" if self.key != BARE.key else "no context"
 
 
 class StoryLine(msgspec.Struct, frozen=True):
-    """One thing that happened, at `at` on the wall clock (seconds since the epoch)."""
+    """An event, at `at` seconds since the epoch."""
 
     at: float
     text: str
 
 
 JOURNAL = "journal"
-"""The name under which `Status.trouble` says that the journal cannot be written."""
+"""The key in `Status.trouble` for a journal that cannot be written."""
 
 
 class SessionFacts(msgspec.Struct, frozen=True):

@@ -22,8 +22,8 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Loaded(_Message, frozen=True, tag="loaded"):
-    """The context is loaded. Seconds and bytes (0 = not measured). `start_s`: what passed before the load, where its
-    pilot cannot count that by itself. `slots`: calls that it runs at once; 0: as many as its recipe says."""
+    """The context is loaded. Seconds and bytes (0 = not measured). `start_s`: time before the load that the pilot
+    cannot measure. `slots`: concurrent calls; 0: as its recipe says."""
 
     load_s: float
     resident_bytes: int
@@ -34,20 +34,20 @@ class Loaded(_Message, frozen=True, tag="loaded"):
 
 
 class LoadFailed(_Message, frozen=True, tag="load-failed"):
-    """The loader did not give a context; the process ends by itself."""
+    """The loader failed; the process exits by itself."""
 
     failure: Failure
 
 
 class RunsEnded(_Message, frozen=True, tag="ended"):
-    """Calls that have ended."""
+    """Calls have ended."""
 
     ends: list[CallEnd]
 
 
 class GivenBack(_Message, frozen=True, tag="given-back"):
-    """Calls that were not begun. `need_function`: because the function was no longer in the library's cache. `order`:
-    the number of the order that this answers; 0 = none."""
+    """Calls were not started. `need_function`: the library no longer has the function. `order`: the number of the order
+    that this answers; 0 = none."""
 
     calls: tuple[CallId, ...]
     need_function: bool = False
@@ -61,9 +61,8 @@ class Reports(_Message, frozen=True, tag="reports"):
 
 
 class Yielded(_Message, frozen=True, tag="yielded", gc=False):
-    """Pieces that a running call has yielded: pickled, numbered from 0 within one `run` of the call. `first`: the
-    number of the first of them. `waits`: the call waits until all are acknowledged; there may be no pieces with that.
-    """
+    """Pieces yielded by a running call: pickled, numbered from 0 within one `run` of the call. `first`: the number of
+    the first one. `waits`: the call waits until all are acknowledged; then there may be no pieces."""
 
     call: CallId
     run: int
@@ -92,10 +91,8 @@ class Resized(_Message, frozen=True, tag="resized"):
 
 
 class SnapshotMade(_Message, frozen=True, tag="snapshot"):
-    """The context that is being loaded lies in this folder in a form that loads fast; other pilots could use it.
-
-    `form` names it the same everywhere; it took `made_s` seconds to make.
-    """
+    """A fast-loading form of the context is in this folder, for other pilots too. `form` names it, the same everywhere;
+    making it took `made_s` seconds."""
 
     form: str
     folder: str
@@ -103,7 +100,7 @@ class SnapshotMade(_Message, frozen=True, tag="snapshot"):
 
 
 class BatchReport(_Message, frozen=True, tag="batch"):
-    """How full the batch of the context's engine is, and what its steps took since the last report."""
+    """The load of the engine's batch, and the times of its steps since the last report."""
 
     load: EngineLoad
     times: StepTimes = StepTimes()

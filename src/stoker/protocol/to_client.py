@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.protocol import show_status, show_story
+from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockOrder, KnownBlock
-from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, FailureGroup, ListedCall
 from stoker.protocol.ids import BlockId, CallId
-from stoker.protocol.listed import FailureGroup, ListedCall
 from stoker.protocol.status import SessionFacts, StoryFacts
 
 
@@ -17,8 +16,8 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClientWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager knows the client. `number` is the high part of its calls' ids. `again`: the manager has lost a part
-    of what the client had told it. The client says again what it still waits for, then `Resubmitted`."""
+    """The manager accepts the client. `number` is the high part of its calls' ids. `again`: the manager lost some of
+    the client's messages. The client repeats what it still waits for, then sends `Resubmitted`."""
 
     session: str
     number: int
@@ -26,20 +25,20 @@ class ClientWelcome(_Message, frozen=True, tag="welcome"):
 
 
 class ClientRefused(_Message, frozen=True, tag="refused"):
-    """The manager does not want the client: wrong session or protocol."""
+    """The manager refuses the client: wrong session or protocol."""
 
     reason: str
 
 
 class Results(_Message, frozen=True, tag="results", gc=False):
-    """Ends of calls. `first` numbers the first of them among all that this client was ever sent, from 0."""
+    """Ends of calls. `first`: the number of the first one among all that this client was sent, from 0."""
 
     first: int
     ends: list[CallEnd]
 
 
 class Rejected(_Message, frozen=True, tag="rejected"):
-    """A message of the client's was not accepted and changed nothing; `calls` are those it would have made."""
+    """A client's message was rejected and changed nothing. `calls`: the calls in it."""
 
     reason: str
     calls: tuple[CallId, ...] = ()
@@ -52,8 +51,8 @@ class ProgressReports(_Message, frozen=True, tag="progress"):
 
 
 class Pieces(_Message, frozen=True, tag="pieces", gc=False):
-    """Pieces that a running call has yielded: pickled, numbered from 0 within one `run` of the call. `first`: the
-    number of the first of them. `waits`: the call waits until all are acknowledged (`to_manager.PiecesTaken`)."""
+    """Pieces yielded by a running call: pickled, numbered from 0 within one `run` of the call. `first`: the number of
+    the first one. `waits`: the call waits until all are acknowledged (`to_manager.PiecesTaken`)."""
 
     call: CallId
     run: int
@@ -63,8 +62,8 @@ class Pieces(_Message, frozen=True, tag="pieces", gc=False):
 
 
 class Forecasts(_Message, frozen=True, tag="forecasts"):
-    """When calls with deadlines are expected to end. Said of a call at first, and whenever it has changed. `said_at` is
-    the time on the manager's clock when it says so; 0 = unknown."""
+    """Expected ends of calls with deadlines, sent first and after each change. `said_at`: the manager's clock; 0 =
+    unknown."""
 
     forecasts: list[CallForecast]
     said_at: float = 0.0
@@ -77,20 +76,20 @@ class Ack(_Message, frozen=True, tag="ack"):
 
 
 class KnownBlocks(_Message, frozen=True, tag="known-blocks"):
-    """To a factory that has just come: every block that is not over. It looks after their jobs from now on, submits
-    those that were asked for and not submitted, and cancels jobs of the session that are not among them."""
+    """To a new factory: every block that is not over. The factory manages their jobs from now on, submits the blocks
+    that are not submitted yet, and cancels other jobs of the session."""
 
     blocks: tuple[KnownBlock, ...]
 
 
 class SubmitBlocks(_Message, frozen=True, tag="submit-blocks"):
-    """To the factory: submit these."""
+    """To the factory: submit these blocks."""
 
     orders: tuple[BlockOrder, ...]
 
 
 class CancelBlocks(_Message, frozen=True, tag="cancel-blocks"):
-    """To the factory: cancel the jobs of these blocks. Answered with BlockUpdate when they are over."""
+    """To the factory: cancel the jobs of these blocks. A BlockUpdate answers when they are over."""
 
     blocks: tuple[BlockId, ...]
     reason: str
@@ -109,12 +108,12 @@ class Story(StoryFacts, frozen=True, tag="story"):
 
     def __str__(self) -> str:
         """As `stoker explain` shows it."""
-        return "\n".join(show_story.render(self))
+        return "\n".join(show_status.story_lines(self))
 
 
 class Calls(_Message, frozen=True, tag="calls"):
-    """Some of the session's calls: those that have run longest, those that are next, those that failed last. The
-    numbers count all that there are of each state. `groups`: all that failed, by function, exception and line."""
+    """Some calls of the session: the longest running, the next to run, the last failed. The numbers count all calls of
+    each state. `groups`: all failed calls by function, exception and line."""
 
     session: str
     running: int

@@ -15,8 +15,8 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(_Message, frozen=True, tag="load"):
-    """Load the context. `objects` maps each object's cache name to the local path where it lies.
-    `device_memory_bytes`: what the library may hold of each device; 0: its recipe does not say."""
+    """Load the context. `objects`: the local path of each object by cache name. `device_memory_bytes`: the limit per
+    device; 0: the recipe states none."""
 
     recipe: Recipe
     devices: tuple[str, ...]
@@ -25,7 +25,7 @@ class Load(_Message, frozen=True, tag="load"):
 
 
 class Run(_Message, frozen=True, tag="run"):
-    """Run these calls in order. `waited_s`: their tokens are due so much earlier than from their beginning here."""
+    """Run these calls in order. `waited_s`: their tokens are due this much earlier than from their start here."""
 
     function: FunctionKey
     calls: list[CallSpec]
@@ -37,8 +37,8 @@ class Run(_Message, frozen=True, tag="run"):
 
 
 class GiveBack(_Message, frozen=True, tag="give-back"):
-    """Give back up to `count` calls that have not begun, newest first (or just those named). `order`: its number, which
-    the answer repeats."""
+    """Give back up to `count` calls that have not started, newest first (or just these). `order`: the number that the
+    answer repeats."""
 
     count: int = 0
     calls: tuple[CallId, ...] = ()
@@ -46,14 +46,14 @@ class GiveBack(_Message, frozen=True, tag="give-back"):
 
 
 class Evict(_Message, frozen=True, tag="evict"):
-    """Tell the running call to stop: its requests leave the engine, and it ends at its wait for a model or its next
-    `stoker.progress(...)`, with its last checkpoint. Answered with RunEvicted, or by the call's end."""
+    """Stop the running call: its requests leave the engine, and it ends at its wait for a model or its next
+    `stoker.progress(...)`, with its last checkpoint. RunEvicted or the call's end answers."""
 
     call: CallId
 
 
 class Meet(_Message, frozen=True, tag="meet"):
-    """Where rank 0 of a call's gang awaits the others, as `host:port`."""
+    """The `host:port` at which rank 0 of a call's gang waits for the others."""
 
     call: CallId
     address: str
@@ -68,7 +68,7 @@ class Taken(_Message, frozen=True, tag="taken"):
 
 
 class Resize(_Message, frozen=True, tag="resize"):
-    """Change the reservation of device memory: the context's `resize(bytes)` is called if it has one."""
+    """Change the reservation of device memory. Calls the context's `resize(bytes)` if it has one."""
 
     device_memory_bytes: int
 

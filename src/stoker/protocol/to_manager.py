@@ -10,9 +10,8 @@ from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.contexts.step_times import StepTimes
 from stoker.protocol.blocks import BlockPhase, LossReason
-from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure
+from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure, ListedState
 from stoker.protocol.ids import BlockId, CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.protocol.listed import ListedState
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -274,14 +273,14 @@ class PilotHello(_Message, frozen=True, tag="pilot-hello"):
 
 
 class LibraryPhase(enum.Enum):
-    """What a library that is not ready is doing."""
+    """The phase of a library that is not ready."""
 
     FETCHING = "fetching"
-    """Its objects are on their way to the pilot's disk."""
+    """The pilot fetches its objects."""
     WAITING = "waiting for room"
-    """Its objects are there. Another library still holds the memory or the place that it needs."""
+    """Its objects are there; another library still holds the memory or the place it needs."""
     STARTING = "starting"
-    """Its process is being made."""
+    """Its process starts."""
     LOADING = "loading"
     """Its loader runs."""
 
@@ -325,7 +324,7 @@ class LibraryGone(_Message, frozen=True, tag="library-gone"):
 
 
 class CallsEnded(_Message, frozen=True, tag="ended", gc=False):
-    """Calls of one library that have ended."""
+    """Calls of one library have ended."""
 
     library: LibraryId
     ends: list[CallEnd]
@@ -372,7 +371,7 @@ class CallEvicted(_Message, frozen=True, tag="evicted"):
 
 
 class GangMeets(_Message, frozen=True, tag="gang-meets"):
-    """Rank 0 of a gang awaits the others at this `host:port`."""
+    """Rank 0 of a gang waits for the others at this `host:port`."""
 
     library: LibraryId
     call: CallId
@@ -390,8 +389,8 @@ class LibraryResized(_Message, frozen=True, tag="resized"):
 
 
 class LibraryBatch(_Message, frozen=True, tag="batch"):
-    """How full the batch of a library's engine is, and what its steps took since the last such message. Sent while
-    calls run, every 10 s at the most."""
+    """The load of the engine's batch, and the times of its steps since the last such message. Sent while calls run, at
+    most every 10 s."""
 
     library: LibraryId
     load: EngineLoad

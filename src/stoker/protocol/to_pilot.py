@@ -61,7 +61,7 @@ class StartLibrary(_Message, frozen=True, tag="start-library"):
 
 
 class StopLibrary(_Message, frozen=True, tag="stop-library"):
-    """End a library. With `drain`, it finishes what it runs first and gives back what it has not begun."""
+    """End a library. With `drain` it first finishes what it runs, and gives back what it has not started."""
 
     library: LibraryId
     reason: str
@@ -79,7 +79,7 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 
     @property
     def measured_as(self) -> str:
-        """The name under which its calls' times are remembered: `/home/ana/claims.py:verify`."""
+        """The name under which times of its calls are stored: `/home/ana/claims.py:verify`."""
         return f"{self.place}:{self.name}" if self.place else self.name
 
 
@@ -104,7 +104,7 @@ class RunCalls(_Message, frozen=True, tag="run", gc=False):
 
 
 class TakeBack(_Message, frozen=True, tag="take-back"):
-    """Give back up to `count` calls that the library has not begun, newest first. Answered with CallsReturned."""
+    """Give back up to `count` calls that the library has not started, newest first. CallsReturned answers."""
 
     library: LibraryId
     count: int
@@ -121,7 +121,7 @@ class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
 
 
 class MeetGang(_Message, frozen=True, tag="meet-gang"):
-    """Where rank 0 awaits the other members of a call's gang, of which this library is one."""
+    """The address at which rank 0 waits for the other members of a call's gang; this library is one."""
 
     library: LibraryId
     call: CallId
@@ -129,15 +129,15 @@ class MeetGang(_Message, frozen=True, tag="meet-gang"):
 
 
 class EvictCall(_Message, frozen=True, tag="evict-call"):
-    """Checkpoint a running call and give it back. Answered with CallEvicted, or by the call's end."""
+    """Checkpoint a running call and give it back. CallEvicted or the call's end answers."""
 
     library: LibraryId
     call: CallId
 
 
 class AckPieces(_Message, frozen=True, tag="ack-pieces"):
-    """The client has the first `upto` pieces of this run of a call. `again`: the pilot says those again that it still
-    keeps."""
+    """The client has the first `upto` pieces of this run of a call. `again`: the pilot sends the pieces that it still
+    keeps again."""
 
     library: LibraryId
     call: CallId
@@ -147,14 +147,14 @@ class AckPieces(_Message, frozen=True, tag="ack-pieces"):
 
 
 class ResizeLibrary(_Message, frozen=True, tag="resize"):
-    """Change a library's reservation on each of its devices. Answered with LibraryResized."""
+    """Change a library's reservation on each of its devices. LibraryResized answers."""
 
     library: LibraryId
     device_memory_bytes: int
 
 
 class ServingPeer(msgspec.Struct, frozen=True):
-    """A pilot that has an object, or is getting it, and the `host:port` at which it serves."""
+    """A pilot that has an object or fetches it, and the `host:port` at which it serves it."""
 
     pilot: PilotId
     address: str
@@ -177,7 +177,7 @@ class FetchObject(_Message, frozen=True, tag="fetch"):
 
 
 class Ack(_Message, frozen=True, tag="ack"):
-    """Frames up to this number are in the manager's journal: they need not be kept."""
+    """Frames up to this number are in the manager's journal and need not be kept."""
 
     sequence: int
 

@@ -5,10 +5,20 @@ A frame is a MessagePack array `[sequence, [message, ...]]`; sequence 0 means th
 Three things are the same in every version, so that peers of two versions part with a sentence: that shape of a frame; a
 hello, which is a map with `protocol` and `session` in it, and the first message of its frame; and the answer `refused`,
 a map with a `reason`.
+
+Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged and
+sends the rest again after a reconnect. The receiver (`Inbox`) takes
+frames in order: one that it has had is dropped, one that skips a number is refused (its predecessors were lost with a
+connection and come again after the next hello).
+
+The receiver may lose what it had acknowledged: a manager that comes back with a shorter journal. So a hello says up to
+which number the frames of its sender were acknowledged, because the sender keeps none of those. A receiver that has
+taken fewer goes on from that number (`Inbox.skip_to`), and asks its peer to say anew what the lost frames said.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -18,33 +28,33 @@ from stoker.errors import ProtocolError
 from stoker.protocol import to_agent, to_client, to_library, to_manager, to_pilot
 
 VERSION = 9
-"""Said in every hello: peers of another version are refused."""
+"""Part of every hello: peers of another version are refused."""
 
 M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """Messages that travel together. `sequence` is 0, or numbers the frame among its sender's (see `reliable`)."""
+    """Messages that travel together. `sequence` is 0, or numbers the frame among its sender's (see `Outbox`)."""
 
     sequence: int
     messages: list[M]
 
 
 class AnyHello(msgspec.Struct, frozen=True):
-    """What the hellos of every version say."""
+    """The common part of hellos of every version."""
 
     protocol: int
     session: str
 
 
 class Decoder(Generic[M]):
-    """Reads the frames of one kind of peer."""
+    """Decodes the frames of one kind of peer."""
 
     def __init__(self, union: Any) -> None:
         self._decode = msgspec.msgpack.Decoder(Frame[union]).decode
 
     def __call__(self, data: Any) -> Frame[M]:
-        """The frame in `data` (bytes or memoryview). Raises ProtocolError, naming the field that is wrong."""
+        """Decode a frame (bytes or memoryview). Raises ProtocolError with the name of the wrong field."""
         try:
             return self._decode(data)
         except UNREADABLE as error:
@@ -55,7 +65,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(messages: list[Any], *, sequence: int = 0) -> bytes:
-    """The frame of these messages."""
+    """Encode these messages as a frame."""
     return _encode((sequence, messages))
 
 
@@ -64,8 +74,7 @@ _any_hello = msgspec.msgpack.Decoder(AnyHello).decode
 
 
 def hello_of_another(data: Any) -> AnyHello | None:
-    """The hello in a frame (bytes or memoryview) of another version of the protocol, whatever else it says; None if it
-    holds none."""
+    """Return the hello of another protocol version in a frame (bytes or memoryview); None if there is none."""
     try:
         first = _any_frame(data).messages[:1]
         hello = _any_hello(first[0]) if first else None
@@ -75,7 +84,7 @@ def hello_of_another(data: Any) -> AnyHello | None:
 
 
 def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *, session: str) -> str:
-    """Why whoever says this cannot join a session here; empty: nothing is wrong with it."""
+    """Return why the sender of this hello cannot join the session; empty if it can."""
     if hello.protocol == VERSION and hello.session == session:
         return ""
     asked = f"you asked for session {hello.session}, protocol {hello.protocol}"
@@ -84,30 +93,101 @@ def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *,
 
 
 def from_client() -> Decoder[to_manager.FromClient]:
-    """A reader of what clients send to the manager."""
+    """Return a decoder for what clients send to the manager."""
     return Decoder(to_manager.FromClient)
 
 
 def from_pilot() -> Decoder[to_manager.FromPilot]:
-    """A reader of what pilots send to the manager."""
+    """Return a decoder for what pilots send to the manager."""
     return Decoder(to_manager.FromPilot)
 
 
 def to_pilot_decoder() -> Decoder[to_pilot.ToPilot]:
-    """A reader of what the manager sends to pilots."""
+    """Return a decoder for what the manager sends to pilots."""
     return Decoder(to_pilot.ToPilot)
 
 
 def to_client_decoder() -> Decoder[to_client.ToClient]:
-    """A reader of what the manager sends to clients."""
+    """Return a decoder for what the manager sends to clients."""
     return Decoder(to_client.ToClient)
 
 
 def to_library_decoder() -> Decoder[to_library.ToLibrary]:
-    """A reader of what an agent sends to a library."""
+    """Return a decoder for what an agent sends to a library."""
     return Decoder(to_library.ToLibrary)
 
 
 def to_agent_decoder() -> Decoder[to_agent.ToAgent]:
-    """A reader of what a library sends to its agent."""
+    """Return a decoder for what a library sends to its agent."""
     return Decoder(to_agent.ToAgent)
+
+
+# ---- numbered frames
+
+
+class Outbox:
+    """The sender of numbered frames."""
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        self.acknowledged = 0
+        """The highest acknowledged number: frames up to it are not kept."""
+        self._unacked: deque[tuple[int, bytes]] = deque()
+
+    def next(self) -> int:
+        """Return the number of the next frame."""
+        self.sequence += 1
+        return self.sequence
+
+    def keep(self, sequence: int, frame: bytes) -> None:
+        """Keep a sent frame until it is acknowledged."""
+        self._unacked.append((sequence, frame))
+
+    def acked(self, sequence: int) -> None:
+        """Forget frames up to this number."""
+        if sequence > self.sequence:  # an acknowledgement of frames that were never sent
+            return
+        self.acknowledged = max(self.acknowledged, sequence)
+        unacked = self._unacked
+        while unacked and unacked[0][0] <= sequence:
+            unacked.popleft()
+
+    def unacked(self) -> list[bytes]:
+        """Return the frames to send again, oldest first."""
+        return [frame for _, frame in self._unacked]
+
+    def begin_again(self) -> list[bytes]:
+        """Forget the frames without an acknowledgement and reuse their numbers. Returns them: their content must be
+        sent anew."""
+        frames = self.unacked()
+        self._unacked.clear()
+        self.sequence = self.acknowledged
+        return frames
+
+
+class Inbox:
+    """The receiver of numbered frames."""
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+        self.has_hole = False
+        """True if handled frames are lost (see `RecordsLost`): until the next hello any later frame is accepted."""
+
+    def accept(self, sequence: int) -> bool:
+        """Return whether to handle a frame with this number. Frames without a number (0) are always handled."""
+        if sequence == 0:
+            return True
+        if sequence != self.last + 1 and not (self.has_hole and sequence > self.last):
+            return False
+        self.last = sequence
+        return True
+
+    def skip_to(self, sequence: int) -> bool:
+        """The sender keeps no frame up to this number. True if frames were lost here that it had been told are safe.
+
+        Frames that were taken behind a hole are taken once more when they come again: they say what has happened since
+        the time of which the hello speaks, and what they said before may have meant nothing here."""
+        lost = sequence > self.last or self.has_hole
+        self.last = sequence if self.has_hole else max(self.last, sequence)
+        self.has_hole = False
+        return lost

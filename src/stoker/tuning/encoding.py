@@ -30,7 +30,7 @@ MOST_TOKENS = 64
 
 
 class EncodedSample(msgspec.Struct, frozen=True):
-    """A sample's tokens: `source` is read, `target` is to be written, with its end token. `text` is the target as text."""
+    """A sample's tokens: `source` is read, `target` is written, with its end token. `text` is the target as text."""
 
     source: Ids
     target: Ids

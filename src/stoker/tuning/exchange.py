@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from stoker.addresses import join_address
+from stoker.connections import join_address
 from stoker.errors import ConfigError, GangBroken
 from stoker.pilot.transfer.wire import PeerError
 from stoker.tuning import gang_store

@@ -13,26 +13,40 @@ A command that changes a session (`down`, `attach`) takes only one of `stoker up
 this folder's; if that leaves more than one, it asks. The other commands say on stderr which session they took, if
 another one is up or they took one of another folder that is over. A command that is asked about a call, and does not
 find it, searches the other sessions in the same order.
+
+Which session is meant, and asking it: the live manager, or the journal when the session is over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
+from stoker.config import read_python_path
 from stoker.contexts.folders import state_folder
+from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli import console, runs
+from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached
 from stoker.manager.executor.detached import wait_for_begun
+from stoker.manager.live import segments
+from stoker.manager.live.raised import raised
+from stoker.protocol import to_client
+from stoker.protocol.calls import ListedState
+from stoker.protocol.ids import show_block
 from stoker.protocol.session import SessionFolder, find_session, named_folder
-from stoker.site_files import read_python_path
+
+# ---- the rule
+
 
 SHOWN_BY_DEFAULT = "the newest of this folder, else the newest that is up, else the newest"
 """Which session a command means that only looks."""
@@ -41,8 +55,8 @@ CHANGED_BY_DEFAULT = "the one that is up; of several this folder's"
 _ASKED_AT_ONCE = 16
 _SEARCHED = 8
 """The most sessions to search for a call. Reading the journal of an ended session can take seconds."""
-_CHOSEN = "stoker.manager.cli.choosing"
-_TOLD = "stoker.manager.cli.choosing.told"
+_CHOSEN = "stoker.manager.cli.session_choice"
+_TOLD = "stoker.manager.cli.session_choice.told"
 
 
 class SessionCandidate(msgspec.Struct, frozen=True):
@@ -55,9 +69,9 @@ class SessionCandidate(msgspec.Struct, frozen=True):
 
 
 def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
-    """The session that a command looks at: by its folder, its id or a beginning of one; without a name, by the rule
-    above. A command that asks twice gets the same one. `hint`: what a person types before the name of another one.
-    Raises SessionError."""
+    """Return the session that a command shows: by folder, id or prefix of an id; without a name by the rule above, the
+    same one for each question of a command. `hint`: what a user types before the name of another one. Raises
+    SessionError."""
     named = named_folder(name)
     if named is not None:
         return named
@@ -84,8 +98,7 @@ def others_to_search(chosen: SessionFolder) -> list[SessionFolder]:
 
 
 def _ranked(name: str) -> list[SessionCandidate]:
-    """Return the sessions whose id begins so, in the order in which they are meant. A command that asks twice gets the
-    same answer."""
+    """Return the sessions whose id starts with `name`, best first. A command that asks twice gets the same answer."""
     command = click.get_current_context(silent=True)
     known: dict[str, list[SessionCandidate]] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
     if name not in known:
@@ -94,7 +107,7 @@ def _ranked(name: str) -> list[SessionCandidate]:
 
 
 def session_to_change() -> SessionFolder:
-    """The session that a command changes which names none. Raises SessionError if there is none, or no one alone."""
+    """Return the session that a command changes if none is named. Raises SessionError if there is none or several."""
     found = [each for each in _candidates(detached_only=True) if each.is_up]
     own = [each for each in found if each.is_own]
     if not found:
@@ -143,7 +156,7 @@ def _ran_in(folder: Path) -> Path:
 
 
 def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
-    """Return the sessions that are known here and whose id begins so, the newest first."""
+    """Return the known sessions whose id starts with `name`, newest first."""
     wait_for_begun(name)
     here = _here()
     found: list[tuple[str, SessionFolder, bool]] = []
@@ -163,11 +176,9 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
 
 
 def _folders(here: Path | None) -> list[tuple[Path, bool]]:
-    """Return the folders of sessions, the last used first, and whether each is of this folder.
-
-    The last ones are known by links in the state folder, older ones if they lie here. A program that joins a session
-    leaves a link to it in its `runinfo`.
-    """
+    """Return the folders of sessions, last used first, and whether each belongs to this folder. Recent ones have links
+    in the state folder; older ones are found if they lie here. A program that joins a session leaves a link to it in
+    its `runinfo`."""
     known = [*(state_folder() / "sessions").glob("*/session.json")]
     near: list[Path] = []
     if here is not None:
@@ -215,3 +226,140 @@ def _is_up(folder: SessionFolder) -> bool:
     with contextlib.suppress(SessionError):
         return detached.is_up(folder)
     return False
+
+
+# ---- questions to the chosen session
+
+
+Command = Callable[..., None]
+
+
+def takes_session(*, default: str) -> Callable[[Command], Command]:
+    """Add SESSION to a command, as its last argument and as an option `--session`. `default`: which one it means
+    without, in words."""
+
+    def with_both(command: Command) -> Command:
+        @click.argument("session", default="")
+        @click.option("--session", "by_option", default="", metavar="SESSION", help=f"{_NAMES} [{default}]")
+        @functools.wraps(command)
+        def call(*args: Any, session: str, by_option: str, **options: Any) -> None:
+            if session and by_option and session != by_option:
+                raise click.UsageError(f"SESSION is {session} and --session is {by_option}; give one of them")
+            command(*args, session=session or by_option, **options)
+
+        return call
+
+    return with_both
+
+
+_NAMES = "The same as the argument SESSION: its id, a beginning of it, or its folder."
+
+
+class SessionAnswer(msgspec.Struct, frozen=True):
+    """The status of a session. `over`: that it has ended, in words; empty for a live one."""
+
+    status: to_client.Status
+    over: str = ""
+
+
+def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
+    """Return the status of a session, live or over. Raises SessionError."""
+    folder = session_to_show(name)
+    try:
+        with Observer(folder) as observer:
+            return folder, SessionAnswer(observer.status())
+    except SessionEndedError as ended:
+        from stoker.manager.live.replay import status_of_ended_session
+
+        with _from_journal(folder, ended):
+            return folder, SessionAnswer(status_of_ended_session(folder), over=str(ended))
+
+
+def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
+    """Return a subject's story, and that its session is over, in words. Without a name, search other sessions if the
+    chosen one does not know the subject. A live manager forgets calls that ended well; its journal has them. Raises
+    SessionError."""
+    chosen = session_to_show(name)
+    story, over = _story_in(chosen, subject)
+    if name or story.found or is_several(story):
+        return chosen, story, over
+    searched = [chosen]
+    for folder in others_to_search(chosen):
+        with contextlib.suppress(SessionError):  # one that cannot be read hides no other
+            found, its_over = _story_in(folder, subject)
+            if found.found:
+                console.note(
+                    f"{subject} is not in session {_id(chosen)}; this is session {_id(folder)} ({folder.path})"
+                )
+                return folder, found, its_over
+            searched.append(folder)
+    if len(searched) > 1:
+        names = ", ".join(map(_id, searched))
+        headline = f"{story.headline}; searched sessions {names} (`stoker sessions` lists them, --session names one)"
+        story = msgspec.structs.replace(story, headline=headline)
+    return chosen, story, over
+
+
+def is_several(story: to_client.Story) -> bool:
+    """True if several names in the session start with the subject."""
+    return not story.found and story.headline.startswith("could be")
+
+
+def _id(folder: SessionFolder) -> str:
+    return folder.read().session
+
+
+def _story_in(folder: SessionFolder, subject: str) -> tuple[to_client.Story, str]:
+    from stoker.manager.live.replay import story_of_ended_session, story_with_journal
+
+    try:
+        with Observer(folder) as observer:
+            story = observer.story(subject)
+    except SessionEndedError as ended:
+        with _from_journal(folder, ended):
+            return story_of_ended_session(folder, subject), str(ended)
+    return story_with_journal(folder, subject, story), ""
+
+
+def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:
+    """Return calls of a session, and that it is over, in words. Raises SessionError."""
+    folder = session_to_show(name)
+    try:
+        with Observer(folder) as observer:
+            return observer.calls(limit=limit, only=only), ""
+    except SessionEndedError as ended:
+        from stoker.manager.live.replay import calls_of_ended_session
+
+        with _from_journal(folder, ended):
+            return calls_of_ended_session(folder, limit=limit, only=only), str(ended)
+
+
+def names_in(status: to_client.Status) -> list[str]:
+    """Return the names of pilots, contexts, libraries and blocks."""
+    return [
+        *(pilot.pilot for pilot in status.pilots),
+        *(context.name for context in status.contexts if context.key != BARE.key),
+        *(f"lib-{library.library}" for library in status.libraries),
+        *(job.block for job in status.jobs),
+        *(show_block(block) for block in status.blocks),
+    ]
+
+
+@contextlib.contextmanager
+def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[None]:
+    """Turn any error of replaying a damaged or foreign journal into one line."""
+    if not segments.exists(folder.journal):
+        raise SessionError(f"{ended}, and it left no journal at {folder.journal}") from None
+    try:
+        yield
+    except SessionError:
+        raise
+    except Exception as error:
+        lines = raised(error)
+        if lines:
+            text = f"{ended}, and its policy raises where it did then; stoker replay {folder.path} says at which event"
+            raise SessionError("\n".join([text, *lines])) from error
+        raise SessionError(
+            f"{ended}, and its journal {folder.journal} cannot be replayed by this version of Stoker"
+            f" ({type(error).__name__}: {error}); its logs are there: stoker logs --session {folder.path}"
+        ) from error

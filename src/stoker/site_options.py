@@ -1,18 +1,23 @@
-"""Options that are Stoker's own: a site's `options` and `worker_init` may not give them to a job.
+"""Checks of a site's `options` and texts: options that Stoker sets itself, job arrays, control characters.
 
-A job whose submission got no answer is found again by its name and its folder, its end is read from what it printed,
-and its id from what the submit command answers. A site file that changes one of these hides its jobs: they would be
-submitted again and again.
+Stoker finds a job whose submission got no answer by its name and folder, reads its end from its output, and takes its
+id from the answer of the submit command. A site file that changes one of these hides its jobs, and they would be
+submitted again and again. So `options` and `worker_init` may not set them.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+# ---- options that Stoker sets itself
+
 
 MARKS = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB", "grid_engine": "#$"}
-"""What begins a line in the head of a submit script."""
+"""The prefix of an option line in a submit script."""
 _NAME = "jobs are found again by the names that Stoker gives them"
 _FOLDER = "jobs are found again by their folder; [pilot] scratch says where pilots keep their files"
 _OUTPUT = "Stoker reads what jobs print; `stoker logs` shows it"
@@ -34,7 +39,7 @@ _PBS_SHORT = {
     "u": _ELSEWHERE,
 }  # fmt: skip
 _FLAGS = {"slurm": "HIOQVWhksv", "pbs": "IVXfhz"}
-"""Options of one letter that take no value, so that others may follow in the same word."""
+"""Options of one letter without a value: others may follow in the same word."""
 _WORDS = {
     "lsf": {
         "-J": _NAME, "-cwd": _FOLDER, "-outdir": _OUTPUT, "-o": _OUTPUT, "-oo": _OUTPUT, "-e": _OUTPUT, "-eo": _OUTPUT,
@@ -47,7 +52,7 @@ _WORDS = {
     },
 }  # fmt: skip
 _LSF_ATTACHED = ("-J", "-cwd", "-outdir", "-oo", "-o", "-eo", "-e", "-Jd", "-env", "-eptl", "-ext")
-"""LSF takes a value in the same word, `-Jname`. The last four are other options that begin alike."""
+"""LSF takes a value in the same word, as in `-Jname`. The last four are other options with the same start."""
 _CONDOR = {
     "executable": _PROGRAM, "shell": _PROGRAM, "cmd": _PROGRAM, "initialdir": _FOLDER, "initial_dir": _FOLDER,
     "job_iwd": _FOLDER, "iwd": _FOLDER, "output": _OUTPUT, "out": _OUTPUT, "stdout": _OUTPUT, "error": _OUTPUT,
@@ -56,9 +61,9 @@ _CONDOR = {
 _CONDOR_KEY = re.compile(r"\s*(?:\+|my\.)?(\w+)\s*=", re.IGNORECASE)
 
 
-def in_option(kind: str, line: str) -> str:
-    """Why a line of `options` is refused: the option in it that is Stoker's own, and the reason; empty if it may stay.
-    `kind`: the batch system, as a site file names it."""
+def own_option(kind: str, line: str) -> str:
+    """Return why a line of `options` is refused; empty if it is allowed. `kind`: the batch system, as in a site
+    file."""
     if kind == "condor":
         key = _CONDOR_KEY.match(line)
         return _said(key[1], _CONDOR[key[1].lower()]) if key and key[1].lower() in _CONDOR else ""
@@ -71,11 +76,11 @@ def in_option(kind: str, line: str) -> str:
     return next((_said(word, why) for word, why in _found(kind, _words(line))), "")
 
 
-def in_worker_init(kind: str, text: str) -> tuple[str, str]:
-    """The first line of `worker_init` that the batch system reads as an option of Stoker's own, and why it is refused;
-    two empty ones if there is none. Slurm and PBS read such lines only before the first command."""
+def own_option_in_worker_init(kind: str, text: str) -> tuple[str, str]:
+    """Return the first line of `worker_init` with an option that Stoker sets itself, and why it is refused; two empty
+    texts if there is none. Slurm and PBS read such lines only before the first command."""
     for line in text.splitlines() if kind in MARKS else ():
-        if line.startswith(MARKS[kind]) and (why := in_option(kind, line)):
+        if line.startswith(MARKS[kind]) and (why := own_option(kind, line)):
             return line, why
         if kind in _FLAGS and line.strip() and not line.startswith("#"):
             break
@@ -106,12 +111,12 @@ def _found(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _lsf_option(word: str) -> str:
-    """The option that a word begins with, if it is one that takes its value in the same word; else the word."""
+    """The option at the start of a word if it takes its value there; else the word."""
     return max((option for option in _LSF_ATTACHED if word.startswith(option)), key=len, default=word)
 
 
 def _letters(kind: str, word: str) -> Iterator[tuple[str, str]]:
-    """Stoker's own among the options of one letter in a word: `-J`, `-Jname`, `-HJname`."""
+    """Options that Stoker sets, in a word of one-letter options: `-J`, `-Jname`, `-HJname`."""
     own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
     for letter in word[1:]:
         if letter in own:
@@ -131,3 +136,63 @@ def _words(line: str) -> list[str]:
         return list(lexer)
     except ValueError:  # a quote is not closed
         return line.split()
+
+
+# ---- job arrays: with `--array=0-3` a block of Slurm is four jobs, each with pilots
+
+
+_SLURM_ARRAY = re.compile(r"(?:^|\s)(?:--array(?:=|\s+)|-a\s*=?)([\d,:%-]+)")
+_ARRAY_INDICES = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_OTHER_ARRAYS = re.compile(r"^(?:#\S+\s+)?(?:-J\s+\d|-J\s+\S*\[\d|-t\s+\d)")
+"""Arrays of PBS (`-J 0-3`), LSF (`-J "name[1-4]"`) and Grid Engine (`-t 1-4`)."""
+
+
+def tasks_at_once(options: Sequence[str]) -> int:
+    """Return how many tasks of an array may run at once; 1 without a readable array (Slurm refuses an unreadable one).
+    Of several `--array` the last one counts, as for sbatch."""
+    given = [found for line in options for found in _SLURM_ARRAY.findall(line)]
+    if not given:
+        return 1
+    indices, _, most = given[-1].partition("%")
+    count = sum(_array_tasks(part) for part in indices.split(","))
+    return max(1, min(count, int(most)) if most.isdecimal() and int(most) else count)
+
+
+def asks_for_array(option: str) -> bool:
+    """True if a line of PBS, LSF or Grid Engine makes a job an array."""
+    return _OTHER_ARRAYS.search(option.replace('"', "").replace("'", "")) is not None
+
+
+def _array_tasks(part: str) -> int:
+    """Tasks of `3`, `0-3` or `0-15:4`."""
+    found = _ARRAY_INDICES.fullmatch(part)
+    if found is None:
+        return 0
+    first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+    return max(0, last - first) // max(1, step) + 1
+
+
+# ---- control characters: a line break in a text would start a line of a script
+
+
+_LINE_ENDS = ("\u2028", "\u2029")
+"""Line separators of Unicode, which some readers take for line breaks."""
+
+
+def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] = ()) -> None:
+    """Raise ValueError if a text of a struct has a control character. Settings in `of_several_lines` may have line
+    breaks and tabs. The message starts with the setting's name."""
+    several = frozenset(of_several_lines)
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        allowed = "\n\t" if name in several else ""
+        for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+            found = next((each for each in text if is_control_character(each) and each not in allowed), "")
+            if found:
+                what = "a line break" if found in "\r\n" else f"the control character U+{ord(found):04X}"
+                raise ValueError(f"{name} = {text!r} has {what} in it; take it out")
+
+
+def is_control_character(character: str) -> bool:
+    """True for control characters, line and paragraph separators, and halves of surrogate pairs."""
+    return character in _LINE_ENDS or unicodedata.category(character) in ("Cc", "Cs")

@@ -1,4 +1,4 @@
-"""Imports that Ctrl-C does not tear apart: a package takes a second to import, and a person may press it just then."""
+"""The version of Stoker, and imports that Ctrl-C does not interrupt: importing a package takes a second."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import signal
 import threading
 from types import FrameType, ModuleType
 
+RELEASE = "0.1.0"
+
 
 def import_whole(name: str) -> ModuleType:
-    """Import a module; a Ctrl-C that comes meanwhile raises KeyboardInterrupt after it, and a second one at once.
-
-    So the traceback shows the user's own line, and not the inside of some package; and no module stays half imported.
-    """
+    """Import a module. Ctrl-C during the import raises KeyboardInterrupt after it, and a second Ctrl-C at once. So the
+    traceback shows the user's line, and no module stays half imported."""
     held = threading.current_thread() is threading.main_thread()
     if not held or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return importlib.import_module(name)

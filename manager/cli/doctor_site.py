@@ -1,0 +1,430 @@
+"""Checks of `stoker doctor` and `stoker up`: does a site file fit the cluster, and would its batch system take the job?
+
+Only Slurm can judge a script without submitting it (`sbatch --test-only`). It knows limits that no listing shows: who
+may use a partition, and for how long.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from stoker.contexts.folders import state_folder
+from stoker.errors import ConfigError, StokerError
+from stoker.manager.cli import doctor_machine, down, surroundings
+from stoker.manager.cli.ask import Observer
+from stoker.manager.cli.doctor_machine import Finding, Level, need, no, ok, warn
+from stoker.manager.cli.init import describe
+from stoker.manager.cli.surroundings import COMMAND_LIMIT_S, HostFacts, Partition, Slurm, inspect_host
+from stoker.manager.executor import detached, engines
+from stoker.manager.factory import pacing, parsl_parts
+from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.commands import CommandRunner
+from stoker.manager.live import interfaces
+from stoker.pilot.taskvine import finding
+from stoker.protocol import show_status
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Status
+from stoker.site import Duration, Engine, EnvironmentKind, ProviderKind, ProvisioningName, Site
+from stoker.units import show_bytes, show_seconds
+
+# ---- dry run: the script of a job
+
+
+_EXAMPLE = "k3v9"
+"""The session id in a dry run."""
+
+
+class SlurmVerdict(msgspec.Struct, frozen=True):
+    """Slurm's answer to a script; `refused` is None if Slurm could not be asked."""
+
+    words: str
+    refused: bool | None = None
+
+
+class DryRunLines(msgspec.Struct, frozen=True):
+    """The lines for one site, and whether its batch system would refuse the job."""
+
+    lines: tuple[str, ...]
+    refused: bool = False
+
+
+def show(site: Site, *, place: str = "") -> DryRunLines:
+    """Return the lines of a dry run for one site. Raises ConfigError for settings that its batch system does not
+    have."""
+    parsl_parts.import_in_parts()
+    from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports parts of Parsl
+
+    folder, text = _script(site, place)
+    blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
+    how = f"submitted with {SUBMIT_COMMANDS.get(site.provider.kind, 'kubectl')}" if not site.is_local else "run here"
+    number = "one in all" if site.engine is Engine.TASKVINE else blocks
+    head = f"# site {site.name}: block b1 of session {_EXAMPLE} (the real one has an id of its own); {how}, {number}"
+    lines = (head, *text.rstrip("\n").split("\n"))
+    if site.engine is Engine.TASKVINE:
+        factory = engines.factory_command(site, folder, session=_EXAMPLE)
+        return DryRunLines((*lines, f"# which has TaskVine start workers, {blocks}:", factory))
+    if site.provider.kind is not ProviderKind.SLURM:
+        return DryRunLines(lines)
+    verdict = _judge(site, text)
+    return DryRunLines((*lines, f"# site {site.name}: {verdict.words}"), refused=verdict.refused is True)
+
+
+def ask_slurm(site: Site) -> SlurmVerdict:
+    """Ask Slurm whether it would take a block of this site, without submitting one."""
+    _, text = _script(site, "")
+    return _judge(site, text)
+
+
+def _script(site: Site, place: str) -> tuple[SessionFolder, str]:
+    parsl_parts.import_in_parts()
+    from stoker.manager.factory.batches import dry_run  # imports parts of Parsl
+
+    folder = SessionFolder(place or detached.default_place(_EXAMPLE))
+    return folder, dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=detached.python_path())
+
+
+def _judge(site: Site, script: str) -> SlurmVerdict:
+    from stoker.manager.factory.submitting import is_not_now  # loads Parsl, which takes a while
+
+    if shutil.which("sbatch") is None:
+        return SlurmVerdict("Slurm was not asked whether it takes this: no sbatch on the PATH of this host")
+    with tempfile.TemporaryDirectory(prefix="stoker-dry-run-") as folder:
+        path = Path(folder) / "script.sh"
+        path.write_text(script, errors="surrogateescape")
+        try:
+            said = CommandRunner(limit_s=site.provider.command_limit_s, folder=path.parent).run(
+                ["sbatch", "--test-only", path.name]
+            )
+        except BatchTrouble as trouble:
+            return SlurmVerdict(f"Slurm could not be asked whether it takes this: {trouble}")
+    words = said.words.removeprefix("sbatch: ")
+    if said.code and is_not_now(words):
+        return SlurmVerdict(f"Slurm could not be asked whether it takes this: {words}")
+    refused = said.code != 0
+    return SlurmVerdict(f"Slurm {'refuses' if refused else 'would take'} this: {words}", refused)
+
+
+# ---- site file against Slurm
+
+
+_CHOOSES = re.compile(r"(?:^|\s)(?:--(?:qos|partition|time)\b|-[qpt])")
+"""An option of `sbatch` that changes the time limit of a job or selects another one."""
+
+
+class SiteFault(msgspec.Struct, frozen=True):
+    """A setting that does not fit the cluster. `never`: a job with it never starts."""
+
+    text: str
+    never: bool = False
+
+
+def refuse(sites: Iterable[Site]) -> list[str]:
+    """Raise ConfigError for a site whose jobs would wait in Slurm's queue forever. Return the other faults."""
+    asked = [site for site in sites if not site.is_local and site.provider.kind is ProviderKind.SLURM]
+    if not asked:
+        return []
+    slurm = surroundings.ask(CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run)
+    if slurm.trouble:
+        return []
+    found = [(site, fault) for site in asked for fault in slurm_faults(site, slurm)]
+    for site, fault in found:
+        if fault.never:
+            raise ConfigError(f"site {site.name}: {fault.text}; its jobs would wait for good", key="walltime")
+    return [f"site {site.name}: {fault.text}" for site, fault in found]
+
+
+def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
+    """Yield the settings of a site file that do not fit this Slurm cluster."""
+    ask = site.provider
+    known = {each.name: each for each in slurm.partitions}
+    names = ask.partition.split(",") if ask.partition else [each.name for each in slurm.partitions if each.default]
+    chosen = [known[name] for name in names if name in known]
+    for name in names:
+        if name not in known:
+            yield SiteFault(f"[provider] partition {name} is not up; there are {', '.join(known)}")
+    if ask.account and slurm.accounts and ask.account not in slurm.accounts:
+        yield SiteFault(f"[provider] account {ask.account} is not yours; you have {', '.join(slurm.accounts)}")
+    yield from _walltime_faults(site, chosen, all_known=len(chosen) == len(names))
+    if ask.gpu_count and chosen and not any(_has_gpus(each, site) for each in chosen):
+        there = ", ".join(dict.fromkeys(str(gpus) for each in chosen for gpus in each.gpus)) or "none"
+        where = ", ".join(each.name for each in chosen)
+        yield SiteFault(f'[provider] no node has gpus = "{ask.gpus}" in {where}; they have {there}')
+
+
+def _walltime_faults(site: Site, chosen: list[Partition], *, all_known: bool) -> Iterator[SiteFault]:
+    """Partitions with a shorter limit. A job never starts if all are shorter, unless its QOS or `options` change
+    that."""
+    short = [each for each in chosen if each.limit_s and site.provider.walltime_s > each.limit_s]
+    is_open = site.provider.qos or any(map(_CHOOSES.search, site.provider.options))
+    never = all_known and len(short) == len(chosen) and not is_open
+    for each in short:
+        most = show_seconds(each.limit_s)
+        text = f"[provider] walltime {show_seconds(site.provider.walltime_s)} is more than partition {each.name} allows"
+        yield SiteFault(f"{text}, {most}; set walltime to at most that", never)
+
+
+def _has_gpus(partition: Partition, site: Site) -> bool:
+    ask = site.provider
+    return any(gpus.count >= ask.gpu_count and ask.gpu_type in ("", gpus.type) for gpus in partition.gpus)
+
+
+# ---- checks of doctor
+
+
+PROBE_WALLTIME_S = 60.0
+_PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
+_ASK_EVERY_S = 0.5
+_SHOWN_DOMAINS = 3
+_SEND_FILES = '[provider] shared_files = false with [environment] kind = "packed"'
+_SLACK_S = 60.0
+"""Extra seconds after which the session of a killed probe ends."""
+
+
+def batch_system() -> Iterator[Finding]:
+    """Find the batch system of this host, and what this user may ask for."""
+    around = inspect_host()
+    if around.kind is ProviderKind.LOCAL:
+        yield no("batch", "no batch system on PATH: pilots run on this machine")
+        return
+    if around.slurm is None:
+        queues = f": queues {', '.join(around.queues)}" if around.queues else ""
+        yield ok("batch", f"{around.kind.value} ({around.command}) as user {around.user}{queues}")
+    else:
+        yield from _slurm(around, around.slurm)
+    yield from _places(around)
+
+
+def _slurm(around: HostFacts, slurm: Slurm) -> Iterator[Finding]:
+    if slurm.trouble:
+        text = f"Slurm {slurm.version} is installed, and does not answer: {slurm.trouble}"
+        yield warn("batch", text, "is this a login node of the cluster? try: sinfo")
+        return
+    partitions = ", ".join(describe(slurm, each) for each in slurm.partitions) or "none that is up"
+    yield ok("batch", f"Slurm {slurm.version} as user {around.user}: partitions {partitions}")
+    if slurm.accounts:
+        yield ok("account", f"accounts: {', '.join(slurm.accounts)}")
+    else:
+        yield ok("account", "no accounting here: jobs need no account")
+
+
+def _places(around: HostFacts) -> Iterator[Finding]:
+    for each in around.scratch:
+        seen = "seen by other hosts too" if each.shared else "of this host"
+        yield ok("scratch", f"scratch {each.path}, {show_bytes(each.free_bytes)} free, {seen}")
+    if around.home_shared:
+        yield ok("home", f"sessions lie in {around.home}, on a file system that other hosts see")
+    else:
+        text = f"sessions lie in {around.home}, which does not look like a file system that compute nodes see"
+        yield warn("home", text, "if they do not: stoker up --folder DIR, or export STOKER_HOME=DIR")
+
+
+def site_fits(site: Site) -> Iterator[Finding]:
+    """Check whether the cluster has what the site file names."""
+    topic = f"site {site.name}"
+    if site.engine is Engine.TASKVINE:
+        yield _taskvine(topic)
+        site = msgspec.structs.replace(site, engine=Engine.STOKER)  # its workers run where other sites have pilots
+    if site.is_local:
+        yield from doctor_machine.devices_of(site)
+    if site.session.interface or not site.is_local:
+        try:
+            address = interfaces.resolve(site.session.interface or interfaces.AUTO)
+            named = f"{site.session.interface} " if site.session.interface else ""
+            text = f"{topic}: the manager will listen on {named}{address}:{site.session.ports}"
+            yield ok(topic, text)
+        except StokerError as error:
+            yield need(topic, f"{topic}: {error}", "mend [session] interface")
+    if site.is_local:
+        return
+    if site.provider.kind is ProviderKind.CONDOR and site.environment.kind is EnvironmentKind.SHARED:
+        yield from _seen_by_slot_users(topic, Path(site.environment.python or sys.executable))
+    around = inspect_host()
+    if around.kind is not site.provider.kind and site.provider.kind not in around.others:
+        here = around.kind.value if around.command else "no batch system"
+        text = f"{topic} is for {site.provider.kind.value}; this host has {here}"
+        yield need(topic, text, "run it on a login node of that cluster, or write another: stoker init")
+        return
+    asks = f"{topic}: a session asks {site.provider.kind.title} for {pacing.in_words(site.provider.poll_s)}"
+    yield ok(topic, f"{asks} ([provider] poll)")
+    if site.environment.kind is EnvironmentKind.SHARED:
+        yield from _below_tmp(topic, Path(site.environment.python or sys.executable).absolute(), state_folder())
+    if site.provider.kind is ProviderKind.CONDOR and site.provider.shared_files:
+        yield from slot_users(topic, around)
+    if around.slurm is not None and site.provider.kind is ProviderKind.SLURM and not around.slurm.trouble:
+        faults = list(slurm_faults(site, around.slurm))
+        for fault in faults:
+            yield need(topic, f"{topic}: {fault.text}", "mend the site file; `stoker init --output -` shows one")
+        if not faults:
+            yield ok(topic, f"{topic}: partition, account, walltime and GPUs are there")
+            yield _taken(topic, site)
+
+
+def _taken(topic: str, site: Site) -> Finding:
+    """Ask Slurm whether it takes the script of a block: it knows limits that `sinfo` does not show."""
+    verdict = ask_slurm(site)
+    text = f"{topic}: {verdict.words}"
+    if verdict.refused is None:
+        return warn(topic, text)
+    if not verdict.refused:
+        return ok(topic, text)
+    return need(topic, text, "mend the site file; `stoker up SITE --dry-run` prints the script")
+
+
+def _seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
+    """Many pools run jobs as other users (slot1, nobody), who cannot pass a closed folder."""
+    closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
+    if closed is not None:
+        text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users"
+        text += f" they cannot run {python}"
+        action = f"chmod o+x {closed}, or {_SEND_FILES}"
+        yield warn(topic, text, action)
+
+
+def _below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
+    """Many batch systems give each job a /tmp of its own (HTCondor's MOUNT_UNDER_SCRATCH, Slurm's
+    job_container/tmpfs)."""
+    packed = 'move it, or [environment] kind = "packed" with shared_files = false'
+    for what, path, action in (("Python is", python, packed), ("sessions lie in", state, "export STOKER_HOME=DIR")):
+        private = next((folder for folder in _PRIVATE if path.is_relative_to(folder)), "")
+        if private:
+            text = f"{topic}: {what} {path}, which jobs do not see where they have a {private} of their own"
+            yield warn(topic, text, action)
+
+
+def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
+    """Check whether HTCondor runs jobs as other users, who cannot read the session's folder: it holds keys and is
+    closed."""
+    known = [node for node in around.nodes if node.user_domain]
+    others = [node for node in known if node.user_domain.lower() != around.user_domain.lower()]
+    if not around.user_domain or not others:
+        return
+    of_all = "machines" if len(others) == len(known) else f"{len(others)} of {len(known)} machines"
+    theirs = ", ".join(sorted({node.user_domain for node in others})[:_SHOWN_DOMAINS])
+    text = (
+        f"{topic}: {of_all} of the pool run jobs as users of their own, who may not read a session's folder: their"
+        f" UID_DOMAIN is {theirs}, and this host's is {around.user_domain}"
+    )
+    level = Level.NEED if len(others) == len(known) else Level.WARN
+    yield Finding(topic, level, text, _SEND_FILES)
+
+
+def _is_open(folder: Path) -> bool:
+    try:
+        return bool(folder.stat().st_mode & stat.S_IXOTH)
+    except OSError:
+        return True
+
+
+def _taskvine(topic: str) -> Finding:
+    try:
+        programs = finding.find()
+    except ConfigError as error:
+        return need(topic, f"{topic}: {error}", finding.INSTALL)
+    return ok(topic, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
+
+
+def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
+    """Submit a one-minute pilot of a site and wait until it joins. So nodes see the environment and the session's
+    folder, and reach this host. `say` is told what is submitted and waited for."""
+    topic = f"probe {site.name}"
+    folder = detached.make([one_minute(site)], idle_s=wait_s + _SLACK_S)
+    say(f"a session of its own, {folder.path}, submits one job of at most a minute to site {site.name}")
+    began = time.monotonic()
+    try:
+        detached.start(folder, waiting=say)
+    except KeyboardInterrupt:
+        _forget(folder)
+        raise
+    try:
+        status = _wait_for_pilot(folder, wait_s=wait_s, say=say)
+        address = folder.read().address.removeprefix("tcp://")
+        took = show_seconds(time.monotonic() - began)
+        lacks = _lacks(status, site)
+        if lacks:
+            fix = f'the pilot\'s log: {folder.path / "pilots"}; to run on its cores: [pilot] devices = "cpu"'
+            yield need(topic, f"compute nodes reach this host, but {lacks}", fix)
+        elif status.pilots:
+            hosts = ", ".join(pilot.host for pilot in status.pilots)
+            yield ok(topic, f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})")
+        else:
+            yield need(topic, *_no_pilot(status, folder, address=address, took=took))
+    finally:
+        before = down.end(folder)
+        remains = down.wait_until_gone(folder, before, wait_s=60.0, waiting=say)
+        yield from (warn(topic, f"the probe has left {each.what}", each.remove) for each in remains)
+    if status.pilots and not lacks and not remains:
+        detached.forget(folder)
+
+
+def _forget(folder: SessionFolder) -> None:
+    """Clean up the session of a probe whose start was interrupted."""
+    if folder.file.exists():  # its manager was just coming up
+        down.end(folder)
+    else:
+        detached.forget(folder)
+
+
+def one_minute(site: Site) -> Site:
+    """Return the site with a single block of one minute."""
+    replace = msgspec.structs.replace
+    return replace(
+        site,
+        sites=(),
+        provider=replace(site.provider, walltime_s=Duration(PROBE_WALLTIME_S)),
+        pilot=replace(site.pilot, init_blocks=1, min_blocks=0, max_blocks=1),
+        policy=replace(site.policy, provisioning=ProvisioningName.ONCE),
+    )
+
+
+def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str], None]) -> Status:
+    until, said = time.monotonic() + wait_s, object()
+    with Observer(folder) as observer:
+        while True:
+            status = observer.status()
+            now = ([(job.phase, job.reason) for job in status.jobs], status.trouble)
+            if now != said:
+                said = now
+                facts = [*show_status.blocks_without_pilot(status.jobs), *status.trouble.values()]
+                say("; ".join(facts) or "asking for a job")
+            gone = (status.ended_blocks and not status.jobs) or status.gone_pilots
+            if status.pilots or gone or time.monotonic() > until:
+                return status
+            time.sleep(_ASK_EVERY_S)
+
+
+def _lacks(status: Status, site: Site) -> str:
+    """Return why the pilot that joined is of no use; empty if it is, or none joined."""
+    faults = [[device.fault for device in pilot.devices] for pilot in status.pilots]
+    for said in faults:
+        if said and all(said):
+            return said[0]
+    came = status.pilots or status.gone_pilots
+    return status.trouble.get(site.name, "") if came and not any(faults) else ""
+
+
+def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
+    """Return what it means that no pilot joined, and what to do."""
+    pending = show_status.pending_of(status.jobs)
+    if pending:
+        why = show_status.reasons(pending) or "no reason is told"
+        return f"the probe still waits in the queue after {took}: {why}", "try again when the cluster is less busy"
+    if status.trouble or status.ended_blocks:
+        said = [*status.trouble.values(), *show_status.ended_in_words(status.ended_blocks)]
+        return f"the probe brought no pilot: {'; '.join(said)}", f"its scripts and output: {folder.path / 'submit'}"
+    if all(job.phase == BlockPhase.ASKED.value for job in status.jobs):
+        return f"the probe was not submitted within {took}", f"what its factory did: {folder.path / 'factory.log'}"
+    fix = (
+        "a firewall between them? name the network that they share: [session] interface, ports; what the job printed: "
+        f"{folder.path / 'submit'}"
+    )
+    return f"the probe runs, and its pilot has not reached {address} within {took}", fix

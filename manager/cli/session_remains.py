@@ -1,0 +1,284 @@
+"""What an ended session leaves behind: processes, jobs in batch systems, its folder.
+
+`prune` removes the folder of a session that is over. A folder in the usual place (`sessions.d` of the state folder,
+`runinfo` of a program) is removed as a whole. A folder that a user named (`stoker up --folder`) stays if it also holds
+files of others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from stoker.contexts.folders import state_folder
+from stoker.errors import ConfigError, SessionError, StokerError
+from stoker.locks import is_locked
+from stoker.manager.executor import detached, engines
+from stoker.manager.factory.batch import JOBS_LEFT, Batch, BatchJobStatus
+from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
+from stoker.manager.live import lease
+from stoker.pilot.taskvine.plan import POOL
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.show_status import job_ids
+from stoker.protocol.to_client import Status
+from stoker.site import Engine, ProviderKind, Site
+
+# ---- processes and jobs
+
+
+OURS = {
+    "stoker.manager.main": "manager",
+    "stoker.manager.factory.main": "factory",
+    PILOT: "pilot",
+    TASKVINE_PILOT: "pilot",
+}
+"""The modules that processes of a session run, and their names for users."""
+_OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
+"""Programs that TaskVine runs for a session. The last one is the program of a library."""
+_SHOWN_AS = {"factory": "job submitter"}
+"""Names for users of kinds with a technical name."""
+_SUBMITTER = "its job submitter"
+_REMOVES = {
+    ProviderKind.SLURM: "scancel",
+    ProviderKind.CONDOR: "condor_rm",
+    ProviderKind.PBS: "qdel",
+    ProviderKind.LSF: "bkill",
+    ProviderKind.GRID_ENGINE: "qdel",
+    ProviderKind.KUBERNETES: "kubectl delete pod",
+}
+"""The command of each batch system that ends jobs."""
+
+
+class LeftBehind(msgspec.Struct, frozen=True):
+    """Something of a session that still exists. `remove`: the command that ends it, if there is one."""
+
+    what: str
+    remove: str = ""
+
+
+def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
+    """Yield the session's processes on this machine, and its manager on another one by its lease."""
+    for process, kind, path in own_processes():
+        if path == folder.path:
+            yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
+    holder = None
+    with contextlib.suppress(SessionError):  # it is damaged
+        holder = lease.read(lease.lease_file(folder))
+    if holder is not None and lease.is_alive(holder) is None and not holder.over:
+        yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
+
+
+def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
+    """Yield this user's processes of any session here: process, kind and session folder."""
+    for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
+        command, uids = process.info["cmdline"] or [], process.info["uids"]
+        if process.info["status"] == psutil.STATUS_ZOMBIE or uids is None or uids.real != os.getuid():
+            continue
+        if (found := _of_stoker(command) or _of_taskvine(process, command)) is not None:
+            yield process, *found
+
+
+def _of_stoker(command: Sequence[str]) -> tuple[str, Path] | None:
+    module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
+    if module not in OURS or "--session" not in command[:-1]:
+        return None
+    return OURS[module], Path(command[command.index("--session") + 1]).absolute()
+
+
+def _of_taskvine(process: psutil.Process, command: Sequence[str]) -> tuple[str, Path] | None:
+    kind = next((name for part in command[:2] if (name := Path(part).name) in _OF_POOLS), "")
+    try:
+        pool = process.environ().get(POOL, "") if kind else ""
+    except (psutil.Error, OSError):  # it has ended meanwhile
+        return None
+    return (kind, Path(pool)) if pool else None
+
+
+def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
+    """Yield the session's factory if it still manages jobs on another machine."""
+    lock = folder.path / "factory.lock"
+    if not lock.exists() or any(kind == "factory" and path == folder.path for _, kind, path in own_processes()):
+        return
+    if is_locked(lock, exclusively=True):
+        yield LeftBehind(f"{_SUBMITTER} on another machine, which cancels its jobs")
+
+
+def may_have_jobs(folder: SessionFolder) -> bool:
+    """True if batch systems may still have jobs of a session that is over. A factory that ended in order left an empty
+    list; it does not know of workers that TaskVine started."""
+    file = folder.path / JOBS_LEFT
+    if engines.engine_of(folder) is Engine.STOKER and file.exists():
+        return bool(file.read_text(errors="replace").strip())
+    return any(folder.sites.glob("*.toml"))
+
+
+def batch_of(site: Site, folder: SessionFolder) -> Batch:
+    """Return the batch system with the jobs of a session at a site. Raises SubmissionRefused, ConfigError. TaskVine's
+    workers carry the session's marks like other jobs."""
+    from stoker.manager.factory.batches import make_batch  # imports Parsl, which takes a while
+
+    own = msgspec.structs.replace(site, engine=Engine.STOKER)
+    return make_batch(own, session=folder.read().session, folder=folder)
+
+
+def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ()) -> dict[str, BatchJobStatus | None]:
+    """The jobs of the session that a site's batch system still has, each with its status if it gave one. The jobs of a
+    local site are processes of this machine: none. Raises StokerError."""
+    if site.provider.kind is ProviderKind.LOCAL:
+        return {}
+    batch = batch_of(site, folder)
+    listed = [job for job in batch.find() if job not in seen]
+    statuses = batch.query(listed) if listed else {}
+    return {job: status for job in listed if (status := statuses.get(job)) is None or not status.phase.over}
+
+
+def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None) -> list[LeftBehind]:
+    """Return the remaining processes, after the jobs that the job submitter is still cancelling. A submitter with jobs
+    has no command that ends it: if it were killed, its jobs would stay in the queue."""
+    submitter = [each for each in here if each.what.startswith(_SUBMITTER)]
+    there = list(jobs(folder, before)) if submitter else []
+    if not there:
+        return list(here)
+    busy = [LeftBehind(f"{each.what}, which keeps trying to cancel them") for each in submitter]
+    return [*there, *busy, *(each for each in here if each not in submitter)]
+
+
+def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
+    """Yield jobs of the session that its batch systems still have. For a batch system that does not answer: the jobs
+    `before`."""
+    seen: set[str] = set()
+    try:
+        sites = detached.sites_of(folder)
+    except ConfigError as error:
+        if before is not None and before.jobs:
+            names = job_ids([job.job for job in before.jobs if job.job])
+            yield LeftBehind(f"perhaps jobs {names}, which cannot be asked about: {error}")
+        return
+    for site in sites.values():
+        remove = _REMOVES.get(site.provider.kind, "")
+        try:
+            found = _open_jobs(site, folder, seen=seen)
+        except StokerError as error:
+            jobs_before = before.jobs if before is not None else ()
+            known = [job.job for job in jobs_before if job.source == site.name and job.job]
+            if known:
+                text = f"perhaps jobs {job_ids(known)} of site {site.name}: {error}"
+                yield LeftBehind(text, f"{remove} {' '.join(known)}")
+            continue
+        seen.update(found)
+        stuck = [job for job, status in found.items() if status is not None and status.leaving]
+        there = [job for job in found if job not in stuck]
+        if there:
+            yield LeftBehind(f"jobs {job_ids(there)} of site {site.name}", f"{remove} {' '.join(there)}")
+        if stuck:  # of all batch systems only HTCondor's jobs say so
+            text = f"jobs {job_ids(stuck)} of site {site.name}, cancelled; their machines have not answered yet"
+            yield LeftBehind(text, f"condor_rm -forcex {' '.join(stuck)}")
+
+
+# ---- the folder
+
+
+_LOCKED = ("journal", "factory.lock", "commands.lock")
+"""Files on which the manager, the factory and its commands hold a lock."""
+_OF_A_SESSION = (
+    "session.json", "keys", "journal", "journal.*", "*.log", "manager.*", "factory.lock", "commands.lock", "seed.*",
+    "sites", "sources", "submit", "objects", "pilots", "carried", "taskvine*", JOBS_LEFT,
+)  # fmt: skip
+"""Names at the top of a session's folder."""
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """The result for an old session's folder. `kept`: why it stays; if empty, `bytes` were removed."""
+
+    session: str
+    folder: str
+    bytes: int = 0
+    kept: str = ""
+
+
+def prune(folder: SessionFolder, session: str) -> Pruned:
+    """Remove the folder of a session that is over, unless there is a reason against it."""
+    place = str(folder.path)
+    if why := next(_objections(folder), ""):
+        return Pruned(session, place, kept=why)
+    size = size_bytes(folder.path)
+    try:
+        shutil.rmtree(folder.path)
+    except OSError as error:
+        return Pruned(session, place, kept=f"it cannot be removed: {error}")
+    _forget(folder.path)
+    return Pruned(session, place, bytes=size)
+
+
+def size_bytes(folder: Path) -> int:
+    """Return the size of all files below a folder. A file with two names counts once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            facts = path.lstat()
+            sizes[facts.st_dev, facts.st_ino] = facts.st_size
+    return sum(sizes.values())
+
+
+def _objections(folder: SessionFolder) -> Iterator[str]:
+    """Yield reasons against removing a folder, cheap checks first."""
+    for name in _LOCKED:
+        if is_locked(folder.path / name):
+            yield f"{name} is locked: a process of it is alive"
+    try:
+        holder = lease.read(lease.lease_file(folder))
+    except (OSError, SessionError) as error:
+        yield str(error)
+        return
+    if holder is not None and not holder.over and lease.is_alive(holder) is not False:
+        yield f"its manager was {holder}, and may be alive: ask there"
+    if not _is_our_place(folder.path):
+        others = [entry.name for entry in folder.path.iterdir() if not _is_of_a_session(entry.name)]
+        if others:
+            yield f"it holds files that are not of a session: {', '.join(sorted(others)[:5])}"
+    for each in processes(folder):
+        yield f"something of it is left: {each.what}"
+    yield from _jobs(folder)
+
+
+def _jobs(folder: SessionFolder) -> Iterator[str]:
+    if not folder.file.exists() or not may_have_jobs(folder):  # a manager that never listened has asked for none
+        return
+    try:
+        sites = detached.sites_of(folder)
+    except StokerError as error:
+        yield f"its jobs are not known: {error}"
+        return
+    for site in sites.values():
+        try:
+            there = _open_jobs(site, folder)
+        except StokerError as error:
+            yield f"site {site.name} cannot be asked for its jobs: {error}"
+            continue
+        if there:
+            yield f"site {site.name} still has its jobs {', '.join(there)}"
+
+
+def _is_our_place(folder: Path) -> bool:
+    return folder.parent == (state_folder() / "sessions.d").resolve() or folder.parent.parent.name == "runinfo"
+
+
+def _is_of_a_session(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_A_SESSION)
+
+
+def _forget(folder: Path) -> None:
+    """Remove links to a removed folder, and the folder of its program's run if that is empty."""
+    for link in (state_folder() / "sessions").glob("*"):
+        if link.is_symlink() and not link.exists() and link.resolve() == folder:
+            link.unlink(missing_ok=True)
+    if folder.parent.parent.name == "runinfo":
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()

@@ -1,0 +1,112 @@
+"""Network addresses, and limits for processes that many others connect to. Standard library only (for the starter).
+
+File descriptors: many systems start processes with a soft limit of 1,024 and a much higher hard limit, because software
+that still uses `select` fails with higher descriptors. A process that many others connect to raises its own limit. The
+processes that it starts get the former limit: a batch system passes the limits of `sbatch` on to jobs, and user code
+may use `select`.
+
+Unproven connections: a stranger may open connections and send nothing. An honest peer proves its key within
+milliseconds. So newcomers are always accepted; when there are too many connections, the oldest one of the address with
+the most connections is closed.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import OrderedDict
+from collections.abc import Hashable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+# ---- addresses
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of an address. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# ---- file descriptors
+
+
+_MOST_DESCRIPTORS = 1 << 20
+"""Some systems allow 10^9, and some programs close them one by one."""
+_former_limits: list[tuple[int, int]] = []
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's soft limit to its hard limit, at most a million. Returns the new limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        _former_limits.append((soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return descriptor_limit()
+
+
+def descriptor_limit() -> int:
+    """Return how many descriptors this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def restore_descriptor_limit(pid: int) -> None:
+    """Give a child process the limit from before `raise_descriptor_limit`. No-op without such a call."""
+    if _former_limits:
+        with suppress(OSError):  # it has ended already
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
+
+
+# ---- unproven connections
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+class UnprovenPlaces(Generic[K]):
+    """The connections that have not proven their key yet. For one thread."""
+
+    def __init__(self, *, most: int) -> None:
+        self.most = most
+        self._addresses: dict[K, str] = {}
+        self._by_address: dict[str, OrderedDict[K, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def add(self, connection: K, *, address: str) -> None:
+        """Add a new connection from this address."""
+        self.remove(connection)
+        self._addresses[connection] = address
+        self._by_address.setdefault(address, OrderedDict())[connection] = None
+
+    def remove(self, connection: K) -> bool:
+        """Remove a connection that has proven its key or is closed. Returns False if it is unknown."""
+        address = self._addresses.pop(connection, None)
+        if address is None:
+            return False
+        there = self._by_address[address]
+        del there[connection]
+        if not there:
+            del self._by_address[address]
+        return True
+
+    def surplus(self) -> tuple[K, str] | None:
+        """Forget and return the connection to close, and its address; None while there is room."""
+        return self.take_oldest() if len(self) > self.most else None
+
+    def take_oldest(self) -> tuple[K, str]:
+        """Forget and return the oldest connection of the address with the most, and that address. Raises ValueError if
+        there is none."""
+        address = max(self._by_address, key=lambda each: len(self._by_address[each]))
+        connection = next(iter(self._by_address[address]))
+        self.remove(connection)
+        return connection, address

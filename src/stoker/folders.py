@@ -1,0 +1,44 @@
+"""The working folder of this process (a user may have removed it), and paths that Stoker can use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from stoker.errors import SessionError
+
+FOLDER_REMOVED = (
+    "the folder that this was started in has been removed; change to another one (cd) and start it again there"
+)
+
+
+def working_folder() -> Path:
+    """Return the working folder. Raises SessionError if it has been removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise SessionError(FOLDER_REMOVED) from None
+
+
+def is_working_folder_removed() -> bool:
+    """True if the working folder has been removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def folders_here() -> tuple[str, ...]:
+    """Return the working folder as a place to search; empty if it has been removed."""
+    return () if is_working_folder_removed() else (os.getcwd(),)
+
+
+def refuse_odd_path(path: str | Path, *, what: str, advice: str) -> None:
+    """Raise SessionError if a path is not valid UTF-8, as messages and scripts must be."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise SessionError(
+            f"{what}, {os.fsencode(path)!r}, has a name that is not valid UTF-8, which Stoker cannot use: {advice}"
+        ) from None

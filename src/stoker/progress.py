@@ -1,0 +1,83 @@
+"""The progress bar of Stoker's commands, applications and maps, drawn by `rich.progress`.
+
+A row shows a name, a bar and facts, with optional lines above and below. Facts and lines are functions, which each
+drawing calls. The bar is for terminals; its users write plain lines on a pipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+_MOST_WIDTH, _LEAST_WIDTH = 36, 4
+
+Lines = Callable[[], Sequence[str]]
+
+
+def no_lines() -> Sequence[str]:
+    """Show no lines."""
+    return ()
+
+
+class ProgressBar(Progress):
+    """One bar with a name before it and facts after it; a context manager.
+
+    Args:
+        total: the amount of work; None if unknown.
+        done: the amount done before.
+        facts: returns the text after the bar.
+        above, below: return further lines; those above are dim.
+        redraws: True to draw it twice per second; False to draw it only on `refresh`.
+        vanishes: True to remove it from the screen at the end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        total: float | None,
+        done: float = 0,
+        facts: Callable[[], str],
+        above: Lines = no_lines,
+        below: Lines = no_lines,
+        console: Console,
+        redraws: bool = False,
+        vanishes: bool = False,
+    ) -> None:
+        self._name, self._facts, self._above, self._below = name, facts, above, below
+        self._bar = BarColumn()
+        super().__init__(
+            TextColumn("  {task.description}"), self._bar, _Facts(facts),
+            console=console, auto_refresh=redraws, refresh_per_second=2, transient=vanishes,
+        )  # fmt: skip
+        self._task = self.add_task(name, total=total, completed=done)  # type: ignore[arg-type]  # rich's default is 100
+
+    def set_done(self, done: float, *, refresh: bool = False) -> None:
+        """Set the amount done. `refresh`: also draw the bar."""
+        self.update(self._task, completed=done, refresh=refresh)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Return the lines. The facts limit the width of the bar, because a line that wraps cannot be redrawn."""
+        if not self.tasks:  # rich asks once while it is being made
+            return
+        yield from (Text(f"  {line}", style="dim") for line in self._above())
+        room = self.console.width - len(self._name) - len(self._facts()) - 5
+        self._bar.bar_width = max(_LEAST_WIDTH, min(_MOST_WIDTH, room))
+        yield self.make_tasks_table(self.tasks)
+        yield from (Text(line) for line in self._below())
+
+
+class _Facts(ProgressColumn):
+    """A column whose text is computed at each drawing."""
+
+    max_refresh = None
+
+    def __init__(self, facts: Callable[[], str]) -> None:
+        super().__init__()
+        self._facts = facts
+
+    def render(self, task: Task) -> Text:  # noqa: ARG002 - rich's interface
+        return Text(self._facts(), no_wrap=True)
