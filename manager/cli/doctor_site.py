@@ -29,7 +29,7 @@ from stoker.manager.factory import pacing, parsl_parts
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandRunner
 from stoker.manager.live import interfaces
-from stoker.pilot.taskvine import finding
+from stoker.pilot.taskvine import factory as taskvine_factory
 from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.session import SessionFolder
@@ -327,9 +327,9 @@ def _is_open(folder: Path) -> bool:
 
 def _taskvine(topic: str) -> Finding:
     try:
-        programs = finding.find()
+        programs = taskvine_factory.find_programs()
     except ConfigError as error:
-        return need(topic, f"{topic}: {error}", finding.INSTALL)
+        return need(topic, f"{topic}: {error}", taskvine_factory.INSTALL)
     return ok(topic, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
 
 

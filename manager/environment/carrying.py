@@ -36,7 +36,7 @@ from stoker import startup
 from stoker.contexts.objects import publish
 from stoker.errors import SessionError
 from stoker.manager.environment.archive import Packed, pack_environment
-from stoker.pilot.transfer.client import SEED_FILE
+from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.session import SessionFolder
 from stoker.site import EnvironmentKind, Site
 from stoker.units import show_bytes

@@ -28,7 +28,7 @@ from stoker.errors import (
 )
 from stoker.manager.executor.packing import read_result
 from stoker.manager.executor.pieces import unpickling_advice
-from stoker.pilot.library.bash_failures import in_words
+from stoker.pilot.library.failures import in_words
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed
 from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_bytes

@@ -16,8 +16,7 @@ from environment.small import ROOT, SmallEnvironment
 
 from stoker.manager.environment.archive import TIME_S, Packed, write_archive
 from stoker.manager.environment.members import ArchiveMember, MemberKind
-from stoker.pilot.starter.node_python import finish
-from stoker.pilot.starter.place import StartError, unpack
+from stoker.pilot.starter.place import StartError, finish, unpack
 
 PACK = (
     "import msgspec, sys; from stoker.manager.environment.archive import pack_environment\n"
