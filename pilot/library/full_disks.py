@@ -1,13 +1,8 @@
-"""Whether a disk of this node is full through no fault of the call that could not write to it.
+"""Tells whether other processes filled the disk that a call could not write to.
 
-The disk is that of the file which the exception names. Many libraries name none: then the traceback is looked through
-from its inner end, up to the user's innermost function, for a file object, or the path of one, in the variables of a
-function. What is found in a package's function is the file that it was asked to write. In the user's it may be another
-one, so there the disk must be nearly full too; where nothing is found, one of the node's disks must be full. So must
-it where the exception has no errno: a quota or a limit of file sizes ends a write alike.
-
-A call that fills a disk by its own file alone would do so on every node, and fails as the user's. What counts is that
-others hold most of the disk: also after a library has removed what it could not finish.
+The disk is that of the file which the exception names. Many packages name no file: then the innermost function of the
+traceback that holds an open file, or the path of one, tells it. If no file is found, one of the node's disks must be
+full. A call that fills a disk alone would do so on every node, so its exception is the user's.
 """
 
 from __future__ import annotations
@@ -16,7 +11,6 @@ import errno
 import fcntl
 import io
 import os
-import re
 import stat
 import sysconfig
 import tempfile
@@ -27,22 +21,19 @@ from types import TracebackType
 
 _FEW_BYTES = 64 << 10
 _FEW_PART = 0.01
-"""A disk with less of it free than this is full."""
-_OTHERS_PART = 0.5
-"""Others fill a disk on which they hold as much as this."""
-_NEARLY_PART = 0.1
-"""A disk with less of it free than this is nearly full."""
+"""A disk with less than these bytes, or less than this part of it, free is full."""
+_OTHERS_PART = 0.8
+"""Others filled a disk if they hold at least this part of it."""
 _INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 _OPENED = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
-_PATHS = (PosixPath, PurePosixPath)
-_FULL = re.compile(r"os error 28\b|errno = 28\b|No space left")
+_PATHS = (str, PosixPath, PurePosixPath)
 _SERVER_FAILS = frozenset(
     {errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ENOTCONN, errno.EUCLEAN, errno.ETIMEDOUT}
 )
 
 
 def others_filled_it(error: BaseException, folder: str) -> bool:
-    """True if the disk that a call could not write to is one of this node's, and others have filled it. `folder`: on
+    """True if the disk that a call could not write to is one of this node's, and others filled it. `folder` lies on
     the node's scratch disk."""
     local = {}
     for place in (folder, *_temporary(), "/dev/shm"):
@@ -50,24 +41,10 @@ def others_filled_it(error: BaseException, folder: str) -> bool:
             local[os.stat(place).st_dev] = place
     named = [getattr(error, name, None) for name in ("filename2", "filename")]
     files = [os.fsdecode(each) for each in named if isinstance(each, str | bytes)][:1]  # of two, the second is written
-    whole_part = 1.0 if _is_told_full(error) else _NEARLY_PART
-    if files:
-        return _others_fill(files[0], local, room_part=whole_part)
-    files, is_exact = _files_of(error.__traceback__)
+    files = files or _files_of(error.__traceback__)
     if not files:
-        return any(_is_full(place) for place in local.values())
-    return any(_others_fill(file, local, room_part=whole_part if is_exact else _NEARLY_PART) for file in files)
-
-
-def _is_told_full(error: BaseException) -> bool:
-    """True if the exception says itself that the disk is full."""
-    return getattr(error, "errno", None) == errno.ENOSPC or _FULL.search(str(error)) is not None
-
-
-def _temporary() -> list[str]:
-    """Where temporary files go. `tempfile.gettempdir` tries to write there, and goes elsewhere if the disk is full."""
-    named = (tempfile.tempdir, *(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")))
-    return [*(place for place in named if isinstance(place, str) and place), "/tmp", "/var/tmp"]
+        return any(map(_is_full, local.values()))
+    return any(_others_fill(file, local) for file in files)
 
 
 def is_there(path: str) -> bool:
@@ -81,25 +58,32 @@ def is_there(path: str) -> bool:
     return True
 
 
-def _others_fill(file: str, devices: Collection[int], *, room_part: float) -> bool:
-    """True if others hold most of a file's disk, one of these devices, and no larger part of it than this is free."""
+def _temporary() -> list[str]:
+    """Where temporary files go. `tempfile.gettempdir` tries to write there, and goes elsewhere if the disk is full."""
+    named = (tempfile.tempdir, *(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")))
+    return [*(place for place in named if isinstance(place, str) and place), "/tmp", "/var/tmp"]
+
+
+def _others_fill(file: str, devices: Collection[int]) -> bool:
+    """True if others hold most of a file's disk, which is one of these devices."""
     try:
-        where = _existing(file)
-        facts = os.statvfs(where)
-        if os.stat(where).st_dev not in devices:
+        place = os.path.abspath(file)
+        while not os.path.exists(place) and place != os.path.dirname(place):
+            place = os.path.dirname(place)
+        facts, device = os.statvfs(place), os.stat(place).st_dev
+        if device not in devices:
             return False
-        own_bytes = _own_bytes(file, os.stat(where).st_dev)
+        own_bytes = _own_bytes(file, device)
     except (OSError, ValueError):
         return False
     if facts.f_files > 0 and facts.f_favail == 0:
         return True
-    free, size = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
-    return free + own_bytes <= (1 - _OTHERS_PART) * size and free <= max(_FEW_BYTES, room_part * size)
+    return facts.f_bavail * facts.f_frsize + own_bytes <= (1 - _OTHERS_PART) * facts.f_blocks * facts.f_frsize
 
 
 def _own_bytes(file: str, device: int) -> int:
-    """What the file takes of its disk, and what this process has open there for writing: a file that was removed
-    meanwhile takes its room until it is closed."""
+    """The size on disk of the file and of what this process has open there for writing: a file that was removed
+    occupies its room until it is closed."""
     sizes: dict[int, int] = {}
     places: list[str | int] = [file, *map(int, os.listdir("/proc/self/fd"))]
     for each in places:
@@ -113,52 +97,34 @@ def _own_bytes(file: str, device: int) -> int:
     return sum(sizes.values())
 
 
-def _files_of(trace: TracebackType | None) -> tuple[list[str], bool]:
-    """The files that the innermost function which has any was given, and whether it is a package's."""
+def _files_of(trace: TracebackType | None) -> list[str]:
+    """The files that the innermost function holds which holds any. The search ends at the user's innermost function."""
     frames = []
     while trace is not None:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
     for frame in reversed(frames):
-        is_package = frame.f_code.co_filename.startswith(_INSTALLED)
         values = list(frame.f_locals.values())  # of a module, another thread may change them
         opened = [value for value in values if type(value) in _OPENED]
         found = [path for value in opened or values if (path := _path_of(value))]
-        if found or not is_package:
-            return found, is_package
-    return [], False
+        if found or not frame.f_code.co_filename.startswith(_INSTALLED):
+            return found
+    return []
 
 
 def _path_of(value: object) -> str:
-    """The path of a file that a variable holds, or of the open file which it is; empty: neither."""
-    is_file = type(value) in _OPENED
+    """The path that a variable holds, or the path of the open file in it; empty for anything else."""
     try:
-        name = _name_of(value) if is_file else value
-    except ValueError:  # its buffer was detached
+        is_file = type(value) in _OPENED
+        name = value.name if is_file else value  # type: ignore[attr-defined]
+        if type(name) not in _PATHS:
+            return ""
+        path = str(name)
+        if "\0" in path or "\n" in path or not (is_file or os.sep in path) or os.path.isdir(path):
+            return ""
+        return path if os.path.isdir(os.path.dirname(os.path.abspath(path))) else ""
+    except Exception:  # a detached buffer, a file of the user's class, a working folder that is gone
         return ""
-    path = str(name) if type(name) in _PATHS else name  # the types themselves: other code of the user's is not run
-    if type(path) is not str or "\0" in path or "\n" in path or not (is_file or os.sep in path):
-        return ""
-    try:
-        return path if os.path.isdir(os.path.dirname(os.path.abspath(path))) and not os.path.isdir(path) else ""
-    except OSError:  # the working folder is gone
-        return ""
-
-
-def _name_of(file: object) -> object:
-    """The name that an open file was opened by; None where what it wraps is of the user's own."""
-    if type(file) is io.TextIOWrapper:
-        file = file.buffer
-    if type(file) in (io.BufferedWriter, io.BufferedRandom):
-        file = file.raw  # type: ignore[attr-defined]  # both have it
-    return file.name if type(file) is io.FileIO else None
-
-
-def _existing(path: str) -> str:
-    path = os.path.abspath(path)
-    while not os.path.exists(path) and path != os.path.dirname(path):
-        path = os.path.dirname(path)
-    return path
 
 
 def _is_full(folder: str) -> bool:

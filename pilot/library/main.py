@@ -24,7 +24,7 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.pilot.core import infrastructure
 from stoker.pilot.core.infrastructure import takes_no_writes
-from stoker.pilot.library import attaching, frames, os_changes
+from stoker.pilot.library import attaching, frames
 from stoker.pilot.library import settings as settings_module
 from stoker.pilot.library.batch_reports import BatchReports
 from stoker.pilot.library.evidence import Place
@@ -68,7 +68,6 @@ def serve(number: int) -> None:
     order = messages[0]
     if not isinstance(order, Load):
         raise SystemExit(f"the agent's first order is {type(order).__name__}, not Load")
-    os_changes.watch()  # before the loader imports modules that may take these functions by name
     try:
         tail = LogTail(settings.log)
         marker = Marker(os.path.join(settings.folder, "running"), slots=max(1, order.recipe.slots))

@@ -33,7 +33,7 @@ from stoker.pilot.library.packing import Packer, TransferError
 from stoker.pilot.library.printing import LogTail, ThreadTail
 from stoker.pilot.library.sandbox import ScratchGuard
 from stoker.pilot.library.settings import Settings
-from stoker.pilot.library.soundness import LibraryFault, Soundness, out_of_descriptors
+from stoker.pilot.library.soundness import LibraryFault, Soundness
 from stoker.pilot.library.telling import in_short
 from stoker.pilot.library.workplace import Workplace
 from stoker.pilot.library.yielding import as_list, can_be_drained, drain, in_event_loop, yields
@@ -142,7 +142,7 @@ class Runner:
         started = _now()
         payload: Payload = b""
         failure: Failure | None = None
-        ok, lacked_descriptors, raised = False, False, ""
+        ok, raised = False, ""
         if self._soundness is not None:
             self._soundness.unchecked += 1
         try:
@@ -173,12 +173,12 @@ class Runner:
                 payload = packer.pack(call, result)
                 ok = True
             except TransferError as error:
-                failure, lacked_descriptors = error.failure, out_of_descriptors(error)
+                failure = error.failure
             # Free a large result before the next call runs.
             del result, args, kwargs
         except TransferError as error:
             self.ended_at = ended = _now()
-            failure, lacked_descriptors = self._infrastructure(error) or error.failure, out_of_descriptors(error)
+            failure = self._infrastructure(error) or error.failure
         except Evicted as evicted:
             if os.getpid() != self._pid:
                 leave_child(None)
@@ -196,8 +196,7 @@ class Runner:
             if isinstance(error, GangBroken) and work.run.gang is not None:
                 failure = packer.failure(str(error), kind=FailureKind.GANG)
             else:
-                lacked_descriptors, raised = out_of_descriptors(error), self._in_short(error)
-                failure = self._infrastructure(error)
+                raised, failure = self._in_short(error), self._infrastructure(error)
                 payload = packer.pack_error(call, error)
                 if failure is not None and isinstance(payload, ObjectRef):  # nobody would fetch it
                     os.unlink(payload.source)
@@ -205,7 +204,7 @@ class Runner:
         if self.forked:
             leave_fork()
         if not ok:
-            self._leave_if_unsound(lacked_descriptors=lacked_descriptors)
+            self._leave_if_damaged()
         run_s, pieces = ended - started, 0
         if self._yielding is not None:
             run_s, pieces = max(0.0, run_s - self._yielding.waited_s), self._yielding.count
@@ -290,20 +289,14 @@ class Runner:
             )
         return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 
-    def _leave_if_unsound(self, *, lacked_descriptors: bool) -> None:
+    def _leave_if_damaged(self) -> None:
         """End the library if the pilot or an earlier call may have made this call fail; the call runs elsewhere."""
         if self._ground.is_gone:
             os._exit(infrastructure.FOLDER_GONE)  # the agent has every call of this library run elsewhere
-        soundness = self._soundness
-        if soundness is None or self._leave is None:
-            return
-        fault = soundness.why_no_descriptors() if lacked_descriptors else None
-        if fault is None and soundness.unchecked > 1:
-            fault = soundness.fault()
-            if fault is not None and fault.code == infrastructure.NO_DESCRIPTORS and not lacked_descriptors:
-                return
-        if fault is not None:
-            self._leave(fault)
+        if self._soundness is not None and self._leave is not None and self._soundness.unchecked > 1:
+            fault = self._soundness.damage()
+            if fault is not None:
+                self._leave(fault)
 
     def suspect(self, calls: list[int]) -> None:
         """Note ended calls that may have damaged this process, before it ends."""

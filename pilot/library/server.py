@@ -30,6 +30,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from stoker.contexts import carried_modules
@@ -149,7 +150,7 @@ class LibraryServer:
             if ends and not 0.0 < mean_s < _SLOW_S:
                 self.outbox.send_waiting()
             self._note(run(work), runner)
-            soundness.restore_common()
+            soundness.restore()
             if not runner.is_clean:
                 self._clean(runner)
             now = runner.ended_at
@@ -279,7 +280,7 @@ class LibraryServer:
         soundness = self._soundness
         if soundness.unchecked:
             with self._handling:
-                fault = soundness.restore(_now()) if self._is_alone(own) else None
+                fault = soundness.look(_now()) if self._is_alone(own) else None
                 if fault is not None:
                     self.leave(fault)
 
@@ -292,7 +293,8 @@ class LibraryServer:
         self.outbox.send_waiting()  # and wait for what another thread sends just now
         for runner in self._runners:
             runner.forgive()
-        os.write(2, f"the library ends: {fault.text}\n".encode())
+        with suppress(OSError):  # a call may have lowered the limit of file sizes
+            os.write(2, f"the library ends: {fault.text}\n".encode())
         os._exit(fault.code)
 
     # ---- talking

@@ -19,7 +19,6 @@ from contextlib import suppress
 
 from stoker.contexts.program_folder import ProgramFolder, is_seen_here, umask_now
 from stoker.contexts.recipe import Recipe
-from stoker.pilot.library.os_changes import CHANGES
 from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary
 from stoker.protocol.calls import CallOptions, LeftFiles
 
@@ -54,32 +53,24 @@ class Workplace:
         self._seen: dict[ProgramFolder, bool] = {}
         self._home: ProgramFolder | None = None
         self._is_in_own = False
-        self._entered_at = CHANGES.count
 
     def enter(self, options: CallOptions) -> None:
         """Enter the folder of a call with these options, and set its umask. Raises OSError."""
         home = options.home
-        if (
-            home is not None
-            and home is self._home  # the calls of a frame share their options
-            and CHANGES.count == self._entered_at
-            and not (self._is_in_own or options.folder)
-        ):
-            return
-        if options.folder:
-            os.umask(self._umask if home is None else home.umask)
-            self._home, self._is_in_own = None, False
-            os.makedirs(options.folder, exist_ok=True)
-            os.chdir(options.folder)
-        else:
+        if not options.folder:
             self.enter_home(home)
-        self._entered_at = CHANGES.count
+            return
+        os.umask(self._umask if home is None else home.umask)
+        self._home, self._is_in_own = None, False
+        os.makedirs(options.folder, exist_ok=True)
+        os.chdir(options.folder)
 
     def enter_home(self, home: ProgramFolder | None) -> None:
         """Enter the program's folder if it is seen here, else the slot's own. Raises OSError."""
-        self._home, self._is_in_own = home, False
         os.umask(self._umask if home is None else home.umask)
-        if home is not None and self._sees(home):
+        is_known = home is self._home and not self._is_in_own  # the calls of a frame share their options
+        self._home, self._is_in_own = home, False
+        if home is not None and (is_known or self._sees(home)):
             try:
                 os.chdir(home.path)
                 return

@@ -229,7 +229,7 @@ class VineLibrary:
             end = CallEnd(spec.call, ok=False)
         finally:
             self._watch.end()
-        fault = self._soundness.restore(time.perf_counter()) or (
+        fault = self._soundness.look(time.perf_counter()) or (
             None if self._runner.is_clean else self._runner.clean()
         )
         if fault is not None:

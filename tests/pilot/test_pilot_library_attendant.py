@@ -311,7 +311,7 @@ def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell(leaves: li
     one, two = served.runners
     served.server._runners = [one, two]  # type: ignore[list-item]
     served.soundness.unchecked = 1
-    served.soundness.restore = lambda now: LibraryFault(infrastructure.NODE_FAILED, "unfit")  # type: ignore[method-assign]
+    served.soundness.look = lambda now: LibraryFault(infrastructure.NODE_FAILED, "unfit")  # type: ignore[method-assign]
     two.take(LONG)
     served.server._leave_if_unfit(one)  # type: ignore[arg-type]
     assert not leaves
