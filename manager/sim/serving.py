@@ -28,7 +28,7 @@ from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, DeviceId, LibraryId
 
 _REPORT_S = 10.0
-"""How often a library says how full its batch is, as `stoker.pilot.library.batch_reports` does."""
+"""How often a library says how full its batch is, as `stoker.pilot.library.connection` does."""
 
 
 class EngineRun(msgspec.Struct, frozen=True, gc=False):

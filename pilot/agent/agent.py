@@ -13,14 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.pilot.agent.fetches import Fetches
+from stoker.pilot.agent.fetches import Fetches, Peers
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.agent.offers import BOARD, OfferScales
-from stoker.pilot.agent.parent import Parent
-from stoker.pilot.agent.peers import Peers
-from stoker.pilot.agent.process import LibraryProcess, Wires
-from stoker.pilot.agent.scratch import Scratch
-from stoker.pilot.agent.zygotes import Zygotes
+from stoker.pilot.agent.process import LibraryProcess, Wires, Zygotes
+from stoker.pilot.agent.scratch import Parent, Scratch
 from stoker.pilot.cache import ObjectCache
 from stoker.pilot.core.commands import Command
 from stoker.pilot.core.core import EventQueue, PilotCore
@@ -28,7 +25,7 @@ from stoker.pilot.core.events import Event, FromLibrary, LibraryGarbled, Library
 from stoker.pilot.core.state import CoreState, PilotFacts, Timers
 from stoker.pilot.devices import PilotDevice, memory
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
-from stoker.pilot.devices.host_memory import OomKills, anonymous_bytes
+from stoker.pilot.devices.memory import OomKills, anonymous_bytes
 from stoker.pilot.devices.monitor import Monitor
 from stoker.pilot.zygote.processes import tree
 from stoker.protocol.ids import DeviceId, LibraryId

@@ -1,4 +1,8 @@
-"""The agent's one loop.
+"""Logs of libraries are looked at now and then: what user code prints has no limit, the disk has.
+
+In a thread, since the session folder may lie on a file system that hangs.
+
+The agent's one loop.
 
 A turn: wait until something comes or is due; read everything that has come, from the manager, the libraries, the
 zygotes and other threads; tell the core and carry out what it wants; then send one frame to the manager and one to each
@@ -12,14 +16,16 @@ import functools
 import logging
 import select
 import signal
+import threading
 import time
+from pathlib import Path
 from types import FrameType
 from typing import assert_never
 
-from stoker.pilot.agent import objects, observing, payloads, probing, processes, snapshots, standing, walltime
+from stoker.log_files import OUTPUT_BYTES, drop_middle
+from stoker.pilot.agent import job, objects, observing, processes
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.logs import LogWatch
-from stoker.pilot.cache import snapshot_names
+from stoker.pilot.cache import store
 from stoker.pilot.core import limits, presence
 from stoker.pilot.core.commands import (
     Acknowledged,
@@ -62,7 +68,50 @@ from stoker.pilot.core.events import (
 )
 from stoker.pilot.zygote.client import Zygote
 
+# ---- logs
+
+
 log = logging.getLogger("stoker.pilot")
+
+EVERY_S = 10.0
+
+
+class LogWatch:
+    """Keeps the libraries' logs of one pilot within `most_bytes` each. The agent's loop calls it."""
+
+    def __init__(self, agent: Agent, *, most_bytes: int = OUTPUT_BYTES) -> None:
+        self._agent = agent
+        self._most_bytes = most_bytes
+        self._thread: threading.Thread | None = None
+        self._due_at = 0.0
+        self._refused: set[Path] = set()
+        """Logs whose file system cannot give back their middle."""
+
+    def shorten_if_due(self, now: float) -> None:
+        """Drop the middle of logs that have grown too long, in a thread, if that is due and the last one has ended."""
+        if now < self._due_at or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._due_at = now + EVERY_S
+        paths = [self._agent.log_file(number) for number in self._agent.processes]
+        if paths:
+            self._thread = threading.Thread(target=self._bound, args=(paths,), name="logs", daemon=True)
+            self._thread.start()
+
+    def _bound(self, paths: list[Path]) -> None:
+        for path in paths:
+            if path in self._refused:
+                continue
+            try:
+                if drop_middle(path, most_bytes=self._most_bytes):
+                    log.warning("%s has grown long: its middle is dropped", path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._refused.add(path)
+                log.warning("%s grows, and its file system cannot give back its middle: %s", path, error)
+
+
+# ---- loop
 
 TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What ends a pilot in good order."""
@@ -79,7 +128,7 @@ class Loop:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         agent.carry_out = functools.partial(carry_out, agent)
-        agent.check_standing = functools.partial(standing.check, agent)
+        agent.check_standing = functools.partial(job.check_job, agent)
         self._logs = LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
         """Signals that the core has not been told of, and whether each is another one."""
@@ -96,9 +145,9 @@ class Loop:
         """Work until the pilot ends; returns the exit code."""
         self._take_signals()
         agent, link = self.agent, self.agent.link
-        walltime.start(agent)
+        job.start_walltime(agent)
         try:
-            probing.settle(agent, limit_s=_PROBE_S, interrupted=lambda: bool(self._signals))
+            observing.wait_for_probes(agent, limit_s=_PROBE_S, interrupted=lambda: bool(self._signals))
             while not agent.is_over:
                 self._wait()
                 if link.dealer.came_back():
@@ -172,8 +221,8 @@ class Loop:
                 agent.zygotes.forget(zygote)
         if now >= min(self._tick_at, presence.tick_at(state)):
             self._tick_at = now + (_LEAVING_TICK_S if state.leaving else _TICK_S)
-            standing.check(agent)
-            probing.heed_drivers(agent)
+            job.check_job(agent)
+            observing.report_drivers(agent)
             agent.handle(Tick(serves_peers=agent.peers.is_serving))
         elif state.leaving and self._tick_at > now + _LEAVING_TICK_S:
             self._tick_at = now  # it has just begun to leave, and may have nothing to wait for
@@ -240,7 +289,7 @@ def carry_out(agent: Agent, command: Command) -> None:
         case Prepare(ordered=ordered):
             processes.prepare(agent, ordered)
         case PinObjects(library=number, objects=refs):
-            objects.pin(agent, number, refs)
+            objects.pin_objects(agent, number, refs)
         case StartProcess(ordered=ordered, objects=paths, device_memory_bytes=budget_bytes):
             processes.start(agent, ordered, dict(paths), device_memory_bytes=budget_bytes)
         case KillProcess(library=number):
@@ -260,17 +309,17 @@ def carry_out(agent: Agent, command: Command) -> None:
         case StopFetch(name=name):
             agent.fetches.stop(name)
         case TidySnapshots():
-            snapshot_names.tidy(agent.cache)
+            store.tidy_snapshots(agent.cache)
         case BringArguments():
-            payloads.bring(agent, command)
+            objects.bring_arguments(agent, command)
         case ReleaseArguments(library=number, calls=calls):
-            payloads.release(agent, number, calls)
+            objects.release_arguments(agent, number, calls)
         case HandIn(library=number, ends=ends):
-            payloads.hand_in(agent, number, ends)
+            objects.hand_in_results(agent, number, ends)
         case OfferSnapshot(recipe=recipe, made=made):
-            snapshots.offer(agent, recipe, made)
+            objects.offer_snapshot(agent, recipe, made)
         case Probe(device=device):
-            probing.begin(agent, device)
+            observing.begin_probe(agent, device)
         case SetTimer(at=at, key=key):
             agent.timers.set(at, key)
         case Beat(message=heartbeat):

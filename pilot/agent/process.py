@@ -1,6 +1,11 @@
 """A library's process, as its agent reaches it (`LibraryProcess`): its socket, its zygote, what the cache keeps for it.
 
 `Wires` is the loop's poller over all of these sockets, and collects one frame a turn for each library.
+
+One zygote for each set of modules that recipes want preloaded.
+
+A zygote that imports for one recipe never burdens another's libraries, and one that dies (a module that crashes when
+it is imported) takes only its own libraries along. Zygotes that nobody has used for a while end.
 """
 
 from __future__ import annotations
@@ -9,17 +14,22 @@ import os
 import select
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stoker.pilot.agent.usage import MemoryLimit
 from stoker.pilot.cache import Pin
-from stoker.pilot.library import frames, marker, printing
+from stoker.pilot.library import call_records, connection
+from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.client import Zygote
+from stoker.pilot.zygote.processes import LIMIT_S, MemoryLimit
 from stoker.protocol import wire
 from stoker.protocol.calls import Printed
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_agent import ToAgent
+
+# ---- process
+
 
 _decode = wire.to_agent_decoder()
 
@@ -40,7 +50,7 @@ class LibraryProcess:
         self.garbled = ""
         """Why nothing more is read from its socket, once something came there that is no message."""
         self._socket: socket.socket | None = None
-        self._reader: frames.FrameReader | None = None
+        self._reader: connection.FrameReader | None = None
         self._unsent = bytearray()
 
     # ---- its socket
@@ -51,7 +61,7 @@ class LibraryProcess:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         ours.setblocking(False)
-        self._socket, self._reader = ours, frames.FrameReader(ours)
+        self._socket, self._reader = ours, connection.FrameReader(ours)
         return theirs
 
     def fileno(self) -> int:
@@ -65,7 +75,7 @@ class LibraryProcess:
 
     def send(self, messages: list[Any]) -> None:
         """Send messages in one frame, as far as there is room; the rest goes with `push`."""
-        self.send_bytes(frames.pack(messages))
+        self.send_bytes(connection.pack(messages))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
         """Send a frame."""
@@ -138,9 +148,9 @@ class LibraryProcess:
         known to have written what is in the log. The output of several is written into the log too."""
         ran = self._marked()
         for run in ran:
-            if run.log_from != marker.NOWHERE:
-                printing.recover(self.log, printing.kept_of(self.folder, run.slot))
-        if len(ran) != 1 or ran[0].log_from == marker.NOWHERE:
+            if run.log_from != call_records.NOWHERE:
+                call_records.recover(self.log, call_records.kept_of(self.folder, run.slot))
+        if len(ran) != 1 or ran[0].log_from == call_records.NOWHERE:
             return None
         try:
             end = os.stat(self.log).st_size
@@ -148,8 +158,8 @@ class LibraryProcess:
             return None
         return Printed(self.log, start=min(ran[0].log_from, end), end=end)
 
-    def _marked(self) -> list[marker.Running]:
-        return marker.running(self.folder / "running")
+    def _marked(self) -> list[call_records.Running]:
+        return call_records.running(self.folder / "running")
 
     def release(self) -> None:
         """Let go of all that is kept for it."""
@@ -216,3 +226,63 @@ class Wires:
     def close(self) -> None:
         """Close the poller."""
         self._epoll.close()
+
+
+# ---- zygotes
+
+
+_IDLE_S = 600.0
+_CLEAN_S = 3.0 + LIMIT_S
+"""How long a zygote may take to end its libraries and what they leave."""
+
+
+class Zygotes:
+    """The zygotes of one agent."""
+
+    def __init__(self, *, logs: Path, scratch: Path, umask: int = -1) -> None:
+        self._umask = umask
+        self._logs = logs
+        self._scratch = scratch
+        self._by_preload: dict[tuple[str, ...], Zygote] = {}
+        self._used_at: dict[tuple[str, ...], float] = {}
+        self._made = 0
+
+    def get(self, preload: tuple[str, ...]) -> tuple[Zygote, bool]:
+        """The zygote for these modules, and whether it was started just now. Raises OSError."""
+        key = tuple(dict.fromkeys(preload))
+        self._used_at[key] = time.monotonic()
+        found = self._by_preload.get(key)
+        if found is not None:
+            return found, False
+        log = self._logs / f"zygote-{self._made}.log"
+        self._made += 1
+        found = Zygote(key, log=log, scratch=self._scratch, environ=os.environ, umask=self._umask)
+        self._by_preload[key] = found
+        return found, True
+
+    def __iter__(self) -> Iterator[Zygote]:
+        return iter(list(self._by_preload.values()))
+
+    def forget(self, zygote: Zygote) -> None:
+        """The zygote has ended: kill it for good, and what its libraries left behind. Probes of devices go on."""
+        self._by_preload.pop(zygote.preload, None)
+        zygote.destroy()
+        processes.kill_strays({other.pid for other in self}, of_main=True)
+
+    def idle(self) -> list[Zygote]:
+        """Zygotes without libraries that nobody has asked for in a long time."""
+        now = time.monotonic()
+        return [z for z in self if not z.libraries and z.preload and now - self._used_at[z.preload] > _IDLE_S]
+
+    def close(self) -> None:
+        """End them all, and everything below them."""
+        here = list(self)
+        for zygote in here:
+            zygote.close()
+        for zygote in here:
+            if zygote.ready:  # one that still imports would not look up for seconds, and has no library yet
+                zygote.wait(_CLEAN_S)
+            zygote.destroy()
+        self._by_preload.clear()
+        processes.kill_strays(())
+        processes.end_trackers()

@@ -16,7 +16,17 @@ It is there on purpose when its sessions are over: the next one finds the models
 
 One pilot at a time brings an object to this host; others that want it wait for it, as long as it comes. A draft whose
 pilot has died stays for an hour, or until its room is needed: who wants the object next goes on with what is there
-(every part is checked)."""
+(every part is checked).
+
+Snapshots that libraries of this host have made, beside the cache: one set of bytes, two names.
+
+    <scratch>/snapshots/FORM            where a library writes a context in a form that loads fast, and finds it again
+    <scratch>/snapshots/FORM.object     the cache name of the object that was made of it, by second names for its files
+
+The cache is bounded, and what lies under the other name takes no room of its own, for as long as the cache has the
+object too. When the cache has let it go, the other name goes as well, or the room would not come free. A snapshot of
+which no object was made (the cache refused it, its pilot ended too soon) takes room of its own and goes by its age.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +42,13 @@ from stoker import locks
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ContextError
 from stoker.pilot.cache import disk
-from stoker.pilot.cache.claims import Claims
-from stoker.pilot.cache.entries import CacheEntry, Entries, EntryFacts, read_facts, write_small
-from stoker.pilot.cache.safe import SafeMarks
+from stoker.pilot.cache.claims import CacheEntry, Claims, Entries, EntryFacts, read_facts, write_small
+from stoker.pilot.cache.disk import SafeMarks
 from stoker.pilot.core.objects import CachedObject, Shortage, file_name, make_room
 from stoker.units import show_bytes
+
+# ---- store
+
 
 KEPT_S = 14 * 86400.0
 """How long an object stays that nobody uses, unless a site says otherwise."""
@@ -334,3 +346,46 @@ class ObjectCache:
 def _may_be_used(entry: CacheEntry) -> bool:
     """Whether a process has pinned the object, or may have."""
     return locks.is_locked(entry.file) is not False
+
+
+# ---- snapshot names
+
+
+_MARK = ".object"
+
+
+def snapshot_folder_beside(cache: ObjectCache) -> Path:
+    """Where snapshots lie that are on the cache's disk."""
+    return cache.folder.parent / "snapshots"
+
+
+def note_snapshot(cache: ObjectCache, snapshot: Path, *, name: str) -> None:
+    """The cache has this snapshot as an object of this name. One that lies elsewhere is not ours to remove."""
+    if snapshot.parent == snapshot_folder_beside(cache):
+        with suppress(OSError):
+            snapshot.with_name(snapshot.name + _MARK).write_text(name)
+
+
+def tidy_snapshots(cache: ObjectCache) -> None:
+    """Remove snapshots whose objects the cache has let go. A library that has loaded one keeps what it has mapped."""
+    here = cache.sizes()
+    for mark in snapshot_folder_beside(cache).glob(f"*{_MARK}"):
+        with suppress(OSError):
+            if mark.read_text() not in here:
+                disk.delete(mark.with_name(mark.name.removesuffix(_MARK)))
+                mark.unlink()
+
+
+def sweep_snapshots(cache: ObjectCache, *, kept_s: float) -> None:
+    """Remove snapshots that never became objects, and the parts of snapshots that dead processes left, once they are
+    `kept_s` old. A snapshot that a process writes at the moment stays."""
+    folder, now = snapshot_folder_beside(cache), time.time()
+    for place in (*folder.glob("*"), *folder.glob(".*")):
+        draft = place.name.startswith(".")
+        form = place.name[1:].rpartition(".")[0] if draft else place.name.partition(".")[0]
+        with suppress(OSError):
+            is_object = not draft and (folder / f"{place.name}{_MARK}").exists()
+            if not place.is_dir() or is_object or locks.is_locked(folder / f"{form}.lock"):
+                continue
+            if now - place.stat().st_mtime >= kept_s:
+                disk.delete(place)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from stoker.errors import ConfigError
-from stoker.pilot.devices import cpu, gpu, spare
-from stoker.pilot.devices.device import PilotDevice
+from stoker.pilot.devices import cpu, gpu
+from stoker.pilot.devices.cpu import PilotDevice
 from stoker.protocol.ids import DeviceId
 from stoker.site import GPU_CORES
 
@@ -57,7 +57,7 @@ def find_devices(
         short = (f"{asked} {len(found.devices)}",) if fewer and not found.left_out else ()
         troubles = (*short, *found.left_out)
         if kind == "gpu+cpu":
-            offered, lack = spare.share(found.devices, count=int(count or 0), gpu_cores=gpu_cores)
+            offered, lack = cpu.share_with_spare(found.devices, count=int(count or 0), gpu_cores=gpu_cores)
             return GrantedDevices(offered, (*troubles, *((lack,) if lack else ())))
         return GrantedDevices(share_cores(found.devices), troubles)
     if kind != "auto":

@@ -1,7 +1,16 @@
-"""CPU devices: a share of the cores and of the memory that this pilot may use.
+"""One device, as the agent needs to know it.
+
+CPU devices: a share of the cores and of the memory that this pilot may use.
 
 Several things bound both, and the smallest wins: the affinity mask and the cgroup's quota, which the kernel enforces,
 and what Slurm or HTCondor says it granted, which some sites do not enforce.
+
+Spare cores: CPU devices of a pilot beside its GPUs, where the site file says so (`devices = "gpu+cpu:1"`).
+
+Each GPU keeps the first cores of its even part of the pilot's cores, so that they stay as near to it as they are
+without spare cores. The agent runs on the GPUs' cores as well (`kept_cores`): a model that computes on the spare ones
+does not hold up heartbeats and transfers. Of host memory as much is kept as the GPUs have, through which their models
+are loaded, but at most half; the CPU devices share the rest.
 """
 
 from __future__ import annotations
@@ -11,10 +20,39 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
+
 from stoker.errors import ConfigError
-from stoker.pilot.devices.device import PilotDevice
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
+
+# ---- device
+
+
+class PilotDevice(msgspec.Struct, frozen=True):
+    """What the manager is told of a device, and what only the pilot needs.
+
+    `cores` are the processor cores that go with it. `cuda` is how `CUDA_VISIBLE_DEVICES` names it (empty for a CPU
+    device), `uuid` how NVML does.
+    """
+
+    facts: DeviceFacts
+    cores: tuple[int, ...] = ()
+    cuda: str = ""
+    uuid: str = ""
+
+    def with_cores(self, cores: tuple[int, ...]) -> PilotDevice:
+        """The same device with these cores."""
+        facts = msgspec.structs.replace(self.facts, cores=max(1, len(cores)))
+        return msgspec.structs.replace(self, facts=facts, cores=cores)
+
+    def with_fault(self, fault: str) -> PilotDevice:
+        """The same device, on which nothing may be loaded for this reason."""
+        return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, fault=fault))
+
+
+# ---- cpu
+
 
 USED_SHARE = 0.9
 """Of the memory; the rest is for the agent, the system and its caches."""
@@ -159,3 +197,37 @@ def _number(path: Path) -> int:
     except OSError:
         return 0
     return int(text) if text.isdecimal() else 0
+
+
+# ---- spare
+
+
+_MOST_KEPT = 0.5
+"""Of host memory, for what runs on GPUs."""
+
+
+def share_with_spare(
+    gpus: tuple[PilotDevice, ...], *, count: int, gpu_cores: int
+) -> tuple[tuple[PilotDevice, ...], str]:
+    """GPUs with `gpu_cores` cores each, then `count` CPU devices of the other cores (0 = one a core). Where no core is
+    left: the GPUs alone, which share all cores, and why in words."""
+    mine = cores()
+    parts = divide(mine, len(gpus))
+    if len(mine) <= gpu_cores * len(gpus):
+        why = (
+            f"no core is left for CPU devices: the pilot has {len(mine)} and keeps {gpu_cores} for each of"
+            f" {len(gpus)} GPU{'s' * (len(gpus) != 1)}; ask for more ([provider] cores), or lower [pilot] gpu_cores"
+        )
+        return tuple(gpu.with_cores(part) for gpu, part in zip(gpus, parts, strict=True)), why
+    kept = tuple(gpu.with_cores(part[:gpu_cores]) for gpu, part in zip(gpus, parts, strict=True))
+    left = tuple(core for part in parts for core in part[gpu_cores:])
+    memory = int(USED_SHARE * memory_bytes())
+    for_gpus = min(sum(gpu.facts.memory_bytes for gpu in gpus), int(_MOST_KEPT * memory))
+    return kept + share(left, count, memory_bytes=memory - for_gpus, spare=True), ""
+
+
+def kept_cores(devices: tuple[PilotDevice, ...]) -> frozenset[int]:
+    """The cores that no CPU device has where there are spare cores; empty: there are none."""
+    if not any(device.facts.spare for device in devices):
+        return frozenset()
+    return frozenset(core for device in devices if not device.facts.spare for core in device.cores)

@@ -1,4 +1,14 @@
-"""GPUs, through NVML: asked for only here, and fine without a driver.
+"""Names, errors and handles of NVML: what is asked of `pynvml` (nvidia-ml-py) in more than one place.
+
+Which GPUs a batch system granted to this job, read from the environment. Pure.
+
+`CUDA_VISIBLE_DEVICES` says it everywhere: indices among the GPUs that the job sees, or `GPU-` and `MIG-` identifiers,
+or beginnings of these. Where it is unset, Slurm's `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count the GPUs of the node,
+whatever the job sees of them, and HTCondor's `_CONDOR_AssignedGPUs` has names such as `CUDA0` or `GPU-1a2b`. A job of
+a batch system that says none of this was granted no GPU: those of its node belong to other jobs. Outside of a job
+(a workstation, a container) every GPU may be used.
+
+GPUs, through NVML: asked for only here, and fine without a driver.
 
 Each GPU is asked by itself: one that is lost, refused or half broken is left out with its reason, and the others are
 offered. What was granted, `granted` reads from the environment. A list of `CUDA_VISIBLE_DEVICES` ends, as with CUDA, at
@@ -11,6 +21,7 @@ does not count them.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import threading
@@ -19,11 +30,108 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stoker.pilot.devices import nvml as names
-from stoker.pilot.devices.device import PilotDevice
-from stoker.pilot.devices.granted import Grant, read_grant
+from stoker.pilot.devices.cpu import PilotDevice
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
+
+# ---- nvml
+
+
+LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
+"""Errors that say of a GPU itself that it no longer works, until somebody resets it or restarts the node."""
+
+
+def load() -> Any:
+    """The `pynvml` module; None where it is not installed."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
+def is_error(nvml: Any, error: BaseException, *names: str) -> bool:
+    """True if NVML's error has one of these codes, such as `NVML_ERROR_NOT_SUPPORTED`."""
+    code = getattr(error, "value", None)
+    return code is not None and any(code == getattr(nvml, name, None) for name in names)
+
+
+def uuid_of(nvml: Any, handle: Any) -> str:
+    """The UUID of a GPU or of a MIG part. Raises NVMLError."""
+    return text(nvml.nvmlDeviceGetUUID(handle))
+
+
+def text(value: Any) -> str:
+    """A string of NVML; older versions of pynvml return bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def address_of(handle: Any) -> int:
+    """Where a handle points to: two handles of one GPU are different objects with the same address. 0 = unknown."""
+    try:
+        return ctypes.cast(handle, ctypes.c_void_p).value or 0
+    except (TypeError, ctypes.ArgumentError):
+        return 0
+
+
+# ---- granted
+
+
+JOB_VARIABLES = {
+    "SLURM_JOB_ID": "Slurm",
+    "_CONDOR_SLOT": "HTCondor",
+    "_CONDOR_MACHINE_AD": "HTCondor",
+    "PBS_JOBID": "PBS",
+    "LSB_JOBID": "LSF",
+    "SGE_TASK_ID": "Grid Engine",
+}
+"""Variables that a batch system sets in each of its jobs, and its name (`ProviderKind.title`)."""
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The GPUs that were granted.
+
+    `variable` names where it was read; empty = no batch system is involved, all GPUs may be used. `names` are indices
+    or identifiers. `of_node`: indices count the GPUs of the node, not those that this process sees. `refusal` says why
+    there is none.
+    """
+
+    variable: str = ""
+    names: tuple[str, ...] = ()
+    of_node: bool = False
+    refusal: str = ""
+
+
+def read_grant(environ: Mapping[str, str]) -> Grant:
+    """What the environment says of the GPUs of this job."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        empty = "" if visible.strip() else "CUDA_VISIBLE_DEVICES is set to nothing"
+        return Grant("CUDA_VISIBLE_DEVICES", _names(visible), refusal=empty)
+    if "SLURM_JOB_ID" in environ:
+        for variable in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+            names = tuple(name.rpartition(":")[2] for name in _names(environ.get(variable, "")))  # "gpu:0" is index 0
+            if names:
+                return Grant(variable, names, of_node=True)
+    assigned = tuple(name.removeprefix("CUDA") for name in _names(environ.get("_CONDOR_AssignedGPUs", "")))
+    if assigned:
+        return Grant("_CONDOR_AssignedGPUs", assigned)
+    for variable, system in JOB_VARIABLES.items():
+        if variable in environ:
+            return Grant(
+                variable,
+                refusal=f"{system} granted no GPU to this job (CUDA_VISIBLE_DEVICES is not set); ask for some in"
+                " [provider] gpus, or have worker_init export CUDA_VISIBLE_DEVICES where jobs own whole nodes",
+            )
+    return Grant()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",")) if text.strip() else ()
+
+
+# ---- gpu
+
 
 PROCESS_BYTES = 600_000_000
 """What CUDA takes of a GPU for each process, beside what the process asks for: its context, kernels, cuBLAS."""
@@ -59,7 +167,7 @@ def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: 
     grant = read_grant(environ)
     if grant.refusal:
         return GrantedGpus(why=grant.refusal)
-    nvml = nvml or names.load()
+    nvml = nvml or load()
     if nvml is None:
         return GrantedGpus(why="NVML missing: the pynvml module (nvidia-ml-py) is not installed")
     try:
@@ -122,14 +230,14 @@ def _unit(nvml: Any, index: int) -> _Unit:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        refused = names.is_error(nvml, error, "NVML_ERROR_NO_PERMISSION")
+        refused = is_error(nvml, error, "NVML_ERROR_NO_PERMISSION")
         return _Unit(label, trouble=f"{label} was left out: {error}", refused=refused)
     try:
         number = int(nvml.nvmlDeviceGetMinorNumber(handle))
     except nvml.NVMLError:
         number = -1
     try:
-        return _Unit(label, handle, handle, names.uuid_of(nvml, handle), number=number)
+        return _Unit(label, handle, handle, uuid_of(nvml, handle), number=number)
     except nvml.NVMLError as error:
         return _Unit(label, trouble=f"{label} was left out: {error}", number=number)
 
@@ -149,7 +257,7 @@ def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
     for index in range(count):
         try:
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(unit.handle, index)
-            uuid = names.uuid_of(nvml, handle)
+            uuid = uuid_of(nvml, handle)
         except nvml.NVMLError:
             continue
         parts.append(_Unit(f"MIG part {index} of {unit.label}", handle, unit.handle, uuid, number=unit.number))
@@ -211,7 +319,7 @@ def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice:
     except nvml.NVMLError as error:
         raise _Unusable(f"{unit.label} was left out: its memory cannot be asked for ({error})") from None
     try:
-        kind = names.text(nvml.nvmlDeviceGetName(unit.handle))
+        kind = text(nvml.nvmlDeviceGetName(unit.handle))
     except nvml.NVMLError:
         kind = "NVIDIA GPU"
     facts = DeviceFacts(

@@ -4,13 +4,28 @@ NVML numbers processes as the node does. Inside a container (a PID namespace) th
 number alone proves nothing there: it counts only when every process that the driver shows is one of ours. Failing that,
 a library that is alone on a GPU has what was taken since nothing was loaded there; of several nothing can be told, and
 what their frameworks say stands.
+
+What holds the memory of the host, asked when the kernel has killed a library because there was none left.
+
+The kernel counts such kills of the whole node (`oom_kill` of /proc/vmstat, since Linux 4.13). Each limit that holds
+this pilot is looked at: those of its cgroups and the node's memory. What is in use there and is not this pilot's own
+belongs to others: another job's processes, a daemon, whatever was started beside the pilot. Files in shared memory
+count as in use, and as nobody's: who made them cannot be told.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import TypeVar
+
+from stoker.pilot.core.events import MemoryShortage
+from stoker.pilot.devices.cpu import cgroups
+
+# ---- memory
+
 
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """The name of the PID namespace that Linux starts with (PROC_PID_INIT_INO), the same on every machine."""
@@ -27,7 +42,7 @@ def sees_all_processes() -> bool:
         return False
 
 
-def divide(
+def divide_memory(
     by_process: Mapping[int, int | None] | None,
     processes: Mapping[_K, Collection[int]],
     *,
@@ -52,3 +67,105 @@ def divide(
     if len(processes) == 1 and taken_bytes >= 0 and bare_bytes >= 0:
         return {library: max(0, taken_bytes - bare_bytes) for library in processes}
     return {}
+
+
+# ---- host memory
+
+
+FRESH_S = 5.0
+"""A death is blamed on a kill that was counted so long ago at most: one shortage may end several libraries."""
+
+
+class OomKills:
+    """Tells whether the kernel has killed for want of memory a moment ago. `own_bytes`: what this pilot's processes
+    hold, exactly; None: that cannot be read. `clock`: in seconds."""
+
+    def __init__(
+        self,
+        own_bytes: Callable[[], int | None],
+        *,
+        root: Path = Path("/"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._own_bytes = own_bytes
+        self._root = root
+        self._clock = clock
+        self._count = self._counted()
+        self._noticed_at = -FRESH_S
+
+    def note_kills(self) -> None:
+        """Notice kills that were counted since the last look. To be called again and again."""
+        count = self._counted()
+        if count > self._count:
+            self._noticed_at = self._clock()
+        self._count = count
+
+    def shortage(self) -> MemoryShortage | None:
+        """The limit that leaves the least room; None if the kernel has killed nothing a moment ago, or what this pilot
+        holds is not known."""
+        self.note_kills()
+        if self._clock() - self._noticed_at >= FRESH_S:
+            return None
+        own = self._own_bytes()
+        if own is None:
+            return None
+        levels = [MemoryShortage(limit - used - shared, max(0, used - own)) for limit, used, shared in self._levels()]
+        return min(levels, key=lambda level: level.room_bytes, default=None)
+
+    def _counted(self) -> int:
+        return _value(self._root / "proc/vmstat", "oom_kill")
+
+    def _levels(self) -> Iterator[tuple[int, int, int]]:
+        """Each limit with what is in use below it, and what files in shared memory take besides, in bytes; the kernel
+        gives up caches before it kills."""
+        info = self._root / "proc/meminfo"
+        total, shared = _value(info, "MemTotal:") * 1024, _value(info, "Shmem:") * 1024
+        if total:
+            yield total, max(0, total - _value(info, "MemAvailable:") * 1024 - shared), shared
+        for folder in cgroups(self._root, "memory"):
+            facts = folder / "memory.stat"
+            if (limit := _number(folder / "memory.max")) and (not total or limit < total):
+                yield limit, _value(facts, "anon"), _value(facts, "shmem")
+            elif (limit := _number(folder / "memory.limit_in_bytes")) and (not total or limit < total):
+                yield limit, _value(facts, "total_rss"), _value(facts, "total_shmem")
+
+
+def anonymous_bytes(pids: Iterator[int]) -> int | None:
+    """Memory that these processes alone, or with others, would have to give up; shared pages are divided. None where
+    the kernel does not say it of one that lives (before Linux 5.3)."""
+    total = 0
+    for pid in pids:
+        held = _value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:", none=-1)
+        if held < 0:
+            if _lives(pid):
+                return None
+            continue
+        total += held * 1024
+    return total
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process is there and has memory of its own: a zombie has none."""
+    return os.path.exists(f"/proc/{pid}") and _value(Path(f"/proc/{pid}/status"), "VmSize:") > 0
+
+
+def _number(path: Path) -> int:
+    """The number in a file; 0 where there is none (`max`, or no such file)."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdecimal() else 0
+
+
+def _value(path: Path, name: str, *, none: int = 0) -> int:
+    """The number behind a name in a file of lines; `none` where there is none."""
+    try:
+        with path.open() as file:
+            for line in file:
+                words = line.split()
+                if words[:1] == [name] and words[1:2] and words[1].isdecimal():
+                    return int(words[1])
+    except OSError:
+        pass
+    return none

@@ -24,8 +24,7 @@ from pathlib import Path
 
 from stoker.contexts.device_turns import EngineWork
 from stoker.pilot.core.turns import TurnRequest, next_turns
-from stoker.pilot.library.engine_rows import packed
-from stoker.pilot.library.turn_board import TurnBoard, TurnRow, TurnState
+from stoker.pilot.library.turn_board import TurnBoard, TurnRow, TurnState, packed
 from stoker.protocol.ids import DeviceId, LibraryId
 
 log = logging.getLogger(__name__)

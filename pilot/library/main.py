@@ -24,22 +24,16 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.pilot.core import infrastructure
 from stoker.pilot.core.infrastructure import takes_no_writes
-from stoker.pilot.library import attaching, frames
-from stoker.pilot.library import settings as settings_module
-from stoker.pilot.library.batch_reports import BatchReports
-from stoker.pilot.library.evidence import Place
-from stoker.pilot.library.forks import leave_child
+from stoker.pilot.library import connection, process
+from stoker.pilot.library.call_records import LogTail, Marker, ThreadTail, kept_of, route
+from stoker.pilot.library.connection import BatchReports, Settings
+from stoker.pilot.library.failures import Place
+from stoker.pilot.library.functions import SideBySide, clean
 from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.marker import Marker
-from stoker.pilot.library.packing import clean
-from stoker.pilot.library.printing import LogTail, ThreadTail, kept_of, route
+from stoker.pilot.library.process import LibraryFault, Soundness, leave_child
 from stoker.pilot.library.runner import Runner
-from stoker.pilot.library.sandbox import ClearedFolder, ScratchGuard
 from stoker.pilot.library.server import LibraryServer
-from stoker.pilot.library.settings import Settings
-from stoker.pilot.library.side_by_side import SideBySide
-from stoker.pilot.library.soundness import LibraryFault, Soundness
-from stoker.pilot.library.workplace import Workplace, links_of, stand_apart, use_temporary
+from stoker.pilot.library.workplace import ClearedFolder, ScratchGuard, Workplace, links_of, stand_apart, use_temporary
 from stoker.protocol import wire
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import DeviceId, LibraryId
@@ -56,14 +50,14 @@ _LEAST_ROOM_BYTES = 64 << 10
 def serve(number: int) -> None:
     """Be the library on this socket: load the context, serve calls, return when told to stop."""
     _leave_ends_to_the_agent()
-    attaching.forget_tracker()
-    attaching.register_created_segments_only()
+    process.forget_tracker()
+    process.register_created_segments_only()
     sock = socket.socket(fileno=number)
     sock.set_inheritable(False)
     sock.setblocking(True)
     settings = _settings(_read_exactly(sock))
     sys.path.extend(place for place in settings.search_path if place not in sys.path)
-    sock.sendall(frames.pack([Hello(library=settings.library, pid=os.getpid())]))
+    sock.sendall(connection.pack([Hello(library=settings.library, pid=os.getpid())]))
     messages = wire.to_library_decoder()(_read_exactly(sock)).messages
     order = messages[0]
     if not isinstance(order, Load):
@@ -151,7 +145,7 @@ def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> No
         library=settings.library,
         log=settings.log,
     )
-    sock.sendall(frames.pack([LoadFailed(failure=failure)]))
+    sock.sendall(connection.pack([LoadFailed(failure=failure)]))
 
 
 def _make_way(server: LibraryServer, began: float) -> None:
@@ -187,7 +181,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
     """The context and what loading it took; None when it failed, which has then been said."""
 
     def offer(form: str, folder: str, made_s: float) -> None:
-        sock.sendall(frames.pack([SnapshotMade(form=form, folder=folder, made_s=made_s)]))
+        sock.sendall(connection.pack([SnapshotMade(form=form, folder=folder, made_s=made_s)]))
 
     ambient.enter_library(
         device=order.devices, objects=order.objects, offer=offer, device_memory_bytes=order.device_memory_bytes
@@ -222,7 +216,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
             tail=clean("\n".join(text.splitlines()[-_TAIL_LINES:])),
             log=settings.log,
         )
-        sock.sendall(frames.pack([LoadFailed(failure=failure)]))
+        sock.sendall(connection.pack([LoadFailed(failure=failure)]))
         return None
     ambient.enter_library(device=order.devices, context=context)
     seconds = time.monotonic() - started
@@ -283,15 +277,15 @@ def _device_memory(devices: tuple[str, ...]) -> int:
 def _settings(data: bytes) -> Settings:
     """Raises ProtocolError for bytes that are no settings."""
     try:
-        return settings_module.decode(data)
+        return connection.decode_settings(data)
     except UNREADABLE as error:
         raise ProtocolError(f"{len(data)} bytes that are not a library's settings: {error}") from None
 
 
 def _read_exactly(sock: socket.socket) -> bytes:
     """One frame, and not a byte more. Ends the process if the agent is gone."""
-    head = _exactly(sock, frames.HEAD_BYTES)
-    return _exactly(sock, frames.length_of(head))
+    head = _exactly(sock, connection.HEAD_BYTES)
+    return _exactly(sock, connection.length_of(head))
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:

@@ -23,25 +23,19 @@ from stoker.contexts.ranks import SeatHook
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
 from stoker.pilot.core import infrastructure
-from stoker.pilot.library import bash_failures, evidence
-from stoker.pilot.library.forks import leave_child, leave_fork
-from stoker.pilot.library.functions import Function
-from stoker.pilot.library.lane import PieceLane, YieldingRun
-from stoker.pilot.library.marker import NOWHERE, Marker
+from stoker.pilot.library import failures
+from stoker.pilot.library.call_records import NOWHERE, LogTail, Marker, ThreadTail
+from stoker.pilot.library.connection import Settings
+from stoker.pilot.library.failures import in_short
+from stoker.pilot.library.functions import Packer, RunnableCall, TransferError
 from stoker.pilot.library.meetings import GangMeetings
-from stoker.pilot.library.packing import Packer, TransferError
-from stoker.pilot.library.printing import LogTail, ThreadTail
-from stoker.pilot.library.sandbox import ScratchGuard
-from stoker.pilot.library.settings import Settings
-from stoker.pilot.library.soundness import LibraryFault, Soundness
-from stoker.pilot.library.telling import in_short
-from stoker.pilot.library.workplace import Workplace
-from stoker.pilot.library.yielding import as_list, can_be_drained, drain, in_event_loop, yields
+from stoker.pilot.library.pieces import PieceLane, YieldingRun, as_list, can_be_drained, drain, in_event_loop, yields
+from stoker.pilot.library.process import LibraryFault, Soundness, leave_child, leave_fork
+from stoker.pilot.library.workplace import ScratchGuard, Workplace
 from stoker.protocol.calls import (
     PIECE_BYTES,
     CallEnd,
     CallProgress,
-    CallSpec,
     Failure,
     FailureKind,
     GangPlace,
@@ -49,7 +43,6 @@ from stoker.protocol.calls import (
     Payload,
 )
 from stoker.protocol.ids import CallId
-from stoker.protocol.to_library import Run
 from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
@@ -60,14 +53,6 @@ NO_CALL = -1
 """Stands for a call's id while no call runs; ids count from 0."""
 _now = time.perf_counter
 _clock_ns = time.monotonic_ns
-
-
-class RunnableCall(msgspec.Struct, frozen=True):
-    """A call, with the order that its frame holds for all its calls, and its function."""
-
-    spec: CallSpec
-    run: Run
-    function: Function
 
 
 class Runner:
@@ -88,10 +73,10 @@ class Runner:
         meetings: GangMeetings | None = None,
         soundness: Soundness | None = None,
         leave: Callable[[LibraryFault], NoReturn] | None = None,
-        place: evidence.Place | None = None,
+        place: failures.Place | None = None,
     ) -> None:
         self._packer = Packer(settings)
-        self._place = place or evidence.Place(settings.folder)
+        self._place = place or failures.Place(settings.folder)
         self._slot = slot
         self._marker = marker
         self._workplace = workplace
@@ -324,8 +309,8 @@ class Runner:
 
     def _in_short(self, error: BaseException) -> str:
         """What was raised, in short; of a command of Parsl's `bash_app` what ran, and its last lines."""
-        if type(error).__name__ == bash_failures.NAME:
-            said = bash_failures.explain(error, log=self._packer.log, log_from=self._log_from)
+        if type(error).__name__ == failures.BASH_FAILURE:
+            said = failures.explain_bash_failure(error, log=self._packer.log, log_from=self._log_from)
             if said:
                 return said
         return in_short(error)
@@ -333,7 +318,7 @@ class Runner:
     def _infrastructure(self, error: BaseException) -> Failure | None:
         """What the infrastructure did to a call that raised this; None if the exception is the user's own."""
         try:
-            found = evidence.find(error, self._place)
+            found = failures.find_infrastructure_cause(error, self._place)
         except Exception:  # whatever it holds, the exception still goes to its user
             found = None
         if found is None:

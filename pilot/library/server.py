@@ -36,14 +36,13 @@ from typing import Any, NoReturn
 from stoker.contexts import carried_modules
 from stoker.pilot.core import infrastructure
 from stoker.pilot.core.turns import FirstCome
-from stoker.pilot.library import frames
-from stoker.pilot.library.functions import Functions
-from stoker.pilot.library.lane import PieceLane
+from stoker.pilot.library import connection
+from stoker.pilot.library.connection import LibraryOutbox
+from stoker.pilot.library.functions import Functions, RunnableCall, SideBySide
 from stoker.pilot.library.meetings import GangMeetings
-from stoker.pilot.library.outbox import LibraryOutbox
-from stoker.pilot.library.runner import NO_CALL, RunnableCall, Runner
-from stoker.pilot.library.side_by_side import SideBySide
-from stoker.pilot.library.soundness import EVERY_S, LibraryFault, Soundness
+from stoker.pilot.library.pieces import PieceLane
+from stoker.pilot.library.process import EVERY_S, LibraryFault, Soundness
+from stoker.pilot.library.runner import NO_CALL, Runner
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.to_agent import GivenBack, Resized, Yielded
@@ -89,7 +88,7 @@ class LibraryServer:
         self._context = context
         self._soundness = soundness
         self._allowed = calls_allowed
-        self._reader = frames.FrameReader(sock)
+        self._reader = connection.FrameReader(sock)
         self._decode = wire.to_library_decoder()
         self._functions = Functions()
         self.outbox = LibraryOutbox(sock, lost=self._lost)

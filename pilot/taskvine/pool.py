@@ -1,4 +1,6 @@
-"""A TaskVine pool as a pilot: the core that every pilot runs (`stoker.pilot.core`), with TaskVine behind it.
+"""The slots of a pool: which devices they are to the manager, and which library has which.
+
+A TaskVine pool as a pilot: the core that every pilot runs (`stoker.pilot.core`), with TaskVine behind it.
 
 The manager sees one pilot, whose devices are the slots that the pool's workers have together. Which call goes where,
 and what the manager is told, the core decides; what it orders reaches a `PoolLibrary`. Left out is what TaskVine does
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from typing import Protocol, assert_never
 
 import msgspec
@@ -22,12 +25,74 @@ from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import Event, Farewell, LibraryPrepared, OfferWeighed, Pinned, RoomWanted, TimerFired
 from stoker.pilot.core.state import CoreState, PilotFacts, Stage, Timers
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.engine import FinishedTicket, VineManager
-from stoker.pilot.taskvine.orders import Orders
-from stoker.pilot.taskvine.pool_library import PoolLibrary
-from stoker.pilot.taskvine.slots import Slots
-from stoker.protocol.ids import LibraryId
+from stoker.pilot.taskvine.engine import FinishedTicket, VineManager, VinePlan, VineWorker
+from stoker.pilot.taskvine.pool_library import Orders, PoolLibrary
+from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
+
+# ---- slots
+
+
+class Slots:
+    """Which library has which slots, and which wait for theirs, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._holders: dict[DeviceId, PoolLibrary] = {}
+        self._waiting: list[PoolLibrary] = []
+
+    def want(self, library: PoolLibrary) -> None:
+        """A library waits for its slots."""
+        self._waiting.append(library)
+
+    def waiting(self) -> Iterator[PoolLibrary]:
+        """Libraries that wait, also while they are given theirs."""
+        for library in tuple(self._waiting):
+            if library in self._waiting:
+                yield library
+
+    def holders(self, library: PoolLibrary) -> list[PoolLibrary]:
+        """The libraries that have the slots of one that waits."""
+        found = {self._holders[device] for device in library.devices if device in self._holders}
+        return sorted(found, key=lambda holder: holder.number)
+
+    def take(self, library: PoolLibrary) -> None:
+        """A library that waited has its slots from now on."""
+        self._waiting.remove(library)
+        self._holders.update(dict.fromkeys(library.devices, library))
+
+    def release(self, library: PoolLibrary) -> None:
+        """A library has ended: its slots are free, and it waits for none."""
+        if library in self._waiting:
+            self._waiting.remove(library)
+        for device in library.devices:
+            if self._holders.get(device) is library:
+                del self._holders[device]
+
+
+def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
+    """One device a library that so many workers like this one can hold at once (0: as many workers as there may be).
+
+    On GPUs where the plan wants them (or `auto` finds some), else on cores. Memory is shared out evenly; TaskVine
+    does not say which kind of GPU it is, so the kind is `gpu`.
+    """
+    wanted, _, count = plan.devices.partition(":")
+    on_gpu = wanted != "cpu" and worker.gpus > 0
+    each = worker.gpus if on_gpu else min(int(count or worker.cores), worker.cores)
+    each = max(1, each)
+    kind, name = ("gpu (TaskVine)", "cuda") if on_gpu else ("cpu (TaskVine)", "cpu")
+    return tuple(
+        DeviceFacts(
+            device=DeviceId(f"{name}:{number}"),
+            kind=kind,
+            memory_bytes=worker.memory_bytes // each,
+            cores=max(1, worker.cores // each),
+        )
+        for number in range(each * (workers or plan.most_workers))
+    )
+
+
+# ---- pool
+
 
 log = logging.getLogger("stoker.pilot")
 

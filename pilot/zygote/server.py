@@ -1,4 +1,6 @@
-"""The zygote's loop: import, freeze, then fork on request and report ends.
+"""What a child of the zygote does between its birth and its first line as a library.
+
+The zygote's loop: import, freeze, then fork on request and report ends.
 
 It stays single-threaded and runs no tensor operation: a thread pool that exists before a fork does not exist after it,
 and whoever waits for it waits forever. It survives whatever its children do (they are in sessions of their own and
@@ -18,17 +20,19 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterable
 from types import FrameType
+from typing import Any, NoReturn
 
 import msgspec
 
 from stoker.decoding import UNREADABLE
-from stoker.pilot.zygote import child, leftovers, processes
-from stoker.pilot.zygote.cuda_questions import Listener
-from stoker.pilot.zygote.imported_threads import ImportedThreads
-from stoker.pilot.zygote.messages import (
+from stoker.pilot.core import infrastructure
+from stoker.pilot.zygote import processes
+from stoker.pilot.zygote.client import (
     LIMIT_BYTES,
+    THREAD_VARIABLES,
     Exited,
     Fork,
     Forked,
@@ -39,6 +43,82 @@ from stoker.pilot.zygote.messages import (
     Preloaded,
     ToZygote,
 )
+from stoker.pilot.zygote.imports import ImportedThreads, Listener
+
+# ---- child
+
+
+def become_library(order: Fork, sock: int, *, parent: int) -> NoReturn:
+    """Run a library in this process; never returns."""
+    code = infrastructure.NOT_SETTLED
+    try:
+        _settle(order, parent)
+        code = 1
+        if order.fresh:
+            os.set_inheritable(sock, True)
+            module = order.entry.rpartition(".")[0]
+            os.execv(sys.executable, [sys.executable, "-P", "-m", module, str(sock)])
+        set_threads(order.threads)
+        _reseed()
+        module, _, name = order.entry.partition(":")
+        getattr(importlib.import_module(module), name)(sock)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Without the interpreter's own farewell: handlers that were registered before the fork are the zygote's.
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def _settle(order: Fork, parent: int) -> None:
+    processes.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.setsid()
+    processes.adopt_orphans()
+    for how in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(how, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(log)
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(order.threads)) | order.environment)
+    os.chdir(order.folder)
+    if order.cores:
+        os.sched_setaffinity(0, order.cores)
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:  # when memory runs out: a library, never the agent
+            file.write("500")
+    except OSError:
+        pass
+
+
+def set_threads(count: int) -> None:
+    """Size the thread pools that this process will have (PyTorch's too, if it is imported), before there is one."""
+    for name in THREAD_VARIABLES:
+        os.environ[name] = str(count)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(count)
+
+
+def _reseed() -> None:
+    """Forks of one process must not draw the same numbers (the standard library sees to its own)."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        numpy.random.seed()
+
+
+# ---- server
+
 
 _decode = msgspec.msgpack.Decoder[ToZygote](ToZygote).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -150,7 +230,7 @@ class ZygoteServer:
         gc.enable()
         listener.stop()
         self._asked_for_gpus = listener.asked
-        child.set_threads(1)
+        set_threads(1)
         gc.collect()
         gc.freeze()
         self._own_trackers = frozenset(processes.trackers())
@@ -180,7 +260,7 @@ class ZygoteServer:
             os.close(self._wake_read)
             signal.set_wakeup_fd(-1)
             os.close(self._wake_write)
-            child.become_library(order, sock, parent=parent)
+            become_library(order, sock, parent=parent)
         os.close(sock)
         self._libraries[pid] = order.library
         self._send(Forked(library=order.library, pid=pid))
@@ -193,8 +273,8 @@ class ZygoteServer:
             if library is None:
                 continue
             orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # those had ended
-            leftovers.remove_system_v_segments({pid, *orphans}, since=self._began)
-            until = time.monotonic() + leftovers.LIMIT_S
+            processes.remove_system_v_segments({pid, *orphans}, since=self._began)
+            until = time.monotonic() + processes.LIMIT_S
             for tracker in processes.trackers():
                 if tracker not in self._own_trackers:
                     self._trackers.setdefault(tracker, until)
@@ -220,7 +300,7 @@ class ZygoteServer:
     def _clean(self) -> None:
         libraries = set(self._libraries)
         killed = processes.kill_strays(())
-        leftovers.remove_system_v_segments(libraries | killed, since=self._began)
+        processes.remove_system_v_segments(libraries | killed, since=self._began)
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
         processes.end_trackers(self._own_trackers)

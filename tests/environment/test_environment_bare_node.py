@@ -26,7 +26,7 @@ from fake_manager import FakeManager, recipe
 from stoker.manager.environment.carrying import carry, starter_command, starter_files
 from stoker.manager.environment.packing import Packed
 from stoker.manager.factory import block_keys
-from stoker.pilot.transfer.client import SEED_FILE
+from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.to_manager import ObjectsHere
 from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
 

@@ -17,8 +17,7 @@ from environment.small import ROOT, SmallEnvironment
 from stoker.manager.environment.archive import TIME_S, write_archive
 from stoker.manager.environment.members import ArchiveMember, MemberKind
 from stoker.manager.environment.packing import Packed
-from stoker.pilot.starter.node_python import finish
-from stoker.pilot.starter.place import StartError, unpack
+from stoker.pilot.starter.place import StartError, finish, unpack
 
 PACK = (
     "import msgspec, sys; from stoker.manager.environment.packing import pack_environment\n"

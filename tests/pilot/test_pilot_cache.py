@@ -19,7 +19,7 @@ from live.peers import until
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Awareness, ObjectRef
-from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, claims, disk, entries, store
+from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, claims, disk, store
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.protocol.calls import FailureKind
 
@@ -222,8 +222,8 @@ def test_an_entry_is_read_once_however_often_the_cache_is_listed(
     """Each load lists the cache: with a hundred objects in it that took longer than the load."""
     for number in range(3):
         have(cache, _file(tmp_path, f"f{number}", 100)).release()
-    sizes, read, read_again = cache.sizes(), entries.read_facts, list[str]()
-    monkeypatch.setattr(entries, "read_facts", lambda entry: read_again.append(entry.name) or read(entry))
+    sizes, read, read_again = cache.sizes(), claims.read_facts, list[str]()
+    monkeypatch.setattr(claims, "read_facts", lambda entry: read_again.append(entry.name) or read(entry))
     assert cache.sizes() == sizes
     cache.make_room(_file(tmp_path, "more", 100))
     assert read_again == []

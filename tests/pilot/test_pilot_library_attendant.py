@@ -12,10 +12,10 @@ import pytest
 
 from stoker.contexts.call_stop import CallStop
 from stoker.pilot.core import infrastructure
-from stoker.pilot.library import frames, server
+from stoker.pilot.library import connection, server
+from stoker.pilot.library.process import LibraryFault, Soundness
 from stoker.pilot.library.runner import NO_CALL
 from stoker.pilot.library.server import LibraryServer
-from stoker.pilot.library.soundness import LibraryFault, Soundness
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec
 from stoker.protocol.to_agent import GivenBack, Resized, RunEvicted, RunsEnded
@@ -94,7 +94,7 @@ class Served:
         self.soundness = Soundness()
         self.server = LibraryServer(theirs, library=1, context=self.context, calls_allowed=0, soundness=self.soundness)
         self.may_make = threading.Event()
-        self._reader, self._decode = frames.FrameReader(self.sock), wire.to_agent_decoder()
+        self._reader, self._decode = connection.FrameReader(self.sock), wire.to_agent_decoder()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def start(self) -> Served:
@@ -112,7 +112,7 @@ class Served:
         return self.runners[slot]
 
     def say(self, *messages: Any) -> None:
-        self.sock.sendall(frames.pack(list(messages)))
+        self.sock.sendall(connection.pack(list(messages)))
 
     def hear(self, kind: type, count: int = 1) -> list[Any]:
         """The next messages of a kind."""

@@ -34,7 +34,7 @@ ALLOWED = {
     "_Event": ({"manager/core/events.py", "pilot/core/events.py"}, _OWN_BASE),
     "_Message": (
         {f"src/stoker/protocol/to_{who}.py" for who in ("agent", "client", "library", "manager", "pilot")}
-        | {"pilot/zygote/messages.py"},
+        | {"pilot/zygote/client.py"},
         _OWN_BASE,
     ),
 }

@@ -6,6 +6,16 @@ for other damage before a call that may take long, after a failed call, and ever
 the library with an exit code, and calls that it has not begun run elsewhere. The state that the loader left is normal.
 
 Threads, children, `sys.path`, random states and replaced functions are no damage: a package may keep them.
+
+A call that attaches to a shared memory segment of another process does not take it along when its library ends.
+
+Python's resource tracker unlinks every segment that its processes have registered, once they have ended. That is right
+for the segments that calls have created: nothing of a session outlives it. But `SharedMemory` registers a segment that
+it only attaches to as well (python/cpython#82300), which may belong to the user's program or to another library. In a
+library it does not. So a library may unregister a name that its tracker never heard of, for which the tracker would
+print a traceback: it is told of the name just before.
+
+Children that user code forks from a library's process: none of them goes on as the library.
 """
 
 from __future__ import annotations
@@ -13,18 +23,25 @@ from __future__ import annotations
 import builtins
 import errno
 import fcntl
+import functools
 import gc
 import os
 import resource
 import select
 import signal
 import sys
-from typing import NamedTuple
+import threading
+import traceback
+from multiprocessing import resource_tracker, shared_memory
+from typing import Any, NamedTuple, NoReturn
 
 from stoker import descriptors
 from stoker.pilot.core import infrastructure
-from stoker.pilot.library.printing import stream_to
-from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary
+from stoker.pilot.library.call_records import stream_to
+from stoker.pilot.library.workplace import ClearedFolder, clear_temporary
+
+# ---- soundness
+
 
 EVERY_S = 0.005
 """Seconds between two looks for damage while calls are short."""
@@ -192,3 +209,69 @@ def _identity(number: int) -> tuple[int, int] | None:
 
 def _is_lower(now: int, was: int) -> bool:
     return now != was and now != resource.RLIM_INFINITY and (was == resource.RLIM_INFINITY or now < was)
+
+
+# ---- attaching
+
+
+def register_created_segments_only() -> None:
+    """From now on this process and its forks leave segments that they attach to alone. Python programs that it starts
+    do not, `multiprocessing`'s `spawn` and `forkserver` among them."""
+    within = threading.local()
+    register, unregister = resource_tracker.register, resource_tracker.unregister
+    make = shared_memory.SharedMemory.__init__
+
+    def register_own(name: Any, rtype: str) -> None:
+        if not getattr(within, "attaches", False):
+            register(name, rtype)
+
+    def unregister_any(name: Any, rtype: str) -> None:
+        if rtype == "shared_memory":  # a child may have registered it, so this process cannot know whether it is
+            register(name, rtype)
+        unregister(name, rtype)
+
+    @functools.wraps(make)
+    def init(self: Any, name: str | None = None, create: bool = False, *args: Any, **options: Any) -> None:
+        within.attaches = not create
+        try:
+            make(self, name, create, *args, **options)
+        finally:
+            within.attaches = False
+
+    resource_tracker.register = register_own
+    resource_tracker.unregister = unregister_any
+    shared_memory.SharedMemory.__init__ = init  # type: ignore[method-assign]
+
+
+def forget_tracker() -> None:
+    """In a fork: start a resource tracker of its own when one is needed, which ends with this process and its children.
+    That of the process that forked it goes on as long as that does."""
+    tracker: Any = resource_tracker._resource_tracker
+    if tracker._fd is not None:
+        os.close(tracker._fd)
+    tracker._fd = tracker._pid = None
+
+
+# ---- forks
+
+
+def leave_fork() -> None:
+    """End a forked child that has returned from the user's function, without the parent's exit handlers."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+    os._exit(0)
+
+
+def leave_child(error: BaseException | None) -> NoReturn:
+    """End a child that user code forked and did not end: only the library itself reports a call's end."""
+    code = error.code if isinstance(error, SystemExit) else error
+    try:
+        if error is not None and not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)

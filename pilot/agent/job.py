@@ -10,10 +10,16 @@
 The answer is kept on the monotonic clock, so a clock of the system that jumps afterwards moves nothing. A command is
 run once, in a thread of its own, for at most ten seconds: the pilot does not wait for it, and tells the manager when
 the answer is another than what its hello said. What follows from it is decided in `core.presence`.
+
+Whether a pilot still has what its batch job gave it: its scratch folder, and the process that started it.
+
+A pilot without either leaves at once: its node is not its own any more. What its libraries fail of by then is no fault
+of the contexts and calls that they hold.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -26,7 +32,11 @@ from datetime import datetime
 from pathlib import Path
 
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.core.events import WalltimeKnown
+from stoker.pilot.core.events import Unfit, WalltimeKnown
+from stoker.protocol.blocks import LossReason
+
+# ---- walltime
+
 
 log = logging.getLogger("stoker.pilot")
 
@@ -34,9 +44,9 @@ NO_END = math.inf
 _COMMAND_LIMIT_S = 10.0
 
 
-def start(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
+def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
     """Tell when the job ends, and ask the batch system where its variables do not say."""
-    left_s = said(environ, now=time.time())
+    left_s = walltime_in_variables(environ, now=time.time())
     if left_s != NO_END:
         agent.handle(WalltimeKnown(left_s))
         return
@@ -46,7 +56,7 @@ def start(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
     threading.Thread(target=_ask_later, args=(agent, environ), name="walltime", daemon=True).start()
 
 
-def said(environ: Mapping[str, str], *, now: float) -> float:
+def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
     """Seconds until the job ends, as far as its variables and its ad say; NO_END where they do not.
 
     `now` is the system's clock, in seconds since 1970.
@@ -58,7 +68,7 @@ def said(environ: Mapping[str, str], *, now: float) -> float:
     return _condor(ad, now) if ad else NO_END
 
 
-def ask(environ: Mapping[str, str]) -> float:
+def ask_batch_system(environ: Mapping[str, str]) -> float:
     """The same, asked of the batch system by its command. Takes up to ten seconds; NO_END when it does not say."""
     job = environ.get("SLURM_JOB_ID", "")
     if job:
@@ -72,7 +82,7 @@ def ask(environ: Mapping[str, str]) -> float:
 
 
 def _ask_later(agent: Agent, environ: Mapping[str, str]) -> None:
-    left_s, asked_at = ask(environ), time.monotonic()
+    left_s, asked_at = ask_batch_system(environ), time.monotonic()
     if left_s != NO_END:
         agent.later(lambda: agent.handle(WalltimeKnown(asked_at + left_s - time.monotonic())))
 
@@ -129,3 +139,32 @@ def _number(text: str) -> float:
         return max(0.0, float(text))
     except ValueError:
         return 0.0
+
+
+# ---- standing
+
+
+_NO_FOLDER = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM}
+)
+
+
+def check_job(agent: Agent) -> bool:
+    """Tell the core if the pilot lacks something; whether it does."""
+    agent.oom_kills.note_kills()
+    if why := agent.scratch.fault():
+        agent.handle(Unfit(why, LossReason.SCRATCH_GONE))
+    elif why := agent.parent.fault():
+        agent.handle(Unfit(why, LossReason.NODE_LOST))
+    return bool(why)
+
+
+def cannot_make_folders(agent: Agent, error: OSError) -> bool:
+    """Tell the core if an error of making a folder says that no folder can be made here; whether it does. A disk that
+    is full is another matter: it may have room later."""
+    if check_job(agent):
+        return True
+    if error.errno in _NO_FOLDER:
+        agent.handle(Unfit(f"it can make no folder: {error}", LossReason.SCRATCH_GONE))
+        return True
+    return False
