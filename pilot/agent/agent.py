@@ -49,7 +49,7 @@ class PilotOptions(msgspec.Struct, frozen=True):
     walltime_s: float = 0.0
     """How long its job may last, as the site file says; 0 = it does not say."""
     probe: str = ""
-    """The command that probes a device (see `probing`); empty: our own, on GPUs."""
+    """The command that probes a device (see `observing`); empty: our own, on GPUs."""
     probe_every_s: float = PROBE_EVERY_S
     in_batch: bool = False
     """Whether a batch system started it, so that it ends with the process that did."""
@@ -101,7 +101,7 @@ class Agent:
         """Whether the core has said that everything is done."""
         self.carry_out: Callable[[Command], None] = lambda _command: None
         self.check_standing: Callable[[], bool] = lambda: False
-        """Tells the core if the pilot lacks what its job gave it (`standing`): before it hears what fails of that."""
+        """Tells the core if the pilot lacks what its job gave it (`job`): before it hears what fails of that."""
         self.timers = Timers()
         self._queue = EventQueue(self.core, lambda command: self.carry_out(command), clock=time.monotonic)
         self._done: deque[Callable[[], None]] = deque()
@@ -119,9 +119,9 @@ class Agent:
         """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
         self._queue.handle(event)
 
-    def hear(self, process: LibraryProcess) -> None:
-        """Read what a library has said, and tell the core."""
-        said, is_open = process.receive()
+    def hear(self, process: LibraryProcess, *, to_end: bool = False) -> None:
+        """Read what a library has said, once or `to_end`, and tell the core."""
+        said, is_open = process.receive(to_end=to_end)
         if said:
             self.handle(FromLibrary(process.library, said))
         if process.garbled:

@@ -1,8 +1,7 @@
-"""Whose fault an error of the system is.
+"""Objects on their way into this pilot's cache, and what this pilot serves to others.
 
-The ways of objects between pilots: what this pilot serves, the session's key for transfers, its seed.
-
-Objects on their way into this pilot's cache. Bytes are moved by threads; what comes of it is told in the loop.
+Threads move the bytes and report to the loop. `Peers` holds the session's transfer key, its seed, and this pilot's
+server.
 """
 
 from __future__ import annotations

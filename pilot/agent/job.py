@@ -1,4 +1,4 @@
-"""When this pilot's job ends, as its batch system says.
+"""The pilot's batch job: when it ends, and whether the pilot still has what the job gave it.
 
     Slurm         SLURM_JOB_END_TIME where it is set (22.05 does not), else `squeue -h -j JOB -o %e`; a task of an array
                   is asked for as JOB_TASK
@@ -7,14 +7,11 @@
     LSF           `bjobs -noheader -o time_left JOB`
     others        what the site file says, counted from when the pilot was started (`--walltime-s`); PBS_WALLTIME
 
-The answer is kept on the monotonic clock, so a clock of the system that jumps afterwards moves nothing. A command is
-run once, in a thread of its own, for at most ten seconds: the pilot does not wait for it, and tells the manager when
-the answer is another than what its hello said. What follows from it is decided in `core.presence`.
+The answer is kept on the monotonic clock, so a jump of the system's clock moves nothing. A command runs once, in a
+thread, for at most 10 s: the pilot does not wait for it, and tells the manager if the answer differs from its hello.
 
-Whether a pilot still has what its batch job gave it: its scratch folder, and the process that started it.
-
-A pilot without either leaves at once: its node is not its own any more. What its libraries fail of by then is no fault
-of the contexts and calls that they hold.
+A pilot that lost its scratch folder, or the process that started it, leaves at once: its node is no longer its own, and
+its libraries' failures are no fault of their contexts and calls.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Logs of libraries are looked at now and then: what user code prints has no limit, the disk has.
-
-In a thread, since the session folder may lie on a file system that hangs.
-
-The agent's one loop.
+"""The agent's one loop.
 
 A turn: wait until something comes or is due; read everything that has come, from the manager, the libraries, the
-zygotes and other threads; tell the core and carry out what it wants; then send one frame to the manager and one to each
-library. Nothing is delayed to form a batch: batches form by themselves while a turn is under way. `carry_out` has a
-line for each command of the core.
+zygotes and other threads; tell the core and carry out its commands; then send one frame to the manager and one to each
+library. Nothing is delayed to form a batch: batches form while a turn is under way. `carry_out` has a line for each
+command of the core.
+
+A thread shortens the logs of libraries: user code prints without limit, and the session folder may hang.
 """
 
 from __future__ import annotations
@@ -136,9 +134,14 @@ class Loop:
         self._observe_at = 0.0
         self._devices_at = 0.0
         self._tick_at = 0.0
+        self._due = 0.0
+        """When the next timer, tick or measurement is due."""
         self._turned_at = 0.0
         """When the last wait was over; 0 before the first."""
-        for number in (*agent.link.dealer.filenos(), agent.wake_read):
+        self._frames_fd, self._changes_fd = agent.link.dealer.filenos()
+        self._has_frames, self._has_changes = False, True
+        """True if something came from the manager, or its connection changed."""
+        for number in (self._frames_fd, self._changes_fd, agent.wake_read):
             agent.wires.register(number)
 
     def run(self) -> int:
@@ -150,16 +153,19 @@ class Loop:
             observing.wait_for_probes(agent, limit_s=_PROBE_S, interrupted=lambda: bool(self._signals))
             while not agent.is_over:
                 self._wait()
-                if link.dealer.came_back():
+                if self._has_changes and link.dealer.came_back():
                     self._greet()
-                for message in link.receive():
-                    agent.handle(FromManager(message))
+                if self._has_frames:
+                    for message in link.receive():
+                        agent.handle(FromManager(message))
                 if link.dealer.connected and presence.wants_hello(agent.state):  # one answers all that asked for it
                     self._greet()
                 while self._signals:
                     name, again = self._signals.pop(0)
                     agent.handle(Signalled(f"it got {name}", again))
-                self._timers(time.monotonic())
+                now = time.monotonic()
+                if now >= self._due:
+                    self._timers(now)
                 agent.wires.send_all()
                 link.flush()
             self._say_farewell()
@@ -170,22 +176,37 @@ class Loop:
     # ---- one turn
 
     def _wait(self) -> None:
-        agent = self.agent
-        timeout = 0.0 if agent.link.dealer.readable() else max(0.0, self._next_due() - time.monotonic())
-        news = agent.wires.wait(timeout)
+        """Wait until something comes or is due, and read it, but for frames of the manager.
+
+        A socket of ZeroMQ reports by its descriptor only what came after its last use, so frames are also looked for
+        before the wait. Nothing is sent on the socket of changes, so its descriptor reports each of them.
+        """
+        agent, wires = self.agent, self.agent.wires
+        has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._turned_at, False
+        now = time.monotonic()
+        self._due = self._next_due(now)
+        timeout = 0.0 if has_frames else max(0.0, self._due - now)
+        news = wires.wait(timeout)
         self._notice_stop(timeout)
-        for source, what in news:
-            if source is None:
-                continue
-            if what & select.EPOLLOUT:
-                source.push()
-                agent.wires.watch(source)
-            if what & ~select.EPOLLOUT:
-                if isinstance(source, Zygote):
-                    processes.hear_zygote(agent, source)
-                else:
-                    agent.hear(source)
-        agent.take_done()
+        for number, what in news:
+            if number == self._frames_fd:
+                has_frames = True
+            elif number == self._changes_fd:
+                has_changes = True
+            elif number == agent.wake_read:
+                was_woken = True
+            elif (source := wires.source(number)) is not None:
+                if what & select.EPOLLOUT:
+                    source.push()
+                    wires.watch(source)
+                if what & ~select.EPOLLOUT:
+                    if isinstance(source, Zygote):
+                        processes.hear_zygote(agent, source)
+                    else:
+                        agent.hear(source)
+        if was_woken:
+            agent.take_done()
+        self._has_frames, self._has_changes = has_frames, has_changes
 
     def _notice_stop(self, waited_s: float) -> None:
         """Tell the core when this process was stopped. It must hear that before it looks at any limit."""
@@ -195,9 +216,11 @@ class Loop:
         if before and stopped_s > limits.STOPPED_S:
             self.agent.handle(WasStopped(stopped_s))
 
-    def _next_due(self) -> float:
-        agent = self.agent
-        due = min(presence.next_at(agent.state), agent.timers.next_at, self._tick_at)
+    def _next_due(self, now: float) -> float:
+        agent, state = self.agent, self.agent.state
+        if state.leaving:  # it may have nothing to wait for
+            self._tick_at = min(self._tick_at, now + _LEAVING_TICK_S)
+        due = min(presence.next_at(state), agent.timers.next_at, self._tick_at)
         return min(due, self._observe_at) if agent.processes or not agent.link.dealer.connected else due
 
     def _timers(self, now: float) -> None:
@@ -224,8 +247,6 @@ class Loop:
             job.check_job(agent)
             observing.report_drivers(agent)
             agent.handle(Tick(serves_peers=agent.peers.is_serving))
-        elif state.leaving and self._tick_at > now + _LEAVING_TICK_S:
-            self._tick_at = now  # it has just begun to leave, and may have nothing to wait for
 
     def _greet(self) -> None:
         agent, link = self.agent, self.agent.link
@@ -276,14 +297,14 @@ def carry_out(agent: Agent, command: Command) -> None:
     match command:
         case Tell(message=message):
             agent.link.post(message)
-        case PassOn(message=pieces):
-            agent.link.pass_on(pieces)
         case TellLibrary(library=number, message=to_library):
             process = agent.processes.get(number)
             if process is not None:
                 agent.wires.tell(process, to_library)
         case Acknowledged(sequence=sequence):
             agent.link.acked(sequence)
+        case PassOn(message=pieces):
+            agent.link.pass_on(pieces)
         case WriteLog(text=text, severity=severity):
             log.log(severity, "%s", text)
         case Prepare(ordered=ordered):

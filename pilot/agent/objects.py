@@ -1,22 +1,14 @@
-"""Objects of the cache that are kept for libraries.
+"""What the agent keeps in the object cache: objects of libraries, large payloads, snapshots, the environment.
 
-Arguments and results over 1 MB, on a pilot that sees no file of its session: they travel through the session's seed.
+Where a pilot sees the session's folder, a large payload is a file in it. Elsewhere arguments and results over 1 MB
+travel through the session's seed.
 
-Where the session's folder is seen a large payload is a file in it, and nothing is to be done.
+A library reports a folder that holds its context as a snapshot (`SnapshotMade`). The agent links the folder into the
+cache, which takes no room, and the manager hears of it: from then on it is an object like any other. The folder is on
+this host's disk, next to the cache (`cache.store`).
 
-Contexts in a form that loads fast: offered to other pilots, and had from them.
-
-A library says that its context lies in a folder as a snapshot (`SnapshotMade`). The folder comes into the object cache
-by links, which costs no room, and the manager hears of it; from then on it is an object like any other. (The
-order to start a library names snapshots; `core.starting` has the missing ones brought.)
-
-The folder is on this host's disk, beside the cache (`snapshot_names`), also where all hosts share a home: else every
-pilot would find the first one's there, and the file system would serve a model to each of them.
-
-Hands on the archive of the environment that this pilot runs in: to its own host's cache, and to pilots that start.
-
-Those have no manager yet to plan for them; they hear at the session's seed who has the archive, if that pilot has said
-so.
+A pilot that runs in a carried environment puts its archive into the cache, and tells the session's seed that it has it,
+for pilots that start and have no manager yet.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""What an agent measures and tells its core: libraries every quarter of a second, devices every second, memory with
-each heartbeat.
+"""What an agent measures: libraries every 0.25 s, devices every second, memory with each heartbeat, and probes.
 
-Probes devices, when the core wants it.
-
-A probe is a process of its own for a moment (`stoker.pilot.devices.probe`, or what `--probe` names), so that a driver
-that hangs or crashes takes nothing along. `core.probes` decides when, `core.health` judges the answers.
+A probe is a separate process (`stoker.pilot.devices.probe`, or the command of `--probe`), so that a driver that hangs
+or crashes takes nothing along. `core.probes` decides when devices are probed and judges the answers.
 """
 
 from __future__ import annotations

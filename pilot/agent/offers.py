@@ -1,6 +1,6 @@
 """Looks at the engines on the devices of a library that is offered a call, and at what the call asks of them.
 
-Each engine writes beside its row of the board of turns what it has to do as it begins a step (`engine_rows`). What a
+Each engine writes beside its row of the board of turns what it has to do as it begins a step (`turn_board`). What a
 step takes the pilot knows from the manager and from its libraries' reports (`step_knowledge`). The verdict is the
 core's (`shadow_validation`).
 

@@ -1,11 +1,7 @@
-"""A library's process, as its agent reaches it (`LibraryProcess`): its socket, its zygote, what the cache keeps for it.
+"""A library's process as its agent reaches it (`LibraryProcess`), the loop's poller (`Wires`), and the zygotes.
 
-`Wires` is the loop's poller over all of these sockets, and collects one frame a turn for each library.
-
-One zygote for each set of modules that recipes want preloaded.
-
-A zygote that imports for one recipe never burdens another's libraries, and one that dies (a module that crashes when
-it is imported) takes only its own libraries along. Zygotes that nobody has used for a while end.
+There is one zygote for each set of modules that recipes want preloaded. A zygote's imports burden no other recipe's
+libraries, and if it dies it takes only its own libraries along. Zygotes that are idle for long end.
 """
 
 from __future__ import annotations
@@ -101,9 +97,9 @@ class LibraryProcess:
         except OSError:  # it has ended; its end is told elsewhere
             return len(data)
 
-    def receive(self) -> tuple[list[ToAgent], bool]:
-        """What it has said, and whether its socket is still open. User code can write anything to that socket: what
-        cannot be read makes the library `garbled`, and never raises."""
+    def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
+        """Read once, or `to_end`; returns the messages, and whether the socket is still open. User code can write
+        anything to that socket: what cannot be read makes the library `garbled`, and never raises."""
         out: list[ToAgent] = []
         if self._reader is None or self.garbled:
             return out, False
@@ -111,6 +107,8 @@ class LibraryProcess:
             while self._reader.fill(block=False):
                 while (frame := self._reader.next()) is not None:
                     out += _decode(frame).messages
+                if not to_end:
+                    return out, True
         except BlockingIOError:
             return out, True
         except OSError:
@@ -182,12 +180,16 @@ class Wires:
         self._batches: dict[LibraryProcess, list[Any]] = {}
 
     def register(self, number: int) -> None:
-        """Wait for a plain file descriptor too; `wait` answers it as None."""
+        """Wait for a plain file descriptor too."""
         self._epoll.register(number, select.EPOLLIN)
 
-    def wait(self, timeout_s: float) -> list[tuple[Source | None, int]]:
-        """What is ready, and for what. None stands for plain file descriptors."""
-        return [(self._sources.get(number), what) for number, what in self._epoll.poll(timeout_s)]
+    def wait(self, timeout_s: float) -> list[tuple[int, int]]:
+        """The file descriptors that are ready, each with the events of `select.epoll`."""
+        return self._epoll.poll(timeout_s)
+
+    def source(self, number: int) -> Source | None:
+        """The library or zygote with this file descriptor."""
+        return self._sources.get(number)
 
     def watch(self, source: Source) -> None:
         """Wait until this one says something; if it has bytes to send, also until its socket has room."""

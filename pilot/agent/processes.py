@@ -186,7 +186,7 @@ def _ended(
     process = agent.processes.get(number)
     if process is None:
         return
-    agent.hear(process)  # its last words
+    agent.hear(process, to_end=True)  # its last words
     job.check_job(agent)
     shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
     printed = process.printed_last()

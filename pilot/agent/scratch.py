@@ -1,13 +1,11 @@
-"""The pilot's private folder on local disk: made closed, removed at the end, and swept if a pilot was killed.
+"""The pilot's private scratch folder, and the batch system's process that started the pilot (`Parent`).
 
-The process of the batch system that started this pilot: when it ends, so does the pilot's right to its node.
+The folder is removed at the end; the folders of killed pilots are swept.
 
-HTCondor's starter and Slurm's slurmstepd hold a job's processes together. One that is killed leaves the pilot running
-on resources that the batch system gives to somebody else, in a scratch folder that it clears. The kernel then gives
-the pilot another parent, which is what is looked at here.
-
-Only for pilots of batch jobs: one that a program started on this machine may outlive it. A pilot whose first parent is
-already the init process was started by a wrapper that has left (`setsid`, `nohup`), and is not watched.
+HTCondor's starter and Slurm's slurmstepd hold a job's processes together. If one is killed, the pilot remains on
+resources that the batch system gives to another job, in a scratch folder that it clears. The kernel then gives the
+pilot another parent, which this module detects. It watches only pilots of batch jobs. A pilot whose first parent is the
+init process was started by a wrapper that has left (`setsid`, `nohup`), and is not watched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How an object comes into the cache: linked or cloned where its source is on the same disk, else fetched part by
-part.
+"""How an object comes into the cache, and what a pilot serves of it.
 
-What a pilot serves to others: the objects of its cache, and those that are just coming into it.
+An object is linked or cloned if its source is on the same disk, else fetched part by part. A pilot serves the objects
+of its cache and those that are coming into it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The entries of an object cache: a small file with the facts of each object. An object without an entry is not there.
+"""The entries of an object cache, and the claims on objects that are coming.
 
-An entry is written once, as a new file, and its modification time is when the object was last used. So facts that were
-read are kept, and read again only for another file.
+An entry is a small file with the facts of an object; without it the object is not there. It is written once, as a new
+file, and its modification time is the time of last use. So facts are cached, and read again only for another file.
 
-Claims of an object cache: which pilot of a host brings an object in, and the drafts of objects that are coming.
-
-A claim is a lock (flock) on `drafts/NAME.lock`, so it ends with the process that holds it. Its draft, `drafts/NAME`,
-stays: the next pilot that claims the object goes on with what is there.
+A claim is a lock (flock) on `drafts/NAME.lock`, so it ends with its process. Its draft, `drafts/NAME`, stays: the next
+pilot that claims the object continues with it.
 """
 
 from __future__ import annotations

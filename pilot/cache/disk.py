@@ -1,10 +1,8 @@
-"""What the cache does with files: have them without copying, know them at a glance, remove them.
+"""The cache's files: bring them in without copying, recognise them at a glance, remove them, and mark what is durable.
 
-Marks of objects whose content is on the disk for good.
-
-A crash of the machine soon after an object came could leave zeros in its place, of the right length and age. An object
-without a mark is therefore brought again after a boot. Waiting for the disk takes longer than a small context takes to
-load, and slows it down: one thread does it, half a second after an object has come.
+A crash of the machine soon after an object came could leave zeros in its place, of the right length and age. So an
+object without a mark is brought again after a boot. Syncing takes longer than loading a small context, and slows it
+down: one thread does it, half a second after an object came.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""One device, as the agent needs to know it.
-
-CPU devices: a share of the cores and of the memory that this pilot may use.
+"""CPU devices: a share of the cores and of the memory that this pilot may use; and the facts of any device.
 
 Several things bound both, and the smallest wins: the affinity mask and the cgroup's quota, which the kernel enforces,
 and what Slurm or HTCondor says it granted, which some sites do not enforce.
 
-Spare cores: CPU devices of a pilot beside its GPUs, where the site file says so (`devices = "gpu+cpu:1"`).
-
-Each GPU keeps the first cores of its even part of the pilot's cores, so that they stay as near to it as they are
-without spare cores. The agent runs on the GPUs' cores as well (`kept_cores`): a model that computes on the spare ones
-does not hold up heartbeats and transfers. Of host memory as much is kept as the GPUs have, through which their models
-are loaded, but at most half; the CPU devices share the rest.
+A pilot with GPUs may offer spare cores as CPU devices (`devices = "gpu+cpu:1"`). Each GPU keeps the first cores of its
+even part, so that they stay near it. The agent runs on the GPUs' cores as well (`kept_cores`), so a model on the spare
+ones does not delay heartbeats and transfers. Of host memory the GPUs keep as much as they have, at most half; the CPU
+devices share the rest.
 """
 
 from __future__ import annotations

@@ -1,22 +1,14 @@
-"""Names, errors and handles of NVML: what is asked of `pynvml` (nvidia-ml-py) in more than one place.
+"""GPUs: what the batch system granted to this job, and what NVML says of them.
 
-Which GPUs a batch system granted to this job, read from the environment. Pure.
+`CUDA_VISIBLE_DEVICES` names the granted GPUs: indices among the GPUs that the job sees, `GPU-` and `MIG-` identifiers,
+or beginnings of these. A list ends, as with CUDA, at the first entry that names nothing. If it is unset, Slurm's
+`SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count the GPUs of the node, whatever the job sees of them, and HTCondor's
+`_CONDOR_AssignedGPUs` has names like `CUDA0` or `GPU-1a2b`. A job of a batch system that sets none of these was granted
+no GPU. Outside of a job (a workstation, a container) every GPU may be used.
 
-`CUDA_VISIBLE_DEVICES` says it everywhere: indices among the GPUs that the job sees, or `GPU-` and `MIG-` identifiers,
-or beginnings of these. Where it is unset, Slurm's `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count the GPUs of the node,
-whatever the job sees of them, and HTCondor's `_CONDOR_AssignedGPUs` has names such as `CUDA0` or `GPU-1a2b`. A job of
-a batch system that says none of this was granted no GPU: those of its node belong to other jobs. Outside of a job
-(a workstation, a container) every GPU may be used.
-
-GPUs, through NVML: asked for only here, and fine without a driver.
-
-Each GPU is asked by itself: one that is lost, refused or half broken is left out with its reason, and the others are
-offered. What was granted, `granted` reads from the environment. A list of `CUDA_VISIBLE_DEVICES` ends, as with CUDA, at
-the first entry that names nothing. Indices count in PCI order here, as NVML does; where CUDA might count otherwise the
-libraries are given identifiers, so they see the device that is meant.
-
-Under Slurm's cgroups NVML may count GPUs whose handle it refuses (NO_PERMISSION): they belong to other jobs, and CUDA
-does not count them.
+Each GPU is asked separately: one that is lost, refused or half broken is left out with its reason. Indices count in PCI
+order, as NVML does; where CUDA might count otherwise libraries get identifiers. Under Slurm's cgroups NVML may count
+GPUs whose handle it refuses (NO_PERMISSION): they belong to other jobs, and CUDA does not count them.
 """
 
 from __future__ import annotations

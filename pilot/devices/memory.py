@@ -1,16 +1,12 @@
-"""Whose memory on a GPU is whose: processes as the driver numbers them, libraries as this machine does. Pure.
+"""Memory of GPUs by library, and memory of the host after the kernel killed a library.
 
 NVML numbers processes as the node does. Inside a container (a PID namespace) the same number is another process, so a
-number alone proves nothing there: it counts only when every process that the driver shows is one of ours. Failing that,
-a library that is alone on a GPU has what was taken since nothing was loaded there; of several nothing can be told, and
-what their frameworks say stands.
+number counts only if every process that the driver shows is one of ours. Otherwise a library that is alone on a GPU has
+what was taken since nothing was loaded there; with several libraries their frameworks' own figures hold.
 
-What holds the memory of the host, asked when the kernel has killed a library because there was none left.
-
-The kernel counts such kills of the whole node (`oom_kill` of /proc/vmstat, since Linux 4.13). Each limit that holds
-this pilot is looked at: those of its cgroups and the node's memory. What is in use there and is not this pilot's own
-belongs to others: another job's processes, a daemon, whatever was started beside the pilot. Files in shared memory
-count as in use, and as nobody's: who made them cannot be told.
+The kernel counts its kills for want of memory on the whole node (`oom_kill` of /proc/vmstat, since Linux 4.13). Each
+limit that holds this pilot is looked at: its cgroups and the node's memory. Memory in use there that is not this
+pilot's belongs to others. Files in shared memory count as in use, and have no known owner.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""What the driver itself says of a GPU's health, through NVML: memory errors that it could not correct, Xid events, and
-that the GPU is lost.
+"""Watches GPUs through NVML, in one thread per GPU: a driver that hangs blocks only its thread.
 
-Most Xids (13, 31, 43, 45, ...) are faults of programs and say nothing of the device; those below are faults of the GPU
-or its link, after which it computes wrongly or not at all until somebody resets it (NVIDIA's "XID Errors" document).
-A GPU that has fallen off the bus answers every question with GPU_IS_LOST, the question for its own name too: so events
-are matched by handle, and each answer of that kind is the fault itself.
+The agent's loop reads what a thread left. If a thread has waited for the driver for `limit_s`, the GPU or its driver
+hangs, which is a fault of that device alone. `Health` reports uncorrectable memory errors, Xid events, and a lost GPU.
 
-Watches GPUs through NVML in threads of their own, one a GPU: a driver that hangs holds up nothing but its thread.
-
-The agent's loop only reads what a thread has left behind. A thread that has waited for the driver for `limit_s` means
-that the GPU, or its driver, hangs: that is a fault of the device, and of no other.
+Most Xids (13, 31, 43, 45, ...) are faults of programs; those below are faults of the GPU or its link, after which it
+computes wrongly or not at all until it is reset (NVIDIA's "XID Errors" document). A GPU that has fallen off the bus
+answers every question with GPU_IS_LOST, even the question for its name: so events are matched by handle, and each such
+answer is the fault itself.
 """
 
 from __future__ import annotations

@@ -1,20 +1,16 @@
-"""A matrix product on a GPU through the driver alone: no CUDA toolkit, no PyTorch, a few tenths of a second.
+"""`python -P -m stoker.pilot.devices.probe DEVICE`: tests whether a GPU computes correctly, in a short process.
 
-The kernel is written in PTX, which every driver compiles for the GPU that it finds. It is as plain as can be, one
-thread an element, because it is there to be right or wrong and not to be fast.
-
-`python -P -m stoker.pilot.devices.probe DEVICE`: does a device still compute? Run for a moment, by itself.
-
-It allocates memory, multiplies two matrices in single precision, and looks at every element of the product. The
-matrices are A[i][k] = a[i] + b[k] and B[k][j] = c[k] + d[j] with small whole numbers, so the product is known in closed
-form,
+It allocates memory, multiplies two matrices in single precision, and checks every element of the product. The matrices
+are A[i][k] = a[i] + b[k] and B[k][j] = c[k] + d[j] with small whole numbers, so the product is known in closed form,
 
     C[i][j] = a[i] * sum(c) + n * a[i] * d[j] + sum(b * c) + d[j] * sum(b)
 
-and, because every sum along the way is a whole number below 2^24, a sound device gives it without any error. A broken
-one (a bad memory cell, a multiplier that fails when hot) is typically off by far more than what is allowed.
+and, because every partial sum is a whole number below 2^24, a sound device returns it without any error. A broken one
+(a bad memory cell, a multiplier that fails when hot) is typically off by far more than `ALLOWED`.
 
-It says what is wrong on standard output, in a line; its exit code is a `ProbeVerdict`.
+It prints in one line what is wrong; its exit code is a `ProbeVerdict`. It uses the driver alone and takes a few tenths
+of a second: no CUDA toolkit, and no PyTorch, which only libraries may import, which a node may lack, and which takes
+seconds to start. The kernel is written in PTX, which every driver compiles, with one thread per element.
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
-"""Which call runs just now, in a small mapped file that outlives the process.
+"""Records of calls that outlive the library's process: which call runs (`Marker`), and where its output is.
 
-The library writes a record before it begins a call: three stores into memory, no system call. When the process has
-died the agent reads it and knows the culprit; while it lives the agent reads how long the call has run. One record a
-slot: the call's id, its start on CLOCK_MONOTONIC in nanoseconds (0 = the slot is idle), and where in the library's log
-its output begins. The first record is no slot's: it says how long the log was when a call ended last, because what
-stands before that may be output of another call. A process that ends before it could tell that calls have ended adds
-records of these calls.
+The marker is a small mapped file. The library writes a record before it begins a call: three stores into memory, no
+system call. After the process died the agent reads which call ran; while it lives the agent reads how long the call has
+run. There is one record per slot: the call's id, its start on CLOCK_MONOTONIC in nanoseconds (0 = the slot is idle),
+and where in the library's log its output begins. The first record belongs to no slot: it is the length of the log when
+a call last ended, because output before that may belong to another call. A process that ends before it could report
+ended calls appends records of them.
 
-What a call prints, told by where it lies in the library's log file.
-
-With one slot, standard output and error are the log file itself, so that output of child processes and of C code is in
-it too, and a call's part is what the file grew by while it ran. With several slots the calls of all threads would mix:
-what a thread writes to Python's own streams goes to a file of its slot, and from there into the log in one piece when
-the call ends, or when the process died (`recover`). Output of child processes and C code still lands in the log, but
-belongs to no call, unless one ran alone.
-
-A log whose disk is full loses what is printed. It costs no call.
+With one slot, standard output and error are the log file, which also takes the output of child processes and C code. A
+call's part is what the file grew by. With several slots, each thread's prints go to a file of its slot, and from there
+into the log in one piece when the call ends, or after the process died (`recover`). Output of child processes and C
+code belongs to no call then, unless one ran alone. A log whose disk is full loses output, and costs no call.
 """
 
 from __future__ import annotations
@@ -127,7 +122,7 @@ class LogTail:
 
     def begin(self) -> int:
         """A call begins. Returns where in the log its output begins."""
-        if _clock() - self._taken_at > _GAP_S:
+        if _clock() - self._taken_at > _GAP_S and not _has_length(1, self.start):
             self.start = max(self.start, self._size())
         return self.start
 

@@ -1,23 +1,13 @@
-"""What a library process is told of itself: the first frame on its socket, before any message.
+"""The connection between a library and its agent, on a Unix socket pair.
 
-Frames over a Unix socket: a head of eight bytes, then a frame of `wire`.
+The first frame holds the library's settings. A frame has a head of eight bytes: its length in five bytes (little
+endian) and a mark of three. User code has this socket among its descriptors and may write to it by mistake: the reader
+refuses a head without the mark, or with an impossible length, at once. The library's reader blocks, the agent's does
+not.
 
-The head is the frame's length in five bytes (little endian) and a mark of three. User code runs in a process that has
-this socket among its descriptors, and may write to it by mistake: a head without the mark, or with a length that no
-frame has, is no frame. The reader says so at once; it does not wait for bytes that never come, and takes no memory.
-
-The reader works for both ends: the library's blocks, the agent's never does.
-
-What leaves a library: ends of calls, progress, and answers to its agent.
-
-An end waits for company: short calls share frames. A call's progress waits for the next frame, or leaves alone when the
-last frame with progress is long ago. The main thread, the attendant and the threads of slots may all send.
-
-Tells the pilot how full the batch of the context's engine is, and what its steps took.
-
-A context that has an engine offers `batch_load()`, and may offer `take_step_times()`. Both are asked for every few
-seconds by a thread of its own, since a call may run for hours; a library whose context has no engine has no such
-thread.
+`LibraryOutbox` sends ends of calls, progress and answers. Ends wait for each other, so that short calls share frames.
+Progress leaves with the next frame, or alone if the last frame with progress is old. Every thread may send.
+`BatchReports` tells the pilot every few seconds how full the batch of the context's engine is, and what its steps took.
 """
 
 from __future__ import annotations

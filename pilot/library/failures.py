@@ -1,30 +1,18 @@
-"""Tells whether other processes filled the disk that a call could not write to.
+"""Classifies the exception that a call raised: the user's, or the infrastructure's (`pilot.core.infrastructure`).
 
-The disk is that of the file which the exception names. Many packages name no file: then the innermost function of the
-traceback that holds an open file, or the path of one, tells it. If no file is found, one of the node's disks must be
-full. A call that fills a disk alone would do so on every node, so its exception is the user's.
+*Origin.* The traceback of an exception from the kernel or a compiled library has no `raise` statement at its end. So
+`raise OSError(EIO)` and `raise RuntimeError("NCCL error")` are the user's. Python code of a package may raise
+exceptions of its own types.
 
-Whether an exception that a call raised is the infrastructure's: what the table (`core.infrastructure`) asks for is
-looked up here, in the process in which it happened.
+*Chains.* A re-raised exception and one with an explicit cause (`raise ... from error`) count as the original does. The
+implicit context (`__context__`) does not count. A group counts if each of its members does.
 
-*Who raised it.* What the kernel or a compiled library raises has no `raise` statement at the end of its traceback; what
-the user's code raises has one. So `raise OSError(EIO)` and `raise RuntimeError("NCCL error")` are the user's own. An
-exception of a package's own type may also be raised by that package's Python code.
+*Full disks.* The disk is that of the file which the exception names. Many packages name no file: then the library
+takes the innermost function of the traceback that holds an open file, or the path of one. If it finds no file, one of
+the node's disks must be full. A call that fills a disk alone would do so on every node, so its exception is the user's.
 
-*Chains.* An exception that the user re-raises is still the one that it was. One that names it as its cause
-(`raise ... from error`) counts as it does: the user says that this is why. One that merely came up while another was
-handled (`__context__`) does not: the user's code had dealt with that one. A group counts if each of its members does.
-
-PyTorch is looked at only if it has been imported here. A probe of the device is a process of its own.
-
-What ran, and what it printed last, where a command of Parsl's `bash_app` has failed.
-
-Parsl's own exception names the app and the exit code alone. The command is in a local variable of Parsl's function, and
-its output in the file that the call named for standard error, or else in the library's log. Both become attributes of
-the exception, with which it travels (`stoker.manager.executor.bash_failures`). A library imports Parsl only if a call
-does.
-
-An exception in short, for people: what it is, and where it was raised. `stoker explain` shows it.
+This module looks at PyTorch only if the process has imported it. A probe of a device is a separate process. At the end:
+the command and the last output of a failed `bash_app` of Parsl, and an exception in short for people.
 """
 
 from __future__ import annotations

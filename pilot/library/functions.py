@@ -1,17 +1,12 @@
-"""The functions that a library holds: sent once, kept by key, the least recently used forgotten.
+"""The functions of a library: kept by key, unpickled with their arguments, and which of them may run at the same time.
 
-How a call's function and arguments are unpickled in a library, and how its result or exception is pickled.
+A library receives a function once and forgets the least recently used. A result that is too large for a message becomes
+a file in the session's folder of objects. A missing package, or a disk that refuses a write, is a `TransferError` with
+the failure that ends the call. Any other exception from unpickling is the user's and keeps its type.
 
-A result that is too large for a message becomes a file in the session's folder of objects. A package that is missing
-here, and what the disk refuses, is a `TransferError`, which has the failure that the call ends with. Any other
-exception that unpickling raises comes from the user's code and keeps its type.
-
-Which calls may run at the same time in a library with several slots.
-
-All of them share one `sys.modules`. So two calls that want one module in two versions run one after the other: a call
-begins when no running one clashes with it. Where the threads of a process cannot have a working folder and a umask
-each, calls of programs in two folders run one after the other too. No call overtakes the one whose turn it is, so each
-has its turn. Until it begins it waits in the queue, from where it can be given back, and its time limit does not run.
+The slots of a library share one `sys.modules`. Two calls that bring different versions of a module run one after the
+other, and so do calls of programs in two folders where threads cannot have their own working folder. Calls begin in
+order: a call that waits is not overtaken, can be given back, and its time limit does not run yet.
 """
 
 from __future__ import annotations

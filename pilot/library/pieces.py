@@ -1,22 +1,12 @@
-"""What a function yields: its pieces one by one, or a list of them all.
+"""The pieces that calls yield, from the generator to the agent.
 
-Pieces that gather for a moment, so that those of many calls share a frame.
+A call may be a window of pieces ahead of what its client has acknowledged; then its slot waits. It waits once more
+after its function has ended, until the client has all pieces: the call's end says how many there were. A call that
+waits says so with its last pieces, because the client otherwise acknowledges later. With one slot, the thread that
+waits reads the acknowledgements.
 
-Each frame costs its agent, the manager and the client a wake-up, which is more than what its pieces cost them. So a
-piece that comes soon after the frame before waits for a moment, and leaves with all others that have come by then. The
-moment grows with the number of calls that yield: one alone hardly ever waits, and hundreds cost no more frames than
-eighty.
-
-The first pieces of a call leave at once, with all that wait: somebody looks at an empty page.
-
-The pieces that a library's calls yield, on their way to the agent.
-
-A call may be a window of pieces ahead of what its client has acknowledged; then its slot waits. It waits once more when
-its function has ended, until the client has all pieces: the call's end says how many there were. Whoever waits says so
-with its last pieces, because the client acknowledges in its own time otherwise.
-
-How a slot waits is its server's business: with one slot the thread that waits reads the acknowledgements by itself.
-Pieces of many calls share frames (`gathering`).
+A frame costs agent, manager and client more than its pieces do. So pieces of all calls gather for a moment that grows
+with the number of calls (`PieceGathering`). The first pieces of a call leave at once: a person looks at an empty page.
 """
 
 from __future__ import annotations

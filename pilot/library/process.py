@@ -1,21 +1,13 @@
-"""What a call may have changed in its process, which later calls share.
+"""The state of a library's process that later calls share: what is restored after a call, and what ends the library.
 
 A library is disposable. After each call it restores the environment variables and descriptors 0 to 2. Each call
 begins with its own working folder and umask (`workplace`) and its own context variables (`runner`). The library looks
-for other damage before a call that may take long, after a failed call, and every 5 ms between short calls. Damage ends
+for other damage before a call that may take long, after a failed call, and every 20 ms between short calls. Damage ends
 the library with an exit code, and calls that it has not begun run elsewhere. The state that the loader left is normal.
 
 Threads, children, `sys.path`, random states and replaced functions are no damage: a package may keep them.
 
-A call that attaches to a shared memory segment of another process does not take it along when its library ends.
-
-Python's resource tracker unlinks every segment that its processes have registered, once they have ended. That is right
-for the segments that calls have created: nothing of a session outlives it. But `SharedMemory` registers a segment that
-it only attaches to as well (python/cpython#82300), which may belong to the user's program or to another library. In a
-library it does not. So a library may unregister a name that its tracker never heard of, for which the tracker would
-print a traceback: it is told of the name just before.
-
-Children that user code forks from a library's process: none of them goes on as the library.
+Below: a fix for shared memory segments that a call only attaches to, and the end of children that user code forks.
 """
 
 from __future__ import annotations
@@ -43,7 +35,7 @@ from stoker.pilot.library.workplace import ClearedFolder, clear_temporary
 # ---- soundness
 
 
-EVERY_S = 0.005
+EVERY_S = 0.02
 """Seconds between two looks for damage while calls are short."""
 _MARGIN = 64
 """A process with fewer free descriptors is damaged: the next call may need some."""
@@ -51,6 +43,7 @@ _LIMITS = {
     f"RLIMIT_{name}": getattr(resource, f"RLIMIT_{name}")
     for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
 }
+_BUILTINS = ("__import__", "__build_class__", "open", "print", "len", "isinstance", "getattr")
 _MODULES = ("sys", "builtins", "os", "pickle", "stoker.contexts.ambient")
 
 
@@ -73,7 +66,6 @@ class Soundness:
         self._had = dict(self._variables)
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._modules = {name: sys.modules.get(name) for name in _MODULES}
-        self._builtins = tuple(name for name, here in vars(builtins).items() if callable(here))
         self._limits = {which: resource.getrlimit(which) for which in _LIMITS.values()}
         self._recursion = sys.getrecursionlimit()
         self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -130,9 +122,9 @@ class Soundness:
         for name, which in _LIMITS.items():
             if any(map(_is_lower, resource.getrlimit(which), self._limits[which])):
                 return f"lowered {name}"
-        here = vars(builtins)
-        if not all(map(callable, map(here.get, self._builtins))):
-            return f"removed {', '.join(name for name in self._builtins if not callable(here.get(name)))} from builtins"
+        for name in _BUILTINS:
+            if not callable(getattr(builtins, name, None)):
+                return f"removed {name} from builtins"
         if sys.getrecursionlimit() < self._recursion:
             return "lowered the recursion limit"
         if signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._blocked:

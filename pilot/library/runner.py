@@ -57,7 +57,7 @@ _clock_ns = time.monotonic_ns
 
 class Runner:
     """One slot. `context` is the first argument of functions that take one; `report` sends a call's progress; `leave`
-    ends the library for a fault that `soundness` finds; `place` is what exceptions are judged by."""
+    ends the library for a fault that `process` finds; `place` is what exceptions are judged by."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ An end is sent before the library waits for more work, when it is older than a m
 function is known to be slow or not known at all; so none waits for the call behind it, and short calls share frames.
 
 With several slots, calls run in threads and the main thread only reads. A call whose modules clash with those of a
-running one waits its turn, and those behind it wait too (`side_by_side`).
+running one waits its turn, and those behind it wait too (`functions.SideBySide`).
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""What an engine has to do, as bytes beside its row of the board of turns.
+"""The board in shared memory on which the libraries of one pilot ask for turns on their devices.
 
-The engine's library writes it before each step without a lock, and the agent reads it whenever it weighs an offer. A
-checksum tells what was written half, or by somebody else, so nobody has to wait for anybody.
+There is one row per engine, in a file of the pilot's private folder that each library maps. A library writes its row,
+and, under the board's lock, the row of a library that gets the turn. The lock is held for microseconds and ends with
+its process. It protects an order of work, not memory: if its holder is stopped, others continue without it, and at
+worst two libraries compute at the same time for one step. Library, process and devices of a row are written once, when
+the library joins.
 
-A board in shared memory on which the libraries of one pilot say whether they want a turn on their devices.
-
-One row an engine, in a file of the pilot's private folder that each library maps. A row is written by its library, and
-under the board's lock also by a library that hands a turn over. The lock is held for microseconds and ends with the
-process that holds it. It protects an order of work and no memory: if its holder is stopped meanwhile, others go on
-without it, and at the worst two libraries compute side by side for one step.
-
-Of a row its library, process and devices are written once, when it joins: others read them without the lock, and must
-never find half of them. Beside each row stands what its engine has to do (`engine_rows`).
+Next to each row is what its engine has to do (`packed`). The engine's library writes it before each step without a
+lock, and the agent reads it when it weighs an offer. A checksum detects a half-written value.
 """
 
 from __future__ import annotations
@@ -192,7 +188,7 @@ class TurnBoard:
         )
 
     def write_work(self, number: int, data: bytes) -> None:
-        """Write beside a row what its engine has to do (`engine_rows`)."""
+        """Write beside a row what its engine has to do."""
         at = _ROWS_END + number * WORK_BYTES
         self._memory[at : at + len(data)] = data
 

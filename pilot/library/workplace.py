@@ -1,16 +1,14 @@
-"""Folders on the scratch disk that are empty again after each call, without making one each time.
-
-The change time of such a folder is set to a moment long past. A single `fstat` after a call tells whether a file was
-made or removed in it, even within one tick of the kernel's clock.
-
-The folders and the umask of the calls of one slot.
+"""The folders and the umask of the calls of one slot.
 
 A call runs in the folder of its program where this process sees it (`contexts.program_folder`), with the program's
-umask. Elsewhere it runs in a folder of the slot's own, which is empty when it begins: files that it leaves there are
-named in its end before they are removed. `TMPDIR` is a folder of the library's own in both cases.
+umask. Elsewhere it runs in a folder of the slot, which is empty when it begins: files that it leaves there are named in
+its end before they are removed. `TMPDIR` is a private folder in both cases.
 
-The working folder and the umask belong to the thread where the system allows it (`stand_apart`), else to the process.
-They are set when a call begins: one system call each, which undoes the changes of the call before.
+Working folder and umask belong to the thread where the system allows it (`stand_apart`), else to the process. They are
+set when a call begins: one system call each, which undoes the changes of the call before.
+
+A `ClearedFolder` is empty again after each call. Its change time is set far into the past, so that one `fstat` tells
+whether an entry was made or removed, even within one tick of the kernel's clock.
 """
 
 from __future__ import annotations

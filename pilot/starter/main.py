@@ -1,15 +1,14 @@
-"""Getting the archive of the packages: from the session's seed and from others that start, or from a path that is seen.
-
-Everybody who fetches serves what he has already (`stoker.pilot.transfer`), and goes on while he unpacks; they find each
-other at the seed (`stoker.pilot.transfer.meeting`): a thousand nodes that start at once read the session's own host
-about once. Each part is checked when it comes, against the archive's name.
-
-From a bare node to a pilot: what `start.pyz` does.
+"""From a bare node to a pilot: what `start.pyz` does.
 
     start.pyz HERE [--begun DIR] --session DIR ...
 
-`HERE` is the folder with `environment.json`. What follows are the pilot's options; `--walltime-s` is passed on less
-what starting took. Ends by becoming the pilot (exit code 1 and a line on standard error when it cannot).
+`HERE` is the folder with `environment.json`. What follows are the pilot's options; `--walltime-s` is reduced by the
+time that starting took. Ends by becoming the pilot (exit code 1 and a line on standard error when it cannot).
+
+The archive of the packages comes from the session's seed and from other pilots that start, or from a path. Each of
+them serves the parts that it has, also while it unpacks; they find each other at the seed
+(`stoker.pilot.transfer.meeting`), so that 1,000 nodes that start at once read the session's host about once. Each part
+is checked against the archive's name.
 """
 
 from __future__ import annotations

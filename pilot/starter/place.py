@@ -1,20 +1,17 @@
-"""Where environments lie on a node: unpacked once, shared by a user's pilots, removed when others need the room or when
-nobody has used them for long.
+"""Where environments are on a node: unpacked once, shared by a user's pilots, removed when unused or for room.
 
     <scratch>/stoker-<uid>/environments/
         NAME/                 an environment, whole or not there: it comes by a rename
         NAME.files            how many files it has: one that has lost some (a cleaner of /tmp) gets them again
         NAME.used             held (a shared flock) by every pilot that runs in it; its time says when it was last used
-        NAME.making           held by the one that fetches and unpacks; others wait for it
+        NAME.making           held by the process that fetches and unpacks; others wait for it
         NAME.tar.gz           the archive, until the pilot has put it into its object cache
 
-The kernel drops a lock when its holder dies, so no crash leaves an environment half made or in use for ever.
+The kernel drops a lock when its holder dies, so no crash leaves an environment half made or in use.
 
-Making an environment of what was unpacked: a virtual environment over an interpreter that runs on this node.
-
-A virtual environment is a file that says where the interpreter lies, and a link to it. Neither needs the `venv` module,
-which some systems leave out, and both are written here, where the places are known. So nothing must be set for
-programs that are started from it: they find their packages by `sys.executable` alone.
+A virtual environment is a file that says where the interpreter is, and a link to it. Both are written here, without
+the `venv` module, which some systems leave out. Programs that are started from it find their packages by
+`sys.executable`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""What TaskVine is told: its manager's limits, and the command line of its factory.
+"""TaskVine's manager: what it is told (`VinePlan`), and the one module that calls `ndcctools`.
 
-A `VinePlan` is made where the site file is read (`stoker.manager.taskvine.planning`), and travels to the pilot in the
-session folder. It is a value: what is in it can be looked at, and tested, without TaskVine.
+The plan is made where the site file is read (`stoker.manager.taskvine.planning`), and travels in the session folder.
 
-TaskVine's manager: the one module that talks to `ndcctools`.
-
-It is a C library that blocks: `wait` takes whole seconds, comes back early only with a task, and holds the
-interpreter's lock. While every slot is taken that is just right. While some are free, new calls must not wait a second
-for their turn, and `wait` is made to come back after one look at everything, by three things that it is given:
+TaskVine's manager is a C library that blocks: `wait` takes whole seconds, returns early only with a task, and holds the
+interpreter's lock. While every slot is taken that is right. While some are free, new calls must not wait a second, and
+`wait` returns after one look at everything by three things that it is given:
 
 - an *anchor*, a task that may not start before the next century, so that there is always one to be considered;
 - two *bells*, tasks that are cancelled as soon as they are submitted. `wait` takes the first, looks whether there is
@@ -16,8 +13,8 @@ for their turn, and `wait` is made to come back after one look at everything, by
 A version of TaskVine that works otherwise would only be slower to hear of new calls. Its logs have a line for each of
 these steps, and no switch: they are not kept.
 
-A call that TaskVine gives up on (*forsaken*: its library ended) is not tried again by TaskVine: who is to blame for a
-library's end, and how often a call may be the one, is the manager's business.
+TaskVine does not retry a call that it gives up on (*forsaken*: its library ended): the manager decides who is to blame
+and how often the call may run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where TaskVine is on this machine. It comes from conda-forge, and is imported by the pilot's process alone.
+"""TaskVine on this machine, and its factory: the process that starts workers through the batch system.
 
-TaskVine's factory: the process that starts workers through the batch system, and starts them again.
+TaskVine comes from conda-forge; only the pilot's process imports it.
 """
 
 from __future__ import annotations

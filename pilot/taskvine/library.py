@@ -1,16 +1,14 @@
-"""Stops a call that runs too long, or that nobody wants any more, inside of a library that TaskVine runs.
+"""What runs in a library of TaskVine: the context, the calls on it, and the thread that stops a call.
 
-TaskVine cannot stop a function that runs in a library's own process. So one thread looks, twice a second, at the time
-and for a file that the pilot makes (`messages.stop_file`), and interrupts the main thread by a signal: the call ends
-with an exception, and the context stays loaded. Code that does not come back to Python for `GRACE_S` takes its library
-with it; so does memory beyond what the recipe declares.
+TaskVine's program for libraries runs in `direct` mode: it calls `load` once, and `serve` for each function call, in
+the process that holds the context. The code of our own libraries runs the calls (`stoker.pilot.library.runner`), so
+folder, output and ends are the same. Nothing that a call raises leaves `serve`: an exception would make TaskVine end
+the library.
 
-What runs in a library of TaskVine's: the context, and the calls on it.
-
-TaskVine's own program for libraries runs in `direct` mode: it calls `load` once, and then `serve` for each function
-call that it is sent, in the process that holds the context. A call is run by the very code that our own libraries use
-(`stoker.pilot.library.runner`), so that its folder, what it prints, and how it ends are the same. Nothing that a call
-raises leaves `serve`: an exception would make TaskVine end the library and its context.
+TaskVine cannot stop a function that runs in a library's process. So a thread looks twice a second at the time and for
+a file that the pilot makes (`messages.stop_file`), and interrupts the main thread by a signal: the call ends with an
+exception, and the context stays loaded. Code that does not return to Python for `GRACE_S` ends its library, and so does
+memory beyond what the recipe declares.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The one loop of a pilot that has a TaskVine pool behind it.
+"""`python -m stoker.pilot.taskvine.main --session DIR`: the pilot that has a TaskVine pool behind it.
 
-A turn: hear the manager, let TaskVine work, tell the manager what is finished. The pilot says hello when the first
-worker has come, because only then is it known what the workers have. It says then how many slots there may be in all;
-those for which there is no worker are told as faulty, with that as the reason, so that nothing is planned for them.
+It is started like any pilot on this machine; what it tells TaskVine is in the session folder (`VinePlan`).
 
-`python -m stoker.pilot.taskvine.main --session DIR`: be the pilot that has a TaskVine pool behind it.
-
-Started like any pilot on this machine; what it is to tell TaskVine lies in the session folder (`plan`).
+A turn of its loop: read from the manager, let TaskVine work, tell the manager what is finished. The pilot says hello
+when the first worker has come, because only then the workers' resources are known. The hello says how many slots there
+may be in all; slots without a worker are reported as faulty with that reason, so that nothing is planned for them.
 """
 
 from __future__ import annotations

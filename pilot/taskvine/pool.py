@@ -1,14 +1,11 @@
-"""The slots of a pool: which devices they are to the manager, and which library has which.
+"""A TaskVine pool as a pilot: the core that every pilot runs (`stoker.pilot.core`), with TaskVine behind it.
 
-A TaskVine pool as a pilot: the core that every pilot runs (`stoker.pilot.core`), with TaskVine behind it.
+The manager sees one pilot, whose devices are the slots that the pool's workers have together. The core decides which
+call goes where and what the manager is told; its orders reach a `PoolLibrary`. TaskVine itself brings objects and
+limits memory and time inside its libraries; a call cannot be looked into.
 
-The manager sees one pilot, whose devices are the slots that the pool's workers have together. Which call goes where,
-and what the manager is told, the core decides; what it orders reaches a `PoolLibrary`. Left out is what TaskVine does
-by itself: it brings objects, limits memory and time inside of its libraries, and does not let a call be looked into.
-
-A slot of TaskVine's holds one context at a time: an idle library is killed as soon as another one is wanted on its
-worker. So a library that is to be made on a device that another one has waits until that one is idle, or has had its
-turn, and then takes its place.
+A slot of TaskVine holds one context at a time: TaskVine kills an idle library as soon as another one is wanted on its
+worker. So a new library for an occupied device waits until the library there is idle, or has had its turn.
 """
 
 from __future__ import annotations

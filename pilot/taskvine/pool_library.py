@@ -1,15 +1,11 @@
-"""What is said of a library whose process ended without an answer.
+"""A library of a TaskVine pool, and the orders by which TaskVine runs its calls.
 
-Orders as TaskVine is given them: files that they need, the calls that go into one, and stop files.
+A `PoolLibrary` is the right to have one order of its context in TaskVine at a time; TaskVine decides which worker
+carries it out, and whether a process there still holds the context. (An order without calls, sent ahead, loads it.)
+TaskVine gets one process for each library of a context that the manager starts.
 
-Short calls go several to an order, because an order costs TaskVine milliseconds. A large argument is a file that
-TaskVine brings; it is dropped with the last order that needs it.
-
-A library of a TaskVine pool: what the orders of the pilot's core reach.
-
-It stands for the right to have one order of its context in TaskVine at a time; which worker carries that out, and
-whether a process there still holds the context, is TaskVine's business. (An order without calls, sent ahead, has it
-loaded.) TaskVine gets one process for each library of a context that the manager starts.
+Short calls share an order, because an order costs TaskVine milliseconds. A large argument is a file that TaskVine
+brings; it is dropped with the last order that needs it.
 """
 
 from __future__ import annotations
@@ -164,7 +160,7 @@ class Orders:
         self._engine.submit(name, order, large=large)
 
     def interrupt(self, order: messages.PoolOrder, calls: Iterable[CallId]) -> None:
-        """Have TaskVine's library stop these calls of an order (see `watch`).
+        """Have TaskVine's library stop these calls of an order (see `library`).
 
         The manager may send the same calls again at once, after a worker was lost: they run in another order, which no
         file of this one stops.

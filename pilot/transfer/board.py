@@ -1,16 +1,12 @@
-"""Which piece to ask which source for next.
+"""Which piece of an object to ask which source for next, and what the threads of one fetch share.
 
-Rarest first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003): what few have
-is copied first, so that many can hand it on, and pilots that fetch the same object at once choose different pieces and
-then have something for each other. Where we differ: the one source that reads the place that an object comes from is
-asked only for what no other source has or is about to have, because that place should be read once.
+Rarest first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003): pieces that
+few sources have are copied first, so that many can serve them, and pilots that fetch the same object at once choose
+different pieces. Where we differ: the source that reads the object's origin is asked only for pieces that no other
+source has or is about to have, because the origin should be read once.
 
-Near the end a piece may hang at a slow source while others have nothing to do: one that was asked for long ago is asked
-for a second time elsewhere, and who comes first wins.
-
-A choice looks at a sample, so it costs the same whatever the object's size. Clock and chance are given: no I/O here.
-
-What the threads of one fetch share: the copy that grows, who has which pieces, and whether it is over.
+Near the end a piece may hang at a slow source while others are idle: it is then asked for a second time elsewhere, and
+the first answer counts. A choice looks at a sample, so its cost does not grow with the object. `Picker` is pure.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""One source of a fetch, read by a thread of its own until the fetch is over or the source is of no use.
+"""Brings one object to this disk from several sources at once; single exchanges with the seed at the end.
 
-Brings one object to this disk from several sources at once.
+A thread reads each source until the fetch is over or the source is of no use. Sources are other pilots (which may still
+be fetching and then tell which pieces arrived), the session's seed, or a path that this host sees. Each piece is
+checked before it is kept, so a source can only waste time; one that served a wrong piece is not asked again. A
+connection that breaks after it served something is made again and continues. `Picker` (`board`) chooses the pieces.
 
-A thread reads each source. Sources are other pilots (which may themselves still be fetching and then tell what has
-newly arrived), the session's seed, or a path that this host sees. Every piece is checked before it is kept, so a source
-can waste time and nothing else; one that serves a wrong piece is not asked again. A connection that breaks after it was
-of use is made again, and goes on with what is missing. Which piece is asked for where is the `picker`'s choice.
-
-Who runs a fetch says where the object may be had (`offer`), again whenever that changes, and is told of sources that
-failed (`lost`): what to do about it is not decided here.
-
-Single exchanges: an object from wherever it can be had, a result to the seed. For who has no manager to plan for
-it.
+The caller says where the object may be had (`offer`), again whenever that changes, and is told which sources failed
+(`lost`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ environment say it too, seldom. The seed answers with whom to get it from: a few
 are there and have what he lacks, and each is named to so few that it has a place free for all of them. Everybody has
 fewer sources than places, so one that comes later finds somebody who has a place.
 
-While several are there the seed itself gives each piece away once (`sending`). Who asks for it again gets it only when
+While several are there the seed itself gives each piece away once (`server`). Who asks for it again gets it only when
 nobody has said to have it, or when those who have do not get it to him either. So a hundred pilots that start at once
 read the seed about once, and the rest from each other. One that is alone waits for nobody, and neither does one who
 cannot reach those that were named to him.

@@ -1,18 +1,13 @@
-"""Which pieces a server may send to one more peer just now.
+"""Serves objects to peers: whole ones, and the pieces that are here of those that are still being fetched.
 
-A piece that is on its way to one peer is not sent to another at the same time: the other is told "later", and may have
-it from the first by then. The pilot that reads an object's origin goes further: as long as it reads, it gives each
-piece away once, and again only to who still asks after a while. So of a new piece that four peers wait for, one copy
-leaves, and its receiver has it for the others; without that the reader's link, which every piece has to pass, is filled
-with copies of the same. (BitTorrent's super-seeding reaches this by showing each peer other pieces.)
+A thread serves one connection. A bounded number of connections get bytes; further ones are told that this pilot is
+busy.
 
-The session's seed does the same with what pilots fetch that start together, although it has all of it: its host serves
-everybody, and theirs do not. How long it keeps a piece back, `meeting` says, which knows who of them has it.
-
-Serves objects to peers: whole ones, and of those that are still being fetched the pieces that are here.
-
-A thread serves one connection, and a bounded number of connections get bytes; one more is told that this pilot is busy.
-Which piece may go to whom just now is in `sending`.
+A piece that is on its way to one peer is not sent to another at the same time: the other is told "later", and may get
+it from the first. The pilot that reads an object's origin gives each piece away once while it reads, and again only to
+a peer that still asks after a while. So one copy of a new piece leaves, and its receiver serves the others.
+(BitTorrent's super-seeding reaches this by showing each peer other pieces.) The session's seed does the same for pilots
+that start together, because its host serves all of them; `meeting` says how long it keeps a piece back.
 """
 
 from __future__ import annotations
@@ -156,7 +151,7 @@ class ObjectServer:
     """Listens at `address` until it is closed: at a free port of `host`, or at the socket that it is given.
 
     `more` are further requests that it answers: each gets the connection and the request, and raises PeerError when the
-    connection is of no use any more. `spares` is for who is to serve little itself (see `sending`). Raises OSError if
+    connection is of no use any more. `spares` is for who is to serve little itself (see `Sending`). Raises OSError if
     it cannot listen.
     """
 

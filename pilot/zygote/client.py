@@ -1,9 +1,6 @@
-"""What the agent and a zygote say to each other: one MessagePack packet a message over a socket pair.
+"""The agent's end of a zygote, and the messages between the two: one MessagePack packet each, over a socket pair.
 
-A library's own socket travels with its `Fork` as a file descriptor, so no library ever has a path that somebody else
-could connect to.
-
-The agent's end of a zygote.
+A library's socket travels with its `Fork` as a file descriptor, so no library has a path that others could connect to.
 """
 
 from __future__ import annotations
@@ -84,7 +81,7 @@ ToZygote = Preload | Fork | Kill
 class Preloaded(_Message, frozen=True, tag="preloaded"):
     """Imports are done. `failed` says which could not be imported, and why; `threads` which modules have started
     threads, and the threads' names (a process that has some must not fork, so libraries then start in a new
-    interpreter); `asked_for_gpus` that one of them asked PyTorch for GPUs (see `cuda_questions`: libraries that have
+    interpreter); `asked_for_gpus` that one of them asked PyTorch for GPUs (see `imports`: libraries that have
     some start in a new interpreter)."""
 
     failed: dict[str, str]

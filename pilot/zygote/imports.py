@@ -1,15 +1,11 @@
-"""Which threads modules start when they are imported.
+"""What modules do when the zygote imports them that a fork cannot bear: start threads, or ask for GPUs.
 
-A fork copies the thread that forks alone: a lock that another one held is never released in the child. So a zygote that
-has threads starts libraries in new interpreters. Threads that are of no use to a child, and whose library sees to its
-locks around a fork, do no harm.
+A fork copies only the thread that forks: a lock that another thread held is never released in the child. So a zygote
+with threads starts libraries in new interpreters, unless the threads are known to be harmless.
 
-Notices whether a module that the zygote imports asks PyTorch for GPUs.
-
-The zygote sees no GPU: asking CUDA would initialise it, and no fork of such a process can use it. So a module that asks
-while it is imported hears that there is none, and may keep that answer for good (`DEVICE = "cuda" if
-torch.cuda.is_available() else "cpu"`). Libraries that have GPUs then start in a new interpreter, where the answer is
-right.
+The zygote sees no GPU: asking CUDA would initialise it, and no fork of such a process can use it. A module that asks
+during its import hears that there is none, and may keep that answer (`DEVICE = "cuda" if torch.cuda.is_available() else
+"cpu"`). Libraries with GPUs then start in a new interpreter, where the answer is right.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""What processes leave in the system's memory when they are killed, and who removes it.
+"""Linux processes: end with a parent, adopt orphans, find descendants, measure them, and remove what killed ones leave.
 
-- POSIX segments and semaphores (`/dev/shm`) carry no name of their maker. Python's resource tracker, joblib's, and
-  torch's shared memory manager each know those of the processes that started them, and unlink them when these have
-  ended. So a killed library's trackers are not killed with it: they end by themselves, and get LIMIT_S for that.
-- A System V segment names its maker, so it can be removed here. Semaphores and message queues do not.
-
-Linux process plumbing: dying with a parent, adopting orphans, and finding everything below a process.
-
-Measured memory and processor time of a library: its process and everything below it.
+Killed processes leave two kinds of memory. POSIX segments and semaphores (`/dev/shm`) do not name their maker. The
+resource trackers of Python and joblib and torch's shared memory manager know them, and unlink them after their
+processes have ended: so trackers are not killed with a library, and get LIMIT_S to end. A System V segment names its
+maker, so this module removes it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""What a child of the zygote does between its birth and its first line as a library.
+"""What a forked child does to become a library, and the zygote's loop: import, freeze, then fork on request.
 
-The zygote's loop: import, freeze, then fork on request and report ends.
-
-It stays single-threaded and runs no tensor operation: a thread pool that exists before a fork does not exist after it,
-and whoever waits for it waits forever. It survives whatever its children do (they are in sessions of their own and
-hold none of its sockets), and it holds on to nothing of theirs: descendants that a library leaves behind are adopted
-and killed. When the agent is gone it kills everything, removes the pilot's scratch folder and ends; the kernel tells it
-(a signal), and so does its socket. Until its imports are done it has no children and simply dies.
+The zygote stays single-threaded and runs no tensor operation: a thread pool from before a fork does not exist after it.
+It survives whatever its children do (they are in their own sessions and hold none of its sockets), and adopts and kills
+the descendants that a library leaves. When the agent is gone it kills everything, removes the pilot's scratch folder
+and ends; a signal and its socket tell it. Until its imports are done it has no children and simply dies.
 """
 
 from __future__ import annotations
