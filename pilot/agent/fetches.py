@@ -30,7 +30,7 @@ from stoker.protocol.ids import PilotId
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FetchObject
 
-# ---- errors
+# ---- whose fault an error is
 
 
 def is_pilots_fault(error: BaseException) -> bool:
@@ -51,7 +51,7 @@ def no_process(reason: object) -> str:
     )
 
 
-# ---- peers
+# ---- what this pilot serves
 
 
 log = logging.getLogger("stoker.pilot")
@@ -98,7 +98,6 @@ class Peers:
 
 
 def _own_address(session: SessionFolder) -> str:
-    """This machine's address on the network that leads to the manager."""
     try:
         host, _ = split_address(session.read().address.removeprefix("tcp://"))
         return wire.route_to(host)
@@ -107,7 +106,6 @@ def _own_address(session: SessionFolder) -> str:
 
 
 def _serve(served: ServedCache, host: str, key: bytes) -> ObjectServer | None:
-    """Serve other pilots."""
     if not key:
         log.info("the session has no transfer key: this pilot serves no objects to others")
         return None
@@ -239,7 +237,6 @@ class Fetches:
         self.arrived.pop(ref.name).release()
 
     def _lost(self, fetching: _Fetching, name: str, source: ObjectSource, why: str) -> None:
-        """A source is of no use."""
         if self._fetches.get(name) is not fetching:
             return
         if source.origin:

@@ -138,7 +138,7 @@ def _number(text: str) -> float:
         return 0.0
 
 
-# ---- standing
+# ---- what the job gave
 
 
 _NO_FOLDER = frozenset(

@@ -66,7 +66,7 @@ from stoker.pilot.core.events import (
 )
 from stoker.pilot.zygote.client import Zygote
 
-# ---- logs
+# ---- logs of libraries
 
 
 log = logging.getLogger("stoker.pilot")
@@ -109,7 +109,7 @@ class LogWatch:
                 log.warning("%s grows, and its file system cannot give back its middle: %s", path, error)
 
 
-# ---- loop
+# ---- the loop
 
 TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What ends a pilot in good order."""
@@ -269,7 +269,6 @@ class Loop:
             self._signals.append((signal.Signals(number).name, bool(before)))
 
     def _say_farewell(self) -> None:
-        """Tell the manager."""
         agent, link = self.agent, self.agent.link
         agent.handle(Farewell({number: process.ran() for number, process in agent.processes.items()}))
         if agent.state.says_farewell:

@@ -43,7 +43,7 @@ from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.protocol.to_agent import SnapshotMade
 from stoker.protocol.to_manager import SnapshotHere
 
-# ---- objects
+# ---- objects of libraries
 
 
 def pin_objects(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> None:
@@ -85,7 +85,7 @@ def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
     agent.handle(Pinned(library, {name: one.path for name, one in found.items()}))
 
 
-# ---- payloads
+# ---- large arguments and results
 
 
 log = logging.getLogger("stoker.pilot")
@@ -237,7 +237,7 @@ def is_snapshot_here(form: str) -> bool:
     return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
 
 
-# ---- environment
+# ---- the carried environment
 
 _SAID_S = 60.0
 """How often a pilot says that it has the archive."""

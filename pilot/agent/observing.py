@@ -36,7 +36,7 @@ from stoker.pilot.devices.monitor import Reading
 from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tail, tree
 from stoker.protocol.ids import DeviceId, LibraryId
 
-# ---- observing
+# ---- measurements
 
 
 _END_BYTES = 4096
@@ -140,7 +140,7 @@ def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[Librar
     return {LibraryId(number): size for number, size in found.items() if size}
 
 
-# ---- probing
+# ---- probes
 
 
 _TICK_S = 0.02

@@ -138,7 +138,6 @@ class OfferScales:
         return found
 
     def _beside(self, library: PilotLibrary) -> list[PilotLibrary]:
-        """The libraries on a library's devices, itself among them."""
         mine = set(library.devices)
         return [each for each in self._state.libraries.values() if not mine.isdisjoint(each.devices)]
 
@@ -201,6 +200,5 @@ def _asks(order: RunCalls, now: float) -> UnreadPrompt:
 
 
 def _peak(order: RunCalls) -> int:
-    """Tokens that an offered call is expected to have at its end."""
     features = order.calls[0].features
     return features.input_length + features.expected_output if features is not None else 1

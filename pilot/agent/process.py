@@ -24,7 +24,7 @@ from stoker.protocol.calls import Printed
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_agent import ToAgent
 
-# ---- process
+# ---- a library's process
 
 
 _decode = wire.to_agent_decoder()

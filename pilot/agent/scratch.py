@@ -21,7 +21,7 @@ from stoker.errors import SessionError
 from stoker.pilot.starter.place import own_folder
 from stoker.plain_text import refuse_odd_path
 
-# ---- scratch
+# ---- the scratch folder
 
 
 _LOCK = "alive"
@@ -117,7 +117,7 @@ def sweep(base: Path) -> None:
                 os.close(lock)
 
 
-# ---- parent
+# ---- the parent process
 
 
 _INIT = 1

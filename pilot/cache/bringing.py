@@ -146,7 +146,7 @@ class Bringing:
         return self._cache.enter(self._ref, draft, manifest=copies[0].data), outcome
 
 
-# ---- served
+# ---- serving
 
 
 log = logging.getLogger("stoker.pilot")

@@ -183,7 +183,6 @@ def _wait_for(claim: int, draft: Path) -> bool:
 
 
 def _is_at(descriptor: int, place: Path) -> bool:
-    """Whether an open file still is the one at a place."""
     try:
         there = place.stat()
     except OSError:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from stoker.contexts.recipe import ObjectRef
 
-# ---- disk
+# ---- files
 
 
 _FICLONE = 0x40049409
@@ -159,11 +159,10 @@ def delete(place: Path) -> None:
 
 
 def _hash_of(parts: list[tuple[str, int, int, int]]) -> str:
-    """A digest of a listing."""
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-# ---- safe
+# ---- durable objects
 
 
 log = logging.getLogger("stoker.pilot")

@@ -47,7 +47,7 @@ from stoker.pilot.cache.disk import SafeMarks
 from stoker.pilot.core.objects import CachedObject, Shortage, file_name, make_room
 from stoker.units import show_bytes
 
-# ---- store
+# ---- the cache
 
 
 KEPT_S = 14 * 86400.0
@@ -328,7 +328,6 @@ class ObjectCache:
         self._safe.remove(place)
 
     def _expire(self, kept_s: float) -> None:
-        """Remove objects that nobody has used for so long."""
         now = time.time()
         for entry in self._entries.read_all():
             if now - entry.used_at >= kept_s and not _may_be_used(entry):
@@ -348,7 +347,7 @@ def _may_be_used(entry: CacheEntry) -> bool:
     return locks.is_locked(entry.file) is not False
 
 
-# ---- snapshot names
+# ---- snapshots
 
 
 _MARK = ".object"

@@ -22,7 +22,7 @@ from stoker.errors import ConfigError
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
 
-# ---- device
+# ---- a device
 
 
 class PilotDevice(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class PilotDevice(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, fault=fault))
 
 
-# ---- cpu
+# ---- CPU devices
 
 
 USED_SHARE = 0.9
@@ -109,7 +109,7 @@ def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("
     """Bytes of memory that this process and its children may use."""
     limits = [_total(root)]
     for folder in cgroups(root, "memory"):
-        limits += [_number(folder / "memory.max"), _number(folder / "memory.limit_in_bytes")]
+        limits += [number_in(folder / "memory.max"), number_in(folder / "memory.limit_in_bytes")]
     for granted in (_slurm_memory(environ), _condor(environ, "Memory")):
         limits.append(int(granted) * 1024**2)
     return min(limit for limit in limits if limit)
@@ -186,7 +186,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
             inner = inner.parent
 
 
-def _number(path: Path) -> int:
+def number_in(path: Path) -> int:
     """The number in a file; 0 where there is none (`max`, or no such file)."""
     try:
         text = path.read_text().strip()
@@ -195,7 +195,7 @@ def _number(path: Path) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-# ---- spare
+# ---- spare cores next to GPUs
 
 
 _MOST_KEPT = 0.5

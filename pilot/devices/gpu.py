@@ -26,7 +26,7 @@ from stoker.pilot.devices.cpu import PilotDevice
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
 
-# ---- nvml
+# ---- NVML
 
 
 LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
@@ -66,7 +66,7 @@ def address_of(handle: Any) -> int:
         return 0
 
 
-# ---- granted
+# ---- what was granted
 
 
 JOB_VARIABLES = {
@@ -122,7 +122,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",")) if text.strip() else ()
 
 
-# ---- gpu
+# ---- GPUs
 
 
 PROCESS_BYTES = 600_000_000
@@ -303,7 +303,6 @@ def _of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Gr
 
 
 def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice:
-    """The device that a GPU is. Raises _Unusable."""
     if unit.trouble:
         raise _Unusable(unit.trouble)
     try:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.pilot.core.events import MemoryShortage
-from stoker.pilot.devices.cpu import cgroups
+from stoker.pilot.devices.cpu import cgroups, number_in
 
-# ---- memory
+# ---- memory of GPUs
 
 
 _FIRST_NAMESPACE = "pid:[4026531836]"
@@ -65,7 +65,7 @@ def divide_memory(
     return {}
 
 
-# ---- host memory
+# ---- memory of the host
 
 
 FRESH_S = 5.0
@@ -120,9 +120,9 @@ class OomKills:
             yield total, max(0, total - _value(info, "MemAvailable:") * 1024 - shared), shared
         for folder in cgroups(self._root, "memory"):
             facts = folder / "memory.stat"
-            if (limit := _number(folder / "memory.max")) and (not total or limit < total):
+            if (limit := number_in(folder / "memory.max")) and (not total or limit < total):
                 yield limit, _value(facts, "anon"), _value(facts, "shmem")
-            elif (limit := _number(folder / "memory.limit_in_bytes")) and (not total or limit < total):
+            elif (limit := number_in(folder / "memory.limit_in_bytes")) and (not total or limit < total):
                 yield limit, _value(facts, "total_rss"), _value(facts, "total_shmem")
 
 
@@ -143,15 +143,6 @@ def anonymous_bytes(pids: Iterator[int]) -> int | None:
 def _lives(pid: int) -> bool:
     """Whether a process is there and has memory of its own: a zombie has none."""
     return os.path.exists(f"/proc/{pid}") and _value(Path(f"/proc/{pid}/status"), "VmSize:") > 0
-
-
-def _number(path: Path) -> int:
-    """The number in a file; 0 where there is none (`max`, or no such file)."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return 0
-    return int(text) if text.isdecimal() else 0
 
 
 def _value(path: Path, name: str, *, none: int = 0) -> int:

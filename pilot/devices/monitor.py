@@ -83,7 +83,6 @@ class Health:
         return ""
 
     def _is_mine(self, handle: Any) -> bool:
-        """True unless an event is certainly of another GPU: only this one was registered for."""
         if self._address and gpu.address_of(handle) == self._address:
             return True
         try:
@@ -119,7 +118,7 @@ class Health:
         return f"it had {new} uncorrectable memory errors (ECC)" if new > 0 else ""
 
 
-# ---- monitor
+# ---- monitors
 
 
 log = logging.getLogger("stoker.pilot")
@@ -218,7 +217,6 @@ class Monitor:
             raise
 
     def _whole(self) -> Any:
-        """The GPU itself, of a MIG part too."""
         nvml = self._nvml
         if not self._uuid.startswith("MIG-"):
             return self._handle

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from stoker.pilot.core.events import ProbeVerdict
 
-# ---- cuda
+# ---- the device
 
 
 _ROOM_BYTES = 64 * 1024 * 1024
@@ -161,7 +161,7 @@ def open_first() -> Gpu:
     return Gpu(driver)
 
 
-# ---- probe
+# ---- the probe
 
 
 SIZE = 512
@@ -212,7 +212,6 @@ def _error(product: array[float], *, a: list[float], b: list[float], c: list[flo
 
 
 def _short(number: float) -> str:
-    """`3e-1`."""
     digit, _, power = f"{number:.0e}".partition("e")
     return f"{digit}e{int(power)}" if power else digit
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TextIO
 from stoker.pilot.core.infrastructure import takes_no_writes
 from stoker.protocol.calls import Printed
 
-# ---- marker
+# ---- the marker of running calls
 
 
 _RECORD = struct.Struct("<Qqq")
@@ -97,7 +97,7 @@ def running(path: Path) -> list[Running]:
     ]
 
 
-# ---- printing
+# ---- output
 
 
 _GAP_S = 0.001
@@ -198,7 +198,6 @@ def recover(log: str, kept: str) -> None:
 
 
 def _move(file: int, log: int, path: str) -> Printed | None:
-    """Move what a slot's file holds to the end of the log."""
     size = os.fstat(file).st_size
     if not size:
         return None

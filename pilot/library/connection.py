@@ -224,7 +224,6 @@ def _with_checkpoint(progress: CallProgress, waiting: CallProgress | None) -> Ca
 
 
 def _ended(messages: list[Any]) -> list[int]:
-    """The calls that these messages report as ended, or as evicted."""
     found: list[int] = []
     for message in messages:
         if isinstance(message, RunsEnded):

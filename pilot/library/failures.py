@@ -161,7 +161,7 @@ def _is_full(folder: str) -> bool:
     )
 
 
-# ---- evidence
+# ---- the infrastructure's exceptions
 
 
 _NOT_COMPILED = frozenset(
@@ -284,7 +284,6 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
 
 
 def _device_fails(error: BaseException, place: Place) -> bool:  # noqa: ARG001
-    """Whether a probe of a device of this library fails."""
     return bool(place.probe) and any(_fails(device, place.probe) for device in place.devices)
 
 
@@ -319,7 +318,7 @@ _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
 }
 
 
-# ---- bash failures
+# ---- failures of bash apps
 
 
 BASH_FAILURE = "BashExitFailure"
@@ -355,7 +354,6 @@ def in_words(first: str, *, command: str, last_lines: str) -> str:
 
 
 def _locals(trace: TracebackType | None) -> dict[str, Any] | None:
-    """The local variables of Parsl's function that ran the command."""
     while trace is not None:
         if trace.tb_frame.f_code.co_name == _RUNS_IT:
             return dict(trace.tb_frame.f_locals)
@@ -375,7 +373,7 @@ def _tail(path: str, *, start: int = 0) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-# ---- telling
+# ---- exceptions in short
 
 
 _SHORT_MOST = 400
@@ -400,7 +398,6 @@ def in_short(error: BaseException) -> str:
 
 
 def _is_own(frame: FrameType) -> bool:
-    """Whether a frame's code is neither installed nor the library's own."""
     file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
     return not (
         os.path.realpath(file).startswith(_INSTALLED_REAL) or module.startswith(_OURS) or file.startswith("<frozen")

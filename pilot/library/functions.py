@@ -137,7 +137,7 @@ class Functions:
         return found
 
 
-# ---- packing
+# ---- pickling
 
 
 _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
@@ -287,7 +287,7 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-# ---- side by side
+# ---- calls that may run at the same time
 
 
 _Versions = Mapping[str, str]
@@ -364,7 +364,6 @@ class SideBySide:
 
 
 def _clash(one: _Versions, other: _Versions) -> bool:
-    """Whether two calls want one module in two versions."""
     if one is other or not one or not other:
         return False
     return any(other.get(name, version) != version for name, version in one.items())

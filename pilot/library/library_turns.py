@@ -143,7 +143,6 @@ class LibraryTurns:
         return row
 
     def _join(self) -> TurnRow | None:
-        """Take a row, and a socket of its number."""
         self._joined = True
         row = self._row = self._board.join(self._library, self._devices)
         if row is None:
@@ -244,7 +243,6 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def _sweep(self) -> None:
-        """Free the rows of libraries that are gone."""
         gone = [row for row in self._board.rows() if row.number != self._number and _is_gone(row.pid)]
         if gone:
             with self._board.lock():
@@ -271,7 +269,6 @@ class LibraryTurns:
                     self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_of(self._board, number))
 
     def _woken(self) -> bool:
-        """Wait for a datagram; False if none comes in time."""
         assert self._waker is not None
         try:
             self._waker.recv(1)
@@ -315,7 +312,6 @@ def _is_lost(row: TurnRow, now: float) -> bool:
 
 
 def _is_gone(pid: int) -> bool:
-    """True if there is no such process."""
     try:
         os.kill(pid, 0)
     except PermissionError:  # somebody else's

@@ -137,7 +137,6 @@ def serve(number: int) -> None:
 
 
 def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> None:
-    """Say that this library's folder or disk cannot be used."""
     failure = Failure(
         kind=FailureKind.PILOT,
         message=clean(_no_room(error, settings)),
@@ -171,7 +170,6 @@ def _leave_ends_to_the_agent() -> None:
 
 
 def _offer_turns(order: Load, settings: Settings) -> None:
-    """Let engines take turns with those of the other libraries on their devices."""
     if settings.turns:
         board, library = Path(settings.turns), LibraryId(settings.library)
         offer_turns(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
@@ -253,7 +251,6 @@ def _no_room(error: OSError, settings: Settings) -> str:
 
 
 def _memory() -> tuple[int, int]:
-    """This process's memory now and at most, in bytes."""
     found = {"VmRSS:": 0, "VmHWM:": 0}
     with open("/proc/self/status") as file:
         for line in file:
@@ -275,7 +272,6 @@ def _device_memory(devices: tuple[str, ...]) -> int:
 
 
 def _settings(data: bytes) -> Settings:
-    """Raises ProtocolError for bytes that are no settings."""
     try:
         return connection.decode_settings(data)
     except UNREADABLE as error:

@@ -82,5 +82,4 @@ class GangMeetings:
         return Gang(rank=0, size=place.size, rendezvous=f"{shown}:{port}", listener=listener, key=self._key_of(call))
 
     def _key_of(self, call: CallId) -> bytes:
-        """What the ranks of this call prove to each other."""
         return hmac.digest(self._key, f"call {call}".encode(), "sha256")

@@ -25,7 +25,7 @@ from stoker.protocol.ids import CallId
 from stoker.protocol.to_agent import Yielded
 from stoker.protocol.to_library import Taken
 
-# ---- yielding
+# ---- generators
 
 
 def yields(result: Any) -> bool:
@@ -172,7 +172,7 @@ class PieceGathering:
                     self._send_all()
 
 
-# ---- lane
+# ---- the window of pieces
 
 
 TURN_S = 0.1

@@ -32,7 +32,7 @@ from stoker.pilot.core import infrastructure
 from stoker.pilot.library.call_records import stream_to
 from stoker.pilot.library.workplace import ClearedFolder, clear_temporary
 
-# ---- soundness
+# ---- damage
 
 
 EVERY_S = 0.02
@@ -203,7 +203,7 @@ def _is_lower(now: int, was: int) -> bool:
     return now != was and now != resource.RLIM_INFINITY and (was == resource.RLIM_INFINITY or now < was)
 
 
-# ---- attaching
+# ---- shared memory segments
 
 
 def register_created_segments_only() -> None:
@@ -244,7 +244,7 @@ def forget_tracker() -> None:
     tracker._fd = tracker._pid = None
 
 
-# ---- forks
+# ---- forked children
 
 
 def leave_fork() -> None:

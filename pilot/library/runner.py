@@ -213,7 +213,6 @@ class Runner:
         return None
 
     def _advise(self, error: BaseException) -> None:
-        """Add a note to an exception that is raised because the program's files are not here."""
         with suppress(Exception):  # a class of the user's may refuse notes, or fail when it is read
             advice = self._workplace.advice(error)
             if advice:
@@ -257,7 +256,6 @@ class Runner:
         return as_list(result, self.stop)
 
     def _put(self, piece: Any) -> bool:
-        """Send a piece of the running call. False if nobody wants more of them."""
         if os.getpid() != self._pid:
             leave_child(None)
         yielding = self._yielding

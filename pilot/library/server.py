@@ -309,13 +309,11 @@ class LibraryServer:
         _leave(error)
 
     def _send_pieces(self, pieces: list[Yielded]) -> None:
-        """Send pieces, after ends that wait: the call that yields may take long."""
         if self.outbox.ends:
             self.outbox.send_waiting()
         self.outbox.send(pieces)
 
     def _read_for_call(self, seconds: float) -> None:
-        """Take frames while the one call that runs waits for its reader."""
         self._reads_for_call = True
         try:
             poll = select.poll()
@@ -331,7 +329,6 @@ class LibraryServer:
             self._receive(block=False)
 
     def _receive(self, *, block: bool, over: Callable[[], bool] | None = None) -> None:
-        """Read what has come, or wait for it."""
         if not self._reading.acquire(blocking=block):
             return
         try:
@@ -448,7 +445,6 @@ def _leave(error: OSError | None) -> NoReturn:
 
 
 def _is_closed_here(error: OSError | None) -> bool:
-    """True if the socket was closed by this process."""
     return error is not None and error.errno in (errno.EBADF, errno.ENOTSOCK)
 
 

@@ -29,7 +29,7 @@ import msgspec
 from stoker.contexts.device_turns import EngineWork
 from stoker.protocol.ids import DeviceId, LibraryId
 
-# ---- engine rows
+# ---- what an engine has to do
 
 
 MOST_PROMPTS = 32
@@ -72,7 +72,7 @@ def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
     return library, EngineWork(rows, length, due_at, tpot_s, late_at, prompts, taken_up, peak)
 
 
-# ---- turn board
+# ---- the board
 
 
 ROWS = 64

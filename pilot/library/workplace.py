@@ -18,7 +18,6 @@ import errno
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import process
@@ -27,7 +26,7 @@ from stoker.contexts.program_folder import ProgramFolder, is_seen_here, umask_no
 from stoker.contexts.recipe import Recipe
 from stoker.protocol.calls import CallOptions, LeftFiles
 
-# ---- sandbox
+# ---- scratch folders
 
 
 _LONG_AGO_NS = 1_000_000_000
@@ -69,10 +68,8 @@ class ClearedFolder:
     def __init__(self, path: str) -> None:
         self.path = path
         self._kept: frozenset[str] = frozenset()
-        self._is = (0, 0, 0)
-        self._changed_ns = 0
-        self._open = -1
-        self._was_open = (0, 0)
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        self._open = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.clear()
 
     def is_touched(self) -> bool:
@@ -87,7 +84,7 @@ class ClearedFolder:
     def short_path(self) -> str:
         """A path of the folder for Unix sockets, whose paths have 107 characters at most. It holds in this process and
         its children, as long as this process lives."""
-        if len(os.fsencode(self.path)) <= _LONGEST or self._open < 0:
+        if len(os.fsencode(self.path)) <= _LONGEST:
             return self.path
         return f"/proc/{os.getpid()}/fd/{self._open}"
 
@@ -104,55 +101,24 @@ class ClearedFolder:
         self._remember_state()
 
     def clear(self) -> None:
-        """Empty the folder; make it if it is gone."""
-        try:
-            with os.scandir(self.path) as listing:
-                for entry in listing:
-                    if entry.name in self._kept:
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        shutil.rmtree(entry.path, ignore_errors=True)
-                    else:
-                        os.unlink(entry.path)
-        except OSError:
-            self._kept = frozenset()
-            shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(OSError):  # what resists (no descriptor is free, another user's file) is put aside
-                os.rename(self.path, f"{self.path}-{time.monotonic_ns()}")
-            os.mkdir(self.path, mode=0o700)
+        """Empty the folder. Raises OSError also if a call has removed the folder, or closed its descriptor."""
+        if not os.path.samestat(os.fstat(self._open), os.stat(self.path)):
+            raise FileNotFoundError(errno.ENOENT, "it was removed", self.path)
+        with os.scandir(self.path) as listing:
+            for entry in listing:
+                if entry.name in self._kept:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
         self._remember_state()
 
     def _remember_state(self) -> None:
         os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
-        facts = os.stat(self.path)
+        facts = os.fstat(self._open)
         self._is = facts[1:4]  # inode, device, links: a slice costs less than three attributes
         self._changed_ns = facts.st_mtime_ns
-        self._reopen()
-
-    def _reopen(self) -> None:
-        """Have the folder open, by the same number as before. A number that a call has closed may be another file's by
-        now, which stays open."""
-        inode, device = self._is[:2]
-        try:
-            before = os.fstat(self._open)
-        except OSError:
-            before = None
-        if before is not None and (before.st_ino, before.st_dev) == self._was_open:
-            if self._was_open == (inode, device):
-                return
-        elif before is not None:
-            self._open = -1
-        try:
-            number = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:  # without a descriptor the folder counts as touched each time
-            self._open = -1
-            return
-        if self._open >= 0 and number != self._open:
-            os.dup2(number, self._open, inheritable=False)
-            os.close(number)
-        else:
-            self._open = number
-        self._was_open = (inode, device)
 
 
 def clear_temporary(folder: ClearedFolder) -> None:
@@ -163,7 +129,7 @@ def clear_temporary(folder: ClearedFolder) -> None:
         process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
 
 
-# ---- workplace
+# ---- a slot's folders
 
 
 _CLONE_FS = 0x200
@@ -279,8 +245,6 @@ class Workplace:
         """Remove the files that the call left. Raises OSError."""
         if self._is_in_own and self._own is not None and self._own.is_touched():
             self._own.clear()
-            if not os.listdir(self._own.path):  # it was made anew
-                self._link(self._own)
         if self.temporary.is_touched():
             clear_temporary(self.temporary)
 

@@ -38,7 +38,7 @@ from stoker.pilot.transfer.meeting import TRIES, meet
 from stoker.pilot.transfer.server import ObjectServer, bits_of
 from stoker.whole_files import draft_of
 
-# ---- fetching
+# ---- getting the packages
 
 
 _MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -125,7 +125,6 @@ class Serving:
                 return
 
     def _meet(self) -> list[str]:
-        """Say to the seed what is here, and hear from whom the rest may be had."""
         lost = sorted(self._lost - {self._seed})
         no_use = bool(lost) and not self._fetch.outcome().peer_bytes
         found = meet(
@@ -181,7 +180,6 @@ def _from_path(source: Path, archive: Path) -> None:
 
 
 def _is(path: Path, name: str) -> bool:
-    """Whether a file is the object of that name."""
     parts, size = [], 0
     with path.open("rb") as file:
         while chunk := file.read(PART_BYTES):
@@ -191,7 +189,7 @@ def _is(path: Path, name: str) -> bool:
     return proves(name, encode(Manifest(EntryKind.FILE, (entry,))))
 
 
-# ---- main
+# ---- the starter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

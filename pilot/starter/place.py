@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-# ---- place
+# ---- environments
 
 
 Getter = Callable[[Path], object]
@@ -163,7 +163,6 @@ class Environments:
             raise StartError(self._no_room(room_bytes))
 
     def _by_use(self) -> list[Path]:
-        """Environments, the one that was used last at the end."""
         used = sorted(self._root.glob("*.used"), key=lambda file: file.stat().st_mtime)
         return [place for file in used if (place := file.with_suffix("")).is_dir()]
 
@@ -248,7 +247,7 @@ def _lock(descriptor: int, how: int) -> None:
             raise
 
 
-# ---- node python
+# ---- virtual environments
 
 
 _TRY = "import ctypes, hashlib, ssl, sqlite3, zlib, sys; print('%d.%d' % sys.version_info[:2])"

@@ -34,7 +34,7 @@ from stoker.pilot.taskvine import library, messages
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- plan
+# ---- the plan
 
 
 FACTORY_PERIOD_S = 5
@@ -173,7 +173,7 @@ def _in_shell(path: str) -> str:
     return head + slash + (shlex.quote(rest) if rest else "")
 
 
-# ---- engine
+# ---- the manager
 
 
 _BELLS = 2
@@ -345,7 +345,6 @@ class VineManager:
         del self._manager
 
     def _never(self) -> Any:
-        """A task that will not run."""
         task = self._vine.Task(":")
         task.set_time_start(_NEVER_US)
         return task

@@ -24,7 +24,7 @@ from stoker.pilot.taskvine import engine
 from stoker.pilot.taskvine.engine import VinePlan
 from stoker.whole_files import write_whole
 
-# ---- finding
+# ---- programs
 
 
 INSTALL = "conda install -c conda-forge ndcctools"
@@ -70,13 +70,12 @@ def _is_there(module: str) -> bool:
 
 
 def _beside() -> list[str]:
-    """`bin` folders of the prefix that the package was installed into."""
     spec = importlib.util.find_spec("ndcctools")
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     return [str(parent / "bin") for place in places for parent in list(Path(place).parents)[:4]]
 
 
-# ---- factory
+# ---- the factory
 
 
 log = logging.getLogger("stoker.pilot")

@@ -44,7 +44,7 @@ from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- watch
+# ---- stopping calls
 
 
 GRACE_S = 10.0
@@ -119,7 +119,7 @@ class CallWatch:
         os._exit(3)
 
 
-# ---- library
+# ---- the library
 
 
 _TAIL_LINES = 20
@@ -201,7 +201,6 @@ class VineLibrary:
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        """End this process once its answer has gone out."""
         leave = threading.Timer(_LEAVE_S, os._exit, (1,))
         leave.daemon = True
         leave.start()

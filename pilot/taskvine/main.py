@@ -38,7 +38,7 @@ from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.working_folder import folders_here
 
-# ---- loop
+# ---- the loop
 
 
 log = logging.getLogger("stoker.pilot")
@@ -203,7 +203,6 @@ class PoolLoop:
         self._signals.append(signal.Signals(number).name)
 
     def _say_farewell(self) -> None:
-        """Tell the manager."""
         self._pool.farewell()
         if self._pool.state.says_farewell:
             self._link.part(lambda message: self._pool.handle(FromManager(message)), pause=lambda: self._poll.poll(20))
@@ -216,7 +215,7 @@ class PoolLoop:
         log.info("the pool has ended: %s", self._pool.state.leaving)
 
 
-# ---- main
+# ---- the program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -88,7 +88,7 @@ def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[D
     )
 
 
-# ---- pool
+# ---- the pool
 
 
 log = logging.getLogger("stoker.pilot")

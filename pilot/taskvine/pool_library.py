@@ -32,7 +32,7 @@ from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob, StartLibrary
 from stoker.units import show_bytes
 
-# ---- verdict
+# ---- lost libraries
 
 
 _KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}
@@ -187,7 +187,6 @@ class Orders:
         then(OrderOutcome(order, done.result, answer, stopped, note))
 
     def _take_stop_files(self, order: messages.PoolOrder) -> frozenset[CallId]:
-        """Remove the stop files of an order that is over; the calls that had one."""
         stopped = set()
         for spec in order.calls:
             with contextlib.suppress(FileNotFoundError):
@@ -200,7 +199,7 @@ def _large(calls: list[CallSpec]) -> tuple[ObjectRef, ...]:
     return tuple(spec.payload for spec in calls if isinstance(spec.payload, ObjectRef))
 
 
-# ---- pool library
+# ---- libraries
 
 
 log = logging.getLogger("stoker.pilot")
@@ -292,7 +291,6 @@ class PoolLibrary:
         self._feed()
 
     def _drop(self, calls: tuple[CallId, ...]) -> list[CallId]:
-        """Take out those of these calls that TaskVine has not been given."""
         wanted = set(calls)
         dropped = [spec.call for _, spec in self._queue if spec.call in wanted]
         self._queue = deque((run, spec) for run, spec in self._queue if spec.call not in wanted)
@@ -319,7 +317,6 @@ class PoolLibrary:
         self._orders.submit(order, self._ordered, then=self._finished)
 
     def _finished(self, outcome: OrderOutcome) -> None:
-        """TaskVine is done with the order."""
         self._order = None
         if self._is_over:
             return

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 from stoker.pilot.transfer.copy import ObjectCopy
 
-# ---- picker
+# ---- the choice of pieces
 
 
 S = TypeVar("S")
@@ -181,7 +181,7 @@ class Picker(Generic[S]):
                     del self._asked[index]
 
 
-# ---- board
+# ---- shared state of a fetch
 
 
 @dataclass(frozen=True, slots=True)

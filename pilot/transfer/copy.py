@@ -145,7 +145,6 @@ class ObjectCopy:
 
 
 def _lay_out(root: Path, manifest: Manifest) -> None:
-    """Make folders, links, and files of their final length. What is there from an earlier try stays."""
     place = os.fsencode(root)
     if manifest.kind is EntryKind.FILE:
         _make_file(place, manifest.entries[0])

@@ -186,7 +186,6 @@ class SourceReader:
                 board.hear(self.source, _indices(header, len(copy.pieces)))
 
     def _answer(self, channel: wire.Channel, copy: ObjectCopy, index: int, buffer: memoryview) -> None:
-        """The answer to a request for a piece."""
         header = channel.receive()
         size = piece_bytes(copy.pieces[index])
         has = _indices(header, len(copy.pieces))
@@ -238,14 +237,13 @@ def _body(channel: wire.Channel, header: dict[str, Any], field: str, *, most: in
 
 
 def _indices(header: dict[str, Any], count: int) -> list[int]:
-    """The pieces that a header says are there now."""
     have = header.get("have", [])
     if not isinstance(have, list) or not all(type(index) is int and 0 <= index < count for index in have):
         raise wire.PeerError("it says that it has pieces that do not exist")
     return have
 
 
-# ---- fetch
+# ---- fetches
 
 
 log = logging.getLogger("stoker.transfer")
@@ -376,7 +374,7 @@ class ObjectFetch:
                 self._board.end(error)
 
 
-# ---- client
+# ---- single exchanges
 
 
 _CHUNK = 1 << 20

@@ -94,7 +94,6 @@ class Seed:
         channel.send({"others": answer(self._meetings, request)})
 
     def _put(self, channel: wire.Channel, request: dict[str, Any]) -> None:
-        """Take a result in, whole or not at all, and say where it lies."""
         name, size, digest = request.get("name"), request.get("size"), request.get("sha256")
         if not isinstance(name, str) or not _RESULT.fullmatch(name) or type(size) is not int or size < 0:
             channel.send({"error": "refused", "text": f"{name!r} of {size} bytes is no result"})
@@ -175,7 +174,6 @@ def _tell_address(session: SessionFolder, address: str) -> str:
 
 
 def _is_over(session: SessionFolder) -> bool:
-    """Whether the session has ended: its objects are gone, or its manager's lease says so."""
     return not session.objects.is_dir() or bool(session.over())
 
 

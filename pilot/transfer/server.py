@@ -27,7 +27,7 @@ from stoker.pilot.transfer.copy import ObjectCopy
 from stoker.seldom import SeldomLog
 from stoker.unproven_places import UnprovenPlaces
 
-# ---- sending
+# ---- which peer gets a piece
 
 
 _LATER_S = 3.0
@@ -122,7 +122,7 @@ class _Sent:
         self.asked_at: float | None = None
 
 
-# ---- server
+# ---- the server
 
 
 log = logging.getLogger("stoker.transfer")
@@ -275,7 +275,6 @@ class ObjectServer:
             request = channel.receive()
 
     def _opened(self, channel: wire.Channel, request: dict[str, Any], host: str) -> dict[str, Any]:
-        """Serve one object on this connection; returns the request that is about something else."""
         name = str(request.get("object"))
         with self._slot() as free:
             if not free:
@@ -356,7 +355,6 @@ class _Lending:
         self._channel.send(header, manifest, bits)
 
     def _wait(self) -> None:
-        """Until there is something to tell, or it is time to say at least something."""
         copy, until = self._copy, time.monotonic() + WAIT_S
         while True:
             now = time.monotonic()
@@ -414,7 +412,6 @@ def bits_of(indices: Iterable[int], count: int) -> bytes:
 
 
 def _listen(host: str, ports: tuple[int, int]) -> socket.socket:
-    """A socket that listens on the first free port of a range; (0, 0) for any. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     first, last = ports
     for port in range(first, last + 1):

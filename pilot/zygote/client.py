@@ -121,7 +121,7 @@ LIMIT_BYTES = 200_000
 """No packet is longer."""
 
 
-# ---- client
+# ---- the agent's end
 
 
 _decode = msgspec.msgpack.Decoder[FromZygote](FromZygote).decode

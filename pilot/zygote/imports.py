@@ -21,7 +21,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# ---- imported threads
+# ---- threads
 
 
 HARMLESS = frozenset({"jemalloc_bg_thd"})
@@ -58,7 +58,6 @@ class ImportedThreads:
 
 
 def _threads() -> dict[int, str]:
-    """The names of this process's threads, by their ids; the main one has the process's."""
     found = {}
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -69,7 +68,7 @@ def _threads() -> dict[int, str]:
     return found
 
 
-# ---- cuda questions
+# ---- questions for GPUs
 
 
 _MODULE = "torch.cuda"

@@ -202,7 +202,7 @@ def reap(pid: int) -> tuple[int, int, int] | None:
     return (ended, status, usage.ru_maxrss * 1024) if ended else None
 
 
-# ---- usage
+# ---- measurements
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")

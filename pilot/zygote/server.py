@@ -42,7 +42,7 @@ from stoker.pilot.zygote.client import (
 )
 from stoker.pilot.zygote.imports import ImportedThreads, Listener
 
-# ---- child
+# ---- the child
 
 
 def become_library(order: Fork, sock: int, *, parent: int) -> NoReturn:
@@ -114,7 +114,7 @@ def _reseed() -> None:
         numpy.random.seed()
 
 
-# ---- server
+# ---- the loop
 
 
 _decode = msgspec.msgpack.Decoder[ToZygote](ToZygote).decode
