@@ -207,8 +207,8 @@ def _agent(
 
 
 def _own_key(session: SessionFolder) -> Path | None:
-    """The file of a fresh key, for a pilot that is started by hand: it is let in as a block of its own. None where the
-    session has a key for such pilots, or its folder came as a copy."""
+    """Make a key for a pilot that is started by hand, and return its file: the manager admits it as a separate block.
+    None if the session has a key for such pilots, or its folder is a copy."""
     session.read()
     if session.is_carried or session.key_file("pilot").exists():
         return None

@@ -40,7 +40,7 @@ PROBE_EVERY_S = 300.0
 
 
 class PilotOptions(msgspec.Struct, frozen=True):
-    """What a pilot was started with."""
+    """The options of a pilot's start."""
 
     pilot: str
     block: str = ""
@@ -54,7 +54,7 @@ class PilotOptions(msgspec.Struct, frozen=True):
     in_batch: bool = False
     """Whether a batch system started it, so that it ends with the process that did."""
     driver_limit_s: float = DRIVER_LIMIT_S
-    """A GPU's driver that has not answered for so long hangs, which is a fault of the device."""
+    """Seconds after which an unanswered GPU driver counts as hanging, a fault of the device."""
     umask: int = -1
     """The umask that the pilot was started with, which its libraries have; -1: the pilot's own."""
 
@@ -80,7 +80,7 @@ class Agent:
         self.logs = session.pilot(options.pilot)
         self.devices: dict[DeviceId, PilotDevice] = {device.facts.device: device for device in devices}
         self.monitors: dict[str, Monitor] = {}
-        """What watches each GPU, by its UUID."""
+        """The monitors of GPUs, by UUID."""
         self.bare_bytes: dict[DeviceId, int] = {}
         """Memory of each GPU that was taken while no library was on it."""
         self.sees_all_processes = memory.sees_all_processes()
@@ -93,7 +93,7 @@ class Agent:
         self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path, umask=options.umask)
         self.wires = Wires()
         self.search_path = folders_here()
-        """Where libraries look for modules last: beside the user's program, where the pilot was started there."""
+        """Where libraries look for modules last: next to the user's program, if the pilot was started there."""
         self.processes: dict[LibraryId, LibraryProcess] = {}
         self.fetches = Fetches(self)
         self.offers = OfferScales(self.core.state, board=scratch.path / BOARD)
@@ -116,7 +116,7 @@ class Agent:
     # ---- events
 
     def handle(self, event: Event) -> None:
-        """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
+        """Pass an event to the core, and carry out its commands. Events that this causes are handled after it."""
         self._queue.handle(event)
 
     def hear(self, process: LibraryProcess, *, to_end: bool = False) -> None:
@@ -132,7 +132,7 @@ class Agent:
             self.handle(LibraryHungUp(process.library))
 
     def later(self, action: Callable[[], None]) -> None:
-        """Have the loop do this: how other threads hand in what they have done."""
+        """Run this in the loop's thread: other threads hand in their results so."""
         self._done.append(action)
         try:
             os.write(self.wake_write, b"x")

@@ -44,7 +44,7 @@ def lacks_processes(error: BaseException) -> bool:
 
 
 def no_process(reason: object) -> str:
-    """What to say of a library whose process could not be made."""
+    """The message for a library whose process could not be made."""
     return (
         f"no process could be made for it: {reason}; end other processes there, or raise the limit of processes"
         " (ulimit -u) or of memory"
@@ -66,12 +66,12 @@ class Peers:
         with suppress(OSError, ValueError, KeyError):
             self.key = read_key(session.key_file("transfer"))
         self.gang_key = hmac.digest(self.key, b"gangs", "sha256") if self.key else b""
-        """What libraries make the keys of gangs from; transfers cannot be had with it."""
+        """The secret from which libraries derive keys of gangs; it gives no access to transfers."""
         self.carried = session.is_carried
         """Whether this pilot has a copy of the session's folder, and sees no other file of it."""
         self._session = session
         self.host = _own_address(session)
-        """What other pilots reach this machine at."""
+        """This machine's address for other pilots."""
         self._server = _serve(self.served, self.host, self.key)
 
     @property
@@ -128,7 +128,7 @@ class _Fetching:
 
 
 class _Agent(Protocol):
-    """What of an agent is used here."""
+    """The part of an agent that is used here."""
 
     cache: ObjectCache
     peers: Peers
@@ -149,7 +149,7 @@ class Fetches:
         self._agent = agent
         self._fetches: dict[str, _Fetching] = {}
         self.arrived: dict[str, Pin] = {}
-        """What has arrived just now, until the libraries have it that wait for it."""
+        """Objects that have just arrived, until the waiting libraries have them."""
 
     def order(self, order: FetchObject) -> None:
         """Have an object brought, from now on from where this order says."""
@@ -257,7 +257,7 @@ class Fetches:
 
 
 def _why_not_here(path: str) -> str:
-    """Why nothing can be read at a path; empty: it is there."""
+    """Return why a path cannot be read; empty if it can."""
     try:
         os.stat(path)
     except OSError as error:

@@ -85,9 +85,9 @@ def _ask_later(agent: Agent, environ: Mapping[str, str]) -> None:
 
 
 def _condor(file: str, now: float) -> float:
-    """Seconds until the job ends by its ad. The ad has the start on the clock of another machine, and HTCondor does not
-    need clocks that agree (Slurm does: munge). A start in the future counts as now. A job whose time is over by its ad
-    and that runs all the same has its time from when this machine wrote the ad."""
+    """Seconds until the job ends by its ad. The ad has the start on another machine's clock, and HTCondor does not need
+    synchronous clocks (Slurm does: munge). A start in the future counts as now. If the job's time is over by its ad
+    although it runs, its time counts from when this machine wrote the ad."""
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
         written = os.stat(file).st_mtime
@@ -112,7 +112,7 @@ def _until(text: str) -> float:
 
 
 def _hours_and_minutes(text: str) -> float:
-    """LSF's `time_left`: `0:45 L`, hours and minutes, and how it was found out; `-` where there is no limit."""
+    """LSF's `time_left`: `0:45 L`, hours and minutes, and how LSF knows it; `-` without a limit."""
     found = re.match(r"\s*(\d+):(\d+)", text)
     return 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else NO_END
 

@@ -112,7 +112,7 @@ class LogWatch:
 # ---- the loop
 
 TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What ends a pilot in good order."""
+"""Signals that end a pilot in good order."""
 _TICK_S = 1.0
 _LEAVING_TICK_S = 0.1
 _ECHO_S = 1.0
@@ -129,7 +129,7 @@ class Loop:
         agent.check_standing = functools.partial(job.check_job, agent)
         self._logs = LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
-        """Signals that the core has not been told of, and whether each is another one."""
+        """Signals that the core does not know yet, and whether each is a repeated one."""
         self._signalled_at = 0.0
         self._observe_at = 0.0
         self._devices_at = 0.0

@@ -47,7 +47,7 @@ from stoker.protocol.to_manager import SnapshotHere
 
 
 def pin_objects(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> None:
-    """Keep those of these objects for a library that are in the cache."""
+    """Pin the objects of a library that are in the cache."""
     arrived = agent.fetches.arrived
     if all(ref.name in arrived for ref in refs):
         _pinned(agent, library, {ref.name: arrived[ref.name].again() for ref in refs})
@@ -91,7 +91,7 @@ def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
 log = logging.getLogger("stoker.pilot")
 
 _PAUSES_S = (0.5, 2.0, 5.0)
-"""How long after a failure it is tried again: the seed may just be started anew."""
+"""Seconds until a failed exchange is tried again: the seed may be restarting."""
 
 
 def bring_arguments(agent: Agent, command: BringArguments) -> None:
@@ -233,7 +233,7 @@ def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
 
 
 def is_snapshot_here(form: str) -> bool:
-    """Whether the library will find a snapshot of this form by itself. A form is one name: it leads nowhere else."""
+    """True if the library will find a snapshot of this form. A form is a plain name, not a path."""
     return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
 
 
@@ -244,7 +244,7 @@ _SAID_S = 60.0
 
 
 def hand_on_environment(agent: Agent, archive: str) -> None:
-    """Begin, in a thread of its own. `archive` is `NAME=FILE`; empty: the environment did not travel."""
+    """Begin, in a thread. `archive` is `NAME=FILE`; empty if the environment did not travel."""
     name, _, path = archive.partition("=")
     if name:
         threading.Thread(target=_hand_on, args=(agent, name, path), name="environment", daemon=True).start()

@@ -95,7 +95,7 @@ def measure(agent: Agent) -> None:
 
 
 def last_line(log: str) -> str:
-    """The last line that says something in a library's log, without terminal control; empty if there is none."""
+    """The last line with text in a library's log, without terminal control; empty if the log has no such line."""
     text = _ESCAPES.sub("", tail(log, most_bytes=_END_BYTES))
     for line in reversed(re.split(r"[\r\n]+", text)):
         shown = " ".join("".join(each for each in line if each.isprintable()).split())
@@ -150,7 +150,7 @@ _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
 
 
 def probe_command(options: PilotOptions) -> tuple[str, ...]:
-    """The command that probes a device; empty where none is to be probed."""
+    """The command that probes a device; empty if devices are not probed."""
     return () if options.probe == NO_PROBE else tuple(shlex.split(options.probe)) or (sys.executable, *_OWN)
 
 
@@ -164,7 +164,7 @@ def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> fro
 
 
 def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevice]) -> tuple[str, ...]:
-    """The command by which a library on these devices may have one probed beside itself; empty: it may not."""
+    """The command by which a library on these devices may probe one of them while it holds it; empty if it may not."""
     devices = tuple(devices)
     may = len(probed_devices(options, devices)) == len(devices) and all(x.facts.processes != 1 for x in devices)
     return probe_command(options) if may else ()
@@ -203,7 +203,7 @@ def report_drivers(agent: Agent) -> None:
 
 
 def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[ProbeVerdict, str]:
-    """Probe a device: what the probe answered, and its words. Takes up to a minute."""
+    """Probe a device: the verdict, and the probe's last line. Takes up to a minute."""
     name = device.facts.device
     try:
         process = subprocess.Popen(

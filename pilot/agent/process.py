@@ -98,8 +98,8 @@ class LibraryProcess:
             return len(data)
 
     def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
-        """Read once, or `to_end`; returns the messages, and whether the socket is still open. User code can write
-        anything to that socket: what cannot be read makes the library `garbled`, and never raises."""
+        """Read once, or `to_end`; return the messages, and whether the socket is still open. User code can write
+        anything to that socket: unreadable bytes make the library `garbled`, and never raise."""
         out: list[ToAgent] = []
         if self._reader is None or self.garbled:
             return out, False
@@ -235,7 +235,7 @@ class Wires:
 
 _IDLE_S = 600.0
 _CLEAN_S = 3.0 + LIMIT_S
-"""How long a zygote may take to end its libraries and what they leave."""
+"""Seconds that a zygote may take to end its libraries and their leftovers."""
 
 
 class Zygotes:
@@ -266,13 +266,13 @@ class Zygotes:
         return iter(list(self._by_preload.values()))
 
     def forget(self, zygote: Zygote) -> None:
-        """The zygote has ended: kill it for good, and what its libraries left behind. Probes of devices go on."""
+        """Clean up after a zygote that has ended: kill it, and what its libraries left. Probes of devices continue."""
         self._by_preload.pop(zygote.preload, None)
         zygote.destroy()
         processes.kill_strays({other.pid for other in self}, of_main=True)
 
     def idle(self) -> list[Zygote]:
-        """Zygotes without libraries that nobody has asked for in a long time."""
+        """Return zygotes without libraries that have been unused for long."""
         now = time.monotonic()
         return [z for z in self if not z.libraries and z.preload and now - self._used_at[z.preload] > _IDLE_S]
 

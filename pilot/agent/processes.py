@@ -112,7 +112,7 @@ def kill(agent: Agent, number: LibraryId) -> None:
 
 
 def kill_zygote(agent: Agent, number: LibraryId) -> None:
-    """End the process that a library is to be forked from."""
+    """End the zygote that a library will be forked from."""
     process = agent.processes.get(number)
     if process is not None and process.zygote is not None:
         process.zygote.stop()
@@ -182,7 +182,7 @@ def _ended(
     cause: str = "",
     ours: bool = False,
 ) -> None:
-    """A library's process has ended, or could not be made; `ours`: for what this pilot lacks."""
+    """Report that a library's process has ended, or could not be made. `ours`: this pilot lacks something."""
     process = agent.processes.get(number)
     if process is None:
         return

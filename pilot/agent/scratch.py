@@ -69,7 +69,7 @@ class Scratch:
             locks.take(self._lock)
 
     def fault(self) -> str:
-        """What has become of the folder; empty while it is there. A batch system may clear it under a living pilot."""
+        """How the folder was damaged; empty if it was not. A batch system may clear it under a living pilot."""
         try:
             same = _identity(self.path) == self._is
         except OSError as error:

@@ -32,10 +32,9 @@ _NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, kept_bytes=0, seconds=0.0)
 
 
 class Bringing:
-    """One object on its way into the cache. `run` does it, in a thread of its own; `offer` and `stop` are for any
-    thread.
+    """One object on its way into the cache.
 
-    `lost` and `begun` are those of `ObjectFetch`.
+    `run` blocks a thread; `offer` and `stop` are for any thread. `lost` and `begun` are those of `ObjectFetch`.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Bringing:
         self._stopped = False
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        """Where the object may be had from now on, in place of what was said before. Quick."""
+        """Replace the sources of the object. Returns at once."""
         with self._lock:
             known = self._offer[1]
             self._offer = tuple(sources), manifest if proves(self._ref.name, manifest) else known

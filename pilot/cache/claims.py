@@ -29,10 +29,10 @@ from stoker.whole_files import draft_of
 
 
 class EntryFacts(msgspec.Struct, frozen=True):
-    """What an entry's file says: the object's cache name and length, and how its content looked when it came.
+    """The facts in an entry's file: the object's cache name and length, and how its content looked when it came.
 
-    `boot`: which boot of this machine the object was copied in, while a crash of the machine could lose its content;
-    empty: it has another name elsewhere.
+    `boot`: the boot of this machine in which the object was copied, while a crash could lose its content; empty: it has
+    another name elsewhere.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Entries:
         self.forget(file)
 
     def forget(self, file: Path) -> None:
-        """Read this entry anew when it is listed next."""
+        """Read this entry again when it is listed next."""
         self._listed.pop(file.name, None)
 
 
@@ -110,12 +110,12 @@ def write_small(file: Path, data: bytes) -> None:
 
 
 STUCK_S = 30.0
-"""Who brings an object and has got nothing of it for so long (its session may be cut off) is not waited for."""
+"""Seconds without progress after which a claim no longer makes others wait (its session may be cut off)."""
 _POLL_S = 0.05
 
 
 class Claims:
-    """The claims in a folder of drafts. `make_folders` makes the cache's folders, which somebody may have removed."""
+    """The claims in a folder of drafts. `make_folders` makes the cache's folders if they were removed."""
 
     def __init__(self, folder: Path, *, make_folders: Callable[[], None]) -> None:
         self.folder = folder
@@ -123,8 +123,8 @@ class Claims:
 
     @contextmanager
     def claim(self, ref: ObjectRef) -> Iterator[Path]:
-        """The one right on this host to bring this object in, and where to make its draft. May wait for another pilot:
-        look again whether the object is here. What is left at that place stays for who claims it next."""
+        """Return the one right on this host to bring this object in, and where to make its draft. May wait for another
+        pilot: look again whether the object is here. A draft stays for the next claim."""
         name = file_name(ref.name)
         while True:
             claim = self.folder / f"{name}.lock"
@@ -156,7 +156,7 @@ class Claims:
         return found
 
     def sweep(self, *, kept_s: float) -> None:
-        """Remove drafts that no pilot has brought on for so long."""
+        """Remove drafts without progress for this long."""
         for claim in self.folder.glob("*.lock"):
             with suppress(OSError), claim.open("rb") as file:
                 if not locks.take(file.fileno()):
@@ -167,7 +167,7 @@ class Claims:
 
 
 def _wait_for(claim: int, draft: Path) -> bool:
-    """Wait for a claim; False when the draft of whoever has it has not grown for `STUCK_S`."""
+    """Wait for a claim; False if the holder's draft has not grown for `STUCK_S`."""
     grown_at, taken, check_at = time.monotonic(), -1, 0.0
     while True:
         if locks.take(claim):

@@ -29,9 +29,9 @@ _FICLONE = 0x40049409
 
 
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
-    """Have a file by a second name for it; how it looks, or empty if it cannot be had so.
+    """Link a file under a second name; return how it looks, or empty if that fails.
 
-    It is not read: it must be as it was when its content was named (`ref.changed_ns`). It may change with its source
+    Its content is not read: it must be as it was when it was named (`ref.changed_ns`). It may change with its source
     later, which `stat_signature` notices.
     """
     try:
@@ -76,7 +76,7 @@ def share(source: Path, draft: Path) -> bool:
 
 
 def stat_signature(place: Path) -> str:
-    """What a glance tells of an object: a change of content under its name changes this."""
+    """Facts of an object from `stat`: they change if its content changes under its name."""
     try:
         facts = place.lstat()
         if not stat.S_ISDIR(facts.st_mode):
@@ -136,7 +136,7 @@ def size(place: Path) -> int:
 
 
 def taken(place: Path) -> int:
-    """Bytes that a file, or all files below a folder, take of the disk; holes take none. 0 if nothing is there."""
+    """Bytes on disk of a file, or of all files below a folder, without holes. 0 if nothing is there."""
     try:
         if not place.is_dir():
             return place.stat().st_blocks * 512
@@ -172,8 +172,8 @@ PAUSE_S = 0.5
 
 
 class SafeMarks:
-    """The marks of one cache, in a folder of their own. `while_same(place, look, action)` is the cache's: it calls
-    `action` if the object at `place` still looks like that, and lets nobody change it meanwhile."""
+    """The marks of one cache, in their folder. `while_same(place, look, action)` of the cache calls `action` if the
+    object at `place` still looks like that, and keeps it unchanged meanwhile."""
 
     def __init__(self, folder: Path, while_same: Callable[[Path, str, Callable[[], None]], None]) -> None:
         self.folder = folder

@@ -51,7 +51,7 @@ from stoker.units import show_bytes
 
 
 KEPT_S = 14 * 86400.0
-"""How long an object stays that nobody uses, unless a site says otherwise."""
+"""Seconds that an unused object stays, unless a site says otherwise."""
 _DRAFT_KEPT_S = 3600.0
 
 
@@ -68,7 +68,7 @@ class InUseError(DiskError):
 
 
 class ChangedError(OSError):
-    """What was taken in was changed as soon as it was there."""
+    """The object changed while it was taken in."""
 
 
 class Pin:
@@ -117,8 +117,8 @@ class ObjectCache:
             return self._lookup(place, entry)
 
     def claim(self, ref: ObjectRef) -> AbstractContextManager[Path]:
-        """The one right on this host to bring this object in, and where to make its draft. May wait for another pilot:
-        look again whether the object is here. What is left at that place stays for who claims it next."""
+        """Return the one right on this host to bring this object in, and where to make its draft. May wait for another
+        pilot: look again whether the object is here. A draft stays for the next claim."""
         return self._claims.claim(ref)
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
@@ -147,14 +147,14 @@ class ObjectCache:
         return found
 
     def manifest(self, name: str) -> bytes:
-        """What an object is made of; empty if that is not known here."""
+        """The manifest of an object; empty if it is not known here."""
         try:
             return (self._manifests / file_name(name)).read_bytes()
         except OSError:
             return b""
 
     def keep_manifest(self, name: str, data: bytes) -> None:
-        """What an object that is here is made of. A disk that is full keeps none."""
+        """Keep the manifest of an object that is here. A full disk keeps none."""
         with suppress(OSError):
             write_small(self._manifests / file_name(name), data)
 
@@ -221,7 +221,7 @@ class ObjectCache:
             )
 
     def lacks_bytes(self, refs: Sequence[ObjectRef]) -> int:
-        """How much of what is pinned here would have to go, so that these objects fit together."""
+        """Bytes of pinned objects that would have to go so that these objects fit together."""
         with self._locked():
             listed = self._entries.read_all()
             here = {entry.facts.name for entry in listed}
@@ -233,7 +233,7 @@ class ObjectCache:
 
     @property
     def bound_bytes(self) -> int:
-        """What all objects may take together."""
+        """The bound of all objects together, in bytes."""
         return self._bound
 
     def used_bytes(self) -> int:
@@ -256,8 +256,8 @@ class ObjectCache:
         return shutil.disk_usage(self.folder).free
 
     def _by_use(self) -> tuple[dict[str, int], dict[str, int]]:
-        """What removing each object would give back to the disk, in bytes: of those that no pilot uses, the least
-        recently used first, and of the others."""
+        """Bytes on disk that removing each object would free: unused objects, the least recently used first, and used
+        ones."""
         unused: dict[str, int] = {}
         used: dict[str, int] = {}
         for entry in sorted(self._entries.read_all(), key=lambda each: each.used_at):
@@ -334,7 +334,7 @@ class ObjectCache:
                 self._remove(*self._place(entry.facts.name))
 
     def _sweep(self, *, kept_s: float) -> None:
-        """Remove what crashed pilots left: drafts that nobody brings on, objects and manifests without an entry."""
+        """Remove the leftovers of crashed pilots: abandoned drafts, objects and manifests without an entry."""
         self._claims.sweep(kept_s=kept_s)
         entries = set(os.listdir(self._entries.folder))
         for folder in (self._objects, self._manifests, self._safe.folder):

@@ -26,10 +26,10 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 class PilotDevice(msgspec.Struct, frozen=True):
-    """What the manager is told of a device, and what only the pilot needs.
+    """A device: its facts for the manager, and those that only the pilot needs.
 
-    `cores` are the processor cores that go with it. `cuda` is how `CUDA_VISIBLE_DEVICES` names it (empty for a CPU
-    device), `uuid` how NVML does.
+    `cores` are its processor cores. `cuda` is its name in `CUDA_VISIBLE_DEVICES` (empty for a CPU device), `uuid` its
+    name in NVML.
     """
 
     facts: DeviceFacts
@@ -91,10 +91,10 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 
 
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
-    """The cores that this process may use, at least one.
+    """Return the cores that this process may use, at least one.
 
-    Where a batch system counts cores and binds nobody to them, jobs that stand side by side should take different ones:
-    HTCondor numbers its slots; Slurm's jobs go by their ids, which may clash, but not all on the lowest cores.
+    A batch system may count cores without binding jobs to them; then jobs on one node should choose different ones:
+    HTCondor numbers its slots; Slurm's jobs go by their ids, which may clash, but do not all take the lowest cores.
     """
     allowed = sorted(os.sched_getaffinity(0))
     limits = [_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
@@ -133,7 +133,7 @@ def _slurm_memory(environ: Mapping[str, str]) -> float:
 
 
 def _condor(environ: Mapping[str, str], name: str) -> float:
-    """What the ad of HTCondor's slot says of cores (`Cpus`) or memory in MiB (`Memory`); 0 outside of HTCondor."""
+    """Cores (`Cpus`) or memory in MiB (`Memory`) in the ad of HTCondor's slot; 0 outside of HTCondor."""
     try:
         ad = Path(environ["_CONDOR_MACHINE_AD"]).read_text(errors="replace")
     except (KeyError, OSError):
@@ -187,7 +187,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def number_in(path: Path) -> int:
-    """The number in a file; 0 where there is none (`max`, or no such file)."""
+    """The number in a file; 0 if there is no number (`max`) or no file."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -199,7 +199,7 @@ def number_in(path: Path) -> int:
 
 
 _MOST_KEPT = 0.5
-"""Of host memory, for what runs on GPUs."""
+"""Part of host memory that is kept for GPUs."""
 
 
 def share_with_spare(
@@ -223,7 +223,7 @@ def share_with_spare(
 
 
 def kept_cores(devices: tuple[PilotDevice, ...]) -> frozenset[int]:
-    """The cores that no CPU device has where there are spare cores; empty: there are none."""
+    """Cores outside of CPU devices, for a pilot with spare cores; empty without them."""
     if not any(device.facts.spare for device in devices):
         return frozenset()
     return frozenset(core for device in devices if not device.facts.spare for core in device.cores)

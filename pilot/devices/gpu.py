@@ -30,7 +30,7 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
-"""Errors that say of a GPU itself that it no longer works, until somebody resets it or restarts the node."""
+"""Errors by which a GPU no longer works until it is reset or the node restarts."""
 
 
 def load() -> Any:
@@ -83,9 +83,8 @@ JOB_VARIABLES = {
 class Grant(msgspec.Struct, frozen=True):
     """The GPUs that were granted.
 
-    `variable` names where it was read; empty = no batch system is involved, all GPUs may be used. `names` are indices
-    or identifiers. `of_node`: indices count the GPUs of the node, not those that this process sees. `refusal` says why
-    there is none.
+    `variable`: the variable that names them; empty = no batch system, all GPUs may be used. `names` are indices or
+    identifiers. `of_node`: indices count the GPUs of the node, not the visible ones. `refusal`: why there are none.
     """
 
     variable: str = ""
@@ -95,7 +94,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 def read_grant(environ: Mapping[str, str]) -> Grant:
-    """What the environment says of the GPUs of this job."""
+    """Read this job's GPUs from the environment."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         empty = "" if visible.strip() else "CUDA_VISIBLE_DEVICES is set to nothing"
@@ -126,16 +125,16 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 PROCESS_BYTES = 600_000_000
-"""What CUDA takes of a GPU for each process, beside what the process asks for: its context, kernels, cuBLAS."""
+"""GPU memory that CUDA takes for each process: context, kernels, cuBLAS."""
 
 DRIVER_LIMIT_S = 60.0
-"""A driver that has not answered for so long hangs. Without persistence mode a first answer may take many seconds."""
+"""Seconds after which a silent driver hangs. Without persistence mode a first answer may take many seconds."""
 
 _T = TypeVar("_T")
 
 
 class GrantedGpus(msgspec.Struct, frozen=True):
-    """GPUs to offer. `why`: the reason why there is none; `left_out`: what is wrong with GPUs that were granted."""
+    """GPUs to offer. `why`: the reason why there are none; `left_out`: the faults of granted GPUs."""
 
     devices: tuple[PilotDevice, ...] = ()
     why: str = ""
@@ -257,7 +256,7 @@ def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
 
 
 def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
-    """What was granted, in the order of the grant."""
+    """The granted GPUs, in the order of the grant."""
     mine = [unit for unit in here if not unit.refused]
     parts = [part for unit in mine for part in _parts(nvml, unit)]
     if not grant.variable:
@@ -284,8 +283,8 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
 
 
 def _of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
-    """GPUs by their indices on the node. Where a cgroup shows as many as were granted, they are those; otherwise a
-    number is that of the device file, or NVML's own index where NVML does not know that."""
+    """GPUs by their indices on the node. If a cgroup shows as many as were granted, these are they; otherwise a number
+    is the device file's, or NVML's index if NVML does not know that."""
     for visible in (mine, parts):
         if len(visible) == len(grant.names):
             yield from visible

@@ -31,7 +31,7 @@ _K = TypeVar("_K")
 
 
 def sees_all_processes() -> bool:
-    """True if process numbers here are those of the node, as the driver has them."""
+    """True if process numbers here are the node's, as the driver counts them."""
     try:
         return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
     except OSError:
@@ -46,10 +46,10 @@ def divide_memory(
     bare_bytes: int,
     trusted: bool,
 ) -> dict[_K, int]:
-    """Bytes that each library uses of a GPU; a library of which nothing can be told is left out.
+    """Bytes that each library uses of a GPU, without libraries for which it is unknown.
 
-    `processes`: of each library that is on the GPU. `taken_bytes`, `bare_bytes`: what is taken of the GPU now, and what
-    was while no library was there (-1 = not known). `trusted`: process numbers are the driver's.
+    `processes`: of each library on the GPU. `taken_bytes`, `bare_bytes`: memory in use now, and while no library was
+    there (-1 = unknown). `trusted`: process numbers are the driver's.
     """
     ours = {pid for pids in processes.values() for pid in pids}
     if by_process and (trusted or ours >= by_process.keys()):
@@ -69,12 +69,12 @@ def divide_memory(
 
 
 FRESH_S = 5.0
-"""A death is blamed on a kill that was counted so long ago at most: one shortage may end several libraries."""
+"""Seconds that a counted kill may be older than the death that it explains: one shortage may end several libraries."""
 
 
 class OomKills:
-    """Tells whether the kernel has killed for want of memory a moment ago. `own_bytes`: what this pilot's processes
-    hold, exactly; None: that cannot be read. `clock`: in seconds."""
+    """Detects whether the kernel has just killed for want of memory. `own_bytes`: exact memory of this pilot's
+    processes; None: unknown. `clock`: in seconds."""
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class OomKills:
         return _value(self._root / "proc/vmstat", "oom_kill")
 
     def _levels(self) -> Iterator[tuple[int, int, int]]:
-        """Each limit with what is in use below it, and what files in shared memory take besides, in bytes; the kernel
-        gives up caches before it kills."""
+        """Each limit with the memory in use below it, and the files in shared memory, in bytes; the kernel drops caches
+        before it kills."""
         info = self._root / "proc/meminfo"
         total, shared = _value(info, "MemTotal:") * 1024, _value(info, "Shmem:") * 1024
         if total:
@@ -141,12 +141,12 @@ def anonymous_bytes(pids: Iterator[int]) -> int | None:
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process is there and has memory of its own: a zombie has none."""
+    """True if a process exists and has memory: a zombie has none."""
     return os.path.exists(f"/proc/{pid}") and _value(Path(f"/proc/{pid}/status"), "VmSize:") > 0
 
 
 def _value(path: Path, name: str, *, none: int = 0) -> int:
-    """The number behind a name in a file of lines; `none` where there is none."""
+    """The number after a name in a file of lines; `none` if the name is missing."""
     try:
         with path.open() as file:
             for line in file:

@@ -38,13 +38,13 @@ XIDS = {
     140: "a memory error that could not be recovered",
 }
 _UNKNOWN_TIMES = 3
-"""So many answers "Unknown Error" in a row are a fault: some drivers say that of a GPU that is lost."""
+"""Number of "Unknown Error" answers in a row that are a fault: some drivers say that of a lost GPU."""
 
 
 class Health:
-    """Watches one GPU, or the GPU of a MIG part. A driver that cannot tell counts as having nothing to tell.
+    """Watches one GPU, or the GPU of a MIG part. A driver that cannot answer counts as healthy.
 
-    `handle` is of the whole GPU: a MIG part has neither events nor error counts of its own.
+    `handle` is of the whole GPU: a MIG part has neither events nor error counts.
     """
 
     def __init__(self, handle: Any, *, nvml: Any) -> None:
@@ -66,7 +66,7 @@ class Health:
             pass
 
     def fault(self) -> str:
-        """What has gone wrong since the last time; empty if nothing has."""
+        """The fault since the last call; empty without a fault."""
         return self._xid() or self._lost() or self._new_errors()
 
     def _xid(self) -> str:
@@ -127,11 +127,10 @@ EVERY_S = 1.0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a GPU's memory held at one moment. Sizes in bytes.
+    """A GPU's memory at one moment, in bytes.
 
-    `by_process`: memory by process id as the driver counts processes; None = the driver does not tell (of that one).
-    `taken_bytes`: memory in use by any process, or by the driver; -1 = the driver does not tell. `at`: monotonic time
-    of the question.
+    `by_process`: memory by process id as the driver counts processes; None = unknown. `taken_bytes`: memory in use by
+    any process, or by the driver; -1 = unknown. `at`: monotonic time of the question.
     """
 
     by_process: dict[int, int | None] | None
@@ -165,12 +164,12 @@ class Monitor:
         return self._reading
 
     def take_fault(self) -> str:
-        """What the driver has reported since this was asked last; empty if nothing."""
+        """The driver's report since the last call; empty without a report."""
         fault, self._fault = self._fault, ""
         return fault
 
     def hangs(self, now: float) -> str:
-        """What to say of a driver that has not answered for too long; empty while it answers. `now`: monotonic."""
+        """The message about a driver that has not answered for too long; empty while it answers. `now`: monotonic."""
         asked_at = self._asked_at
         if asked_at is None or now - asked_at < self._limit_s:
             return ""
@@ -239,7 +238,7 @@ class Monitor:
 
 
 def watch(devices: tuple[PilotDevice, ...], *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> dict[str, Monitor]:
-    """A monitor for each GPU, by its UUID; none where there is no NVML."""
+    """Return a monitor for each GPU, by its UUID; empty without NVML."""
     nvml = nvml or gpu.load()
     gpus = [device for device in devices if device.uuid]
     if nvml is None:

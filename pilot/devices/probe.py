@@ -27,7 +27,7 @@ from stoker.pilot.core.events import ProbeVerdict
 
 
 _ROOM_BYTES = 64 * 1024 * 1024
-"""Allocated and filled beside the matrices: a device without room for that is of no use."""
+"""Bytes allocated and filled in addition to the matrices: a device without this room is useless."""
 _PATTERN = 0xA5A5A5A5
 _BLOCK = 256
 _CANNOT_COMPILE = frozenset({209, 218, 220, 221, 222, 223})
@@ -169,18 +169,18 @@ SIZE = 512
 ALLOWED = 1e-3
 """The largest relative error of an element."""
 _LIMIT_S = 120
-"""Who started it waits less long; should that one have died, it ends by itself."""
+"""Seconds until the probe ends itself, should its starter have died."""
 
 
 class Computer(Protocol):
-    """What multiplies."""
+    """A device that multiplies matrices."""
 
     def product(self, a: array[float], b: array[float], size: int) -> array[float]:
         """The product of two square matrices, row by row, computed on the device. Raises DeviceError."""
 
 
 def examine(computer: Computer, *, name: str) -> tuple[ProbeVerdict, str]:
-    """Whether a device computes rightly; if it does not, what is wrong."""
+    """Return whether a device computes correctly; if not, how it fails."""
     size = SIZE
     a, d = [float(i % 7 - 3) for i in range(size)], [float(j % 5 - 2) for j in range(size)]
     b, c = [float(k % 4 - 1) for k in range(size)], [float(k % 6 - 2) for k in range(size)]

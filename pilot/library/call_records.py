@@ -101,12 +101,12 @@ def running(path: Path) -> list[Running]:
 
 
 _GAP_S = 0.001
-"""What is printed after a call ended, and so long before the next one begins, belongs to neither."""
+"""Output in the gap between two calls belongs to neither, if the gap is longer."""
 _clock = time.perf_counter
 
 
 class LogTail:
-    """One slot: what the log file grew by."""
+    """The output of the one slot: the growth of the log file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -127,7 +127,7 @@ class LogTail:
         return self.start
 
     def take(self) -> Printed | None:
-        """What was printed since the call began."""
+        """Return the output since the call began."""
         _flush(sys.stdout)
         _flush(sys.stderr)
         self._taken_at = _clock()
@@ -213,7 +213,7 @@ def _move(file: int, log: int, path: str) -> Printed | None:
 
 
 def route() -> None:
-    """From now on Python's streams are those that the calls of several threads print to."""
+    """Route Python's streams by thread, for the calls of several slots."""
     if not isinstance(sys.stdout, _Router):
         sys.stdout = _Router(sys.stdout)
         sys.stderr = _Router(sys.stderr)
@@ -224,7 +224,7 @@ _local = threading.local()
 
 
 class _LogFile(io.FileIO):
-    """The log file as Python's streams write to it: what a disk does not take is lost."""
+    """The log file under Python's streams: drops what the disk does not take."""
 
     def write(self, data: Any) -> int:
         """Write it, if the disk takes it."""

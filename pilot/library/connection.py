@@ -35,11 +35,11 @@ from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded
 class Settings(msgspec.Struct, frozen=True):
     """One library's place on its pilot. Paths are absolute.
 
-    `folder` is its own on local disk, `log` the file that its output goes to, `objects` the session's folder for
-    large results, `search_path` is appended to `sys.path`. `host` is what other pilots reach this machine at.
-    `gang_key` is the session's secret for gangs: what the ranks of one call prove to each other is made from it.
-    `turns` is the board of the turns on the pilot's devices; empty where there is none. `probe` is the command that
-    probes a device, without the device's name; empty where none is to be probed.
+    `folder` is its folder on local disk, `log` the file for its output, `objects` the session's folder for large
+    results; `search_path` is appended to `sys.path`. `host` is this machine's address for other pilots. `gang_key` is
+    the session's secret for gangs, from which the ranks of a call derive theirs. `turns` is the board of the turns on
+    the pilot's devices; empty without one. `probe` is the command that probes a device, without the device's name;
+    empty if devices are not probed.
     """
 
     pilot: str
@@ -117,8 +117,8 @@ class FrameReader:
         return count > 0
 
     def next(self) -> memoryview | None:
-        """The next whole frame, valid until the next `fill`; None when there is none yet. Raises ProtocolError for
-        bytes that are no frame."""
+        """Return the next whole frame, valid until the next `fill`; None if it is not complete. Raises ProtocolError
+        for bytes that are no frame."""
         here = self._end - self._start
         if here < HEAD_BYTES:
             self._make_room(HEAD_BYTES)
@@ -132,7 +132,7 @@ class FrameReader:
         return self._view[first : self._start]
 
     def _make_room(self, frame_bytes: int) -> None:
-        """Have room for more of a frame. The room grows with what has come: a length alone takes no memory."""
+        """Grow the buffer for a frame, with the bytes that came: a length alone takes no memory."""
         if self._start + frame_bytes <= len(self._buffer):
             return
         here = self._end - self._start
@@ -190,7 +190,7 @@ class LibraryOutbox:
         self.ends.append(outcome)
 
     def send_waiting(self) -> None:
-        """Send the ends and the progress that wait. When this returns, what another thread was sending is sent too."""
+        """Send the waiting ends and progress. After this, the sends of other threads are finished too."""
         with self._sending:
             ends, out = self.ends, []
             while ends:
@@ -217,7 +217,7 @@ class LibraryOutbox:
 
 
 def _with_checkpoint(progress: CallProgress, waiting: CallProgress | None) -> CallProgress:
-    """A report with the checkpoint of the one that still waits, if it has none of its own."""
+    """Return a report with the checkpoint of the waiting report, unless it has one."""
     if waiting is None or not waiting.state or progress.state:
         return progress
     return msgspec.structs.replace(progress, state=waiting.state)
@@ -237,7 +237,7 @@ def _ended(messages: list[Any]) -> list[int]:
 
 
 EVERY_S = 10.0
-"""A report is sent this often at the most."""
+"""Seconds between two reports."""
 _LOOK_S = 1.0
 
 

@@ -71,7 +71,7 @@ def others_filled_it(error: BaseException, folder: str) -> bool:
 
 
 def is_there(path: str) -> bool:
-    """True if a file is there: it can be opened, or its server fails again."""
+    """True if a file exists: it can be opened, or its server fails again."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
@@ -105,8 +105,8 @@ def _others_fill(file: str, devices: Collection[int]) -> bool:
 
 
 def _own_bytes(file: str, device: int) -> int:
-    """The size on disk of the file and of what this process has open there for writing: a file that was removed
-    occupies its room until it is closed."""
+    """Bytes of the file on disk, and of what this process has open there for writing: a removed file occupies its room
+    until it is closed."""
     sizes: dict[int, int] = {}
     places: list[str | int] = [file, *map(int, os.listdir("/proc/self/fd"))]
     for each in places:
@@ -177,7 +177,7 @@ _TEXT_MOST = 2000
 
 
 class Place(NamedTuple):
-    """What a library is told of itself, as far as it matters here.
+    """The facts of a library that exceptions are judged by.
 
     `folder` is on the node's scratch disk, `budget_bytes` what its recipe declares of each device (0: nothing), `probe`
     the command that probes a device (empty: none is probed).
@@ -252,7 +252,7 @@ def _is_compiled(error: BaseException) -> bool:
 
 
 _PACKAGES = frozenset({"torch", "pynvml"})
-"""Packages whose Python code raises errors of its own types that the table lists."""
+"""Packages whose Python code raises errors of their types that are in the table."""
 _PASS_ON = frozenset({"shutil"})
 """Modules that catch what the kernel raises, write the names of their files into it, and raise it again."""
 
@@ -261,7 +261,7 @@ _PASS_ON = frozenset({"shutil"})
 
 
 def _is_within_budget(error: BaseException, place: Place) -> bool:
-    """Whether a device has no room for what this library asked for, although that was promised to it."""
+    """True if a device lacks room for this request, although the library has not used up its budget."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not place.budget_bytes:
         return False
@@ -345,7 +345,7 @@ def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> st
 
 
 def in_words(first: str, *, command: str, last_lines: str) -> str:
-    """What Parsl says first, then the command and its last lines."""
+    """Parsl's message, then the command and its last lines."""
     if command:
         first += f": {command if len(command) <= _COMMAND_MOST else command[:_COMMAND_MOST] + ' …'}"
     if not last_lines:

@@ -95,7 +95,8 @@ class Function:
         return opened
 
     def open_arguments(self, data: Buffer) -> Any:
-        """The value of a call's arguments; the function is open. What they import is found over what it imports."""
+        """Unpickle the arguments of a call of this function, which is open. Modules of the arguments come before its
+        own."""
         if data[:1] != b"M":
             return payloads.loads(data)
         return loads_code(data, under=self._modules)[0]
@@ -176,8 +177,8 @@ class Packer:
     # ---- what a call brings
 
     def open_function(self, function: Function) -> tuple[Callable[..., Any], bool]:
-        """The function, and whether it takes the context. Raises TransferError if a package that it imports is missing
-        here, and what its own code raises."""
+        """Return the function, and whether it takes the context. Raises TransferError if a package is missing here;
+        exceptions of the user's code pass through."""
         try:
             return function.open()
         except BaseException as error:
@@ -187,8 +188,8 @@ class Packer:
     def open_arguments(
         self, function: Function, payload: Payload, objects: Mapping[str, str]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call. `objects`: where large arguments lie, by name. Raises TransferError if these cannot
-        be read, or if a package that they import is missing here, and what their own code raises."""
+        """Return the arguments of a call. `objects`: paths of large arguments by name. Raises TransferError if they
+        cannot be read, or if a package is missing here; exceptions of the user's code pass through."""
         data: Any = payload
         if isinstance(data, ObjectRef):
             try:
@@ -221,7 +222,7 @@ class Packer:
     # ---- what it gives back
 
     def parts(self, value: Any, *, what: str) -> list[Any]:
-        """A result or a piece of one (`what`), pickled. Raises TransferError."""
+        """Pickle a result or a piece of one (`what`). Raises TransferError."""
         try:
             if type(value) in _SMALL:
                 return [payloads.dumps(value, what=what)]
@@ -297,7 +298,7 @@ _FOLDER = "/"
 
 
 class SideBySide:
-    """The calls that run, by slot. Its user holds a lock of its own around each use."""
+    """The running calls by slot. The caller holds a lock around each use."""
 
     def __init__(self) -> None:
         self._of_context = versions_of_context()
@@ -340,7 +341,8 @@ class SideBySide:
         return waits
 
     def _wanted(self, work: RunnableCall) -> _Versions:
-        """The versions that a call wants: what its arguments bring, over what its function and its context bring."""
+        """Return the module versions that a call needs: those of its arguments override those of its function and
+        context."""
         if self._of_next is not None and self._of_next[0] is work:
             return self._of_next[1]
         versions = self._of_function(work.function)

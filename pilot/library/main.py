@@ -44,7 +44,7 @@ _TAIL_LINES = 20
 _YOUNG_S = 2.0
 """A library that is younger does not end itself for a function with other modules."""
 _LEAST_ROOM_BYTES = 64 << 10
-"""A scratch disk that does not take so much is full."""
+"""A scratch disk that refuses 64 KiB is full."""
 
 
 def serve(number: int) -> None:
@@ -159,8 +159,8 @@ def _make_way(server: LibraryServer, began: float) -> None:
 
 
 def _leave_ends_to_the_agent() -> None:
-    """A batch system that ends a job tells every process of it. The agent has calls finish, or kills; a library that
-    went by itself would take its call along. What user code starts keeps the usual ways."""
+    """Ignore SIGTERM: a batch system sends it to every process of a job, and the agent decides what happens to calls.
+    Child processes of user code keep the default."""
 
     def nothing(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -176,7 +176,7 @@ def _offer_turns(order: Load, settings: Settings) -> None:
 
 
 def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workplace) -> tuple[Any, Loaded] | None:
-    """The context and what loading it took; None when it failed, which has then been said."""
+    """Load the context and return it with its measurements; None if that failed and was reported."""
 
     def offer(form: str, folder: str, made_s: float) -> None:
         sock.sendall(connection.pack([SnapshotMade(form=form, folder=folder, made_s=made_s)]))
@@ -261,7 +261,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _device_memory(devices: tuple[str, ...]) -> int:
-    """Bytes that PyTorch holds on the fullest of this library's GPUs; 0 where there is none."""
+    """Bytes that PyTorch holds on the fullest of this library's GPUs; 0 without PyTorch or GPUs."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return 0

@@ -29,7 +29,7 @@ from stoker.protocol.to_library import Taken
 
 
 def yields(result: Any) -> bool:
-    """True for what a generator function returns, plain or async."""
+    """True for the result of a generator function, plain or async."""
     return type(result) is GeneratorType or type(result) is AsyncGeneratorType
 
 
@@ -74,7 +74,7 @@ def as_list(result: Any, stop: CallStop) -> list[Any]:
 
 
 def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
-    """Run a coroutine in an event loop of its own. When the call is told to stop, cancel the coroutine's task and raise
+    """Run a coroutine in its own event loop. When the call is told to stop, cancel the coroutine's task and raise
     Evicted."""
     import asyncio  # takes 50 ms, which libraries without coroutines save
 
@@ -110,7 +110,7 @@ def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
 GATHER_EACH_S, GATHER_S = 0.000_05, 0.004
 """Frames are so far apart for each call that yields, and at most so far."""
 GATHER_BYTES = 250_000
-"""Pieces of so many bytes leave at once."""
+"""Pieces leave at once when they reach 250 kB."""
 _now = time.monotonic
 
 
@@ -131,7 +131,7 @@ class PieceGathering:
         self._sender: threading.Thread | None = None
 
     def add(self, pieces: Yielded, *, at_once: bool) -> None:
-        """Take pieces that follow those of their run before. `at_once`: they do not wait, nor does what waits."""
+        """Take the next pieces of a run. `at_once`: send them, and everything that waits, now."""
         with self._came:
             before = self._waiting.get(pieces.run)
             if before is None:
@@ -149,7 +149,7 @@ class PieceGathering:
                 self._came.notify()
 
     def drop(self, run: int) -> None:
-        """Nobody wants what still waits of a run."""
+        """Drop the waiting pieces of a run."""
         with self._came:
             self._waiting.pop(run, None)
 
@@ -176,15 +176,15 @@ class PieceGathering:
 
 
 TURN_S = 0.1
-"""A slot that waits looks so often whether its call is to end."""
+"""Seconds between two checks whether a waiting call has to end."""
 FIRST_PIECES = 3
-"""So many pieces of a call do not wait for company: what a client waits for before it has anything."""
+"""The first 3 pieces of a call leave at once: its client has nothing to show yet."""
 _RUN_BITS = 32
 
 
 class PieceLane:
-    """The lane of one library. `read(seconds)` waits for at most so long until something came from the agent, and takes
-    it; None where another thread does so all the time."""
+    """The pieces of one library. `read(seconds)` waits up to that long for news from the agent and takes it; None if
+    another thread does that."""
 
     def __init__(self, library: int, *, send: Callable[[list[Yielded]], None]) -> None:
         self.read: Callable[[float], None] | None = None
@@ -194,8 +194,8 @@ class PieceLane:
         self.changed = threading.Condition()
 
     def begin(self, call: CallId, *, is_to_end: Callable[[], bool], on_waited: Callable[[float], None]) -> YieldingRun:
-        """A call begins to yield. `is_to_end` says whether nobody wants more of it; `on_waited` is told after each wait
-        of some time how many seconds it has waited in all."""
+        """Begin a call that yields. `is_to_end` returns True if its pieces are no longer wanted; `on_waited` receives
+        the seconds waited in total after each wait."""
         with self.changed:
             number, self._next_run = self._next_run, self._next_run + 1
             run = self._runs[call] = YieldingRun(self, call, number, is_to_end=is_to_end, on_waited=on_waited)
@@ -261,7 +261,7 @@ class YieldingRun:
         self._bytes = 0
 
     def put(self, piece: bytes) -> bool:
-        """Send a piece, when there is room for it. False if nobody wants it."""
+        """Send a piece as soon as there is room. False if it is no longer wanted."""
         if not self._wait(lambda: self._has_room(len(piece))):
             return False
         with self._lane.changed:
@@ -272,7 +272,7 @@ class YieldingRun:
         return True
 
     def wait_taken(self) -> bool:
-        """Wait until the client has every piece. False if nobody wants them."""
+        """Wait until the client has every piece. False if they are no longer wanted."""
         return self._wait(lambda: not self._sizes)
 
     def take(self, upto: int) -> None:

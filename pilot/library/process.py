@@ -104,7 +104,7 @@ class Soundness:
         return self.damage() or self._clear()
 
     def damage(self) -> LibraryFault | None:
-        """The damage that ends this library; None if there is none."""
+        """Return the damage that ends this library; None for a sound process."""
         what = self._ruined()
         if what:
             return LibraryFault(infrastructure.RUINED, f"a call in it {what}")
@@ -182,7 +182,7 @@ def _kept(number: int) -> int:
 
 
 def _lowest_free() -> int | None:
-    """The lowest number that no file of this process has; None if there is none."""
+    """The lowest free descriptor; None if all are taken."""
     try:
         number = os.dup(2)
     except OSError as error:
@@ -236,8 +236,8 @@ def register_created_segments_only() -> None:
 
 
 def forget_tracker() -> None:
-    """In a fork: start a resource tracker of its own when one is needed, which ends with this process and its children.
-    That of the process that forked it goes on as long as that does."""
+    """In a fork: start a separate resource tracker when one is needed, which ends with this process and its children.
+    The parent's tracker ends with the parent."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
         os.close(tracker._fd)

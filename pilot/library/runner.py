@@ -46,9 +46,9 @@ from stoker.protocol.ids import CallId
 from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
-"""What a function returns that has not done its work yet."""
+"""Types of results whose work has not been done yet."""
 _PARSLS_FAILURE = "RemoteExceptionWrapper"
-"""The class of what a function of Parsl returns instead of raising, under wrappers that the program cannot take off."""
+"""The class that a function of Parsl returns instead of raising, inside wrappers that the program cannot remove."""
 NO_CALL = -1
 """Stands for a call's id while no call runs; ids count from 0."""
 _now = time.perf_counter
@@ -57,7 +57,7 @@ _clock_ns = time.monotonic_ns
 
 class Runner:
     """One slot. `context` is the first argument of functions that take one; `report` sends a call's progress; `leave`
-    ends the library for a fault that `process` finds; `place` is what exceptions are judged by."""
+    ends the library for a fault that `process` finds; `place` is the context in which exceptions are judged."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Runner:
         self.stop = CallStop()
         """Another thread asks it to end the call."""
         self.forked = False
-        """True in a forked child of this process, which must end and never go on as the library."""
+        """True in a forked child of this process, which must not continue as the library."""
         self.is_clean = True
         """False if the last call left files that `clean` has to remove."""
         self.ended_at = 0.0
@@ -225,7 +225,7 @@ class Runner:
     # ---- functions that yield
 
     def _result_of(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
-        """The value of a coroutine; None for what is sent in pieces; else a list of what a generator yields."""
+        """Return the value of a coroutine; None for a result sent in pieces; the list of a generator's values."""
         if type(result) is CoroutineType:  # an `async def` function
             result = run(in_event_loop, result, self.stop)
         if not work.run.options.stream:
@@ -306,7 +306,7 @@ class Runner:
         return self._tail.take()
 
     def _in_short(self, error: BaseException) -> str:
-        """What was raised, in short; of a command of Parsl's `bash_app` what ran, and its last lines."""
+        """The exception in short; of a `bash_app` of Parsl its command and last lines."""
         if type(error).__name__ == failures.BASH_FAILURE:
             said = failures.explain_bash_failure(error, log=self._packer.log, log_from=self._log_from)
             if said:
@@ -314,7 +314,7 @@ class Runner:
         return in_short(error)
 
     def _infrastructure(self, error: BaseException) -> Failure | None:
-        """What the infrastructure did to a call that raised this; None if the exception is the user's own."""
+        """Return the failure if the infrastructure caused this exception; None if it is the user's."""
         try:
             found = failures.find_infrastructure_cause(error, self._place)
         except Exception:  # whatever it holds, the exception still goes to its user
@@ -352,7 +352,7 @@ def _decimal_setter() -> Callable[[], None] | None:
 
 
 def _token_dues(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:
-    """When the tokens of a call are due that begins now and has waited before; None if nobody waits for them."""
+    """Return a function for the due times of a call's tokens; None if the call has no objective."""
     if not (objective.ttft_s or objective.ttft_per_token_s):
         return None
     since = time.monotonic() - waited_s

@@ -245,8 +245,8 @@ class LibraryServer:
         runner.taken = NO_CALL
 
     def _leave_if_failing(self, failure: Failure | None, own: Runner) -> None:
-        """End the library if its device has failed, or if call after call fails of its node. Those that run elsewhere
-        then have not failed: they count as not begun."""
+        """End the library if its device has failed, or after three failures by its node in a row. Calls that then run
+        elsewhere count as not begun."""
         if failure is None or failure.kind is not FailureKind.INFRASTRUCTURE:
             self._faults = 0
             return
@@ -288,7 +288,7 @@ class LibraryServer:
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:
-        """End the process, because calls have left it unfit for more: those that it holds run elsewhere."""
+        """End the process because it is unfit for further calls: the calls that it holds run elsewhere."""
         self.outbox.send_waiting()  # and wait for what another thread sends just now
         for runner in self._runners:
             runner.forgive()
@@ -303,7 +303,8 @@ class LibraryServer:
         self.outbox.send([message])
 
     def _lost(self, error: OSError, untold: list[int]) -> NoReturn:
-        """The socket is gone. Where a call closed it, that is one of those that run, or whose ends are `untold`."""
+        """End after the socket was lost. If a call closed it, the running calls and those with `untold` ends are
+        suspects."""
         if _is_closed_here(error) and self._runners:
             self._runners[0].suspect([*untold, *(end.call for end in self.outbox.ends)])
         _leave(error)
@@ -440,7 +441,7 @@ def _nothing() -> None:
 
 
 def _leave(error: OSError | None) -> NoReturn:
-    """The agent is gone, and nobody is left to work for; or user code has closed the socket under our feet."""
+    """End the process: the agent is gone, or user code has closed the socket."""
     os._exit(infrastructure.SOCKET_LOST if _is_closed_here(error) else 1)
 
 

@@ -43,7 +43,7 @@ _MOST = 2**32 - 1
 
 
 def packed(library: LibraryId, work: EngineWork) -> bytes:
-    """The bytes of what a library's engine has to do."""
+    """Encode the work of a library's engine."""
     prompts = list(work.prompts)
     if len(prompts) > MOST_PROMPTS:
         rest = prompts[MOST_PROMPTS - 1 :]
@@ -56,7 +56,7 @@ def packed(library: LibraryId, work: EngineWork) -> bytes:
 
 
 def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
-    """A library, and what its engine has to do; None for bytes that are neither, or are being written."""
+    """Decode a library and the work of its engine; None for other bytes, and for half-written ones."""
     library, rows, count, length, due_at, tpot_s, late_at, taken_up, peak = _HEAD.unpack_from(data, _SUM.size)
     if count > MOST_PROMPTS:
         return None
@@ -89,7 +89,7 @@ _LOCK_TRY_S = 0.0001
 
 
 class TurnState(enum.IntEnum):
-    """What a library wants of its devices."""
+    """The state of an engine's request for its devices."""
 
     IDLE = 0
     """Nothing."""
@@ -105,8 +105,8 @@ _STATES = tuple(TurnState)
 class TurnRow(msgspec.Struct):
     """An engine on the board, and its library.
 
-    `due_at`: when its most urgent token is due; `since`: when it has asked for its turn; `step_s`: how long its
-    iteration probably takes, 0 if nobody knows; `held_at`: when it has begun. Seconds of the machine's monotonic clock.
+    `due_at`: due time of its most urgent token; `since`: when it asked for its turn; `step_s`: expected length of its
+    iteration, 0 if unknown; `held_at`: when its turn began. Seconds on the machine's monotonic clock.
     """
 
     number: int
@@ -125,7 +125,7 @@ class TurnRow(msgspec.Struct):
 
 
 class TurnBoard:
-    """The board of one pilot, as one process sees it. Raises OSError where the file cannot be had, or has no room."""
+    """The board of one pilot, as one process sees it. Raises OSError if the file cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -156,8 +156,8 @@ class TurnBoard:
         return changes + self._memory[_HEADER.size : _ROWS_END]
 
     def rows(self, read: bytes = b"") -> list[TurnRow]:
-        """The libraries on the board, or on it as in one of its snapshots. All rows are looked at when somebody has
-        come or gone, else those that are taken."""
+        """Return the rows on the board, or in one of its snapshots. Reads all rows after a library joined or left,
+        otherwise the taken ones."""
         data = read or self.snapshot()
         changes = _HEADER.unpack_from(data, 0)[0]
         among = self._taken if changes == self._taken_at else range(ROWS)
@@ -188,12 +188,13 @@ class TurnBoard:
         )
 
     def write_work(self, number: int, data: bytes) -> None:
-        """Write beside a row what its engine has to do."""
+        """Write an engine's work next to its row."""
         at = _ROWS_END + number * WORK_BYTES
         self._memory[at : at + len(data)] = data
 
     def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
-        """Take a free row for an engine of this process; None if there is none, or its devices have too long names."""
+        """Take a free row for an engine of this process; None if the board is full, or the names of its devices are too
+        long."""
         names = b"\0".join(device.encode() for device in devices)
         if len(names) > 64:
             return None
@@ -231,9 +232,9 @@ class TurnBoard:
 
 
 def rows_in(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """The libraries on a board whose file has these bytes, and what stands beside each of their rows.
+    """Return the rows of a board from the bytes of its file, each with the bytes next to it.
 
-    For a process that must not map the file: a process that has mapped one dies when somebody cuts it off.
+    For the agent, which must not map the file: a process dies if a file that it has mapped is truncated.
     """
     found = list[tuple[TurnRow, bytes]]()
     for number in range(ROWS if len(data) >= _SIZE else 0):

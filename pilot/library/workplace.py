@@ -63,7 +63,7 @@ def _identity(folder: str) -> tuple[int, int] | None:
 
 
 class ClearedFolder:
-    """A folder that `clear` empties, but for what was in it when `keep` was called. Raises OSError."""
+    """A folder that `clear` empties, except for its content when `keep` was called. Raises OSError."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -122,7 +122,7 @@ class ClearedFolder:
 
 
 def clear_temporary(folder: ClearedFolder) -> None:
-    """Empty a folder of temporary files, and have `multiprocessing` make its own in there anew. Raises OSError."""
+    """Empty a folder of temporary files, and have `multiprocessing` make its own folder there again. Raises OSError."""
     folder.clear()
     made = getattr(process.current_process(), "_config", {}).get("tempdir")
     if made is not None and not os.path.isdir(made):
@@ -139,7 +139,7 @@ _MOST_LINKS = 20
 
 
 def stand_apart() -> bool:
-    """Give this thread a working folder and a umask of its own. False where the system does not allow it."""
+    """Give this thread a separate working folder and umask. False if the system does not allow it."""
     code: int = ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS)
     return code == 0
 
@@ -152,7 +152,7 @@ def links_of(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, str]:
 
 class Workplace:
     """The folders of one slot. `own` is the path of its own folder, `temporary` the folder that is cleared after each
-    call. `links`: files that travelled with the context, by the relative names that they have in its own folder."""
+    call. `links`: files that travelled with the context, by their relative names in the own folder."""
 
     def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str] | None = None) -> None:
         self.temporary = temporary
@@ -207,7 +207,7 @@ class Workplace:
         folder.keep()
 
     def left(self, function: str) -> LeftFiles | None:
-        """The files that the call of this function has left in the slot's own folder; None if there are none."""
+        """Return the files that the call of this function has left in the slot's own folder; None without files."""
         if not self._is_in_own or self._own is None or not self._own.is_touched():
             return None
         names = self._own.names()

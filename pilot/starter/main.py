@@ -42,9 +42,9 @@ from stoker.whole_files import draft_of
 
 
 _MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Pauses between looks for others: those who start at once find each other soon."""
+"""Seconds between looks for other pilots: pilots that start together find each other early."""
 _ALONE_S = 10.0
-"""The seed and the others are tried for so long."""
+"""Seconds until the starter gives up the seed and the others."""
 
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
@@ -106,7 +106,7 @@ class Serving:
                 self.close()
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         self._closed.set()
         self._server.close()
 
@@ -143,7 +143,7 @@ class Serving:
 
 
 class _ServedCopy:
-    """What a starting pilot serves: the one object that it fetches."""
+    """The one object that a starting pilot fetches and serves."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -35,11 +35,11 @@ from pathlib import Path
 Getter = Callable[[Path], object]
 """Puts an archive at a path."""
 KEEP_BYTES = 20_000_000_000
-"""Environments may take so much, the one that is needed included."""
+"""Bound of all environments together, the needed one included."""
 KEPT_S = 14 * 86400.0
-"""How long one stays that nobody runs in, unless a site says otherwise."""
+"""Seconds that an unused environment stays, unless a site says otherwise."""
 _NAMES = 5
-"""Somebody else may have made a folder of this user's name: the next name is taken."""
+"""Names to try: another user may have made a folder of this user's name."""
 
 
 class StartError(Exception):
@@ -67,8 +67,8 @@ def base_folder(given: str) -> Path:
 
 
 def own_folder(first: Path) -> Path | None:
-    """A closed folder of this user at `first`, made if need be; where somebody else has made that, at a name like it.
-    None if they are all taken. Raises OSError."""
+    """Return a private folder of this user at `first`, or at a similar name if another user owns that. None if all are
+    taken. Raises OSError."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # it is no folder
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,10 +92,10 @@ class Environments:
         return self._root / f"{name}.tar.gz"
 
     def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:
-        """The folder of an environment, made first if it is not here. It stays for as long as this process lives,
+        """Return the folder of an environment, and make it first if it is not here. It stays while this process lives,
         whatever program it becomes.
 
-        `get` puts the archive at a path; `finish` makes an environment of what was unpacked, again whenever it is
+        `get` puts the archive at a path; `finish` makes an environment of the unpacked files, again each time it is
         entered. Raises StartError.
         """
         used = self._open(f"{name}.used")
@@ -118,7 +118,7 @@ class Environments:
         return folder
 
     def expire(self) -> None:
-        """Remove environments that nobody has run in for long."""
+        """Remove environments that have been unused for long."""
         for place in self._by_use():
             with suppress(OSError):
                 if time.time() - place.with_name(f"{place.name}.used").stat().st_mtime >= self._kept_s:
@@ -151,7 +151,7 @@ class Environments:
             return False
 
     def _make_room(self, wanted: Path, room_bytes: int) -> None:
-        """Remove environments that nobody runs in, those first that were not used for longest, until there is room."""
+        """Remove unused environments, the least recently used first, until there is room."""
         here = [(place, _size(place)) for place in self._by_use() if place != wanted]
         total = room_bytes + sum(size for _, size in here)
         for place, size in here:
@@ -193,7 +193,7 @@ class Environments:
 
 
 def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
-    """Unpack an archive; with `missing_only` what is there, to its end, stays as it is. Raises OSError, StartError."""
+    """Unpack an archive; with `missing_only`, complete files stay as they are. Raises OSError, StartError."""
     trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -298,7 +298,7 @@ def _on_this_node(named: str, version: str) -> Path:
 
 
 def _check_base(folder: Path, interpreter: Path) -> None:
-    """See that the interpreter runs here with this node's shared libraries; else with those that it brought."""
+    """Check that the interpreter runs here with this node's shared libraries, or else with its own."""
     said, wrong = _run(interpreter)
     if said:
         return
@@ -312,7 +312,7 @@ def _check_base(folder: Path, interpreter: Path) -> None:
 
 
 def _run(interpreter: Path, *, libraries: Path | None = None) -> tuple[str, str]:
-    """The interpreter's version; or nothing, and the last line of what it said."""
+    """The interpreter's version; or empty, and the last line of its output."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_LIBRARY_PATH"))}
     if libraries is not None:
         environ["LD_LIBRARY_PATH"] = str(libraries)

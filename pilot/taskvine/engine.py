@@ -41,17 +41,17 @@ FACTORY_PERIOD_S = 5
 """How often the factory looks whether workers are missing. (Its own default is half a minute.)"""
 NEVER_IDLE_S = 366 * 86_400
 ALONE_S = 120
-"""So long a worker looks for its manager. One that was killed has a successor by then, or none."""
+"""Seconds that a worker searches for its manager. A killed manager has a successor by then, or never."""
 POOL = "STOKER_POOL"
 """Names, in the environment of all that TaskVine starts for a session, the folder of that session."""
 
 
 class VinePlan(msgspec.Struct, frozen=True):
-    """What TaskVine is told.
+    """TaskVine's settings.
 
     `batch` is the factory's word for the batch system. `devices` says how many libraries a worker holds at once, as
-    `[pilot] devices` does. Of a worker: `cores`, `memory_mb`, `disk_mb` (0 = what is there). `batch_options` goes to
-    the batch system, `requirements` to HTCondor; `worker_init` is shell that runs before a worker.
+    `[pilot] devices` does. Of a worker: `cores`, `memory_mb`, `disk_mb` (0 = all). `batch_options` goes to the batch
+    system, `requirements` to HTCondor; `worker_init` is shell code that runs before a worker.
     """
 
     batch: str = "local"
@@ -191,7 +191,7 @@ class FinishedTicket(msgspec.Struct, frozen=True):
 
 
 class VineWorker(msgspec.Struct, frozen=True):
-    """A worker that is connected: its name for people, and what it has."""
+    """A connected worker: its name for people, and its resources."""
 
     name: str
     cores: int
@@ -209,7 +209,7 @@ class VineManager:
         self._tasks: dict[int, tuple[int, Any]] = {}
         """Open tasks by TaskVine's number: our ticket, and the task."""
         self._files: dict[str, Any] = {}
-        """Files that TaskVine was told of, by cache name or function key."""
+        """Files that TaskVine knows, by cache name or function key."""
         self._tickets = 0
         _keep_no_logs(folder / "logs")
         try:
@@ -245,9 +245,9 @@ class VineManager:
     # ---- libraries and calls
 
     def install(self, setup: messages.Setup, *, cores: int) -> str:
-        """Tell TaskVine of a context's library, unless it knows it; the library's name.
+        """Declare a context's library to TaskVine, unless it knows it; return the library's name.
 
-        It gets the GPUs that its devices stand for, and so many cores.
+        It gets the GPUs of its devices, and this number of cores.
         """
         recipe = setup.recipe
         name = recipe.key
@@ -375,7 +375,7 @@ class VineManager:
         return self._files[ref.name]
 
     def _start_command(self) -> str:
-        """What stands before `python library_code.py`: our interpreter, not whichever the node finds first."""
+        """The command before `python library_code.py`: our interpreter, not the first one on the node's path."""
         plan = self._plan
         words = ["exec env", f'PATH={shlex.quote(os.path.dirname(plan.python))}:"$PATH"']
         if plan.search_path:

@@ -31,7 +31,7 @@ INSTALL = "conda install -c conda-forge ndcctools"
 
 
 class Programs(msgspec.Struct, frozen=True):
-    """TaskVine's programs: what runs on a node, and what starts those through a batch system."""
+    """TaskVine's programs: the worker, and the factory that starts workers through a batch system."""
 
     worker: str
     factory: str
@@ -86,7 +86,7 @@ _BATCH_GRACE_S = 20.0
 
 
 class VineFactory:
-    """A running `vine_factory`. `folder` is its own; what it says is in `log_file`. `session`: the session's folder."""
+    """A running `vine_factory`, its `folder`, and its output in `log_file`. `session`: the session's folder."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class VineFactory:
             )
 
     def want(self, workers: int) -> None:
-        """Have so many workers at least. It looks there every few seconds; those that are too many end when idle."""
+        """Ask for at least this many workers. The factory looks every few seconds; surplus workers end when idle."""
         if workers != self._wanted:
             self._wanted = workers
             write_whole(self._orders, msgspec.json.encode({"min-workers": workers}))
@@ -168,7 +168,7 @@ class VineFactory:
 
 
 def _workspace(plan: VinePlan) -> Path | None:
-    """A folder on local disk for workers of this machine; those of other nodes look after their own."""
+    """A folder on local disk for workers of this machine; workers of other nodes choose theirs."""
     if plan.batch != "local":
         return None
     base = os.path.expandvars(os.path.expanduser(plan.scratch)) or os.environ.get("STOKER_SCRATCH")

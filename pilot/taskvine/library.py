@@ -130,7 +130,7 @@ _library: VineLibrary | None = None
 
 
 def load(setup: bytes) -> dict[str, object]:
-    """TaskVine calls this once: load the context. What went wrong is said in answer to the first order."""
+    """TaskVine calls this once: load the context. The answer to the first order reports a failure."""
     global _library
     _library = VineLibrary(messages.decode_setup(setup))
     return {}
@@ -343,7 +343,8 @@ class VineLibrary:
 
     @contextlib.contextmanager
     def _printing_to_log(self) -> Iterator[None]:
-        """While code of the user runs, what it prints goes to this library's log, and what TaskVine prints does not."""
+        """Send output of user code to this library's log, and restore the streams afterwards: TaskVine's output is
+        separate."""
         kept = [os.dup(number) for number in (1, 2)]
         try:
             for number in (1, 2):

@@ -48,7 +48,7 @@ _CHECK_S = 0.5
 _SHORT_S, _LONG_S = 0.0005, 0.05
 """While calls run the pool is looked at ever more seldom, from the one to the other."""
 _HANGS_S = 900.0
-"""A turn that lasts so long will not end: in one, TaskVine may send a whole model to a worker."""
+"""Seconds after which a turn hangs: in one turn TaskVine may send a whole model to a worker."""
 
 
 class PoolLoop:
@@ -74,7 +74,7 @@ class PoolLoop:
         self._check_at = 0.0
         self._pause_s = _SHORT_S
         self._signals: list[str] = []
-        """Signals that the core has not been told of."""
+        """Signals that the core does not know yet."""
         self._was_signalled = False
         self._engine_ended = False
 
@@ -169,7 +169,7 @@ class PoolLoop:
             self._say_usable(sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values()))
 
     def _say_usable(self, count: int) -> None:
-        """Tell the core for which slots there is a worker. While there is none at all, work waits in TaskVine."""
+        """Report the slots that have a worker. Without any worker, work waits in TaskVine."""
         usable = min(len(self._devices), max(1, count))
         here, most = len(self._workers), self._plan.most_workers
         reason = f"TaskVine has no worker for it: {here} of {most} are here" if usable < self._usable else ""
@@ -178,9 +178,9 @@ class PoolLoop:
         self._usable = usable
 
     def _scale(self, now: float) -> None:
-        """While every slot is taken, want twice as many workers; what is idle for long need not be replaced.
+        """Want twice as many workers while every slot is taken. Idle workers need not be replaced.
 
-        TaskVine's factory would count the calls that wait, but those wait at our manager, which sends no more than
+        TaskVine's factory would count the waiting calls, but those wait at our manager, which sends only as many as
         there are slots.
         """
         if self._engine.open:

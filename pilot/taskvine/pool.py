@@ -67,10 +67,11 @@ class Slots:
 
 
 def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
-    """One device a library that so many workers like this one can hold at once (0: as many workers as there may be).
+    """Return one device per library that so many workers like this one can hold at once (0: as many workers as there
+    may be).
 
-    On GPUs where the plan wants them (or `auto` finds some), else on cores. Memory is shared out evenly; TaskVine
-    does not say which kind of GPU it is, so the kind is `gpu`.
+    On GPUs if the plan wants them (or `auto` finds some), else on cores. Memory is shared out evenly; TaskVine does not
+    report the kind of GPU, so the kind is `gpu`.
     """
     wanted, _, count = plan.devices.partition(":")
     on_gpu = wanted != "cpu" and worker.gpus > 0
@@ -94,13 +95,13 @@ def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[D
 log = logging.getLogger("stoker.pilot")
 
 TURN_S = 10.0
-"""A busy library keeps its slot for so long when another context wants it."""
+"""Seconds that a busy library keeps its slot when another context wants it."""
 ANY_BYTES = 1 << 62
 """The disks of workers are TaskVine's to fill."""
 
 
 class ManagerPort(Protocol):
-    """What a pool says to its manager: `stoker.pilot.agent.link.ManagerLink`."""
+    """The pool's connection to its manager: `stoker.pilot.agent.link.ManagerLink`."""
 
     def post(self, message: FromPilot) -> None:
         """Say something that must arrive."""
@@ -116,8 +117,8 @@ class ManagerPort(Protocol):
 
 
 class VinePool:
-    """Carries out what the core wants, through TaskVine. `facts` names no devices: they are not known before the first
-    worker has come. `setup` is what libraries are told, but for their recipe and devices."""
+    """Carries out the core's commands through TaskVine. `facts` names no devices: they are unknown before the first
+    worker has come. `setup` holds the settings of libraries, without recipe and devices."""
 
     def __init__(self, engine: VineManager, manager: ManagerPort, *, facts: PilotFacts, setup: messages.Setup) -> None:
         self.core = PilotCore(facts)
@@ -146,7 +147,7 @@ class VinePool:
     # ---- the shell
 
     def handle(self, event: Event) -> None:
-        """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
+        """Pass an event to the core, and carry out its commands. Events that this causes are handled after it."""
         self._queue.handle(event)
 
     def finished(self, done: FinishedTicket) -> None:
@@ -216,7 +217,7 @@ class VinePool:
     # ---- slots
 
     def share_slots(self) -> None:
-        """Give slots to libraries that wait for them, where those that have them are idle or have had their turn."""
+        """Give slots to waiting libraries if their holders are idle or have had their turn."""
         for library in self._slots.waiting():
             holders = self._slots.holders(library)
             if not holders:

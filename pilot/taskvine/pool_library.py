@@ -39,7 +39,7 @@ _KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}
 
 
 def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: bool, pilot: str) -> Failure:
-    """The evidence: the process's own note, if it left one, and what TaskVine `said`."""
+    """Judge by the process's note, if it left one, and by what TaskVine `said`."""
     kind = FailureKind.CONTEXT if loading else FailureKind.DIED
     doing = "while it loaded" if loading else "in a call on"
     return Failure(
@@ -66,13 +66,13 @@ def _why(ordered: StartLibrary, note: Note | None) -> str:
 
 
 ORDER_S = 0.05
-"""Short calls go into one order until they take so long together."""
+"""Seconds of work for one order of short calls."""
 MOST_CALLS = 64
 
 
 class OrderOutcome(msgspec.Struct, frozen=True):
-    """How an order ended: TaskVine's word, and the answer if that is `success`. `stopped`: calls of it that were told
-    to stop. `note`: what its library left, if it ended without an answer."""
+    """How an order ended: TaskVine's word, and the answer if that is `success`. `stopped`: its calls that were told to
+    stop. `note`: its library's note, if that ended without an answer."""
 
     order: messages.PoolOrder
     result: str
@@ -82,7 +82,7 @@ class OrderOutcome(msgspec.Struct, frozen=True):
 
 
 class Orders:
-    """All orders that TaskVine has of a pool. `setup` is what libraries are told, but for their recipe and devices."""
+    """All orders of a pool in TaskVine. `setup` holds the settings of libraries, without recipe and devices."""
 
     def __init__(self, engine: VineManager, setup: messages.Setup) -> None:
         self.setup = setup
@@ -108,7 +108,7 @@ class Orders:
         return function in self._names
 
     def measured(self, function: FunctionKey, run_s: float) -> None:
-        """A call of a function has taken so long."""
+        """Record the run time of a call of a function."""
         mean = self._means.get(function, run_s)
         self._means[function] = max(1e-6, 0.7 * mean + 0.3 * run_s)
 
@@ -205,7 +205,7 @@ def _large(calls: list[CallSpec]) -> tuple[ObjectRef, ...]:
 log = logging.getLogger("stoker.pilot")
 
 TRIES = 3
-"""An order that TaskVine gave up on before it began is sent again so often."""
+"""Number of times that an order which never began is sent again."""
 
 
 class PoolLibrary:
@@ -222,7 +222,7 @@ class PoolLibrary:
         self._queue: deque[tuple[to_library.Run, CallSpec]] = deque()
         """Calls that TaskVine has not been given."""
         self._order: messages.PoolOrder | None = None
-        """What TaskVine works on for it."""
+        """The order that TaskVine works on for it."""
         self._tries = 0
         """How often TaskVine gave that order up before it began."""
         self._ordered_at = time.monotonic()
@@ -242,7 +242,7 @@ class PoolLibrary:
         self._submit(self._orders.load())
 
     def hear(self, message: to_library.ToLibrary) -> None:
-        """Do what the core says. What runs in TaskVine cannot be looked into, and reports nothing."""
+        """Follow an order of the core. A call inside TaskVine cannot be looked into, and reports nothing."""
         match message:
             case to_library.Run():
                 self._run(message)
@@ -266,7 +266,7 @@ class PoolLibrary:
                 assert_never(message)
 
     def interrupt(self, calls: set[CallId]) -> None:
-        """Have those of these calls stopped that TaskVine has; their context stays loaded."""
+        """Have TaskVine stop the running ones of these calls; their context stays loaded."""
         if self._order is not None:
             self._orders.interrupt(self._order, [call for call in self.sent if call in calls])
 
@@ -303,7 +303,7 @@ class PoolLibrary:
     # ---- TaskVine
 
     def _feed(self) -> None:
-        """Give TaskVine the next calls, if it has none; end if there are none and there are to be no more."""
+        """Give TaskVine the next calls, unless it has some; end when no further calls will come."""
         if self._order is not None or self._is_over:
             return
         if self._stops:

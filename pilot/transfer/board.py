@@ -31,7 +31,7 @@ AGAIN_S, AGAIN = 1.0, 3.0
 """At the end a piece may be asked for elsewhere too, `AGAIN_S` after it was asked for, and `AGAIN` times as long as
 pieces took lately."""
 SPARED_S = 5.0
-"""Where the object comes from is spared what other sources have, as long as something comes so often."""
+"""Seconds: the origin is not asked for pieces of other sources while pieces come at least this often."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Offer:
-    """What one source has: those pieces that are not here yet (and some that are, until they are looked at)."""
+    """The pieces that one source has: missing ones (and some that have come, until they are looked at)."""
 
     origin: bool
     pieces: list[int] = field(default_factory=list)
@@ -51,7 +51,7 @@ class _Offer:
 
 
 class Picker(Generic[S]):
-    """The pieces of one object, and who has them. Not thread-safe."""
+    """The pieces of one object, and their sources. Not thread-safe."""
 
     def __init__(self, count: int, *, chance: random.Random) -> None:
         self._here = bytearray(count)
@@ -95,7 +95,7 @@ class Picker(Generic[S]):
                 offer.pieces.remove(index)
 
     def gone(self, source: S) -> None:
-        """A source is no more: what it was asked for can be asked for elsewhere."""
+        """Drop a source: others can be asked for its pieces."""
         offer = self._offers.pop(source, None)
         if offer is None:
             return
@@ -120,7 +120,7 @@ class Picker(Generic[S]):
         return True
 
     def take(self, source: S, now: float) -> int | None:
-        """The piece to ask this source for now; it counts as asked for. None when there is none."""
+        """Return the piece to ask this source for, and mark it as asked for. None if there is no such piece now."""
         offer = self._offers.get(source)
         if offer is None:
             return None
@@ -136,8 +136,8 @@ class Picker(Generic[S]):
     # ---- inside
 
     def _free(self, offer: _Offer, now: float) -> int | None:
-        """The rarest that nobody was asked for, among a sample; all are looked at when the sample has none (but for a
-        source that is spared: it will be asked again soon)."""
+        """The rarest piece in a sample that was not asked for; all pieces are looked at if the sample has none (except
+        for the origin, which is asked again soon)."""
         spared = offer.origin and now - self._moved_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
         for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
@@ -186,9 +186,9 @@ class Picker(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """Where an object can be had: at another host's `address`, or at a `path` here.
+    """A source of an object: another host's `address`, or a `path` here.
 
-    `origin`: it is the place that the object comes from, or stands for it. `label` is what who offers it knows it by.
+    `origin`: it is the object's origin, or stands for it. `label` is its name for people.
     """
 
     address: str = ""
@@ -280,7 +280,7 @@ class Board:
             self._picker.has(source, has)
 
     def take(self, source: ObjectSource) -> int | None:
-        """The piece to ask this source for; None when there is none now, or the fetch is over."""
+        """Return the piece to ask this source for; None if there is no such piece now, or the fetch is over."""
         with self._news:
             return None if self.over else self._picker.take(source, time.monotonic())
 
@@ -312,14 +312,14 @@ class Board:
             self._news.notify_all()
 
     def end(self, failure: Exception | None) -> None:
-        """It is over; what is said first counts."""
+        """End the fetch; the first outcome counts."""
         with self._news:
             if not self.over:
                 self.over, self.failure = True, failure
             self._news.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait until something has happened, so long at most."""
+        """Wait up to this long until something has happened."""
         with self._news:
             if not self.over:
                 self._news.wait(seconds)

@@ -105,8 +105,8 @@ class ObjectCopy:
             yield file
 
     def give_up(self) -> None:
-        """Free the room that it takes, although somebody may hold it open yet; one that others hold by a second name
-        stays. Raises OSError."""
+        """Free its room, even while it is open elsewhere; a file that others hold under a second name stays. Raises
+        OSError."""
         if not self._folder and os.fstat(self._root).st_nlink <= 1:
             os.ftruncate(self._root, 0)
 

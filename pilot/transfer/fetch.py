@@ -35,9 +35,9 @@ from stoker.pilot.transfer.wire import PeerError
 
 
 DEPTH = 2
-"""Pieces that a peer is asked for at one time where they come quickly: one is on its way while another is checked."""
+"""Pieces that a quick peer is asked for at one time: one is on its way while another is checked."""
 SLOW_S = 0.1
-"""Where a piece takes longer than this, one is asked for at a time: it had better be the one that is rarest by then."""
+"""Seconds per piece beyond which a peer is asked for one piece at a time, so that it is the rarest by then."""
 
 _CHANGED = (
     "it no longer has the content that the recipe was made from: it was changed or is damaged; make the recipe again"
@@ -49,7 +49,7 @@ _IDLE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """What a worker needs to read its source: the transfer key, patience, and who makes manifests of paths."""
+    """Access to a source: the transfer key, patience, and the function that makes manifests of paths."""
 
     key: bytes
     limits: wire.WireLimits = wire.LIMITS
@@ -58,7 +58,7 @@ class SourceAccess:
 
 class SourceReader:
     """Reads one source. `ended` is called once, on its thread: why it was given up (empty: it was told to stop, or all
-    is there), and whether it served wrong bytes."""
+    pieces are here), and whether it served wrong bytes."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SourceReader:
         self._useful = 0
 
     def start(self) -> None:
-        """Begin, on a thread of its own."""
+        """Begin, on a new thread."""
         threading.Thread(target=self._run, name="transfer-fetch", daemon=True).start()
 
     def stop(self, why: str = "") -> None:
@@ -136,7 +136,7 @@ class SourceReader:
             channel.close()
 
     def _open(self, channel: wire.Channel) -> ObjectCopy | None:
-        """Ask for the object until it is there, and for the manifest where nobody has told it yet."""
+        """Ask for the object until it is there, and for the manifest if it is still unknown."""
         board, busy_until = self._board, time.monotonic() + _BUSY_S
         while not self._done:
             channel.send({"op": "open", "object": board.name, "manifest": board.copy is None and not board.told})
@@ -204,7 +204,7 @@ class SourceReader:
         self._useful += 1
 
     def _read_path(self) -> None:
-        """Copy from a path that this host sees, piece by piece, as far as nobody else has them."""
+        """Copy from a path that this host sees, piece by piece, the pieces that no other source has."""
         board = self._board
         copy = board.copy
         if copy is None:
@@ -256,10 +256,10 @@ _REASONS = 4
 
 
 class ObjectFetch:
-    """One object on its way to `root`, a place of its own that an earlier try may have left in parts.
+    """One object on its way to `root`, a place that may hold parts from an earlier try.
 
-    `lost` is told, on threads of the fetch, of each source that is given up, and why; `begun` gets the copy as soon as
-    there is one.
+    `lost` is called, on threads of the fetch, with each source that is given up, and why; `begun` gets the copy as soon
+    as it exists.
     """
 
     def __init__(
@@ -282,9 +282,9 @@ class ObjectFetch:
         self._reasons: deque[str] = deque(maxlen=_REASONS)
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        """Where it may be had from now on; sources that were offered before and are not now are let go. Quick.
+        """Replace the sources; former sources are dropped. Returns at once.
 
-        `manifest` must be this object's; empty where it is not known.
+        `manifest` must be this object's; empty if unknown.
         """
         self._board.told = manifest or self._board.told
         offered = set(sources)
@@ -303,9 +303,9 @@ class ObjectFetch:
             self._lost(source, "it served wrong bytes before")
 
     def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
-        """Wait until all of it is there, and say how it came; a copy that was begun is closed then.
+        """Wait until the object is complete, and return how it came; a copy that was begun is closed then.
 
-        Raises what its disk raised; PeerError when it was stopped, or when there was no source for `alone_s`.
+        Raises the disk's errors; PeerError if it was stopped, or if it had no source for `alone_s`.
         """
         board, alone_at = self._board, time.monotonic()
         self._take_up()
@@ -333,7 +333,7 @@ class ObjectFetch:
         return self._board.outcome()
 
     def stop(self) -> None:
-        """Give it up, if it is not over; what is here stays for another try."""
+        """Stop the fetch, unless it is over; its parts stay for another try."""
         self._board.end(PeerError(f"the fetch of {self._board.name} was stopped"))
         with self._lock:
             workers, self._workers = list(self._workers.values()), {}
@@ -366,7 +366,7 @@ class ObjectFetch:
             worker.stop(f"nothing came for {STALL_S:g} s")
 
     def _take_up(self) -> None:
-        """With a known manifest what an earlier try has left can be looked at before any source is there."""
+        """With a known manifest, check the parts of an earlier try before any source is there."""
         if self._board.told:
             try:
                 self._board.establish(self._board.told)
@@ -395,9 +395,9 @@ def read_key(file: str | os.PathLike[str]) -> bytes:
 def get(
     name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits: wire.WireLimits = wire.LIMITS
 ) -> FetchOutcome:
-    """Bring an object to `target`, whole or not at all; what a try that failed has got is used by the next.
+    """Bring an object to `target`, whole or not at all; the next try uses the parts of a failed one.
 
-    Raises PeerError when none of the addresses serves it, OSError when the disk does not take it.
+    Raises PeerError if none of the addresses serves it, OSError if the disk refuses it.
     """
     draft = target.with_name(f".{target.name}.draft")
     fetch = ObjectFetch(name, draft, means=SourceAccess(key=key, limits=limits))

@@ -49,7 +49,7 @@ _POLL_S = 0.5
 
 
 class Seed:
-    """What a session's seed answers. Any thread may call it."""
+    """The answers of a session's seed. Any thread may call it."""
 
     def __init__(self, objects: Path) -> None:
         self._objects = objects
@@ -90,7 +90,7 @@ class Seed:
         return ref
 
     def _meet(self, channel: wire.Channel, request: dict[str, Any]) -> None:
-        """Whoever wants the same object is told of others that do (see `meeting`)."""
+        """Tell a pilot which others want the same object (see `meeting`)."""
         channel.send({"others": answer(self._meetings, request)})
 
     def _put(self, channel: wire.Channel, request: dict[str, Any]) -> None:

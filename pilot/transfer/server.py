@@ -31,9 +31,10 @@ from stoker.unproven_places import UnprovenPlaces
 
 
 _LATER_S = 3.0
-"""A piece that one peer takes so long to take may go to another as well."""
+"""Seconds after which a piece that one peer takes slowly may go to another as well."""
 _PATIENCE_S, _PATIENCE = 1.0, 8.0
-"""How long a reader keeps a piece back that it has given away: so long, and so many times what sending one takes."""
+"""How long a reader keeps back a piece that it has given away: these seconds, plus a multiple of the time to send one.
+"""
 _POLL_S = 0.1
 Spares = Callable[[str, int, str], float]
 """Takes an object's name, a piece's index, and the address of the host that asks for it; answers with seconds."""
@@ -41,10 +42,8 @@ _REMEMBERED = 256
 
 
 class Sending:
-    """Which pieces are being sent, and which were (see the module's text). Any thread may use it.
-
-    `spares` says for how many seconds a piece that was given away had better come from who has it; 0 = from here.
-    """
+    """Which pieces are being sent, and which were (see the module's text). Any thread may use it. `spares` returns the
+    seconds for which a piece that was given away should come from its receiver; 0 = from here."""
 
     def __init__(self, *, spares: Spares = lambda _name, _index, _host: 0.0) -> None:
         self._spares = spares
@@ -87,7 +86,7 @@ class Sending:
 
 
 class _Object:
-    """One object that is served: its pieces that were sent, how many are on their way, and what sending one took."""
+    """One object that is served: its sent pieces, the number on their way, and the time to send one."""
 
     __slots__ = ("given", "pieces", "took_s", "under_way")
 
@@ -130,7 +129,7 @@ log = logging.getLogger("stoker.transfer")
 MOST = 4
 """Peers that get bytes at one time."""
 WAIT_S = 0.5
-"""So long a peer's question for more stays unanswered at most: it must hear from us before its patience ends."""
+"""Seconds within which a peer's question for more is answered, before its patience ends."""
 
 _UNPROVEN = 32
 """Connections that may wait to prove the session's key: a thread each."""
@@ -303,7 +302,7 @@ class ObjectServer:
                 self._serving -= free
 
     def count(self, sent: int) -> None:
-        """So many bytes of an object have been sent."""
+        """Count sent bytes of an object."""
         with self._lock:
             self.sent_bytes += sent
 
@@ -322,7 +321,7 @@ class _Lending:
         self._later: set[int] = set()
 
     def serve(self, *, wants_manifest: bool) -> dict[str, Any]:
-        """Answer the request that opened it and those that follow; returns the first that is about something else."""
+        """Answer the request that opened it and the following ones; return the first for something else."""
         copy, channel = self._copy, self._channel
         self._answer_open(wants_manifest)
         while True:
@@ -367,7 +366,7 @@ class _Lending:
                 copy.changed.wait(min(soonest, until - now))
 
     def _pieces_to_tell(self) -> list[int]:
-        """Pieces that this peer was not told of, and one that it was told to ask for later."""
+        """Return the pieces that this peer does not know of, and one that it was told to ask for later."""
         told = list(self._copy.arrivals[self._told : self._told + _TOLD_AT_ONCE])
         self._told += len(told)
         for index in self._later:

@@ -32,7 +32,7 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
 )
-"""What numeric libraries read, when they are imported, to size their thread pools."""
+"""Variables by which numeric libraries size their thread pools when they are imported."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -105,7 +105,7 @@ class ForkFailed(_Message, frozen=True, tag="fork-failed"):
 
 
 class Exited(_Message, frozen=True, tag="exited"):
-    """A library's process has ended, and what it left behind has been killed. `orphans` counts those."""
+    """A library's process has ended, and its `orphans` descendants have been killed."""
 
     library: int
     pid: int
@@ -223,7 +223,7 @@ class Zygote:
         self._send(Kill(library=library, signal=how))
 
     def receive(self) -> list[FromZygote] | None:
-        """What it has said; None when it has ended."""
+        """Return the zygote's messages; None when it has ended."""
         said: list[FromZygote] = []
         while True:
             try:
@@ -240,7 +240,7 @@ class Zygote:
                 _refusals.warning(str(self.pid), f"refused {len(data)} bytes of zygote {self.pid}: {error}")
 
     def close(self) -> None:
-        """Let it end: it kills its libraries and removes the scratch folder by itself."""
+        """Let it end: it kills its libraries and removes the scratch folder."""
         self._drop_unsent()
         self._sock.close()
 

@@ -25,9 +25,9 @@ from typing import Any
 
 
 HARMLESS = frozenset({"jemalloc_bg_thd"})
-"""jemalloc's (pyarrow brings it along, and pandas brings pyarrow) gives memory back; a child goes on without it."""
+"""jemalloc's thread (in pyarrow, which pandas imports) returns memory; a child works without it."""
 _NAMED_S = 0.05
-"""A thread gets its name by itself, a moment after it has started."""
+"""A thread names itself a moment after it has started."""
 
 
 class ImportedThreads:
@@ -42,7 +42,8 @@ class ImportedThreads:
             self._started.setdefault(thread, module)
 
     def harmful(self) -> dict[str, str]:
-        """By who has started them, the names of threads that are here, but for the main one and harmless ones."""
+        """The names of this process's threads, by the module that started them, except the main thread and harmless
+        ones."""
         found = self._harmful()
         if found:
             time.sleep(_NAMED_S)
@@ -101,7 +102,7 @@ class Listener(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module as others find it, with a loader that tells of it."""
+        """Find the module as others do, with a loader that reports it."""
         del path, target
         if fullname != _MODULE:
             return None
@@ -128,7 +129,7 @@ class Listener(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Another loader, and what is to be done with the module that it has made."""
+    """A loader that calls a function after it has loaded the module."""
 
     def __init__(self, inner: Any, then: Callable[[ModuleType], None]) -> None:
         self._inner = inner
@@ -140,7 +141,7 @@ class _Loader(Loader):
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the other, and then what is to be done."""
+        """Load the module, then call the function."""
         self._inner.exec_module(module)
         self._then(module)
 

@@ -21,7 +21,7 @@ import psutil
 
 
 LIMIT_S = 5.0
-"""torch's manager waits for 2 s before it believes that nobody needs its segments."""
+"""torch's manager waits 2 s after the last user of its segments."""
 
 _TRACKS = b"resource_tracker import main"
 _TORCH = b"torch_shm_manager"
@@ -44,7 +44,7 @@ def is_tracker(pid: int) -> bool:
 
 
 def _command_line(pid: int) -> bytes:
-    """The beginning of a process's command line; of one that has just begun its program, once it is there."""
+    """The beginning of a process's command line. Waits for it if the process has just begun its program."""
     until = time.monotonic() + _BEGINS_S
     while True:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -103,7 +103,7 @@ def adopt_orphans() -> None:
 
 
 def children(pid: int, *, of_main: bool = False) -> list[int]:
-    """Direct children of a process; none if it is gone. `of_main`: those that its main thread has made or adopted."""
+    """Return the direct children of a process. `of_main`: those that its main thread has made or adopted."""
     found: list[int] = []
     try:
         tasks = [str(pid)] if of_main else os.listdir(f"/proc/{pid}/task")
@@ -181,8 +181,8 @@ def trackers() -> list[int]:
 
 
 def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
-    """Wait until the trackers among the children of this process have ended; kill those that do not. Those that are
-    `known` serve this process itself, and end after it."""
+    """Wait until the trackers among the children of this process have ended; kill those that do not. `known` trackers
+    serve this process, and end after it."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in trackers() if pid not in known]:
         for pid in left:
@@ -222,7 +222,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """The same with shared pages divided among those that share them: exact, and dear to ask (milliseconds)."""
+    """The same with shared pages divided among their users: exact, and slow (milliseconds)."""
     total = 0
     for one in tree(pid):
         try:
@@ -234,11 +234,11 @@ def proportional_bytes(pid: int) -> int:
 
 
 class MemoryLimit:
-    """Finds out whether a library takes more memory than its limit.
+    """Detects whether a library takes more memory than its limit.
 
-    The cheap measure comes first. It counts shared pages several times (a child that is just being started shares all
-    of them), so it only raises a suspicion. The exact one is taken again when the cheap one has grown by as much as
-    was left, or after `AGAIN_S`: when a process ends, those that shared its pages are charged more for them.
+    The cheap measure counts shared pages several times (a starting child shares all of them), so it only raises a
+    suspicion. The exact measure is repeated when the cheap one has grown by the remaining room, or after `AGAIN_S`:
+    when a process ends, the users of its shared pages are charged more.
     """
 
     AGAIN_S = 2.0
