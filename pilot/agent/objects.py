@@ -222,11 +222,11 @@ def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
     if here is None:
         with cache.claim(ref) as draft:
             cache.make_room(ref)
-            disk.delete(draft)
+            disk.delete_tree(draft)
             try:
                 shutil.copytree(ref.source, draft, copy_function=os.link)
             except OSError:
-                disk.delete(draft)
+                disk.delete_tree(draft)
                 copy_object(ref.source, draft)
             here = cache.enter(ref, draft, manifest=manifest)
     here.release()

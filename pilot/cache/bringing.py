@@ -137,7 +137,7 @@ class Bringing:
             if isinstance(error, OSError) or not any(copy.arrivals for copy in copies):
                 for copy in copies:
                     copy.give_up()
-                disk.delete(draft)  # it takes room, or is of no use to the next try
+                disk.delete_tree(draft)  # it takes room, or is of no use to the next try
             raise
         finally:
             with self._lock:

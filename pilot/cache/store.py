@@ -42,8 +42,7 @@ from stoker import locks
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ContextError
 from stoker.pilot.cache import disk
-from stoker.pilot.cache.claims import CacheEntry, Claims, Entries, EntryFacts, read_facts, write_small
-from stoker.pilot.cache.disk import SafeMarks
+from stoker.pilot.cache.disk import CacheEntry, Claims, Entries, EntryFacts, SafeMarks, read_facts, write_small
 from stoker.pilot.core.objects import CachedObject, Shortage, file_name, make_room
 from stoker.units import show_bytes
 
@@ -128,9 +127,9 @@ class ObjectCache:
         with self._locked():
             here = self._lookup(place, entry)
             if here is not None:
-                disk.delete(draft)
+                disk.delete_tree(draft)
                 return here
-            disk.delete(place)
+            disk.delete_tree(place)
             os.rename(draft, place)
             if manifest:
                 write_small(self._manifests / place.name, manifest)
@@ -201,7 +200,7 @@ class ObjectCache:
         libraries use is in the way. Where even that is too little, nothing goes: the disk says so itself.
         """
         with self._locked():
-            lacking = ref.size_bytes - disk.taken(draft) - self._free_bytes()
+            lacking = ref.size_bytes - disk.bytes_on_disk(draft) - self._free_bytes()
             if lacking <= 0:
                 return
             unused, used = self._by_use()
@@ -323,8 +322,8 @@ class ObjectCache:
         self._entries.forget(entry)
         with suppress(OSError):
             entry.unlink()  # first: an object without an entry is not there
-        disk.delete(place)
-        disk.delete(self._manifests / place.name)
+        disk.delete_tree(place)
+        disk.delete_tree(self._manifests / place.name)
         self._safe.remove(place)
 
     def _expire(self, kept_s: float) -> None:
@@ -339,7 +338,7 @@ class ObjectCache:
         entries = set(os.listdir(self._entries.folder))
         for folder in (self._objects, self._manifests, self._safe.folder):
             for name in set(os.listdir(folder)) - entries:
-                disk.delete(folder / name)
+                disk.delete_tree(folder / name)
 
 
 def _may_be_used(entry: CacheEntry) -> bool:
@@ -371,7 +370,7 @@ def tidy_snapshots(cache: ObjectCache) -> None:
     for mark in snapshot_folder_beside(cache).glob(f"*{_MARK}"):
         with suppress(OSError):
             if mark.read_text() not in here:
-                disk.delete(mark.with_name(mark.name.removesuffix(_MARK)))
+                disk.delete_tree(mark.with_name(mark.name.removesuffix(_MARK)))
                 mark.unlink()
 
 
@@ -387,4 +386,4 @@ def sweep_snapshots(cache: ObjectCache, *, kept_s: float) -> None:
             if not place.is_dir() or is_object or locks.is_locked(folder / f"{form}.lock"):
                 continue
             if now - place.stat().st_mtime >= kept_s:
-                disk.delete(place)
+                disk.delete_tree(place)

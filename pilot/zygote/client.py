@@ -81,7 +81,7 @@ ToZygote = Preload | Fork | Kill
 class Preloaded(_Message, frozen=True, tag="preloaded"):
     """Imports are done. `failed` says which could not be imported, and why; `threads` which modules have started
     threads, and the threads' names (a process that has some must not fork, so libraries then start in a new
-    interpreter); `asked_for_gpus` that one of them asked PyTorch for GPUs (see `imports`: libraries that have
+    interpreter); `asked_for_gpus` that one of them asked PyTorch for GPUs (see `server`: libraries that have
     some start in a new interpreter)."""
 
     failed: dict[str, str]
