@@ -35,7 +35,7 @@ def device(answer: Answer, _: Place) -> None:
             answer[f"{facts.device} processes at once"] = facts.processes
     for trouble in found.troubles:
         answer["trouble"] = trouble
-    driver = gpu.load()
+    driver = gpu.load_nvml()
     try:
         driver.nvmlInit()
         answer["driver"] = gpu.text(driver.nvmlSystemGetDriverVersion())

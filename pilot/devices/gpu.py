@@ -33,7 +33,7 @@ LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
 """Errors by which a GPU no longer works until it is reset or the node restarts."""
 
 
-def load() -> Any:
+def load_nvml() -> Any:
     """The `pynvml` module; None where it is not installed."""
     try:
         import pynvml
@@ -158,7 +158,7 @@ def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: 
     grant = read_grant(environ)
     if grant.refusal:
         return GrantedGpus(why=grant.refusal)
-    nvml = nvml or load()
+    nvml = nvml or load_nvml()
     if nvml is None:
         return GrantedGpus(why="NVML missing: the pynvml module (nvidia-ml-py) is not installed")
     try:

@@ -239,7 +239,7 @@ class Monitor:
 
 def watch(devices: tuple[PilotDevice, ...], *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> dict[str, Monitor]:
     """Return a monitor for each GPU, by its UUID; empty without NVML."""
-    nvml = nvml or gpu.load()
+    nvml = nvml or gpu.load_nvml()
     gpus = [device for device in devices if device.uuid]
     if nvml is None:
         return {}
