@@ -30,7 +30,7 @@ from stoker.pilot.library.connection import BatchReports, Settings
 from stoker.pilot.library.failures import Place
 from stoker.pilot.library.functions import SideBySide, clean
 from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.process import LibraryFault, Soundness, leave_child
+from stoker.pilot.library.process import LibraryFault, ProcessGuard, leave_child
 from stoker.pilot.library.runner import Runner
 from stoker.pilot.library.server import LibraryServer
 from stoker.pilot.library.workplace import ClearedFolder, ScratchGuard, Workplace, links_of, stand_apart, use_temporary
@@ -89,7 +89,7 @@ def serve(number: int) -> None:
     gc.freeze()  # the context lives as long as the process: the collector need not look at it again
     if slots > 1:
         route()
-    soundness = Soundness(temporary=temporary if slots > 1 else None)
+    guard = ProcessGuard(temporary=temporary if slots > 1 else None)
     side_by_side = SideBySide()
     place = Place(settings.folder, order.devices, order.recipe.needs.device_memory_bytes, settings.probe)
     server = LibraryServer(
@@ -97,7 +97,7 @@ def serve(number: int) -> None:
         library=settings.library,
         context=context,
         calls_allowed=order.recipe.calls_per_library,
-        soundness=soundness,
+        guard=guard,
         host=settings.host,
         gang_key=settings.gang_key,
     )
@@ -119,7 +119,7 @@ def serve(number: int) -> None:
             report=server.outbox.report,
             lane=server.lane,
             meetings=server.meetings,
-            soundness=soundness,
+            guard=guard,
             leave=server.leave,
             place=place,
         )

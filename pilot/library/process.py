@@ -54,7 +54,7 @@ class LibraryFault(NamedTuple):
     text: str
 
 
-class Soundness:
+class ProcessGuard:
     """The process as it was when its context had been loaded. `temporary`: the folder of temporary files that the slots
     of this library share, if it has several."""
 
@@ -95,7 +95,7 @@ class Soundness:
         if self._closed(0):
             self._restore_outputs()
 
-    def look(self, now: float) -> LibraryFault | None:
+    def check(self, now: float) -> LibraryFault | None:
         """Restore, and return what damage there is. Only while no call runs."""
         self.restore()
         self._restore_outputs()

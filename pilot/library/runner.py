@@ -30,7 +30,7 @@ from stoker.pilot.library.failures import in_short
 from stoker.pilot.library.functions import Packer, RunnableCall, TransferError
 from stoker.pilot.library.meetings import GangMeetings
 from stoker.pilot.library.pieces import PieceLane, YieldingRun, as_list, can_be_drained, drain, in_event_loop, yields
-from stoker.pilot.library.process import LibraryFault, Soundness, leave_child, leave_fork
+from stoker.pilot.library.process import LibraryFault, ProcessGuard, leave_child, leave_fork
 from stoker.pilot.library.workplace import ScratchGuard, Workplace
 from stoker.protocol.calls import (
     PIECE_BYTES,
@@ -71,7 +71,7 @@ class Runner:
         report: Callable[[CallProgress], None],
         lane: PieceLane | None = None,
         meetings: GangMeetings | None = None,
-        soundness: Soundness | None = None,
+        guard: ProcessGuard | None = None,
         leave: Callable[[LibraryFault], NoReturn] | None = None,
         place: failures.Place | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class Runner:
         self._report = report
         self._lane = lane
         self._meetings = meetings
-        self._soundness = soundness
+        self._guard = guard
         self._leave = leave
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
@@ -128,8 +128,8 @@ class Runner:
         payload: Payload = b""
         failure: Failure | None = None
         ok, raised = False, ""
-        if self._soundness is not None:
-            self._soundness.unchecked += 1
+        if self._guard is not None:
+            self._guard.unchecked += 1
         try:
             self._workplace.enter(work.run.options)
             function, takes_context = packer.open_function(work.function)
@@ -276,8 +276,8 @@ class Runner:
         """End the library if the pilot or an earlier call may have made this call fail; the call runs elsewhere."""
         if self._ground.is_gone:
             os._exit(infrastructure.FOLDER_GONE)  # the agent has every call of this library run elsewhere
-        if self._soundness is not None and self._leave is not None and self._soundness.unchecked > 1:
-            fault = self._soundness.damage()
+        if self._guard is not None and self._leave is not None and self._guard.unchecked > 1:
+            fault = self._guard.damage()
             if fault is not None:
                 self._leave(fault)
 

@@ -41,7 +41,7 @@ from stoker.pilot.library.connection import LibraryOutbox
 from stoker.pilot.library.functions import Functions, RunnableCall, SideBySide
 from stoker.pilot.library.meetings import GangMeetings
 from stoker.pilot.library.pieces import PieceLane
-from stoker.pilot.library.process import EVERY_S, LibraryFault, Soundness
+from stoker.pilot.library.process import EVERY_S, LibraryFault, ProcessGuard
 from stoker.pilot.library.runner import NO_CALL, Runner
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
@@ -80,13 +80,13 @@ class LibraryServer:
         library: int,
         context: Any,
         calls_allowed: int,
-        soundness: Soundness,
+        guard: ProcessGuard,
         host: str = "127.0.0.1",
         gang_key: bytes = b"",
     ) -> None:
         self._sock = sock
         self._context = context
-        self._soundness = soundness
+        self._guard = guard
         self._allowed = calls_allowed
         self._reader = connection.FrameReader(sock)
         self._decode = wire.to_library_decoder()
@@ -121,7 +121,7 @@ class LibraryServer:
         self.lane.read = self._read_for_call
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
         take, run, ends = self._queue.take, runner.run, self.outbox.ends
-        soundness, handling = self._soundness, self._handling
+        guard, handling = self._guard, self._handling
         read_at = 0.0
         while not self._over():
             with handling:
@@ -133,14 +133,14 @@ class LibraryServer:
             if entry is None:
                 self._idle()
                 self.outbox.send_waiting()
-                if runner.ended_at - soundness.checked_at > EVERY_S:
+                if runner.ended_at - guard.checked_at > EVERY_S:
                     self._leave_if_unfit(runner)
                 self._receive(block=True)
                 read_at = _now()
                 continue
             work = entry[1]
             mean_s = work.function.mean_s
-            if not 0.0 < mean_s < EVERY_S or max(runner.ended_at, read_at) - soundness.checked_at > EVERY_S:
+            if not 0.0 < mean_s < EVERY_S or max(runner.ended_at, read_at) - guard.checked_at > EVERY_S:
                 self._leave_if_unfit(runner)
             runner.begun += 1  # before looking whether the attendant sleeps: it looks in the opposite order
             if self._parked:
@@ -149,7 +149,7 @@ class LibraryServer:
             if ends and not 0.0 < mean_s < _SLOW_S:
                 self.outbox.send_waiting()
             self._note(run(work), runner)
-            soundness.restore()
+            guard.restore()
             if not runner.is_clean:
                 self._clean(runner)
             now = runner.ended_at
@@ -194,7 +194,7 @@ class LibraryServer:
                         work_came.wait()
                     runner.take(work.spec.call)
                     carried_modules.leave(keep=work.function.modules)  # before a call in another slot may want others
-                if not 0.0 < work.function.mean_s < EVERY_S or _now() - self._soundness.checked_at > EVERY_S:
+                if not 0.0 < work.function.mean_s < EVERY_S or _now() - self._guard.checked_at > EVERY_S:
                     self._leave_if_unfit(runner)
                 self._note(runner.run(work), runner)
                 del work
@@ -203,7 +203,7 @@ class LibraryServer:
                 if not len(self._queue):
                     idle(slot)
                 self.outbox.send_waiting()
-                if _now() - self._soundness.checked_at > EVERY_S:
+                if _now() - self._guard.checked_at > EVERY_S:
                     self._leave_if_unfit(runner)
                 if self._over():
                     with work_came:
@@ -276,10 +276,10 @@ class LibraryServer:
     def _leave_if_unfit(self, own: Runner) -> None:
         """End the library if calls have left it unfit for more. Between calls: then none that it holds has begun, and
         none begins meanwhile."""
-        soundness = self._soundness
-        if soundness.unchecked:
+        guard = self._guard
+        if guard.unchecked:
             with self._handling:
-                fault = soundness.look(_now()) if self._is_alone(own) else None
+                fault = guard.check(_now()) if self._is_alone(own) else None
                 if fault is not None:
                     self.leave(fault)
 

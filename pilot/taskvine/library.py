@@ -35,7 +35,7 @@ from stoker.pilot.library.call_records import LogTail, Marker
 from stoker.pilot.library.connection import Settings
 from stoker.pilot.library.failures import Place
 from stoker.pilot.library.functions import Function, Functions, RunnableCall, clean
-from stoker.pilot.library.process import Soundness
+from stoker.pilot.library.process import ProcessGuard
 from stoker.pilot.library.runner import Runner
 from stoker.pilot.library.workplace import ClearedFolder, Workplace, links_of, use_temporary
 from stoker.pilot.taskvine import messages
@@ -237,7 +237,7 @@ class VineLibrary:
         ambient.enter_library(device=setup.devices, context=context)
         self._temporary.keep()
         self._runner = self._make_runner(context, workplace)
-        self._soundness = Soundness()
+        self._guard = ProcessGuard()
         gc.collect()
         gc.freeze()  # the context lives as long as the process: the collector need not look at it again
         self._held = msgspec.structs.replace(
@@ -308,7 +308,7 @@ class VineLibrary:
             end = CallEnd(spec.call, ok=False)
         finally:
             self._watch.end()
-        fault = self._soundness.look(time.perf_counter()) or (None if self._runner.is_clean else self._runner.clean())
+        fault = self._guard.check(time.perf_counter()) or (None if self._runner.is_clean else self._runner.clean())
         if fault is not None:
             self._retire(fault.text)
         if self._watch.reason:
