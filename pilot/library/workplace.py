@@ -101,9 +101,16 @@ class ClearedFolder:
         self._remember_state()
 
     def clear(self) -> None:
-        """Empty the folder. Raises OSError also if a call has removed the folder, or closed its descriptor."""
-        if not os.path.samestat(os.fstat(self._open), os.stat(self.path)):
-            raise FileNotFoundError(errno.ENOENT, "it was removed", self.path)
+        """Empty the folder; make it again if a call has removed it. Raises OSError also if a call has replaced it, or
+        closed its descriptor."""
+        was = os.fstat(self._open)
+        if not os.path.exists(self.path):
+            os.mkdir(self.path, mode=0o700)
+            number = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.dup2(number, self._open, inheritable=False)  # `short_path` has this number
+            os.close(number)
+        elif not os.path.samestat(was, os.stat(self.path)):
+            raise FileExistsError(errno.EEXIST, "another one was made in its place", self.path)
         with os.scandir(self.path) as listing:
             for entry in listing:
                 if entry.name in self._kept:
@@ -245,6 +252,8 @@ class Workplace:
         """Remove the files that the call left. Raises OSError."""
         if self._is_in_own and self._own is not None and self._own.is_touched():
             self._own.clear()
+            if not os.listdir(self._own.path):  # it was made anew
+                self._link(self._own)
         if self.temporary.is_touched():
             clear_temporary(self.temporary)
 
