@@ -15,7 +15,6 @@ import msgspec
 from msgspec import inspect
 
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import (
     AdviceArrived,
     ClientGone,
@@ -32,8 +31,9 @@ from stoker.manager.core.events import (
     SetTimer,
     TimerFired,
 )
-from stoker.manager.core.validate import validate
+from stoker.manager.core.reactor import Core
 from stoker.manager.policies import default_policies
+from stoker.manager.sim.validate import validate
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire
 from stoker.protocol.blocks import Rule, Source

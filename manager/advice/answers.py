@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cached_property
 
+from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
-from stoker.contexts.state import state_folder
 from stoker.manager.advice.judging import fault_of_call
 from stoker.manager.advice.logs import Fault
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, slowdown
@@ -30,8 +30,7 @@ from stoker.manager.core.events import (
     PaceAdvice,
     VerdictAdvice,
 )
-from stoker.protocol.program_source import read_source
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder, read_source
 
 log = logging.getLogger("stoker.advisor")
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from stoker.config import read_sites
 from stoker.errors import ConfigError
 from stoker.log_files import keep_log
 from stoker.manager.advice.answers import Advisor
@@ -28,7 +29,6 @@ from stoker.manager.core.events import (
     encode,
 )
 from stoker.protocol.session import SessionFolder
-from stoker.site_files import read_sites
 
 log = logging.getLogger("stoker.advisor")
 

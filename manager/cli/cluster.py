@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.cli import down, dry_run, machine
 from stoker.manager.cli.ask import Observer

@@ -12,7 +12,7 @@ from stoker.manager.core.events import RecordPilots
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Client, Pilot, PilotState
 from stoker.manager.core.state import JOURNAL_LOST, Block, SourceState
-from stoker.protocol import show_blocks, to_client
+from stoker.protocol import show_status, to_client
 from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock, Source
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
@@ -114,7 +114,7 @@ def check_emptied_block(manager: Manager, id: str) -> None:
         return
     gone_s = show_seconds(manager.state.now - block.emptied_at)
     blocks.mark_abandoned(block)
-    suspended = show_blocks.is_suspended(block.reason)
+    suspended = show_status.is_suspended(block.reason)
     job = "has suspended its job" if suspended else "still says that its job runs"
     release_block(manager, block, f"its pilots went {gone_s} ago, and the batch system {job}")
     manager.demand_changed = True

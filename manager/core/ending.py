@@ -20,9 +20,8 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, CountedFailures, Gang, Group, Library
 from stoker.manager.core.per_context import Cost
 from stoker.manager.core.state import State
-from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.calls import CallEnd, Failure, FailureGroup, FailureKind
 from stoker.protocol.ids import CallId, show_call, show_library
-from stoker.protocol.listed import FailureGroup
 from stoker.units import first_words
 
 # ---- failure groups

@@ -24,10 +24,9 @@ from stoker.manager.core.per_context import Cost, LoadIndex, Paces
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
-from stoker.protocol.pace import WorkPace
-from stoker.protocol.recent import Counts
-from stoker.protocol.reliable import Inbox
+from stoker.protocol.pace import Counts, WorkPace
 from stoker.protocol.to_manager import DeviceFacts, LibraryPhase, MapReport
+from stoker.protocol.wire import Inbox
 
 # ---- phases
 

@@ -41,7 +41,7 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Gang, Group, Library, LibraryState, Pilot
 from stoker.manager.core.queues import LINGERS, STUCK_S, STUCK_TIMER, full_since
 from stoker.manager.core.state import State
-from stoker.protocol import recent, to_client
+from stoker.protocol import pace, to_client
 from stoker.protocol.bounds import is_sound
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.ids import ClientId, RecipeKey
@@ -115,7 +115,7 @@ def calls_ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None
             if counts and counts[-1][0] == second:  # `recent.add`, without the call
                 counts[-1][1] += total
             else:
-                recent.add(counts, total, now=now)
+                pace.count_recent(counts, total, now=now)
     dispatch.feed_library(manager, library)
 
 

@@ -36,7 +36,7 @@ from stoker.manager.core.nouns import (
 )
 from stoker.manager.core.seams import View
 from stoker.manager.core.state import Block, SourceState, State
-from stoker.protocol import recent
+from stoker.protocol import pace
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.calls import CallForecast, CallProgress
 from stoker.protocol.ids import BlockId, ClientId, LibraryId, PilotId
@@ -209,9 +209,9 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
     if not slots:
         count = max(1, (_devices_here(state) or _devices_expected(state)) // max(1, context.recipe.needs.devices))
         slots = [context.slots] * count
-    is_measured = recent.since_s(context.rate, now=state.now) >= _MEASURED_S
-    if ready and is_measured and recent.total(context.rate, now=state.now) >= _ROUNDS * sum(ready):
-        return recent.per_second(context.rate, now=state.now), count
+    is_measured = pace.recent_since_s(context.rate, now=state.now) >= _MEASURED_S
+    if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _ROUNDS * sum(ready):
+        return pace.recent_per_second(context.rate, now=state.now), count
     run_s = max(context.run_s, _runs_for_s(state, context)) if context.run_s else 0.0
     return (sum(slots) / gang / run_s if run_s else 0.0), count
 

@@ -16,9 +16,9 @@ from stoker.manager.core import blame, blocks, ending, object_plan, outlook, sto
 from stoker.manager.core.nouns import Call, Context, Device, Gang, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State
 from stoker.manager.core.story import waits_for
-from stoker.protocol import recent, to_client
+from stoker.protocol import pace, to_client
+from stoker.protocol.calls import ListedCall, ListedState
 from stoker.protocol.ids import show_call, show_library
-from stoker.protocol.listed import ListedCall, ListedState
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, StoryLine
 from stoker.protocol.to_client import Calls
 from stoker.units import first_words, show_line
@@ -41,7 +41,7 @@ def session_status(state: State) -> to_client.Status:
         running=len(state.calls) - queued,
         done=state.done - state.failures - state.cancelled,
         failed=state.failures,
-        rate=recent.per_second(state.rate, now=state.now),
+        rate=pace.recent_per_second(state.rate, now=state.now),
         left_s=left.left_s,
         pilots=tuple(_pilot(state, p) for p in state.pilots.values()),
         libraries=tuple(_library(state, x) for x in state.libraries.values()),
@@ -94,7 +94,7 @@ def _pilot(state: State, pilot: Pilot) -> PilotStatus:
         devices=tuple(_device(d) for d in pilot.devices.values()),
         folder=pilot.folder,
         ended=pilot.ended,
-        rate=recent.per_second(pilot.rate, now=state.now),
+        rate=pace.recent_per_second(pilot.rate, now=state.now),
         ends_in_s=max(0.0, pilot.ends_at - state.now) if pilot.ends_at else 0.0,
         source=pilot.source,
         objects=len(state.transfers.peers[pilot.id].has) if pilot.id in state.transfers.peers else 0,
@@ -148,7 +148,7 @@ def _context(state: State, context: Context) -> ContextStatus:
         waits_for=show_line(waits_for(state, context)) if context.queue.count else "",
         last_failure=show_line(context.last_failure.message) if context.last_failure is not None else "",
         arguments=context.recipe.arguments,
-        rate=recent.per_second(context.rate, now=state.now),
+        rate=pace.recent_per_second(context.rate, now=state.now),
         left_s=outlook.context_outlook_s(state, context),
         served=context.served,
     )

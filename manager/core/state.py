@@ -18,7 +18,7 @@ from stoker.manager.core.transfers import Transfers
 from stoker.protocol.blocks import BlockPhase, LossReason, Source
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, Failure, Printed
 from stoker.protocol.ids import BlockId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
-from stoker.protocol.recent import Counts
+from stoker.protocol.pace import Counts
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import FunctionBlob
 

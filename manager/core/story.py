@@ -23,7 +23,7 @@ from stoker.manager.core.state import Block, SourceState, State
 from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, BlockStatus
 from stoker.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_block, show_call, show_library
-from stoker.protocol.show_blocks import READ_JOB, SILENT_S, is_suspended
+from stoker.protocol.show_status import READ_JOB, SILENT_S, is_suspended
 from stoker.protocol.status import StoryLine
 from stoker.units import show_about, show_bytes, show_line, show_seconds
 

@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from stoker import version
-from stoker.contexts.published import publish
+from stoker.contexts.objects import publish
 from stoker.errors import SessionError
 from stoker.manager.environment.packing import Packed
 from stoker.pilot.transfer.fetch import SEED_FILE

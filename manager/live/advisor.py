@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from stoker import descriptors
+from stoker import connections
 from stoker.manager.core.events import (
     LONGEST_MESSAGE,
     About,
@@ -196,7 +196,7 @@ class AdvisorLink:
             mine.close()
             log.warning("the advisor cannot be started (%s); it is tried again", error)
             return False
-        descriptors.restore_limit(self._process.pid)
+        connections.restore_descriptor_limit(self._process.pid)
         mine.setblocking(False)
         self._channel, self._heard_at = mine, now
         self._watch(mine.fileno())

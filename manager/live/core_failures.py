@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.manager.core.departures import refusal_of
+from stoker.manager.core.clients import refusal_of
 from stoker.manager.core.events import Event
 from stoker.manager.live.raised import raised
 

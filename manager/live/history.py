@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from stoker.contexts.availability import AvailabilityStore, DeviceSet
+from stoker.contexts.folders import state_folder
+from stoker.contexts.measurements import AvailabilityStore, DeviceSet
 from stoker.contexts.performance import Estimate, PerformanceStore
-from stoker.contexts.state import state_folder
 from stoker.manager.core.events import (
     AdviceArrived,
     AskAdvice,

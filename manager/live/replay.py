@@ -11,16 +11,16 @@ import msgspec
 
 from stoker.errors import SessionError
 from stoker.manager.core import report, story
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import Command, Event
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.chosen import policies_of
 from stoker.manager.live.past import JournalPast
 from stoker.manager.live.records import Decided
 from stoker.manager.policies import default_policies
 from stoker.protocol import to_client
+from stoker.protocol.calls import ListedState
 from stoker.protocol.ids import parse_call
-from stoker.protocol.listed import ListedState
 from stoker.protocol.session import SessionFolder
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable
 
 from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import (
     AskAdvice,
     Command,
@@ -33,6 +32,7 @@ from stoker.manager.core.events import (
     ToPilot,
 )
 from stoker.manager.core.on_pilot import is_heartbeat, must_be_recorded
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.sending import are_pieces
 from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks

@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import SessionError
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import (
     Command,
     Event,
@@ -27,6 +26,7 @@ from stoker.manager.core.events import (
     ToClient,
     ToPilot,
 )
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.decisions import NO_DECISIONS, check_of
 from stoker.manager.live.journal import MOST_CHECKS

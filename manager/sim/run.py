@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from stoker.chance import Stream
-from stoker.contexts.step_lines import StepSeconds
+from stoker.contexts.step_times import StepSeconds
 from stoker.errors import StokerError
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import (
     AdviceArrived,
     AskAdvice,
@@ -31,6 +30,7 @@ from stoker.manager.core.events import (
     ToClient,
     ToPilot,
 )
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.report import device_seconds
 from stoker.manager.core.seams import Policies, PolicyError
 from stoker.manager.core.story import waits_for

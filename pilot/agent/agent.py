@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.folders import folders_here
 from stoker.pilot.agent.fetches import Fetches, Peers
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.agent.offers import BOARD, OfferScales
@@ -30,7 +31,6 @@ from stoker.pilot.devices.monitor import Monitor
 from stoker.pilot.zygote.processes import tree
 from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.protocol.session import SessionFolder
-from stoker.working_folder import folders_here
 
 GRACE_S = 2.0
 """How long calls that run may still take when the pilot is told to go at once (a signal from the batch system)."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from stoker.addresses import split_address
+from stoker.connections import split_address
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import SessionError, StokerError
 from stoker.pilot.cache import Bringing, DiskError, InUseError, ObjectCache, Pin, ServedCache

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.objects import copy_object, manifest_of, object_of
 from stoker.contexts.recipe import ObjectRef
-from stoker.contexts.state import snapshot_folder
 from stoker.errors import StokerError
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.fetches import is_pilots_fault

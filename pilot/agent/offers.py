@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stoker.contexts.device_turns import EngineWork
-from stoker.contexts.step_lines import StepSeconds
-from stoker.contexts.step_times import StepTimes
+from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.pilot.core import starting
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.memory import declared_bytes

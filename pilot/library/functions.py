@@ -32,8 +32,8 @@ from stoker.contexts.carried_modules import (
     versions_of_context,
 )
 from stoker.contexts.code_payloads import loads_code, versions_carried
+from stoker.contexts.folders import ProgramFolder, is_seen_here
 from stoker.contexts.payload_layout import Buffer
-from stoker.contexts.program_folder import ProgramFolder, is_seen_here
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import SerializationError
 from stoker.pilot.core.turns import FirstCome

@@ -18,8 +18,7 @@ from typing import Any
 
 from stoker.contexts import ambient, carried_modules
 from stoker.contexts.device_turns import offer_turns
-from stoker.contexts.hub import HubWatch
-from stoker.contexts.loading import load_context, slots_of
+from stoker.contexts.loading import HubWatch, load_context, slots_of
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.pilot.core import infrastructure

@@ -19,7 +19,7 @@ from contextlib import suppress
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
-from stoker.contexts.call_stop import CallStop
+from stoker.contexts.ambient import CallStop
 from stoker.protocol.calls import WINDOW_BYTES, WINDOW_PIECES
 from stoker.protocol.ids import CallId
 from stoker.protocol.to_agent import Yielded

@@ -27,7 +27,7 @@ import traceback
 from multiprocessing import resource_tracker, shared_memory
 from typing import Any, NamedTuple, NoReturn
 
-from stoker import descriptors
+from stoker import connections
 from stoker.pilot.core import infrastructure
 from stoker.pilot.library.call_records import stream_to
 from stoker.pilot.library.workplace import ClearedFolder, clear_temporary
@@ -71,7 +71,7 @@ class ProcessGuard:
         self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._signals = _signals()
         lowest = _lowest_free()
-        free = descriptors.limit() - lowest if lowest is not None else 0
+        free = connections.descriptor_limit() - lowest if lowest is not None else 0
         self._margin = min(_MARGIN, free // 4)
         self._had_descriptors = free > 8
         """False if the loader has used them up: another library of this context could do no better."""
@@ -111,7 +111,9 @@ class ProcessGuard:
         if self._had_descriptors and not self._has_room():
             gc.collect()  # files may be open in cycles of references
             if not self._has_room():
-                text = f"calls in it left files open; it may have {descriptors.limit():,}: close them (`with`)"
+                text = (
+                    f"calls in it left files open; it may have {connections.descriptor_limit():,}: close them (`with`)"
+                )
                 return LibraryFault(infrastructure.NO_DESCRIPTORS, text)
         return None
 
@@ -155,7 +157,7 @@ class ProcessGuard:
 
     def _has_room(self) -> bool:
         lowest = _lowest_free()
-        return lowest is not None and lowest < descriptors.limit() - self._margin
+        return lowest is not None and lowest < connections.descriptor_limit() - self._margin
 
     def _clear(self) -> LibraryFault | None:
         if self._temporary is not None and self._temporary.is_touched():

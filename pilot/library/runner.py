@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.call_stop import CallStop, Evicted, comes_of_stop
-from stoker.contexts.ranks import SeatHook
+from stoker.contexts.ambient import CallStop, Evicted, SeatHook, comes_of_stop
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
 from stoker.pilot.core import infrastructure

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import process
 
-from stoker.contexts.program_folder import ProgramFolder, is_seen_here, umask_now
+from stoker.contexts.folders import ProgramFolder, is_seen_here, umask_now
 from stoker.contexts.recipe import Recipe
 from stoker.protocol.calls import CallOptions, LeftFiles
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from stoker.errors import ConfigError, StokerError
+from stoker.folders import folders_here
 from stoker.log_files import keep_log
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.core import presence
@@ -36,7 +37,6 @@ from stoker.pilot.taskvine.factory import VineFactory, find_programs, taskvine
 from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool, slots_of
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import DeviceFacts
-from stoker.working_folder import folders_here
 
 # ---- the loop
 

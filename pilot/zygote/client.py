@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from stoker import descriptors
+from stoker import connections
 from stoker.decoding import UNREADABLE
-from stoker.seldom import SeldomLog
+from stoker.log_files import SeldomLog
 
 # ---- messages
 
@@ -168,7 +168,7 @@ class Zygote:
                 start_new_session=True,
                 umask=umask,
             )
-        descriptors.restore_limit(self._process.pid)
+        connections.restore_descriptor_limit(self._process.pid)
         self._sock.setblocking(False)
         self._send(Preload(modules=(*_ENTRY_MODULES, *preload)))
 

@@ -13,9 +13,9 @@ import pytest
 from advice.fake_endpoint import FakeEndpoint
 
 from stoker.contexts.factory import RecipeFactory
+from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.contexts.state import state_folder
 from stoker.manager.advice import estimating
 from stoker.manager.advice.answers import SIMILAR, Advisor
 from stoker.manager.advice.serving import model_of
@@ -31,8 +31,7 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.executor.leaving_sources import SourceShelf
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.protocol.program_source import source_file
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder, source_file
 
 pytest.importorskip("numpy", reason="similar recipes are found with it")
 

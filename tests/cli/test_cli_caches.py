@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from stoker.contexts.objects import object_of
 from stoker.errors import ConfigError
-from stoker.manager.cli.caches import stays
 from stoker.manager.cli.main import cli
+from stoker.manager.cli.sessions import stays
 from stoker.pilot.cache import Bringing, ObjectCache, Pin, store
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.site import Duration, Pilot, Site

@@ -10,8 +10,7 @@ from core.builders import Cluster, recipe
 from stoker.manager.core import ending
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.protocol.listed import ListedState
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, ListedState
 
 Make = Callable[..., Cluster]
 

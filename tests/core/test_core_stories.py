@@ -9,10 +9,10 @@ import msgspec
 from core.builders import BROKEN, Cluster, devices, recipe
 
 from stoker.contexts.recipe import Needs
-from stoker.manager.cli.printed import nothing_kept
+from stoker.manager.cli.logs import nothing_kept
 from stoker.manager.core import report
 from stoker.manager.core.events import ManagerRestarted
-from stoker.protocol import show_story
+from stoker.protocol import show_status
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Source
 from stoker.protocol.calls import CallSpec
@@ -304,9 +304,9 @@ def test_a_story_of_a_call_has_its_arguments_in_short(cluster: Make) -> None:
         CallSpec(7, pickle.dumps((("claims.txt",), {"n": 3}), 5)), CallSpec(8, b"\x80garbage"),
         CallSpec(9, pickle.dumps((("x" * 70_000,), {}), 5)),
     ]))  # fmt: skip
-    assert show_story.render(c.the_story("c-7"))[0].startswith("call c-7  f('claims.txt', n=3)  wants no context")
-    assert show_story.render(c.the_story("c-8"))[0].startswith("call c-8  f  wants no context")
-    assert show_story.render(c.the_story("c-9"))[0].startswith("call c-9  f(70.0 kB of arguments)  wants")
+    assert show_status.story_lines(c.the_story("c-7"))[0].startswith("call c-7  f('claims.txt', n=3)  wants no context")
+    assert show_status.story_lines(c.the_story("c-8"))[0].startswith("call c-8  f  wants no context")
+    assert show_status.story_lines(c.the_story("c-9"))[0].startswith("call c-9  f(70.0 kB of arguments)  wants")
     assert not c.the_story("c-9").payload
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from transfer.hosts import Between, Link, until
 
-from stoker.contexts.objects import object_of
-from stoker.contexts.published import publish
+from stoker.contexts.objects import object_of, publish
 from stoker.pilot.starter import main
 from stoker.pilot.starter.place import StartError
 from stoker.pilot.transfer import meeting

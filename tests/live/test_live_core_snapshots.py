@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.contexts.step_times import StepCell, StepTimes
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal, pickled, segments, snapshot
 from stoker.manager.live.comeback import come_back

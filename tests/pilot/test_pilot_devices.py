@@ -17,7 +17,7 @@ from driver import machine as standin
 from driver.machine import Machine
 
 from stoker.errors import ConfigError
-from stoker.manager.cli import machine as machine_of_doctor
+from stoker.manager.cli import doctor_machine
 from stoker.pilot import devices
 from stoker.pilot.core.events import MemoryShortage
 from stoker.pilot.devices import cpu, find_devices, gpu, memory, visible
@@ -63,7 +63,7 @@ def test_every_name_of_nvml_that_is_used_exists_in_the_real_module() -> None:
     import pynvml as real
 
     used = set()
-    for file in (*Path(devices.__file__).parent.glob("*.py"), Path(machine_of_doctor.__file__)):
+    for file in (*Path(devices.__file__).parent.glob("*.py"), Path(doctor_machine.__file__)):
         used |= set(re.findall(r"\b(?:pynvml|nvml)\.((?:nvml|NVML)\w+)", file.read_text()))
         used |= set(re.findall(r'"(NVML_\w+)"', file.read_text()))
     assert len(used) > 20

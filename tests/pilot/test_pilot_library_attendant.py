@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.contexts.call_stop import CallStop
+from stoker.contexts.ambient import CallStop
 from stoker.pilot.core import infrastructure
 from stoker.pilot.library import connection, server
 from stoker.pilot.library.process import LibraryFault, ProcessGuard

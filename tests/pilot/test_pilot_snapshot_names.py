@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.manager.cli.caches import inspect_caches
+from stoker.manager.cli.sessions import inspect_caches
 from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache, store
 

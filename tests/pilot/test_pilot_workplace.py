@@ -16,7 +16,7 @@ import pytest
 from fake_manager import FakeManager, recipe
 
 from stoker.contexts import payloads, scratch
-from stoker.contexts.program_folder import ProgramFolder, program_folder
+from stoker.contexts.folders import ProgramFolder, program_folder
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function, RunnableCall, SideBySide
 from stoker.pilot.library.process import EVERY_S

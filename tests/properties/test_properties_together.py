@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from properties.together import Together, Wired
 
-from stoker.manager.core.validate import validate
+from stoker.manager.sim.validate import validate
 from stoker.pilot.core import memory
 from stoker.protocol import to_manager as say
 from stoker.protocol.ids import PilotId

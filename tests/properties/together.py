@@ -39,7 +39,7 @@ from stoker.pilot.core.state import PilotFacts, Timers
 from stoker.protocol import to_agent, to_library, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.ids import CallId, LibraryId, PilotId
-from stoker.protocol.reliable import Outbox
+from stoker.protocol.wire import Outbox
 
 GB = 10**9
 DEVICES = 2

@@ -22,7 +22,7 @@ ALLOWED = {
         {"manager/core/state.py", "manager/advice/logs/fault.py"},
         "a pilot's fault at a call, and a log's verdict: public names of layers that never import each other",
     ),
-    "Gang": ({"manager/core/nouns.py", "contexts/ranks.py"}, "a gang, and a rank's public view of it"),
+    "Gang": ({"manager/core/nouns.py", "contexts/ambient.py"}, "a gang, and a rank's public view of it"),
     "Load": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
     "Pilot": ({"manager/core/nouns.py", "src/stoker/site.py"}, "a pilot, and the site file's public [pilot] table"),
     "ReleaseBlock": ({"manager/core/seams.py", "src/stoker/protocol/to_manager.py"}, _ACTION),

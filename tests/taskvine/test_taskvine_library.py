@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from stoker.contexts import context, payloads
-from stoker.contexts.program_folder import program_folder
+from stoker.contexts.folders import program_folder
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.pool_library import verdict

@@ -12,8 +12,8 @@ import pytest
 
 from stoker.config import Site, parse_site
 from stoker.errors import SessionError
-from stoker.manager.cli import cluster, dry_run
-from stoker.manager.cli.finding import Level
+from stoker.manager.cli import doctor_site
+from stoker.manager.cli.doctor_machine import Level
 from stoker.manager.factory.condor_description import gpu_expression
 from stoker.manager.taskvine.planning import plan_of
 from stoker.pilot.taskvine import engine
@@ -176,7 +176,7 @@ def test_slots_are_gpus_where_there_are_some_and_cores_elsewhere():
 
 def test_a_dry_run_shows_the_pool_and_what_starts_its_workers(tmp_path):
     made = site(SLURM + 'interface = "127.0.0.1"\n')
-    shown = dry_run.show(made, place=str(tmp_path))
+    shown = doctor_site.show(made, place=str(tmp_path))
     head, pool, then, factory = shown.lines
     assert not shown.refused
     assert head.endswith("run here, one in all")
@@ -193,7 +193,7 @@ def test_doctor_looks_for_taskvine_and_for_where_its_workers_run(monkeypatch, tm
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "ndcctools", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    vine, *others = cluster.site_fits(site(SLURM + 'interface = "127.0.0.1"\n'))
+    vine, *others = doctor_site.site_fits(site(SLURM + 'interface = "127.0.0.1"\n'))
     assert vine.level is Level.NEED
     assert vine.fix == taskvine_factory.INSTALL
     assert "is for slurm; this host has no batch system" in others[-1].text

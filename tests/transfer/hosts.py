@@ -12,7 +12,7 @@ from pathlib import Path
 
 from live import peers
 
-from stoker.addresses import join_address, split_address
+from stoker.connections import join_address, split_address
 from stoker.contexts.manifest import PART_BYTES
 from stoker.contexts.objects import manifest_of, matches, object_of
 from stoker.pilot.transfer import wire

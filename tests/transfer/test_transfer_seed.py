@@ -16,8 +16,7 @@ import pytest
 from transfer.hosts import KEY, Host, Original, until
 
 import stoker
-from stoker.contexts.objects import matches
-from stoker.contexts.published import publish
+from stoker.contexts.objects import matches, publish
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.pilot.transfer.fetch import SEED_FILE, get, put, read_key

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transfer.hosts import KEY, Host
 
-from stoker.addresses import split_address
+from stoker.connections import split_address
 from stoker.contexts.objects import manifest_of, object_of
 from stoker.pilot.transfer import fetch, wire
 from stoker.pilot.transfer.copy import ObjectCopy

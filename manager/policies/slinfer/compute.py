@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 
-from stoker.contexts.step_lines import StepSeconds
-from stoker.contexts.step_times import StepTimes
+from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import View
 from stoker.pilot.core.turns import OVERESTIMATE
