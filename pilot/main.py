@@ -24,16 +24,16 @@ from stoker import connections
 from stoker.contexts.folders import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
-from stoker.pilot.agent import environment, probing
+from stoker.pilot.agent import objects, observing
 from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, PilotOptions
+from stoker.pilot.agent.fetches import Peers
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.agent.loop import TOLD_TO_GO, Loop
-from stoker.pilot.agent.peers import Peers
 from stoker.pilot.agent.scratch import Scratch, base_folder
-from stoker.pilot.cache import ObjectCache, snapshot_names
+from stoker.pilot.cache import ObjectCache, store
 from stoker.pilot.cache.store import KEPT_S
 from stoker.pilot.core.state import PilotFacts
-from stoker.pilot.devices import GrantedDevices, find_devices, monitor, spare
+from stoker.pilot.devices import GrantedDevices, cpu, find_devices, monitor
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.zygote import processes
 from stoker.protocol.session import PYTHON, KeyPair, SessionFolder
@@ -109,7 +109,7 @@ def _make(given: argparse.Namespace) -> Agent:
     found = find_devices(
         given.devices, gpus_asked=given.asked_gpus, gpu_cores=given.gpu_cores, limit_s=given.driver_limit
     )
-    if kept := spare.kept_cores(found.offered):
+    if kept := cpu.kept_cores(found.offered):
         os.sched_setaffinity(0, kept)  # the agent's threads and its zygotes; each library sets its own
     if not there.is_for_this_python:
         found = found.useless(
@@ -122,9 +122,9 @@ def _make(given: argparse.Namespace) -> Agent:
     base = base_folder(given.scratch)
     bound_bytes = parse_bytes(given.cache_size)
     cache = ObjectCache(base / "cache", bound_bytes=bound_bytes, kept_s=given.cache_age)
-    snapshot_names.tidy(cache)
-    snapshot_names.sweep(cache, kept_s=given.cache_age)
-    os.environ.setdefault(SNAPSHOTS, str(snapshot_names.folder_beside(cache)))  # for libraries: a home may be shared
+    store.tidy_snapshots(cache)
+    store.sweep_snapshots(cache, kept_s=given.cache_age)
+    os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # for libraries: a home may be shared
     processes.adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # until the loop heeds them, or the folder would stay
     scratch = Scratch(base, pilot=pilot)
@@ -142,7 +142,7 @@ def _make(given: argparse.Namespace) -> Agent:
         )
         agent = _agent(options, session, found, scratch, cache, bound_bytes=bound_bytes)
         agent.monitors = monitor.watch(devices, limit_s=options.driver_limit_s)
-        environment.hand_on(agent, given.environment)
+        objects.hand_on_environment(agent, given.environment)
     except BaseException:
         scratch.remove()
         raise
@@ -191,7 +191,7 @@ def _agent(
         is_carried=session.is_carried,
         lease_s=options.lease_s,
         grace_s=options.grace_s,
-        probed=probing.probed_devices(options, found.offered),
+        probed=observing.probed_devices(options, found.offered),
         probe_every_s=options.probe_every_s,
     )
     return Agent(
@@ -207,8 +207,8 @@ def _agent(
 
 
 def _own_key(session: SessionFolder) -> Path | None:
-    """The file of a fresh key, for a pilot that is started by hand: it is let in as a block of its own. None where the
-    session has a key for such pilots, or its folder came as a copy."""
+    """Make a key for a pilot that is started by hand, and return its file: the manager admits it as a separate block.
+    None if the session has a key for such pilots, or its folder is a copy."""
     session.read()
     if session.is_carried or session.key_file("pilot").exists():
         return None

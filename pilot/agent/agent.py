@@ -14,14 +14,11 @@ from pathlib import Path
 import msgspec
 
 from stoker.folders import folders_here
-from stoker.pilot.agent.fetches import Fetches
+from stoker.pilot.agent.fetches import Fetches, Peers
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.agent.offers import BOARD, OfferScales
-from stoker.pilot.agent.parent import Parent
-from stoker.pilot.agent.peers import Peers
-from stoker.pilot.agent.process import LibraryProcess, Wires
-from stoker.pilot.agent.scratch import Scratch
-from stoker.pilot.agent.zygotes import Zygotes
+from stoker.pilot.agent.process import LibraryProcess, Wires, Zygotes
+from stoker.pilot.agent.scratch import Parent, Scratch
 from stoker.pilot.cache import ObjectCache
 from stoker.pilot.core.commands import Command
 from stoker.pilot.core.core import EventQueue, PilotCore
@@ -29,7 +26,7 @@ from stoker.pilot.core.events import Event, FromLibrary, LibraryGarbled, Library
 from stoker.pilot.core.state import CoreState, PilotFacts, Timers
 from stoker.pilot.devices import PilotDevice, memory
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
-from stoker.pilot.devices.host_memory import OomKills, anonymous_bytes
+from stoker.pilot.devices.memory import OomKills, anonymous_bytes
 from stoker.pilot.devices.monitor import Monitor
 from stoker.pilot.zygote.processes import tree
 from stoker.protocol.ids import DeviceId, LibraryId
@@ -43,7 +40,7 @@ PROBE_EVERY_S = 300.0
 
 
 class PilotOptions(msgspec.Struct, frozen=True):
-    """What a pilot was started with."""
+    """The options of a pilot's start."""
 
     pilot: str
     block: str = ""
@@ -52,12 +49,12 @@ class PilotOptions(msgspec.Struct, frozen=True):
     walltime_s: float = 0.0
     """How long its job may last, as the site file says; 0 = it does not say."""
     probe: str = ""
-    """The command that probes a device (see `probing`); empty: our own, on GPUs."""
+    """The command that probes a device (see `observing`); empty: our own, on GPUs."""
     probe_every_s: float = PROBE_EVERY_S
     in_batch: bool = False
     """Whether a batch system started it, so that it ends with the process that did."""
     driver_limit_s: float = DRIVER_LIMIT_S
-    """A GPU's driver that has not answered for so long hangs, which is a fault of the device."""
+    """Seconds after which an unanswered GPU driver counts as hanging, a fault of the device."""
     umask: int = -1
     """The umask that the pilot was started with, which its libraries have; -1: the pilot's own."""
 
@@ -83,7 +80,7 @@ class Agent:
         self.logs = session.pilot(options.pilot)
         self.devices: dict[DeviceId, PilotDevice] = {device.facts.device: device for device in devices}
         self.monitors: dict[str, Monitor] = {}
-        """What watches each GPU, by its UUID."""
+        """The monitors of GPUs, by UUID."""
         self.bare_bytes: dict[DeviceId, int] = {}
         """Memory of each GPU that was taken while no library was on it."""
         self.sees_all_processes = memory.sees_all_processes()
@@ -96,7 +93,7 @@ class Agent:
         self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path, umask=options.umask)
         self.wires = Wires()
         self.search_path = folders_here()
-        """Where libraries look for modules last: beside the user's program, where the pilot was started there."""
+        """Where libraries look for modules last: next to the user's program, if the pilot was started there."""
         self.processes: dict[LibraryId, LibraryProcess] = {}
         self.fetches = Fetches(self)
         self.offers = OfferScales(self.core.state, board=scratch.path / BOARD)
@@ -104,7 +101,7 @@ class Agent:
         """Whether the core has said that everything is done."""
         self.carry_out: Callable[[Command], None] = lambda _command: None
         self.check_standing: Callable[[], bool] = lambda: False
-        """Tells the core if the pilot lacks what its job gave it (`standing`): before it hears what fails of that."""
+        """Tells the core if the pilot lacks what its job gave it (`job`): before it hears what fails of that."""
         self.timers = Timers()
         self._queue = EventQueue(self.core, lambda command: self.carry_out(command), clock=time.monotonic)
         self._done: deque[Callable[[], None]] = deque()
@@ -119,12 +116,12 @@ class Agent:
     # ---- events
 
     def handle(self, event: Event) -> None:
-        """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
+        """Pass an event to the core, and carry out its commands. Events that this causes are handled after it."""
         self._queue.handle(event)
 
-    def hear(self, process: LibraryProcess) -> None:
-        """Read what a library has said, and tell the core."""
-        said, is_open = process.receive()
+    def hear(self, process: LibraryProcess, *, to_end: bool = False) -> None:
+        """Read what a library has said, once or `to_end`, and tell the core."""
+        said, is_open = process.receive(to_end=to_end)
         if said:
             self.handle(FromLibrary(process.library, said))
         if process.garbled:
@@ -135,7 +132,7 @@ class Agent:
             self.handle(LibraryHungUp(process.library))
 
     def later(self, action: Callable[[], None]) -> None:
-        """Have the loop do this: how other threads hand in what they have done."""
+        """Run this in the loop's thread: other threads hand in their results so."""
         self._done.append(action)
         try:
             os.write(self.wake_write, b"x")

@@ -1,25 +1,122 @@
-"""Objects on their way into this pilot's cache. Bytes are moved by threads; what comes of it is told in the loop."""
+"""Objects on their way into this pilot's cache, and what this pilot serves to others.
+
+Threads move the bytes and report to the loop. `Peers` holds the session's transfer key, its seed, and this pilot's
+server.
+"""
 
 from __future__ import annotations
 
+import errno
+import hmac
 import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
+from stoker.connections import split_address
 from stoker.contexts.recipe import ObjectRef
-from stoker.errors import StokerError
-from stoker.pilot.agent.errors import is_pilots_fault
-from stoker.pilot.agent.peers import Peers
-from stoker.pilot.cache import Bringing, InUseError, ObjectCache, Pin
+from stoker.errors import SessionError, StokerError
+from stoker.pilot.cache import Bringing, DiskError, InUseError, ObjectCache, Pin, ServedCache
 from stoker.pilot.core.events import Event, FetchFailure, ObjectArrived, ObjectLost, SourceFailed
+from stoker.pilot.core.infrastructure import takes_no_writes
 from stoker.pilot.core.state import CoreState
+from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
+from stoker.pilot.transfer.fetch import SEED_FILE, read_key
+from stoker.pilot.transfer.server import ObjectServer
 from stoker.protocol.ids import PilotId
+from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FetchObject
 
+# ---- whose fault an error is
+
+
+def is_pilots_fault(error: BaseException) -> bool:
+    """Whether this pilot's disk is to blame for an error: another pilot may do better."""
+    return isinstance(error, DiskError) or takes_no_writes(error)
+
+
+def lacks_processes(error: BaseException) -> bool:
+    """True if the node has no room for another process: its user's limit is reached, or there is no memory."""
+    return isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM)
+
+
+def no_process(reason: object) -> str:
+    """The message for a library whose process could not be made."""
+    return (
+        f"no process could be made for it: {reason}; end other processes there, or raise the limit of processes"
+        " (ulimit -u) or of memory"
+    )
+
+
+# ---- what this pilot serves
+
+
 log = logging.getLogger("stoker.pilot")
+
+
+class Peers:
+    """One pilot's end of transfers."""
+
+    def __init__(self, session: SessionFolder, cache: ObjectCache) -> None:
+        self.served = ServedCache(cache)
+        self.key = b""
+        with suppress(OSError, ValueError, KeyError):
+            self.key = read_key(session.key_file("transfer"))
+        self.gang_key = hmac.digest(self.key, b"gangs", "sha256") if self.key else b""
+        """The secret from which libraries derive keys of gangs; it gives no access to transfers."""
+        self.carried = session.is_carried
+        """Whether this pilot has a copy of the session's folder, and sees no other file of it."""
+        self._session = session
+        self.host = _own_address(session)
+        """This machine's address for other pilots."""
+        self._server = _serve(self.served, self.host, self.key)
+
+    @property
+    def address(self) -> str:
+        """Where other pilots reach this one; empty where they do not."""
+        return self._server.address if self._server is not None else ""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether others get objects from this pilot just now."""
+        return self._server is not None and bool(self._server.serving)
+
+    def seed(self) -> str:
+        """Where the session's seed listens; empty if it has none that this pilot could use."""
+        try:
+            return (self._session.path / SEED_FILE).read_text().strip() if self.key else ""
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        """Serve nothing any more."""
+        if self._server is not None:
+            self._server.close()
+
+
+def _own_address(session: SessionFolder) -> str:
+    try:
+        host, _ = split_address(session.read().address.removeprefix("tcp://"))
+        return wire.route_to(host)
+    except (OSError, ValueError, SessionError):
+        return "127.0.0.1"
+
+
+def _serve(served: ServedCache, host: str, key: bytes) -> ObjectServer | None:
+    if not key:
+        log.info("the session has no transfer key: this pilot serves no objects to others")
+        return None
+    try:
+        return ObjectServer(served, key=key, host=host)
+    except (OSError, ValueError) as error:
+        log.warning("this pilot serves no objects to others: %s", error)
+        return None
+
+
+# ---- fetches
 
 
 class _Fetching:
@@ -31,7 +128,7 @@ class _Fetching:
 
 
 class _Agent(Protocol):
-    """What of an agent is used here."""
+    """The part of an agent that is used here."""
 
     cache: ObjectCache
     peers: Peers
@@ -52,7 +149,7 @@ class Fetches:
         self._agent = agent
         self._fetches: dict[str, _Fetching] = {}
         self.arrived: dict[str, Pin] = {}
-        """What has arrived just now, until the libraries have it that wait for it."""
+        """Objects that have just arrived, until the waiting libraries have them."""
 
     def order(self, order: FetchObject) -> None:
         """Have an object brought, from now on from where this order says."""
@@ -140,7 +237,6 @@ class Fetches:
         self.arrived.pop(ref.name).release()
 
     def _lost(self, fetching: _Fetching, name: str, source: ObjectSource, why: str) -> None:
-        """A source is of no use."""
         if self._fetches.get(name) is not fetching:
             return
         if source.origin:
@@ -161,7 +257,7 @@ class Fetches:
 
 
 def _why_not_here(path: str) -> str:
-    """Why nothing can be read at a path; empty: it is there."""
+    """Return why a path cannot be read; empty if it can."""
     try:
         os.stat(path)
     except OSError as error:

@@ -48,7 +48,7 @@ _SEARCH_S = 1.0
 
 
 class ManagerLink:
-    """The connection (`dealer`), what goes over it, and the outbox."""
+    """The connection (`dealer`), its messages, and the outbox."""
 
     def __init__(self, folder: SessionFolder, *, pilot: str, block: str = "") -> None:
         self._folder = folder
@@ -146,11 +146,11 @@ class ManagerLink:
             self.dealer.send(frame)
 
     def before(self) -> UnacknowledgedFacts:
-        """What frames that are not acknowledged say (see the module's text). Call `flush` first."""
+        """Return what unacknowledged frames say (see the module's text). Call `flush` first."""
         return said_in(self._outbox.unacked())
 
     def away(self, now: float) -> ManagerAway:
-        """What is known of a manager to which there is no connection."""
+        """Return the facts about a manager without a connection."""
         session_over = ""
         if now >= self._search_at:
             self._search_at = now + _SEARCH_S
@@ -185,7 +185,7 @@ class ManagerLink:
 
 
 def said_in(frames: Iterable[bytes]) -> UnacknowledgedFacts:
-    """What frames of a pilot say that change what its manager believes to be held."""
+    """Return what a pilot's frames change in its manager's records."""
     known = UnacknowledgedFacts()
     decode = wire.from_pilot()
     for frame in frames:

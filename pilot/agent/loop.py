@@ -1,9 +1,11 @@
 """The agent's one loop.
 
 A turn: wait until something comes or is due; read everything that has come, from the manager, the libraries, the
-zygotes and other threads; tell the core and carry out what it wants; then send one frame to the manager and one to each
-library. Nothing is delayed to form a batch: batches form by themselves while a turn is under way. `carry_out` has a
-line for each command of the core.
+zygotes and other threads; tell the core and carry out its commands; then send one frame to the manager and one to each
+library. Nothing is delayed to form a batch: batches form while a turn is under way. `carry_out` has a line for each
+command of the core.
+
+A thread shortens the logs of libraries: user code prints without limit, and the session folder may hang.
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ import functools
 import logging
 import select
 import signal
+import threading
 import time
+from pathlib import Path
 from types import FrameType
 from typing import assert_never
 
-from stoker.pilot.agent import objects, observing, payloads, probing, processes, snapshots, standing, walltime
+from stoker.log_files import OUTPUT_BYTES, drop_middle
+from stoker.pilot.agent import job, objects, observing, processes
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.logs import LogWatch
-from stoker.pilot.cache import snapshot_names
+from stoker.pilot.cache import store
 from stoker.pilot.core import limits, presence
 from stoker.pilot.core.commands import (
     Acknowledged,
@@ -62,10 +66,53 @@ from stoker.pilot.core.events import (
 )
 from stoker.pilot.zygote.client import Zygote
 
+# ---- logs of libraries
+
+
 log = logging.getLogger("stoker.pilot")
 
+EVERY_S = 10.0
+
+
+class LogWatch:
+    """Keeps the libraries' logs of one pilot within `most_bytes` each. The agent's loop calls it."""
+
+    def __init__(self, agent: Agent, *, most_bytes: int = OUTPUT_BYTES) -> None:
+        self._agent = agent
+        self._most_bytes = most_bytes
+        self._thread: threading.Thread | None = None
+        self._due_at = 0.0
+        self._refused: set[Path] = set()
+        """Logs whose file system cannot give back their middle."""
+
+    def shorten_if_due(self, now: float) -> None:
+        """Drop the middle of logs that have grown too long, in a thread, if that is due and the last one has ended."""
+        if now < self._due_at or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._due_at = now + EVERY_S
+        paths = [self._agent.log_file(number) for number in self._agent.processes]
+        if paths:
+            self._thread = threading.Thread(target=self._bound, args=(paths,), name="logs", daemon=True)
+            self._thread.start()
+
+    def _bound(self, paths: list[Path]) -> None:
+        for path in paths:
+            if path in self._refused:
+                continue
+            try:
+                if drop_middle(path, most_bytes=self._most_bytes):
+                    log.warning("%s has grown long: its middle is dropped", path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._refused.add(path)
+                log.warning("%s grows, and its file system cannot give back its middle: %s", path, error)
+
+
+# ---- the loop
+
 TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What ends a pilot in good order."""
+"""Signals that end a pilot in good order."""
 _TICK_S = 1.0
 _LEAVING_TICK_S = 0.1
 _ECHO_S = 1.0
@@ -79,38 +126,46 @@ class Loop:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         agent.carry_out = functools.partial(carry_out, agent)
-        agent.check_standing = functools.partial(standing.check, agent)
+        agent.check_standing = functools.partial(job.check_job, agent)
         self._logs = LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
-        """Signals that the core has not been told of, and whether each is another one."""
+        """Signals that the core does not know yet, and whether each is a repeated one."""
         self._signalled_at = 0.0
         self._observe_at = 0.0
         self._devices_at = 0.0
         self._tick_at = 0.0
+        self._due = 0.0
+        """When the next timer, tick or measurement is due."""
         self._turned_at = 0.0
         """When the last wait was over; 0 before the first."""
-        for number in (*agent.link.dealer.filenos(), agent.wake_read):
+        self._frames_fd, self._changes_fd = agent.link.dealer.filenos()
+        self._has_frames, self._has_changes = False, True
+        """True if something came from the manager, or its connection changed."""
+        for number in (self._frames_fd, self._changes_fd, agent.wake_read):
             agent.wires.register(number)
 
     def run(self) -> int:
         """Work until the pilot ends; returns the exit code."""
         self._take_signals()
         agent, link = self.agent, self.agent.link
-        walltime.start(agent)
+        job.start_walltime(agent)
         try:
-            probing.settle(agent, limit_s=_PROBE_S, interrupted=lambda: bool(self._signals))
+            observing.wait_for_probes(agent, limit_s=_PROBE_S, interrupted=lambda: bool(self._signals))
             while not agent.is_over:
                 self._wait()
-                if link.dealer.came_back():
+                if self._has_changes and link.dealer.came_back():
                     self._greet()
-                for message in link.receive():
-                    agent.handle(FromManager(message))
+                if self._has_frames:
+                    for message in link.receive():
+                        agent.handle(FromManager(message))
                 if link.dealer.connected and presence.wants_hello(agent.state):  # one answers all that asked for it
                     self._greet()
                 while self._signals:
                     name, again = self._signals.pop(0)
                     agent.handle(Signalled(f"it got {name}", again))
-                self._timers(time.monotonic())
+                now = time.monotonic()
+                if now >= self._due:
+                    self._timers(now)
                 agent.wires.send_all()
                 link.flush()
             self._say_farewell()
@@ -121,22 +176,37 @@ class Loop:
     # ---- one turn
 
     def _wait(self) -> None:
-        agent = self.agent
-        timeout = 0.0 if agent.link.dealer.readable() else max(0.0, self._next_due() - time.monotonic())
-        news = agent.wires.wait(timeout)
+        """Wait until something comes or is due, and read it, but for frames of the manager.
+
+        A socket of ZeroMQ reports by its descriptor only what came after its last use, so frames are also looked for
+        before the wait. Nothing is sent on the socket of changes, so its descriptor reports each of them.
+        """
+        agent, wires = self.agent, self.agent.wires
+        has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._turned_at, False
+        now = time.monotonic()
+        self._due = self._next_due(now)
+        timeout = 0.0 if has_frames else max(0.0, self._due - now)
+        news = wires.wait(timeout)
         self._notice_stop(timeout)
-        for source, what in news:
-            if source is None:
-                continue
-            if what & select.EPOLLOUT:
-                source.push()
-                agent.wires.watch(source)
-            if what & ~select.EPOLLOUT:
-                if isinstance(source, Zygote):
-                    processes.hear_zygote(agent, source)
-                else:
-                    agent.hear(source)
-        agent.take_done()
+        for number, what in news:
+            if number == self._frames_fd:
+                has_frames = True
+            elif number == self._changes_fd:
+                has_changes = True
+            elif number == agent.wake_read:
+                was_woken = True
+            elif (source := wires.source(number)) is not None:
+                if what & select.EPOLLOUT:
+                    source.push()
+                    wires.watch(source)
+                if what & ~select.EPOLLOUT:
+                    if isinstance(source, Zygote):
+                        processes.hear_zygote(agent, source)
+                    else:
+                        agent.hear(source)
+        if was_woken:
+            agent.take_done()
+        self._has_frames, self._has_changes = has_frames, has_changes
 
     def _notice_stop(self, waited_s: float) -> None:
         """Tell the core when this process was stopped. It must hear that before it looks at any limit."""
@@ -146,9 +216,11 @@ class Loop:
         if before and stopped_s > limits.STOPPED_S:
             self.agent.handle(WasStopped(stopped_s))
 
-    def _next_due(self) -> float:
-        agent = self.agent
-        due = min(presence.next_at(agent.state), agent.timers.next_at, self._tick_at)
+    def _next_due(self, now: float) -> float:
+        agent, state = self.agent, self.agent.state
+        if state.leaving:  # it may have nothing to wait for
+            self._tick_at = min(self._tick_at, now + _LEAVING_TICK_S)
+        due = min(presence.next_at(state), agent.timers.next_at, self._tick_at)
         return min(due, self._observe_at) if agent.processes or not agent.link.dealer.connected else due
 
     def _timers(self, now: float) -> None:
@@ -172,11 +244,9 @@ class Loop:
                 agent.zygotes.forget(zygote)
         if now >= min(self._tick_at, presence.tick_at(state)):
             self._tick_at = now + (_LEAVING_TICK_S if state.leaving else _TICK_S)
-            standing.check(agent)
-            probing.heed_drivers(agent)
+            job.check_job(agent)
+            observing.report_drivers(agent)
             agent.handle(Tick(serves_peers=agent.peers.is_serving))
-        elif state.leaving and self._tick_at > now + _LEAVING_TICK_S:
-            self._tick_at = now  # it has just begun to leave, and may have nothing to wait for
 
     def _greet(self) -> None:
         agent, link = self.agent, self.agent.link
@@ -199,7 +269,6 @@ class Loop:
             self._signals.append((signal.Signals(number).name, bool(before)))
 
     def _say_farewell(self) -> None:
-        """Tell the manager."""
         agent, link = self.agent, self.agent.link
         agent.handle(Farewell({number: process.ran() for number, process in agent.processes.items()}))
         if agent.state.says_farewell:
@@ -227,20 +296,20 @@ def carry_out(agent: Agent, command: Command) -> None:
     match command:
         case Tell(message=message):
             agent.link.post(message)
-        case PassOn(message=pieces):
-            agent.link.pass_on(pieces)
         case TellLibrary(library=number, message=to_library):
             process = agent.processes.get(number)
             if process is not None:
                 agent.wires.tell(process, to_library)
         case Acknowledged(sequence=sequence):
             agent.link.acked(sequence)
+        case PassOn(message=pieces):
+            agent.link.pass_on(pieces)
         case WriteLog(text=text, severity=severity):
             log.log(severity, "%s", text)
         case Prepare(ordered=ordered):
             processes.prepare(agent, ordered)
         case PinObjects(library=number, objects=refs):
-            objects.pin(agent, number, refs)
+            objects.pin_objects(agent, number, refs)
         case StartProcess(ordered=ordered, objects=paths, device_memory_bytes=budget_bytes):
             processes.start(agent, ordered, dict(paths), device_memory_bytes=budget_bytes)
         case KillProcess(library=number):
@@ -260,17 +329,17 @@ def carry_out(agent: Agent, command: Command) -> None:
         case StopFetch(name=name):
             agent.fetches.stop(name)
         case TidySnapshots():
-            snapshot_names.tidy(agent.cache)
+            store.tidy_snapshots(agent.cache)
         case BringArguments():
-            payloads.bring(agent, command)
+            objects.bring_arguments(agent, command)
         case ReleaseArguments(library=number, calls=calls):
-            payloads.release(agent, number, calls)
+            objects.release_arguments(agent, number, calls)
         case HandIn(library=number, ends=ends):
-            payloads.hand_in(agent, number, ends)
+            objects.hand_in_results(agent, number, ends)
         case OfferSnapshot(recipe=recipe, made=made):
-            snapshots.offer(agent, recipe, made)
+            objects.offer_snapshot(agent, recipe, made)
         case Probe(device=device):
-            probing.begin(agent, device)
+            observing.begin_probe(agent, device)
         case SetTimer(at=at, key=key):
             agent.timers.set(at, key)
         case Beat(message=heartbeat):

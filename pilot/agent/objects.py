@@ -1,20 +1,53 @@
-"""Objects of the cache that are kept for libraries."""
+"""What the agent keeps in the object cache: objects of libraries, large payloads, snapshots, the environment.
+
+Where a pilot sees the session's folder, a large payload is a file in it. Elsewhere arguments and results over 1 MB
+travel through the session's seed.
+
+A library reports a folder that holds its context as a snapshot (`SnapshotMade`). The agent links the folder into the
+cache, which takes no room, and the manager hears of it: from then on it is an object like any other. The folder is on
+this host's disk, next to the cache (`cache.store`).
+
+A pilot that runs in a carried environment puts its archive into the cache, and tells the session's seed that it has it,
+for pilots that start and have no manager yet.
+"""
 
 from __future__ import annotations
 
+import logging
+import mmap
+import os
+import shutil
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
+import msgspec
+
+from stoker.contexts.folders import snapshot_folder
+from stoker.contexts.objects import copy_object, manifest_of, object_of
 from stoker.contexts.recipe import ObjectRef
+from stoker.errors import StokerError
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.errors import is_pilots_fault
-from stoker.pilot.cache import Pin
-from stoker.pilot.core.events import FetchFailure, Pinned
-from stoker.protocol.ids import LibraryId
+from stoker.pilot.agent.fetches import is_pilots_fault
+from stoker.pilot.cache import Bringing, DiskError, ObjectCache, Pin, disk, store
+from stoker.pilot.core.commands import BringArguments
+from stoker.pilot.core.events import ArgumentsBrought, FetchFailure, HandedIn, Pinned, SnapshotTaken
+from stoker.pilot.transfer.board import ObjectSource
+from stoker.pilot.transfer.fetch import put
+from stoker.pilot.transfer.meeting import meet
+from stoker.pilot.transfer.wire import PeerError
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.ids import CallId, LibraryId, RecipeKey
+from stoker.protocol.to_agent import SnapshotMade
+from stoker.protocol.to_manager import SnapshotHere
+
+# ---- objects of libraries
 
 
-def pin(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> None:
-    """Keep those of these objects for a library that are in the cache."""
+def pin_objects(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> None:
+    """Pin the objects of a library that are in the cache."""
     arrived = agent.fetches.arrived
     if all(ref.name in arrived for ref in refs):
         _pinned(agent, library, {ref.name: arrived[ref.name].again() for ref in refs})
@@ -50,3 +83,190 @@ def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
         return
     process.pins += found.values()
     agent.handle(Pinned(library, {name: one.path for name, one in found.items()}))
+
+
+# ---- large arguments and results
+
+
+log = logging.getLogger("stoker.pilot")
+
+_PAUSES_S = (0.5, 2.0, 5.0)
+"""Seconds until a failed exchange is tried again: the seed may be restarting."""
+
+
+def bring_arguments(agent: Agent, command: BringArguments) -> None:
+    """Have arguments of calls brought here, in a thread."""
+
+    def run() -> None:
+        pins: dict[CallId, Pin] = {}
+        lacks: dict[CallId, FetchFailure] = {}
+        for call, ref in command.wanted:
+            try:
+                pins[call] = _bring(agent, ref)
+            except (StokerError, OSError) as error:
+                what = f"its arguments could not be had from the session's seed: {error}"
+                lacks[call] = FetchFailure(what, is_pilots_fault=is_pilots_fault(error))
+        agent.later(lambda: _brought(agent, command, pins, lacks))
+
+    threading.Thread(target=run, name="payloads-bring", daemon=True).start()
+
+
+def release_arguments(agent: Agent, library: LibraryId, calls: Sequence[CallId]) -> None:
+    """These calls have ended: their arguments may go."""
+    process = agent.processes.get(library)
+    for call in calls if process is not None else ():
+        pin = process.arguments.pop(call, None) if process is not None else None
+        if pin is not None:
+            pin.release()
+
+
+def hand_in_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> None:
+    """Bring large results to the session's seed, in a thread."""
+
+    def run() -> None:
+        done = [_hand_in(agent, library, end) for end in ends]
+        agent.later(lambda: agent.handle(HandedIn(library, done)))
+
+    threading.Thread(target=run, name="payloads-hand-in", daemon=True).start()
+
+
+# ---- inside
+
+
+def _brought(agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lacks: dict[CallId, FetchFailure]) -> None:
+    process = agent.processes.get(command.library)
+    if process is None:  # it has ended meanwhile
+        for pin in pins.values():
+            pin.release()
+        return
+    process.arguments |= pins
+    paths = {call: pin.path for call, pin in pins.items()}
+    agent.handle(ArgumentsBrought(command.library, command.ticket, paths, lacks))
+
+
+def _bring(agent: Agent, ref: ObjectRef) -> Pin:
+    pauses = iter(_PAUSES_S)
+    while True:
+        here = agent.cache.find(ref.name)
+        if here is not None:
+            return here
+        bringing = Bringing(agent.cache, ref, key=agent.peers.key)
+        bringing.offer([ObjectSource(address=agent.peers.seed(), label="the session's seed", origin=True)])
+        try:
+            return bringing.run(alone_s=0.0)[0]
+        except DiskError:
+            raise
+        except StokerError:
+            pause = next(pauses, None)
+            if pause is None:
+                raise
+            time.sleep(pause)
+
+
+def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
+    ref = end.payload
+    if not isinstance(ref, ObjectRef):
+        return end
+    path, pauses = Path(ref.source), iter(_PAUSES_S)
+    while True:
+        try:
+            with (
+                path.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+                memoryview(data) as view,
+            ):
+                place = put(ref.name, [view], address=agent.peers.seed(), key=agent.peers.key)
+            end = msgspec.structs.replace(end, payload=msgspec.structs.replace(ref, source=place))
+            break
+        except (StokerError, OSError) as error:
+            pilot = agent.options.pilot
+            what = f"its result of {ref.size_bytes} bytes could not be handed to the session's seed: {error}"
+            log.warning("call %d: %s", end.call, what)
+            pause = next(pauses, None)
+            if pause is None:
+                what, where = f"{what} (on {pilot})", str(agent.log_file(library))
+                failure = Failure(FailureKind.SERIALIZATION, what, pilot=pilot, library=library, log=where)
+                end = CallEnd(end.call, ok=False, run_s=end.run_s, failure=failure)
+                break
+            time.sleep(pause)
+    path.unlink(missing_ok=True)
+    return end
+
+
+# ---- snapshots
+
+
+def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
+    """A library has, or has made, a snapshot: make an object of it, in a thread, and tell the core if other pilots
+    reach this one."""
+
+    def run() -> None:
+        try:
+            ref = object_of(made.folder)
+            manifest = manifest_of(ref)
+            _take_in(agent.cache, ref, manifest)
+            store.note_snapshot(agent.cache, Path(made.folder), name=ref.name)
+        except (StokerError, OSError) as error:
+            log.warning("the snapshot %s is not offered to other pilots: %s", made.folder, error)
+            return
+        here = SnapshotHere(recipe, made.form, ref, manifest, made.made_s)
+        if agent.peers.address:
+            agent.later(lambda: agent.handle(SnapshotTaken(here)))
+
+    threading.Thread(target=run, name="snapshot-offer", daemon=True).start()
+
+
+def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
+    """Have a folder in the cache: its files by second names, or copied where the cache is on another disk."""
+    here = cache.find(ref.name)
+    if here is None:
+        with cache.claim(ref) as draft:
+            cache.make_room(ref)
+            disk.delete_tree(draft)
+            try:
+                shutil.copytree(ref.source, draft, copy_function=os.link)
+            except OSError:
+                disk.delete_tree(draft)
+                copy_object(ref.source, draft)
+            here = cache.enter(ref, draft, manifest=manifest)
+    here.release()
+
+
+def is_snapshot_here(form: str) -> bool:
+    """True if the library will find a snapshot of this form. A form is a plain name, not a path."""
+    return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
+
+
+# ---- the carried environment
+
+_SAID_S = 60.0
+"""How often a pilot says that it has the archive."""
+
+
+def hand_on_environment(agent: Agent, archive: str) -> None:
+    """Begin, in a thread. `archive` is `NAME=FILE`; empty if the environment did not travel."""
+    name, _, path = archive.partition("=")
+    if name:
+        threading.Thread(target=_hand_on, args=(agent, name, path), name="environment", daemon=True).start()
+
+
+def _hand_on(agent: Agent, name: str, path: str) -> None:
+    try:
+        if os.path.exists(path):  # else another pilot of this host has handed it over already
+            facts = os.stat(path)
+            ref = ObjectRef(name, facts.st_size, path, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
+            bringing = Bringing(agent.cache, ref, key=agent.peers.key)
+            bringing.offer([ObjectSource(path=path, origin=True)])
+            bringing.run(alone_s=0.0)[0].release()
+            os.unlink(path)  # from now on the cache decides how long it stays
+    except FileNotFoundError:
+        pass
+    except (StokerError, OSError) as error:
+        log.warning("the environment is not handed on: %s", error)
+        return
+    while name in agent.cache.sizes():
+        seed = agent.peers.seed()
+        if seed and agent.peers.address:
+            with suppress(PeerError):  # the next time, then
+                meet(name, agent.peers.address, wants=False, again_s=_SAID_S, seed=seed, key=agent.peers.key)
+        time.sleep(_SAID_S)

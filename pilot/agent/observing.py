@@ -1,22 +1,43 @@
-"""What an agent measures and tells its core: libraries every quarter of a second, devices every second, memory with
-each heartbeat."""
+"""What an agent measures: libraries every 0.25 s, devices every second, memory with each heartbeat, and probes.
+
+A probe is a separate process (`stoker.pilot.devices.probe`, or the command of `--probe`), so that a driver that hangs
+or crashes takes nothing along. `core.probes` decides when devices are probed and judges the answers.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Callable, Iterable
 
-from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.agent import Agent, PilotOptions
 from stoker.pilot.agent.process import LibraryProcess
-from stoker.pilot.agent.usage import cpu_seconds, resident_bytes, tail
-from stoker.pilot.core import limits
-from stoker.pilot.core.events import DevicesMeasured, Observation, Observed, UsageMeasured
+from stoker.pilot.core import limits, probes
+from stoker.pilot.core.events import (
+    DevicesMeasured,
+    DriverSaid,
+    Observation,
+    Observed,
+    Probed,
+    ProbeVerdict,
+    Tick,
+    UsageMeasured,
+)
 from stoker.pilot.core.presence import FIRST_LINE_S
 from stoker.pilot.core.state import PilotLibrary, Stage
-from stoker.pilot.devices import PilotDevice, memory
+from stoker.pilot.devices import PilotDevice, memory, visible
 from stoker.pilot.devices.monitor import Reading
-from stoker.pilot.zygote.processes import tree
+from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tail, tree
 from stoker.protocol.ids import DeviceId, LibraryId
+
+# ---- measurements
+
 
 _END_BYTES = 4096
 _LONGEST = 160
@@ -74,7 +95,7 @@ def measure(agent: Agent) -> None:
 
 
 def last_line(log: str) -> str:
-    """The last line that says something in a library's log, without terminal control; empty if there is none."""
+    """The last line with text in a library's log, without terminal control; empty if the log has no such line."""
     text = _ESCAPES.sub("", tail(log, most_bytes=_END_BYTES))
     for line in reversed(re.split(r"[\r\n]+", text)):
         shown = " ".join("".join(each for each in line if each.isprintable()).split())
@@ -109,7 +130,7 @@ def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[Librar
         agent.bare_bytes[name] = reading.taken_bytes
     pids = {number: agent.processes[number].pid for number in here if number in agent.processes}
     processes = {number: frozenset(tree(pid)) for number, pid in pids.items() if pid}
-    found = memory.divide(
+    found = memory.divide_memory(
         reading.by_process,
         processes,
         taken_bytes=reading.taken_bytes if len(processes) == len(here) else -1,
@@ -117,3 +138,95 @@ def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[Librar
         trusted=agent.sees_all_processes,
     )
     return {LibraryId(number): size for number, size in found.items() if size}
+
+
+# ---- probes
+
+
+_TICK_S = 0.02
+_LIMIT_S = 60.0
+NO_PROBE = "never"
+_OWN = ("-P", "-m", "stoker.pilot.devices.probe")
+
+
+def probe_command(options: PilotOptions) -> tuple[str, ...]:
+    """The command that probes a device; empty if devices are not probed."""
+    return () if options.probe == NO_PROBE else tuple(shlex.split(options.probe)) or (sys.executable, *_OWN)
+
+
+def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> frozenset[DeviceId]:
+    """The devices that are probed. CPU devices are only with a probe that was named."""
+    if not probe_command(options):
+        return frozenset()
+    return frozenset(
+        device.facts.device for device in devices if (options.probe or device.uuid) and not device.facts.fault
+    )
+
+
+def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevice]) -> tuple[str, ...]:
+    """The command by which a library on these devices may probe one of them while it holds it; empty if it may not."""
+    devices = tuple(devices)
+    may = len(probed_devices(options, devices)) == len(devices) and all(x.facts.processes != 1 for x in devices)
+    return probe_command(options) if may else ()
+
+
+def begin_probe(agent: Agent, name: DeviceId) -> None:
+    """Probe a device, in a thread."""
+    device = agent.devices[name]
+
+    def probe() -> None:
+        answer, said = run_probe(probe_command(agent.options), device)
+        agent.later(lambda: agent.handle(Probed(name, answer, said)))
+
+    threading.Thread(target=probe, name=f"probe-{name}", daemon=True).start()
+
+
+def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
+    """Wait until there is a first answer for each device, so that nothing is loaded on one that is bad."""
+    until = time.monotonic() + limit_s
+    while not probes.are_known(agent.state):
+        if time.monotonic() > until or interrupted():
+            return
+        report_drivers(agent)
+        agent.handle(Tick())
+        time.sleep(_TICK_S)
+        agent.take_done()
+
+
+def report_drivers(agent: Agent) -> None:
+    """Tell what the drivers of GPUs report by themselves."""
+    now = time.monotonic()
+    for device in agent.devices.values():
+        monitor = agent.monitors.get(device.uuid)
+        if monitor is not None:
+            agent.handle(DriverSaid(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or ""))
+
+
+def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[ProbeVerdict, str]:
+    """Probe a device: the verdict, and the probe's last line. Takes up to a minute."""
+    name = device.facts.device
+    try:
+        process = subprocess.Popen(
+            [*command, name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **visible((device,)), "STOKER_DEVICE": name},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return ProbeVerdict.UNKNOWN, f"the probe of {name} could not be started: {error}"
+    try:
+        output, _ = process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # and it is not waited for: a driver that hangs may not let it go
+        return ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
+    said = output.decode(errors="replace").strip().splitlines()
+    code = process.returncode
+    if code in (-signal.SIGKILL, -signal.SIGTERM):
+        return ProbeVerdict.UNKNOWN, f"the probe of {name} was ended by somebody"
+    if code in [answer.value for answer in ProbeVerdict]:
+        answer = ProbeVerdict(code)
+        return answer, "" if answer is ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
+    how = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return ProbeVerdict.FAILED, f"{name} failed: its probe ended with {how}" + (f": {said[-1]}" if said else "")

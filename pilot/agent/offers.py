@@ -1,6 +1,6 @@
 """Looks at the engines on the devices of a library that is offered a call, and at what the call asks of them.
 
-Each engine writes beside its row of the board of turns what it has to do as it begins a step (`engine_rows`). What a
+Each engine writes beside its row of the board of turns what it has to do as it begins a step (`turn_board`). What a
 step takes the pilot knows from the manager and from its libraries' reports (`step_knowledge`). The verdict is the
 core's (`shadow_validation`).
 
@@ -24,8 +24,7 @@ from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.memory import declared_bytes
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
-from stoker.pilot.library.engine_rows import unpacked
-from stoker.pilot.library.turn_board import TurnRow, TurnState, rows_in
+from stoker.pilot.library.turn_board import TurnRow, TurnState, rows_in, unpacked
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_pilot import RunCalls
 
@@ -41,7 +40,7 @@ _READS = 3
 
 
 class OfferScales:
-    """Weighs offers by what the board of turns says. Used by the agent's thread."""
+    """Weighs offers by the board of turns. Used by the agent's thread."""
 
     def __init__(self, state: CoreState, *, board: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
@@ -55,7 +54,7 @@ class OfferScales:
         """Requests that each engine had taken up when it was last looked at."""
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
-        """What the engines have to do beside an offered call. Whatever the board says, this answers."""
+        """Return the work of the engines on the devices of an offered call. Answers whatever the board says."""
         try:
             return self._weigh(order)
         except Exception:  # an offer that cannot be weighed is taken, as where nothing is known
@@ -96,8 +95,8 @@ class OfferScales:
     def _outlook(
         self, library: PilotLibrary, work: EngineWork, now: float, *, is_first: bool, but: RunCalls
     ) -> EngineOutlook | None:
-        """What one engine has to do; None where nobody knows what its steps take. A second engine of a library gets no
-        call that is offered to it, so it stands for a library of its own."""
+        """Return one engine's outlook; None if its step times are unknown. A second engine of a library gets no call
+        that is offered to it, so it counts as another library."""
         cost = self._cost(library)
         if cost is None:
             return None
@@ -121,7 +120,7 @@ class OfferScales:
     # ---- the board
 
     def _read(self, library: PilotLibrary) -> list[tuple[TurnRow, EngineWork]]:
-        """The engines on a library's devices, and what each has to do: nothing where that cannot be read."""
+        """Return the engines on a library's devices, each with its work: empty work if it cannot be read."""
         mine, libraries = set(library.devices), self._state.libraries
         for again in reversed(range(_READS)):
             data = self._path.read_bytes() if self._path.exists() else b""
@@ -138,7 +137,6 @@ class OfferScales:
         return found
 
     def _beside(self, library: PilotLibrary) -> list[PilotLibrary]:
-        """The libraries on a library's devices, itself among them."""
         mine = set(library.devices)
         return [each for each in self._state.libraries.values() if not mine.isdisjoint(each.devices)]
 
@@ -156,8 +154,8 @@ class OfferScales:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> int:
-        """What the library has to hold of each device, should all requests peak at once (SLINFER eq. 2); 0 = nobody
-        knows. The manager reckons the same with fewer tokens than some requests have written."""
+        """Bytes of each device that the library needs if all requests peak at once (SLINFER eq. 2); 0 = unknown. The
+        manager's figure has fewer tokens than some requests have written."""
         needs, facts = library.recipe.needs, self._state.devices_of(library)[0]
         declared = declared_bytes(needs, facts)
         if not needs.token_bytes or not declared or not work:
@@ -193,7 +191,7 @@ class OfferScales:
 
 
 def _asks(order: RunCalls, now: float) -> UnreadPrompt:
-    """What an offered call asks of the engine, should it join now."""
+    """The offered call as a prompt that the engine has not read."""
     features, objective = order.calls[0].features, order.options.objective
     tokens = max(1, features.input_length) if features is not None else 1
     first_s = objective.first_token_s(tokens)
@@ -201,6 +199,5 @@ def _asks(order: RunCalls, now: float) -> UnreadPrompt:
 
 
 def _peak(order: RunCalls) -> int:
-    """Tokens that an offered call is expected to have at its end."""
     features = order.calls[0].features
     return features.input_length + features.expected_output if features is not None else 1

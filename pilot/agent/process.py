@@ -1,6 +1,7 @@
-"""A library's process, as its agent reaches it (`LibraryProcess`): its socket, its zygote, what the cache keeps for it.
+"""A library's process as its agent reaches it (`LibraryProcess`), the loop's poller (`Wires`), and the zygotes.
 
-`Wires` is the loop's poller over all of these sockets, and collects one frame a turn for each library.
+There is one zygote for each set of modules that recipes want preloaded. A zygote's imports burden no other recipe's
+libraries, and if it dies it takes only its own libraries along. Zygotes that are idle for long end.
 """
 
 from __future__ import annotations
@@ -9,17 +10,22 @@ import os
 import select
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stoker.pilot.agent.usage import MemoryLimit
 from stoker.pilot.cache import Pin
-from stoker.pilot.library import frames, marker, printing
+from stoker.pilot.library import call_records, connection
+from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.client import Zygote
+from stoker.pilot.zygote.processes import LIMIT_S, MemoryLimit
 from stoker.protocol import wire
 from stoker.protocol.calls import Printed
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_agent import ToAgent
+
+# ---- a library's process
+
 
 _decode = wire.to_agent_decoder()
 
@@ -40,7 +46,7 @@ class LibraryProcess:
         self.garbled = ""
         """Why nothing more is read from its socket, once something came there that is no message."""
         self._socket: socket.socket | None = None
-        self._reader: frames.FrameReader | None = None
+        self._reader: connection.FrameReader | None = None
         self._unsent = bytearray()
 
     # ---- its socket
@@ -51,7 +57,7 @@ class LibraryProcess:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         ours.setblocking(False)
-        self._socket, self._reader = ours, frames.FrameReader(ours)
+        self._socket, self._reader = ours, connection.FrameReader(ours)
         return theirs
 
     def fileno(self) -> int:
@@ -65,7 +71,7 @@ class LibraryProcess:
 
     def send(self, messages: list[Any]) -> None:
         """Send messages in one frame, as far as there is room; the rest goes with `push`."""
-        self.send_bytes(frames.pack(messages))
+        self.send_bytes(connection.pack(messages))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
         """Send a frame."""
@@ -91,9 +97,9 @@ class LibraryProcess:
         except OSError:  # it has ended; its end is told elsewhere
             return len(data)
 
-    def receive(self) -> tuple[list[ToAgent], bool]:
-        """What it has said, and whether its socket is still open. User code can write anything to that socket: what
-        cannot be read makes the library `garbled`, and never raises."""
+    def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
+        """Read once, or `to_end`; return the messages, and whether the socket is still open. User code can write
+        anything to that socket: unreadable bytes make the library `garbled`, and never raise."""
         out: list[ToAgent] = []
         if self._reader is None or self.garbled:
             return out, False
@@ -101,6 +107,8 @@ class LibraryProcess:
             while self._reader.fill(block=False):
                 while (frame := self._reader.next()) is not None:
                     out += _decode(frame).messages
+                if not to_end:
+                    return out, True
         except BlockingIOError:
             return out, True
         except OSError:
@@ -138,9 +146,9 @@ class LibraryProcess:
         known to have written what is in the log. The output of several is written into the log too."""
         ran = self._marked()
         for run in ran:
-            if run.log_from != marker.NOWHERE:
-                printing.recover(self.log, printing.kept_of(self.folder, run.slot))
-        if len(ran) != 1 or ran[0].log_from == marker.NOWHERE:
+            if run.log_from != call_records.NOWHERE:
+                call_records.recover(self.log, call_records.kept_of(self.folder, run.slot))
+        if len(ran) != 1 or ran[0].log_from == call_records.NOWHERE:
             return None
         try:
             end = os.stat(self.log).st_size
@@ -148,8 +156,8 @@ class LibraryProcess:
             return None
         return Printed(self.log, start=min(ran[0].log_from, end), end=end)
 
-    def _marked(self) -> list[marker.Running]:
-        return marker.running(self.folder / "running")
+    def _marked(self) -> list[call_records.Running]:
+        return call_records.running(self.folder / "running")
 
     def release(self) -> None:
         """Let go of all that is kept for it."""
@@ -172,12 +180,16 @@ class Wires:
         self._batches: dict[LibraryProcess, list[Any]] = {}
 
     def register(self, number: int) -> None:
-        """Wait for a plain file descriptor too; `wait` answers it as None."""
+        """Wait for a plain file descriptor too."""
         self._epoll.register(number, select.EPOLLIN)
 
-    def wait(self, timeout_s: float) -> list[tuple[Source | None, int]]:
-        """What is ready, and for what. None stands for plain file descriptors."""
-        return [(self._sources.get(number), what) for number, what in self._epoll.poll(timeout_s)]
+    def wait(self, timeout_s: float) -> list[tuple[int, int]]:
+        """The file descriptors that are ready, each with the events of `select.epoll`."""
+        return self._epoll.poll(timeout_s)
+
+    def source(self, number: int) -> Source | None:
+        """The library or zygote with this file descriptor."""
+        return self._sources.get(number)
 
     def watch(self, source: Source) -> None:
         """Wait until this one says something; if it has bytes to send, also until its socket has room."""
@@ -216,3 +228,63 @@ class Wires:
     def close(self) -> None:
         """Close the poller."""
         self._epoll.close()
+
+
+# ---- zygotes
+
+
+_IDLE_S = 600.0
+_CLEAN_S = 3.0 + LIMIT_S
+"""Seconds that a zygote may take to end its libraries and their leftovers."""
+
+
+class Zygotes:
+    """The zygotes of one agent."""
+
+    def __init__(self, *, logs: Path, scratch: Path, umask: int = -1) -> None:
+        self._umask = umask
+        self._logs = logs
+        self._scratch = scratch
+        self._by_preload: dict[tuple[str, ...], Zygote] = {}
+        self._used_at: dict[tuple[str, ...], float] = {}
+        self._made = 0
+
+    def get(self, preload: tuple[str, ...]) -> tuple[Zygote, bool]:
+        """The zygote for these modules, and whether it was started just now. Raises OSError."""
+        key = tuple(dict.fromkeys(preload))
+        self._used_at[key] = time.monotonic()
+        found = self._by_preload.get(key)
+        if found is not None:
+            return found, False
+        log = self._logs / f"zygote-{self._made}.log"
+        self._made += 1
+        found = Zygote(key, log=log, scratch=self._scratch, environ=os.environ, umask=self._umask)
+        self._by_preload[key] = found
+        return found, True
+
+    def __iter__(self) -> Iterator[Zygote]:
+        return iter(list(self._by_preload.values()))
+
+    def forget(self, zygote: Zygote) -> None:
+        """Clean up after a zygote that has ended: kill it, and what its libraries left. Probes of devices continue."""
+        self._by_preload.pop(zygote.preload, None)
+        zygote.destroy()
+        processes.kill_strays({other.pid for other in self}, of_main=True)
+
+    def idle(self) -> list[Zygote]:
+        """Return zygotes without libraries that have been unused for long."""
+        now = time.monotonic()
+        return [z for z in self if not z.libraries and z.preload and now - self._used_at[z.preload] > _IDLE_S]
+
+    def close(self) -> None:
+        """End them all, and everything below them."""
+        here = list(self)
+        for zygote in here:
+            zygote.close()
+        for zygote in here:
+            if zygote.ready:  # one that still imports would not look up for seconds, and has no library yet
+                zygote.wait(_CLEAN_S)
+            zygote.destroy()
+        self._by_preload.clear()
+        processes.kill_strays(())
+        processes.end_trackers()

@@ -9,19 +9,18 @@ from signal import SIGKILL
 from typing import assert_never
 
 from stoker.contexts.recipe import Awareness
-from stoker.pilot.agent import probing, snapshots, standing
+from stoker.pilot.agent import job, observing
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.errors import is_pilots_fault, lacks_processes, no_process
+from stoker.pilot.agent.fetches import is_pilots_fault, lacks_processes, no_process
+from stoker.pilot.agent.objects import is_snapshot_here
 from stoker.pilot.agent.offers import BOARD
 from stoker.pilot.agent.process import LibraryProcess
-from stoker.pilot.agent.usage import tail
 from stoker.pilot.cache import disk
 from stoker.pilot.core.events import LibraryPrepared, ProcessEnded, ProcessMade
 from stoker.pilot.devices import visible
-from stoker.pilot.library import frames
-from stoker.pilot.library import settings as library_settings
-from stoker.pilot.zygote.client import Zygote
-from stoker.pilot.zygote.messages import Exited, Fork, Forked, ForkFailed, Preloaded
+from stoker.pilot.library import connection
+from stoker.pilot.zygote.client import Exited, Fork, Forked, ForkFailed, Preloaded, Zygote
+from stoker.pilot.zygote.processes import tail
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_library import Load
 from stoker.protocol.to_pilot import StartLibrary
@@ -37,7 +36,7 @@ def prepare(agent: Agent, ordered: StartLibrary) -> None:
     try:
         folder = agent.scratch.library(number)
     except OSError as error:
-        standing.cannot_make(agent, error)
+        job.cannot_make_folders(agent, error)
         agent.handle(LibraryPrepared(number, error=str(error)))
         return
     agent.processes[number] = LibraryProcess(number, folder=folder, log=str(agent.log_file(number)))
@@ -48,7 +47,7 @@ def prepare(agent: Agent, ordered: StartLibrary) -> None:
             number,
             free_disk_bytes=shutil.disk_usage(agent.scratch.path).free if recipe.needs.disk_bytes else 0,
             changed=changed[0] if changed else "",
-            snapshots_here=[form for form in ordered.snapshots if snapshots.is_here(form)],
+            snapshots_here=[form for form in ordered.snapshots if is_snapshot_here(form)],
         )
     )
 
@@ -59,7 +58,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
     process = agent.processes[number]
     devices = agent.devices_of(number)
     cores = tuple(dict.fromkeys(core for device in devices for core in device.cores))
-    settings = library_settings.Settings(
+    settings = connection.Settings(
         pilot=agent.options.pilot,
         library=number,
         folder=str(process.folder),
@@ -69,7 +68,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
         host=agent.peers.host,
         gang_key=agent.peers.gang_key,
         turns=str(agent.scratch.path / BOARD),
-        probe=probing.command_beside(agent.options, devices),
+        probe=observing.probe_command_for_library(agent.options, devices),
     )
     fork = Fork(
         library=number,
@@ -97,7 +96,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
         _ended(agent, number, cause=what, ours=is_pilots_fault(error) or lacks_processes(error))
         return
     process.zygote = zygote
-    process.send_bytes(frames.pack_raw(library_settings.encode(settings)))
+    process.send_bytes(connection.pack_raw(connection.encode_settings(settings)))
     load = Load(recipe=recipe, devices=tuple(ordered.devices), objects=objects, device_memory_bytes=device_memory_bytes)
     process.send([load])
     agent.wires.watch(process)
@@ -113,7 +112,7 @@ def kill(agent: Agent, number: LibraryId) -> None:
 
 
 def kill_zygote(agent: Agent, number: LibraryId) -> None:
-    """End the process that a library is to be forked from."""
+    """End the zygote that a library will be forked from."""
     process = agent.processes.get(number)
     if process is not None and process.zygote is not None:
         process.zygote.stop()
@@ -183,12 +182,12 @@ def _ended(
     cause: str = "",
     ours: bool = False,
 ) -> None:
-    """A library's process has ended, or could not be made; `ours`: for what this pilot lacks."""
+    """Report that a library's process has ended, or could not be made. `ours`: this pilot lacks something."""
     process = agent.processes.get(number)
     if process is None:
         return
-    agent.hear(process)  # its last words
-    standing.check(agent)
+    agent.hear(process, to_end=True)  # its last words
+    job.check_job(agent)
     shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
     printed = process.printed_last()
     agent.handle(

@@ -1,4 +1,12 @@
-"""The pilot's private folder on local disk: made closed, removed at the end, and swept if a pilot was killed."""
+"""The pilot's private scratch folder, and the batch system's process that started the pilot (`Parent`).
+
+The folder is removed at the end; the folders of killed pilots are swept.
+
+HTCondor's starter and Slurm's slurmstepd hold a job's processes together. If one is killed, the pilot remains on
+resources that the batch system gives to another job, in a scratch folder that it clears. The kernel then gives the
+pilot another parent, which this module detects. It watches only pilots of batch jobs. A pilot whose first parent is the
+init process was started by a wrapper that has left (`setsid`, `nohup`), and is not watched.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +20,9 @@ from stoker import locks
 from stoker.errors import SessionError
 from stoker.folders import refuse_odd_path
 from stoker.pilot.starter.place import own_folder
+
+# ---- the scratch folder
+
 
 _LOCK = "alive"
 
@@ -58,7 +69,7 @@ class Scratch:
             locks.take(self._lock)
 
     def fault(self) -> str:
-        """What has become of the folder; empty while it is there. A batch system may clear it under a living pilot."""
+        """How the folder was damaged; empty if it was not. A batch system may clear it under a living pilot."""
         try:
             same = _identity(self.path) == self._is
         except OSError as error:
@@ -104,3 +115,31 @@ def sweep(base: Path) -> None:
                     locks.forget(folder)
             finally:
                 os.close(lock)
+
+
+# ---- the parent process
+
+
+_INIT = 1
+
+
+class Parent:
+    """The parent that this process had first. `watched`: it belongs to a batch system."""
+
+    def __init__(self, *, watched: bool) -> None:
+        self.pid = os.getppid()
+        self._watched = watched and self.pid > _INIT
+        self._name = _name_of(self.pid) if self._watched else ""
+
+    def fault(self) -> str:
+        """How it ended, in words; empty while it lives, or is not watched."""
+        if not self._watched or os.getppid() == self.pid:
+            return ""
+        return f"its parent, {self._name} (process {self.pid}), has ended, and with it its batch job"
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() or "a process"
+    except OSError:
+        return "a process"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.pilot.cache.bringing import Bringing
-from stoker.pilot.cache.served import ServedCache
+from stoker.pilot.cache.bringing import Bringing, ServedCache
 from stoker.pilot.cache.store import CacheError, DiskError, InUseError, ObjectCache, Pin
 
 __all__ = ["Bringing", "CacheError", "DiskError", "InUseError", "ObjectCache", "Pin", "ServedCache"]

@@ -1,34 +1,40 @@
-"""How an object comes into the cache: linked or cloned where its source is on the same disk, else fetched part by
-part."""
+"""How an object comes into the cache, and what a pilot serves of it.
+
+An object is linked or cloned if its source is on the same disk, else fetched part by part. A pilot serves the objects
+of its cache and those that are coming into it.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stoker.contexts.manifest import proves
 from stoker.contexts.objects import manifest_of
 from stoker.contexts.recipe import ObjectRef
+from stoker.errors import StokerError
 from stoker.pilot.cache import disk
 from stoker.pilot.cache.store import CacheError, ChangedError, DiskError, ObjectCache, Pin
 from stoker.pilot.core.infrastructure import takes_no_writes
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
 from stoker.pilot.transfer.copy import ObjectCopy
-from stoker.pilot.transfer.fetch import ObjectFetch
-from stoker.pilot.transfer.sources import SourceAccess
+from stoker.pilot.transfer.fetch import ObjectFetch, SourceAccess
 from stoker.units import show_bytes
+
+# ---- bringing
+
 
 _NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, kept_bytes=0, seconds=0.0)
 
 
 class Bringing:
-    """One object on its way into the cache. `run` does it, in a thread of its own; `offer` and `stop` are for any
-    thread.
+    """One object on its way into the cache.
 
-    `lost` and `begun` are those of `ObjectFetch`.
+    `run` blocks a thread; `offer` and `stop` are for any thread. `lost` and `begun` are those of `ObjectFetch`.
     """
 
     def __init__(
@@ -51,7 +57,7 @@ class Bringing:
         self._stopped = False
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        """Where the object may be had from now on, in place of what was said before. Quick."""
+        """Replace the sources of the object. Returns at once."""
         with self._lock:
             known = self._offer[1]
             self._offer = tuple(sources), manifest if proves(self._ref.name, manifest) else known
@@ -131,9 +137,64 @@ class Bringing:
             if isinstance(error, OSError) or not any(copy.arrivals for copy in copies):
                 for copy in copies:
                     copy.give_up()
-                disk.delete(draft)  # it takes room, or is of no use to the next try
+                disk.delete_tree(draft)  # it takes room, or is of no use to the next try
             raise
         finally:
             with self._lock:
                 self._fetch = None  # it holds the copy open, which would take its room when it has left the cache
         return self._cache.enter(self._ref, draft, manifest=copies[0].data), outcome
+
+
+# ---- serving
+
+
+log = logging.getLogger("stoker.pilot")
+
+
+class ServedCache:
+    """For a transfer server: see `stoker.pilot.transfer.server.ServedObjects`. Any thread may use it."""
+
+    def __init__(self, cache: ObjectCache) -> None:
+        self._cache = cache
+        self._coming: dict[str, ObjectCopy | None] = {}
+
+    def expect(self, name: str) -> None:
+        """An object is wanted here: peers that ask for it are told that it comes."""
+        self._coming.setdefault(name, None)
+
+    def grows(self, copy: ObjectCopy) -> None:
+        """An object that is expected has begun to come: its pieces can be served."""
+        self._coming[copy.name] = copy
+
+    def settled(self, name: str) -> None:
+        """An object has come, or will not."""
+        self._coming.pop(name, None)
+
+    def expects(self, name: str) -> bool:
+        """Whether an object is on its way here."""
+        return name in self._coming
+
+    @contextmanager
+    def lend(self, name: str) -> Iterator[ObjectCopy | None]:
+        """The object, whole and pinned, or as far as it has come."""
+        growing = self._coming.get(name)
+        if growing is not None:
+            yield growing
+            return
+        pin = self._cache.find(name)
+        try:
+            yield self._whole(name, pin) if pin is not None else None
+        finally:
+            if pin is not None:
+                pin.release()
+
+    def _whole(self, name: str, pin: Pin) -> ObjectCopy | None:
+        try:
+            known = self._cache.manifest(name)
+            data = known or manifest_of(ObjectRef(name=name, size_bytes=0, source=pin.path))
+            if not known:
+                self._cache.keep_manifest(name, data)
+            return ObjectCopy(Path(pin.path), name, data, whole=True)
+        except (OSError, ValueError, StokerError) as error:
+            log.warning("%s cannot be served to other pilots: %s", name, error)
+            return None

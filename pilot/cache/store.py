@@ -16,7 +16,17 @@ It is there on purpose when its sessions are over: the next one finds the models
 
 One pilot at a time brings an object to this host; others that want it wait for it, as long as it comes. A draft whose
 pilot has died stays for an hour, or until its room is needed: who wants the object next goes on with what is there
-(every part is checked)."""
+(every part is checked).
+
+Snapshots that libraries of this host have made, beside the cache: one set of bytes, two names.
+
+    <scratch>/snapshots/FORM            where a library writes a context in a form that loads fast, and finds it again
+    <scratch>/snapshots/FORM.object     the cache name of the object that was made of it, by second names for its files
+
+The cache is bounded, and what lies under the other name takes no room of its own, for as long as the cache has the
+object too. When the cache has let it go, the other name goes as well, or the room would not come free. A snapshot of
+which no object was made (the cache refused it, its pilot ended too soon) takes room of its own and goes by its age.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +42,15 @@ from stoker import locks
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ContextError
 from stoker.pilot.cache import disk
-from stoker.pilot.cache.claims import Claims
-from stoker.pilot.cache.entries import CacheEntry, Entries, EntryFacts, read_facts, write_small
-from stoker.pilot.cache.safe import SafeMarks
+from stoker.pilot.cache.disk import CacheEntry, Claims, Entries, EntryFacts, SafeMarks, read_facts, write_small
 from stoker.pilot.core.objects import CachedObject, Shortage, file_name, make_room
 from stoker.units import show_bytes
 
+# ---- the cache
+
+
 KEPT_S = 14 * 86400.0
-"""How long an object stays that nobody uses, unless a site says otherwise."""
+"""Seconds that an unused object stays, unless a site says otherwise."""
 _DRAFT_KEPT_S = 3600.0
 
 
@@ -56,7 +67,7 @@ class InUseError(DiskError):
 
 
 class ChangedError(OSError):
-    """What was taken in was changed as soon as it was there."""
+    """The object changed while it was taken in."""
 
 
 class Pin:
@@ -105,8 +116,8 @@ class ObjectCache:
             return self._lookup(place, entry)
 
     def claim(self, ref: ObjectRef) -> AbstractContextManager[Path]:
-        """The one right on this host to bring this object in, and where to make its draft. May wait for another pilot:
-        look again whether the object is here. What is left at that place stays for who claims it next."""
+        """Return the one right on this host to bring this object in, and where to make its draft. May wait for another
+        pilot: look again whether the object is here. A draft stays for the next claim."""
         return self._claims.claim(ref)
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
@@ -116,9 +127,9 @@ class ObjectCache:
         with self._locked():
             here = self._lookup(place, entry)
             if here is not None:
-                disk.delete(draft)
+                disk.delete_tree(draft)
                 return here
-            disk.delete(place)
+            disk.delete_tree(place)
             os.rename(draft, place)
             if manifest:
                 write_small(self._manifests / place.name, manifest)
@@ -135,14 +146,14 @@ class ObjectCache:
         return found
 
     def manifest(self, name: str) -> bytes:
-        """What an object is made of; empty if that is not known here."""
+        """The manifest of an object; empty if it is not known here."""
         try:
             return (self._manifests / file_name(name)).read_bytes()
         except OSError:
             return b""
 
     def keep_manifest(self, name: str, data: bytes) -> None:
-        """What an object that is here is made of. A disk that is full keeps none."""
+        """Keep the manifest of an object that is here. A full disk keeps none."""
         with suppress(OSError):
             write_small(self._manifests / file_name(name), data)
 
@@ -189,7 +200,7 @@ class ObjectCache:
         libraries use is in the way. Where even that is too little, nothing goes: the disk says so itself.
         """
         with self._locked():
-            lacking = ref.size_bytes - disk.taken(draft) - self._free_bytes()
+            lacking = ref.size_bytes - disk.bytes_on_disk(draft) - self._free_bytes()
             if lacking <= 0:
                 return
             unused, used = self._by_use()
@@ -209,7 +220,7 @@ class ObjectCache:
             )
 
     def lacks_bytes(self, refs: Sequence[ObjectRef]) -> int:
-        """How much of what is pinned here would have to go, so that these objects fit together."""
+        """Bytes of pinned objects that would have to go so that these objects fit together."""
         with self._locked():
             listed = self._entries.read_all()
             here = {entry.facts.name for entry in listed}
@@ -221,7 +232,7 @@ class ObjectCache:
 
     @property
     def bound_bytes(self) -> int:
-        """What all objects may take together."""
+        """The bound of all objects together, in bytes."""
         return self._bound
 
     def used_bytes(self) -> int:
@@ -244,8 +255,8 @@ class ObjectCache:
         return shutil.disk_usage(self.folder).free
 
     def _by_use(self) -> tuple[dict[str, int], dict[str, int]]:
-        """What removing each object would give back to the disk, in bytes: of those that no pilot uses, the least
-        recently used first, and of the others."""
+        """Bytes on disk that removing each object would free: unused objects, the least recently used first, and used
+        ones."""
         unused: dict[str, int] = {}
         used: dict[str, int] = {}
         for entry in sorted(self._entries.read_all(), key=lambda each: each.used_at):
@@ -311,26 +322,68 @@ class ObjectCache:
         self._entries.forget(entry)
         with suppress(OSError):
             entry.unlink()  # first: an object without an entry is not there
-        disk.delete(place)
-        disk.delete(self._manifests / place.name)
+        disk.delete_tree(place)
+        disk.delete_tree(self._manifests / place.name)
         self._safe.remove(place)
 
     def _expire(self, kept_s: float) -> None:
-        """Remove objects that nobody has used for so long."""
         now = time.time()
         for entry in self._entries.read_all():
             if now - entry.used_at >= kept_s and not _may_be_used(entry):
                 self._remove(*self._place(entry.facts.name))
 
     def _sweep(self, *, kept_s: float) -> None:
-        """Remove what crashed pilots left: drafts that nobody brings on, objects and manifests without an entry."""
+        """Remove the leftovers of crashed pilots: abandoned drafts, objects and manifests without an entry."""
         self._claims.sweep(kept_s=kept_s)
         entries = set(os.listdir(self._entries.folder))
         for folder in (self._objects, self._manifests, self._safe.folder):
             for name in set(os.listdir(folder)) - entries:
-                disk.delete(folder / name)
+                disk.delete_tree(folder / name)
 
 
 def _may_be_used(entry: CacheEntry) -> bool:
     """Whether a process has pinned the object, or may have."""
     return locks.is_locked(entry.file) is not False
+
+
+# ---- snapshots
+
+
+_MARK = ".object"
+
+
+def snapshot_folder_beside(cache: ObjectCache) -> Path:
+    """Where snapshots lie that are on the cache's disk."""
+    return cache.folder.parent / "snapshots"
+
+
+def note_snapshot(cache: ObjectCache, snapshot: Path, *, name: str) -> None:
+    """The cache has this snapshot as an object of this name. One that lies elsewhere is not ours to remove."""
+    if snapshot.parent == snapshot_folder_beside(cache):
+        with suppress(OSError):
+            snapshot.with_name(snapshot.name + _MARK).write_text(name)
+
+
+def tidy_snapshots(cache: ObjectCache) -> None:
+    """Remove snapshots whose objects the cache has let go. A library that has loaded one keeps what it has mapped."""
+    here = cache.sizes()
+    for mark in snapshot_folder_beside(cache).glob(f"*{_MARK}"):
+        with suppress(OSError):
+            if mark.read_text() not in here:
+                disk.delete_tree(mark.with_name(mark.name.removesuffix(_MARK)))
+                mark.unlink()
+
+
+def sweep_snapshots(cache: ObjectCache, *, kept_s: float) -> None:
+    """Remove snapshots that never became objects, and the parts of snapshots that dead processes left, once they are
+    `kept_s` old. A snapshot that a process writes at the moment stays."""
+    folder, now = snapshot_folder_beside(cache), time.time()
+    for place in (*folder.glob("*"), *folder.glob(".*")):
+        draft = place.name.startswith(".")
+        form = place.name[1:].rpartition(".")[0] if draft else place.name.partition(".")[0]
+        with suppress(OSError):
+            is_object = not draft and (folder / f"{place.name}{_MARK}").exists()
+            if not place.is_dir() or is_object or locks.is_locked(folder / f"{form}.lock"):
+                continue
+            if now - place.stat().st_mtime >= kept_s:
+                disk.delete_tree(place)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from stoker.errors import ConfigError
-from stoker.pilot.devices import cpu, gpu, spare
-from stoker.pilot.devices.device import PilotDevice
+from stoker.pilot.devices import cpu, gpu
+from stoker.pilot.devices.cpu import PilotDevice
 from stoker.protocol.ids import DeviceId
 from stoker.site import GPU_CORES
 
@@ -14,8 +14,8 @@ __all__ = ["GrantedDevices", "PilotDevice", "find_devices"]
 
 
 class GrantedDevices(msgspec.Struct, frozen=True):
-    """Devices to offer, and what is wrong with those that were granted: a line each. `lacks`: why none is of use, as
-    when the GPUs are missing that the job asked for."""
+    """Devices to offer, and the faults of granted ones, a line each. `lacks`: why none is of use, for example because
+    the job's GPUs are missing."""
 
     offered: tuple[PilotDevice, ...]
     troubles: tuple[str, ...] = ()
@@ -29,14 +29,14 @@ class GrantedDevices(msgspec.Struct, frozen=True):
 def find_devices(
     wanted: str = "auto", *, gpus_asked: int = 0, gpu_cores: int = GPU_CORES, limit_s: float = gpu.DRIVER_LIMIT_S
 ) -> GrantedDevices:
-    """The devices to offer. `auto`: the GPUs that were granted, or one CPU device a core where there is none.
+    """Return the devices to offer. `auto`: the granted GPUs, or one CPU device per core if there are no GPUs.
 
-    `cpu` and `cpu:N` ask for CPU devices (one a core, or N of them), `gpu` for GPUs and nothing else, `gpu+cpu` and
-    `gpu+cpu:N` for GPUs, each with `gpu_cores` cores, and CPU devices of the cores that are left (`spare.share`).
-    `gpus_asked`: the GPUs that the job asked the batch system for. An `auto` pilot of such a job that finds none offers
-    its CPU devices with that as their fault, so that nothing is loaded there and the reason is shown.
+    `cpu` and `cpu:N` ask for CPU devices (one per core, or N), `gpu` for GPUs alone, `gpu+cpu` and `gpu+cpu:N` for GPUs
+    with `gpu_cores` cores each, and CPU devices of the remaining cores (`cpu.share_with_spare`). `gpus_asked`: number
+    of GPUs that the job asked for. An `auto` pilot of such a job that finds none offers its CPU devices with that as
+    their fault, so that nothing is loaded there and the reason is shown.
 
-    Raises ConfigError when what was asked for is not here. `limit_s`: how long the NVIDIA driver may take.
+    Raises ConfigError if the wanted devices are not here. `limit_s`: how long the NVIDIA driver may take.
     """
     kind, _, count = wanted.strip().partition(":")
     if count and not (kind.endswith("cpu") and count.isdecimal() and int(count) > 0):
@@ -57,7 +57,7 @@ def find_devices(
         short = (f"{asked} {len(found.devices)}",) if fewer and not found.left_out else ()
         troubles = (*short, *found.left_out)
         if kind == "gpu+cpu":
-            offered, lack = spare.share(found.devices, count=int(count or 0), gpu_cores=gpu_cores)
+            offered, lack = cpu.share_with_spare(found.devices, count=int(count or 0), gpu_cores=gpu_cores)
             return GrantedDevices(offered, (*troubles, *((lack,) if lack else ())))
         return GrantedDevices(share_cores(found.devices), troubles)
     if kind != "auto":

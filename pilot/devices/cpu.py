@@ -1,7 +1,12 @@
-"""CPU devices: a share of the cores and of the memory that this pilot may use.
+"""CPU devices: a share of the cores and of the memory that this pilot may use; and the facts of any device.
 
 Several things bound both, and the smallest wins: the affinity mask and the cgroup's quota, which the kernel enforces,
 and what Slurm or HTCondor says it granted, which some sites do not enforce.
+
+A pilot with GPUs may offer spare cores as CPU devices (`devices = "gpu+cpu:1"`). Each GPU keeps the first cores of its
+even part, so that they stay near it. The agent runs on the GPUs' cores as well (`kept_cores`), so a model on the spare
+ones does not delay heartbeats and transfers. Of host memory the GPUs keep as much as they have, at most half; the CPU
+devices share the rest.
 """
 
 from __future__ import annotations
@@ -11,10 +16,39 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
+
 from stoker.errors import ConfigError
-from stoker.pilot.devices.device import PilotDevice
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
+
+# ---- a device
+
+
+class PilotDevice(msgspec.Struct, frozen=True):
+    """A device: its facts for the manager, and those that only the pilot needs.
+
+    `cores` are its processor cores. `cuda` is its name in `CUDA_VISIBLE_DEVICES` (empty for a CPU device), `uuid` its
+    name in NVML.
+    """
+
+    facts: DeviceFacts
+    cores: tuple[int, ...] = ()
+    cuda: str = ""
+    uuid: str = ""
+
+    def with_cores(self, cores: tuple[int, ...]) -> PilotDevice:
+        """The same device with these cores."""
+        facts = msgspec.structs.replace(self.facts, cores=max(1, len(cores)))
+        return msgspec.structs.replace(self, facts=facts, cores=cores)
+
+    def with_fault(self, fault: str) -> PilotDevice:
+        """The same device, on which nothing may be loaded for this reason."""
+        return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, fault=fault))
+
+
+# ---- CPU devices
+
 
 USED_SHARE = 0.9
 """Of the memory; the rest is for the agent, the system and its caches."""
@@ -57,10 +91,10 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 
 
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
-    """The cores that this process may use, at least one.
+    """Return the cores that this process may use, at least one.
 
-    Where a batch system counts cores and binds nobody to them, jobs that stand side by side should take different ones:
-    HTCondor numbers its slots; Slurm's jobs go by their ids, which may clash, but not all on the lowest cores.
+    A batch system may count cores without binding jobs to them; then jobs on one node should choose different ones:
+    HTCondor numbers its slots; Slurm's jobs go by their ids, which may clash, but do not all take the lowest cores.
     """
     allowed = sorted(os.sched_getaffinity(0))
     limits = [_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
@@ -75,7 +109,7 @@ def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("
     """Bytes of memory that this process and its children may use."""
     limits = [_total(root)]
     for folder in cgroups(root, "memory"):
-        limits += [_number(folder / "memory.max"), _number(folder / "memory.limit_in_bytes")]
+        limits += [number_in(folder / "memory.max"), number_in(folder / "memory.limit_in_bytes")]
     for granted in (_slurm_memory(environ), _condor(environ, "Memory")):
         limits.append(int(granted) * 1024**2)
     return min(limit for limit in limits if limit)
@@ -99,7 +133,7 @@ def _slurm_memory(environ: Mapping[str, str]) -> float:
 
 
 def _condor(environ: Mapping[str, str], name: str) -> float:
-    """What the ad of HTCondor's slot says of cores (`Cpus`) or memory in MiB (`Memory`); 0 outside of HTCondor."""
+    """Cores (`Cpus`) or memory in MiB (`Memory`) in the ad of HTCondor's slot; 0 outside of HTCondor."""
     try:
         ad = Path(environ["_CONDOR_MACHINE_AD"]).read_text(errors="replace")
     except (KeyError, OSError):
@@ -152,10 +186,44 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
             inner = inner.parent
 
 
-def _number(path: Path) -> int:
-    """The number in a file; 0 where there is none (`max`, or no such file)."""
+def number_in(path: Path) -> int:
+    """The number in a file; 0 if there is no number (`max`) or no file."""
     try:
         text = path.read_text().strip()
     except OSError:
         return 0
     return int(text) if text.isdecimal() else 0
+
+
+# ---- spare cores next to GPUs
+
+
+_MOST_KEPT = 0.5
+"""Part of host memory that is kept for GPUs."""
+
+
+def share_with_spare(
+    gpus: tuple[PilotDevice, ...], *, count: int, gpu_cores: int
+) -> tuple[tuple[PilotDevice, ...], str]:
+    """GPUs with `gpu_cores` cores each, then `count` CPU devices of the other cores (0 = one a core). Where no core is
+    left: the GPUs alone, which share all cores, and why in words."""
+    mine = cores()
+    parts = divide(mine, len(gpus))
+    if len(mine) <= gpu_cores * len(gpus):
+        why = (
+            f"no core is left for CPU devices: the pilot has {len(mine)} and keeps {gpu_cores} for each of"
+            f" {len(gpus)} GPU{'s' * (len(gpus) != 1)}; ask for more ([provider] cores), or lower [pilot] gpu_cores"
+        )
+        return tuple(gpu.with_cores(part) for gpu, part in zip(gpus, parts, strict=True)), why
+    kept = tuple(gpu.with_cores(part[:gpu_cores]) for gpu, part in zip(gpus, parts, strict=True))
+    left = tuple(core for part in parts for core in part[gpu_cores:])
+    memory = int(USED_SHARE * memory_bytes())
+    for_gpus = min(sum(gpu.facts.memory_bytes for gpu in gpus), int(_MOST_KEPT * memory))
+    return kept + share(left, count, memory_bytes=memory - for_gpus, spare=True), ""
+
+
+def kept_cores(devices: tuple[PilotDevice, ...]) -> frozenset[int]:
+    """Cores outside of CPU devices, for a pilot with spare cores; empty without them."""
+    if not any(device.facts.spare for device in devices):
+        return frozenset()
+    return frozenset(core for device in devices if not device.facts.spare for core in device.cores)

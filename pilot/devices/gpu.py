@@ -1,16 +1,19 @@
-"""GPUs, through NVML: asked for only here, and fine without a driver.
+"""GPUs: what the batch system granted to this job, and what NVML says of them.
 
-Each GPU is asked by itself: one that is lost, refused or half broken is left out with its reason, and the others are
-offered. What was granted, `granted` reads from the environment. A list of `CUDA_VISIBLE_DEVICES` ends, as with CUDA, at
-the first entry that names nothing. Indices count in PCI order here, as NVML does; where CUDA might count otherwise the
-libraries are given identifiers, so they see the device that is meant.
+`CUDA_VISIBLE_DEVICES` names the granted GPUs: indices among the GPUs that the job sees, `GPU-` and `MIG-` identifiers,
+or beginnings of these. A list ends, as with CUDA, at the first entry that names nothing. If it is unset, Slurm's
+`SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count the GPUs of the node, whatever the job sees of them, and HTCondor's
+`_CONDOR_AssignedGPUs` has names like `CUDA0` or `GPU-1a2b`. A job of a batch system that sets none of these was granted
+no GPU. Outside of a job (a workstation, a container) every GPU may be used.
 
-Under Slurm's cgroups NVML may count GPUs whose handle it refuses (NO_PERMISSION): they belong to other jobs, and CUDA
-does not count them.
+Each GPU is asked separately: one that is lost, refused or half broken is left out with its reason. Indices count in PCI
+order, as NVML does; where CUDA might count otherwise libraries get identifiers. Under Slurm's cgroups NVML may count
+GPUs whose handle it refuses (NO_PERMISSION): they belong to other jobs, and CUDA does not count them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import threading
@@ -19,23 +22,119 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stoker.pilot.devices import nvml as names
-from stoker.pilot.devices.device import PilotDevice
-from stoker.pilot.devices.granted import Grant, read_grant
+from stoker.pilot.devices.cpu import PilotDevice
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
 
+# ---- NVML
+
+
+LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
+"""Errors by which a GPU no longer works until it is reset or the node restarts."""
+
+
+def load_nvml() -> Any:
+    """The `pynvml` module; None where it is not installed."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
+def is_error(nvml: Any, error: BaseException, *names: str) -> bool:
+    """True if NVML's error has one of these codes, such as `NVML_ERROR_NOT_SUPPORTED`."""
+    code = getattr(error, "value", None)
+    return code is not None and any(code == getattr(nvml, name, None) for name in names)
+
+
+def uuid_of(nvml: Any, handle: Any) -> str:
+    """The UUID of a GPU or of a MIG part. Raises NVMLError."""
+    return text(nvml.nvmlDeviceGetUUID(handle))
+
+
+def text(value: Any) -> str:
+    """A string of NVML; older versions of pynvml return bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def address_of(handle: Any) -> int:
+    """Where a handle points to: two handles of one GPU are different objects with the same address. 0 = unknown."""
+    try:
+        return ctypes.cast(handle, ctypes.c_void_p).value or 0
+    except (TypeError, ctypes.ArgumentError):
+        return 0
+
+
+# ---- what was granted
+
+
+JOB_VARIABLES = {
+    "SLURM_JOB_ID": "Slurm",
+    "_CONDOR_SLOT": "HTCondor",
+    "_CONDOR_MACHINE_AD": "HTCondor",
+    "PBS_JOBID": "PBS",
+    "LSB_JOBID": "LSF",
+    "SGE_TASK_ID": "Grid Engine",
+}
+"""Variables that a batch system sets in each of its jobs, and its name (`ProviderKind.title`)."""
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The GPUs that were granted.
+
+    `variable`: the variable that names them; empty = no batch system, all GPUs may be used. `names` are indices or
+    identifiers. `of_node`: indices count the GPUs of the node, not the visible ones. `refusal`: why there are none.
+    """
+
+    variable: str = ""
+    names: tuple[str, ...] = ()
+    of_node: bool = False
+    refusal: str = ""
+
+
+def read_grant(environ: Mapping[str, str]) -> Grant:
+    """Read this job's GPUs from the environment."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        empty = "" if visible.strip() else "CUDA_VISIBLE_DEVICES is set to nothing"
+        return Grant("CUDA_VISIBLE_DEVICES", _names(visible), refusal=empty)
+    if "SLURM_JOB_ID" in environ:
+        for variable in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+            names = tuple(name.rpartition(":")[2] for name in _names(environ.get(variable, "")))  # "gpu:0" is index 0
+            if names:
+                return Grant(variable, names, of_node=True)
+    assigned = tuple(name.removeprefix("CUDA") for name in _names(environ.get("_CONDOR_AssignedGPUs", "")))
+    if assigned:
+        return Grant("_CONDOR_AssignedGPUs", assigned)
+    for variable, system in JOB_VARIABLES.items():
+        if variable in environ:
+            return Grant(
+                variable,
+                refusal=f"{system} granted no GPU to this job (CUDA_VISIBLE_DEVICES is not set); ask for some in"
+                " [provider] gpus, or have worker_init export CUDA_VISIBLE_DEVICES where jobs own whole nodes",
+            )
+    return Grant()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",")) if text.strip() else ()
+
+
+# ---- GPUs
+
+
 PROCESS_BYTES = 600_000_000
-"""What CUDA takes of a GPU for each process, beside what the process asks for: its context, kernels, cuBLAS."""
+"""GPU memory that CUDA takes for each process: context, kernels, cuBLAS."""
 
 DRIVER_LIMIT_S = 60.0
-"""A driver that has not answered for so long hangs. Without persistence mode a first answer may take many seconds."""
+"""Seconds after which a silent driver hangs. Without persistence mode a first answer may take many seconds."""
 
 _T = TypeVar("_T")
 
 
 class GrantedGpus(msgspec.Struct, frozen=True):
-    """GPUs to offer. `why`: the reason why there is none; `left_out`: what is wrong with GPUs that were granted."""
+    """GPUs to offer. `why`: the reason why there are none; `left_out`: the faults of granted GPUs."""
 
     devices: tuple[PilotDevice, ...] = ()
     why: str = ""
@@ -59,7 +158,7 @@ def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: 
     grant = read_grant(environ)
     if grant.refusal:
         return GrantedGpus(why=grant.refusal)
-    nvml = nvml or names.load()
+    nvml = nvml or load_nvml()
     if nvml is None:
         return GrantedGpus(why="NVML missing: the pynvml module (nvidia-ml-py) is not installed")
     try:
@@ -122,14 +221,14 @@ def _unit(nvml: Any, index: int) -> _Unit:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        refused = names.is_error(nvml, error, "NVML_ERROR_NO_PERMISSION")
+        refused = is_error(nvml, error, "NVML_ERROR_NO_PERMISSION")
         return _Unit(label, trouble=f"{label} was left out: {error}", refused=refused)
     try:
         number = int(nvml.nvmlDeviceGetMinorNumber(handle))
     except nvml.NVMLError:
         number = -1
     try:
-        return _Unit(label, handle, handle, names.uuid_of(nvml, handle), number=number)
+        return _Unit(label, handle, handle, uuid_of(nvml, handle), number=number)
     except nvml.NVMLError as error:
         return _Unit(label, trouble=f"{label} was left out: {error}", number=number)
 
@@ -149,7 +248,7 @@ def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
     for index in range(count):
         try:
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(unit.handle, index)
-            uuid = names.uuid_of(nvml, handle)
+            uuid = uuid_of(nvml, handle)
         except nvml.NVMLError:
             continue
         parts.append(_Unit(f"MIG part {index} of {unit.label}", handle, unit.handle, uuid, number=unit.number))
@@ -157,7 +256,7 @@ def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
 
 
 def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
-    """What was granted, in the order of the grant."""
+    """The granted GPUs, in the order of the grant."""
     mine = [unit for unit in here if not unit.refused]
     parts = [part for unit in mine for part in _parts(nvml, unit)]
     if not grant.variable:
@@ -184,8 +283,8 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
 
 
 def _of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
-    """GPUs by their indices on the node. Where a cgroup shows as many as were granted, they are those; otherwise a
-    number is that of the device file, or NVML's own index where NVML does not know that."""
+    """GPUs by their indices on the node. If a cgroup shows as many as were granted, these are they; otherwise a number
+    is the device file's, or NVML's index if NVML does not know that."""
     for visible in (mine, parts):
         if len(visible) == len(grant.names):
             yield from visible
@@ -203,7 +302,6 @@ def _of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Gr
 
 
 def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice:
-    """The device that a GPU is. Raises _Unusable."""
     if unit.trouble:
         raise _Unusable(unit.trouble)
     try:
@@ -211,7 +309,7 @@ def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice:
     except nvml.NVMLError as error:
         raise _Unusable(f"{unit.label} was left out: its memory cannot be asked for ({error})") from None
     try:
-        kind = names.text(nvml.nvmlDeviceGetName(unit.handle))
+        kind = text(nvml.nvmlDeviceGetName(unit.handle))
     except nvml.NVMLError:
         kind = "NVIDIA GPU"
     facts = DeviceFacts(

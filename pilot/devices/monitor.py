@@ -1,7 +1,12 @@
-"""Watches GPUs through NVML in threads of their own, one a GPU: a driver that hangs holds up nothing but its thread.
+"""Watches GPUs through NVML, in one thread per GPU: a driver that hangs blocks only its thread.
 
-The agent's loop only reads what a thread has left behind. A thread that has waited for the driver for `limit_s` means
-that the GPU, or its driver, hangs: that is a fault of the device, and of no other.
+The agent's loop reads what a thread left. If a thread has waited for the driver for `limit_s`, the GPU or its driver
+hangs, which is a fault of that device alone. `Health` reports uncorrectable memory errors, Xid events, and a lost GPU.
+
+Most Xids (13, 31, 43, 45, ...) are faults of programs; those below are faults of the GPU or its link, after which it
+computes wrongly or not at all until it is reset (NVIDIA's "XID Errors" document). A GPU that has fallen off the bus
+answers every question with GPU_IS_LOST, even the question for its name: so events are matched by handle, and each such
+answer is the fault itself.
 """
 
 from __future__ import annotations
@@ -14,10 +19,107 @@ from typing import Any
 
 import msgspec
 
-from stoker.pilot.devices import nvml as names
-from stoker.pilot.devices.device import PilotDevice
+from stoker.pilot.devices import gpu
+from stoker.pilot.devices.cpu import PilotDevice
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
-from stoker.pilot.devices.health import Health
+
+# ---- health
+
+
+XIDS = {
+    48: "a double-bit memory error",
+    62: "its controller halted",
+    64: "a bad memory row could not be replaced",
+    74: "an NVLink error",
+    79: "it has fallen off the bus",
+    95: "an uncontained memory error",
+    119: "its system processor does not answer",
+    120: "its system processor failed",
+    140: "a memory error that could not be recovered",
+}
+_UNKNOWN_TIMES = 3
+"""Number of "Unknown Error" answers in a row that are a fault: some drivers say that of a lost GPU."""
+
+
+class Health:
+    """Watches one GPU, or the GPU of a MIG part. A driver that cannot answer counts as healthy.
+
+    `handle` is of the whole GPU: a MIG part has neither events nor error counts.
+    """
+
+    def __init__(self, handle: Any, *, nvml: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._address = gpu.address_of(handle)
+        self._events: Any = None
+        self._errors: int | None = None
+        self._unknown = 0
+        try:
+            self._uuid = gpu.uuid_of(nvml, handle)
+        except nvml.NVMLError:
+            self._uuid = ""
+        try:
+            events = nvml.nvmlEventSetCreate()
+            nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+            self._events = events
+        except nvml.NVMLError:  # old drivers, containers without the right, a GPU that is lost
+            pass
+
+    def fault(self) -> str:
+        """The fault since the last call; empty without a fault."""
+        return self._xid() or self._lost() or self._new_errors()
+
+    def _xid(self) -> str:
+        nvml = self._nvml
+        while self._events is not None:
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+            except nvml.NVMLError as error:
+                if gpu.is_error(nvml, error, *gpu.LOST_CODES):
+                    return f"the driver says: {error}"
+                return ""  # nothing has happened
+            if event.eventData in XIDS and self._is_mine(event.device):
+                return f"the driver reported Xid {event.eventData} ({XIDS[event.eventData]})"
+        return ""
+
+    def _is_mine(self, handle: Any) -> bool:
+        if self._address and gpu.address_of(handle) == self._address:
+            return True
+        try:
+            return not self._uuid or gpu.uuid_of(self._nvml, handle) == self._uuid
+        except self._nvml.NVMLError:
+            return True
+
+    def _lost(self) -> str:
+        """That it no longer answers: every GPU that works can tell its memory, or says that it cannot."""
+        nvml = self._nvml
+        try:
+            nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        except nvml.NVMLError as error:
+            if gpu.is_error(nvml, error, *gpu.LOST_CODES):
+                return f"the driver says: {error}"
+            self._unknown += gpu.is_error(nvml, error, "NVML_ERROR_UNKNOWN")
+            return f"the driver says: {error}" if self._unknown >= _UNKNOWN_TIMES else ""
+        self._unknown = 0
+        return ""
+
+    def _new_errors(self) -> str:
+        nvml = self._nvml
+        try:
+            errors = int(
+                nvml.nvmlDeviceGetTotalEccErrors(
+                    self._handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            )
+        except nvml.NVMLError as error:
+            return f"the driver says: {error}" if gpu.is_error(nvml, error, *gpu.LOST_CODES) else ""
+        before, self._errors = self._errors, errors
+        new = errors - before if before is not None else 0  # those from before this pilot are not its own
+        return f"it had {new} uncorrectable memory errors (ECC)" if new > 0 else ""
+
+
+# ---- monitors
+
 
 log = logging.getLogger("stoker.pilot")
 
@@ -25,11 +127,10 @@ EVERY_S = 1.0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a GPU's memory held at one moment. Sizes in bytes.
+    """A GPU's memory at one moment, in bytes.
 
-    `by_process`: memory by process id as the driver counts processes; None = the driver does not tell (of that one).
-    `taken_bytes`: memory in use by any process, or by the driver; -1 = the driver does not tell. `at`: monotonic time
-    of the question.
+    `by_process`: memory by process id as the driver counts processes; None = unknown. `taken_bytes`: memory in use by
+    any process, or by the driver; -1 = unknown. `at`: monotonic time of the question.
     """
 
     by_process: dict[int, int | None] | None
@@ -63,12 +164,12 @@ class Monitor:
         return self._reading
 
     def take_fault(self) -> str:
-        """What the driver has reported since this was asked last; empty if nothing."""
+        """The driver's report since the last call; empty without a report."""
         fault, self._fault = self._fault, ""
         return fault
 
     def hangs(self, now: float) -> str:
-        """What to say of a driver that has not answered for too long; empty while it answers. `now`: monotonic."""
+        """The message about a driver that has not answered for too long; empty while it answers. `now`: monotonic."""
         asked_at = self._asked_at
         if asked_at is None or now - asked_at < self._limit_s:
             return ""
@@ -110,12 +211,11 @@ class Monitor:
         try:
             return nvml.nvmlDeviceGetHandleByUUID(self._uuid)
         except nvml.NVMLError as error:
-            if names.is_error(nvml, error, *names.LOST_CODES):
+            if gpu.is_error(nvml, error, *gpu.LOST_CODES):
                 self._fault = f"the driver says: {error}"
             raise
 
     def _whole(self) -> Any:
-        """The GPU itself, of a MIG part too."""
         nvml = self._nvml
         if not self._uuid.startswith("MIG-"):
             return self._handle
@@ -138,8 +238,8 @@ class Monitor:
 
 
 def watch(devices: tuple[PilotDevice, ...], *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> dict[str, Monitor]:
-    """A monitor for each GPU, by its UUID; none where there is no NVML."""
-    nvml = nvml or names.load()
+    """Return a monitor for each GPU, by its UUID; empty without NVML."""
+    nvml = nvml or gpu.load_nvml()
     gpus = [device for device in devices if device.uuid]
     if nvml is None:
         return {}

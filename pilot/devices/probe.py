@@ -1,44 +1,186 @@
-"""`python -P -m stoker.pilot.devices.probe DEVICE`: does a device still compute? Run for a moment, by itself.
+"""`python -P -m stoker.pilot.devices.probe DEVICE`: tests whether a GPU computes correctly, in a short process.
 
-It allocates memory, multiplies two matrices in single precision, and looks at every element of the product. The
-matrices are A[i][k] = a[i] + b[k] and B[k][j] = c[k] + d[j] with small whole numbers, so the product is known in closed
-form,
+It allocates memory, multiplies two matrices in single precision, and checks every element of the product. The matrices
+are A[i][k] = a[i] + b[k] and B[k][j] = c[k] + d[j] with small whole numbers, so the product is known in closed form,
 
     C[i][j] = a[i] * sum(c) + n * a[i] * d[j] + sum(b * c) + d[j] * sum(b)
 
-and, because every sum along the way is a whole number below 2^24, a sound device gives it without any error. A broken
-one (a bad memory cell, a multiplier that fails when hot) is typically off by far more than what is allowed.
+and, because every partial sum is a whole number below 2^24, a sound device returns it without any error. A broken one
+(a bad memory cell, a multiplier that fails when hot) is typically off by far more than `ALLOWED`.
 
-It says what is wrong on standard output, in a line; its exit code is a `ProbeVerdict`.
+It prints in one line what is wrong; its exit code is a `ProbeVerdict`. It uses the driver alone and takes a few tenths
+of a second: no CUDA toolkit, and no PyTorch, which only libraries may import, which a node may lack, and which takes
+seconds to start. The kernel is written in PTX, which every driver compiles, with one thread per element.
 """
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import sys
 from array import array
-from typing import Protocol
+from typing import Any, Protocol
 
 from stoker.pilot.core.events import ProbeVerdict
-from stoker.pilot.devices.cuda import DeviceError, NoDriverError, open_first
+
+# ---- the device
+
+
+_ROOM_BYTES = 64 * 1024 * 1024
+"""Bytes allocated and filled in addition to the matrices: a device without this room is useless."""
+_PATTERN = 0xA5A5A5A5
+_BLOCK = 256
+_CANNOT_COMPILE = frozenset({209, 218, 220, 221, 222, 223})
+"""Error codes of drivers whose compiler is missing (in some containers) or too old: no fault of the device."""
+_PTX = b"""
+.version 6.0
+.target sm_50
+.address_size 64
+
+.visible .entry product(.param .u64 pa, .param .u64 pb, .param .u64 pc, .param .u32 pn)
+{
+    .reg .pred %p<3>;
+    .reg .f32 %f<4>;
+    .reg .b32 %r<10>;
+    .reg .b64 %a<10>;
+    ld.param.u64 %a1, [pa];
+    ld.param.u64 %a2, [pb];
+    ld.param.u64 %a3, [pc];
+    ld.param.u32 %r1, [pn];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.u32 %r5, %r2, %r3, %r4;      // the element: row * n + column
+    mul.lo.u32 %r6, %r1, %r1;
+    setp.ge.u32 %p1, %r5, %r6;
+    @%p1 bra DONE;
+    div.u32 %r7, %r5, %r1;
+    rem.u32 %r8, %r5, %r1;
+    cvta.to.global.u64 %a1, %a1;
+    cvta.to.global.u64 %a2, %a2;
+    cvta.to.global.u64 %a3, %a3;
+    mul.lo.u32 %r9, %r7, %r1;
+    mul.wide.u32 %a4, %r9, 4;
+    add.u64 %a4, %a1, %a4;              // the row's first element in A
+    mul.wide.u32 %a5, %r8, 4;
+    add.u64 %a5, %a2, %a5;              // the column's first element in B
+    mul.wide.u32 %a6, %r1, 4;
+    mov.f32 %f1, 0f00000000;
+    mov.u32 %r9, 0;
+NEXT:
+    ld.global.f32 %f2, [%a4];
+    ld.global.f32 %f3, [%a5];
+    fma.rn.f32 %f1, %f2, %f3, %f1;
+    add.u64 %a4, %a4, 4;
+    add.u64 %a5, %a5, %a6;
+    add.u32 %r9, %r9, 1;
+    setp.lt.u32 %p2, %r9, %r1;
+    @%p2 bra NEXT;
+    mul.wide.u32 %a7, %r5, 4;
+    add.u64 %a7, %a3, %a7;
+    st.global.f32 [%a7], %f1;
+DONE:
+    ret;
+}
+"""
+
+
+class DeviceError(Exception):
+    """The device refused something, or failed in it."""
+
+
+class NoDriverError(Exception):
+    """Nothing can be found out: there is no NVIDIA driver, it shows no GPU here, or it cannot compile the kernel."""
+
+
+class Gpu:
+    """The first GPU that this process sees, with its context."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._call("cuCtxSetCurrent", context)
+
+    def product(self, a: array[float], b: array[float], size: int) -> array[float]:
+        """See `probe.Computer`. Raises DeviceError."""
+        room = self._allocate(_ROOM_BYTES)
+        self._call("cuMemsetD32_v2", room, ctypes.c_uint32(_PATTERN), ctypes.c_size_t(_ROOM_BYTES // 4))
+        length = size * size * a.itemsize
+        places = [self._allocate(length) for _ in range(3)]
+        for place, matrix in zip(places, (a, b), strict=False):
+            self._call("cuMemcpyHtoD_v2", place, ctypes.c_void_p(matrix.buffer_info()[0]), ctypes.c_size_t(length))
+        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), _PTX)
+        self._call("cuModuleGetFunction", ctypes.byref(kernel), module, b"product")
+        given = [*places, ctypes.c_uint32(size)]
+        pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(one) for one in given))
+        blocks = -(-size * size // _BLOCK)
+        self._call("cuLaunchKernel", kernel, blocks, 1, 1, _BLOCK, 1, 1, 0, None, pointers, None)
+        self._call("cuCtxSynchronize")
+        out = array("f", bytes(length))
+        self._call("cuMemcpyDtoH_v2", ctypes.c_void_p(out.buffer_info()[0]), places[2], ctypes.c_size_t(length))
+        return out
+
+    def _allocate(self, count: int) -> ctypes.c_uint64:
+        place = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(count))
+        return place
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        check(self._driver, name, *arguments)
+
+
+def check(driver: Any, name: str, *arguments: Any) -> None:
+    """Call a function of the driver. Raises DeviceError with the driver's own words, or NoDriverError."""
+    function = getattr(driver, name, None)
+    if function is None:
+        raise NoDriverError(f"the driver has no {name}")
+    code = function(*arguments)
+    if code:
+        word, text = ctypes.c_char_p(), ctypes.c_char_p()
+        driver.cuGetErrorName(code, ctypes.byref(word))
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        known = f"{(word.value or b'').decode()}, {(text.value or b'').decode()}" if word.value else f"error {code}"
+        kind = NoDriverError if code in _CANNOT_COMPILE else DeviceError
+        raise kind(f"{name.partition('_')[0]}: {known}")
+
+
+def open_first() -> Gpu:
+    """The first GPU that this process sees. Raises NoDriverError, and DeviceError for one that cannot be opened."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise NoDriverError(str(error)) from error
+    check(driver, "cuInit", 0)
+    count = ctypes.c_int()
+    check(driver, "cuDeviceGetCount", ctypes.byref(count))
+    if not count.value:
+        raise NoDriverError("the driver shows no GPU to this process")
+    return Gpu(driver)
+
+
+# ---- the probe
+
 
 SIZE = 512
 """Rows and columns of the matrices."""
 ALLOWED = 1e-3
 """The largest relative error of an element."""
 _LIMIT_S = 120
-"""Who started it waits less long; should that one have died, it ends by itself."""
+"""Seconds until the probe ends itself, should its starter have died."""
 
 
 class Computer(Protocol):
-    """What multiplies."""
+    """A device that multiplies matrices."""
 
     def product(self, a: array[float], b: array[float], size: int) -> array[float]:
         """The product of two square matrices, row by row, computed on the device. Raises DeviceError."""
 
 
 def examine(computer: Computer, *, name: str) -> tuple[ProbeVerdict, str]:
-    """Whether a device computes rightly; if it does not, what is wrong."""
+    """Return whether a device computes correctly; if not, how it fails."""
     size = SIZE
     a, d = [float(i % 7 - 3) for i in range(size)], [float(j % 5 - 2) for j in range(size)]
     b, c = [float(k % 4 - 1) for k in range(size)], [float(k % 6 - 2) for k in range(size)]
@@ -70,7 +212,6 @@ def _error(product: array[float], *, a: list[float], b: list[float], c: list[flo
 
 
 def _short(number: float) -> str:
-    """`3e-1`."""
     digit, _, power = f"{number:.0e}".partition("e")
     return f"{digit}e{int(power)}" if power else digit
 

@@ -1,17 +1,43 @@
-"""The functions that a library holds: sent once, kept by key, the least recently used forgotten."""
+"""The functions of a library: kept by key, unpickled with their arguments, and which of them may run at the same time.
+
+A library receives a function once and forgets the least recently used. A result that is too large for a message becomes
+a file in the session's folder of objects. A missing package, or a disk that refuses a write, is a `TransferError` with
+the failure that ends the call. Any other exception from unpickling is the user's and keeps its type.
+
+The slots of a library share one `sys.modules`. Two calls that bring different versions of a module run one after the
+other, and so do calls of programs in two folders where threads cannot have their own working folder. Calls begin in
+order: a call that waits is not overtaken, can be given back, and its time limit does not run yet.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
 import threading
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stoker.contexts import payloads
-from stoker.contexts.carried_modules import NO_MODULES, count_replaced
+from stoker.contexts.carried_modules import NO_MODULES, count_replaced, versions_of_context
 from stoker.contexts.code_payloads import loads_code, versions_carried
+from stoker.contexts.folders import ProgramFolder, is_seen_here
 from stoker.contexts.payload_layout import Buffer
+from stoker.contexts.recipe import ObjectRef
+from stoker.errors import SerializationError
+from stoker.pilot.core.turns import FirstCome
+from stoker.pilot.library.connection import Settings
+from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallSpec, Failure, FailureKind, Payload
+from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob
+
+# ---- functions
+
 
 _ROOM = 128
 _ROOM_BYTES = 128_000_000
@@ -56,7 +82,8 @@ class Function:
         return opened
 
     def open_arguments(self, data: Buffer) -> Any:
-        """The value of a call's arguments; the function is open. What they import is found over what it imports."""
+        """Unpickle the arguments of a call of this function, which is open. Modules of the arguments come before its
+        own."""
         if data[:1] != b"M":
             return payloads.loads(data)
         return loads_code(data, under=self._modules)[0]
@@ -64,6 +91,14 @@ class Function:
     def took(self, seconds: float) -> None:
         """A call of it took this long."""
         self.mean_s = seconds if not self.mean_s else 0.7 * self.mean_s + 0.3 * seconds
+
+
+class RunnableCall(msgspec.Struct, frozen=True):
+    """A call, with the order that its frame holds for all its calls, and its function."""
+
+    spec: CallSpec
+    run: Run
+    function: Function
 
 
 class Functions:
@@ -88,3 +123,236 @@ class Functions:
         else:
             self._here.move_to_end(key)
         return found
+
+
+# ---- pickling
+
+
+_SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
+_TEXT_MOST = 40_000
+
+
+class TransferError(Exception):
+    """The function or arguments of a call could not be unpickled here, or its result could not be sent."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Packer:
+    """Opens what calls bring, and packs what they give back. `settings`: where this library is."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def failure(self, message: str, *, kind: FailureKind = FailureKind.SERIALIZATION) -> Failure:
+        """A failure that happened in this library."""
+        return Failure(
+            kind=kind,
+            message=clean(message),
+            pilot=self._settings.pilot,
+            library=self._settings.library,
+            log=self._settings.log,
+        )
+
+    @property
+    def log(self) -> str:
+        """The library's log."""
+        return self._settings.log
+
+    # ---- what a call brings
+
+    def open_function(self, function: Function) -> tuple[Callable[..., Any], bool]:
+        """Return the function, and whether it takes the context. Raises TransferError if a package is missing here;
+        exceptions of the user's code pass through."""
+        try:
+            return function.open()
+        except BaseException as error:
+            self._tell(error, f"the function {function.name} was")
+            raise
+
+    def open_arguments(
+        self, function: Function, payload: Payload, objects: Mapping[str, str]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call. `objects`: paths of large arguments by name. Raises TransferError if they
+        cannot be read, or if a package is missing here; exceptions of the user's code pass through."""
+        data: Any = payload
+        if isinstance(data, ObjectRef):
+            try:
+                data = _map(objects.get(data.name) or data.source)
+            except OSError as error:
+                what = f"the arguments of {function.name} could not be read on {self._settings.pilot}"
+                raise TransferError(self.failure(f"{what}: {type(error).__name__}: {error}")) from error
+        try:
+            args, kwargs = function.open_arguments(data)
+        except BaseException as error:
+            self._tell(error, f"the arguments of {function.name} were")
+            raise
+        return args, kwargs
+
+    def _tell(self, error: BaseException, what_was: str) -> None:
+        """Note on an exception that it was raised by unpickling. Raises TransferError instead of one that says that a
+        package is missing or that the bytes are damaged."""
+        what, pilot = what_was.rpartition(" ")[0], self._settings.pilot
+        if isinstance(error, ImportError):
+            text = (
+                f"{what} could not be unpickled on {pilot}: {type(error).__name__}: {error}; what it imports must be"
+                " installed there"
+            )
+            raise TransferError(self.failure(text)) from error
+        if isinstance(error, SerializationError):
+            raise TransferError(self.failure(f"{what} could not be unpickled on {pilot}: {error}")) from error
+        with contextlib.suppress(Exception):  # a class of the user's may refuse it
+            error.add_note(f"while {what_was} unpickled on {self._settings.pilot}")
+
+    # ---- what it gives back
+
+    def parts(self, value: Any, *, what: str) -> list[Any]:
+        """Pickle a result or a piece of one (`what`). Raises TransferError."""
+        try:
+            if type(value) in _SMALL:
+                return [payloads.dumps(value, what=what)]
+            return payloads.dump_parts(value, what=what)
+        except SerializationError as error:
+            raise TransferError(self.failure(str(error))) from error
+        except BaseException as error:
+            text = f"the {what}, a {type(value).__name__}, could not be pickled: {type(error).__name__}: {error}"
+            raise TransferError(self.failure(text)) from error
+
+    def pack(self, call: int, result: Any) -> Payload:
+        """The payload of a result. Raises TransferError."""
+        parts = self.parts(result, what="result")
+        if len(parts) == 1 and len(parts[0]) <= INLINE_LIMIT_BYTES:
+            return parts[0] if type(parts[0]) is bytes else bytes(parts[0])
+        if sum(map(len, parts)) <= INLINE_LIMIT_BYTES:
+            return b"".join(parts)
+        return self._store(call, parts)
+
+    def pack_error(self, call: int, error: BaseException) -> Payload:
+        """The payload of an exception; its frames are forgotten."""
+        if error.__traceback__ is not None:  # from the user's own frame on
+            error.__traceback__ = error.__traceback__.tb_next
+        data = payloads.dump_exception(error)
+        error.__traceback__ = None  # frames hold the arguments alive
+        if len(data) <= INLINE_LIMIT_BYTES:
+            return data
+        try:
+            return self._store(call, [data])
+        except TransferError:
+            return payloads.dump_exception(SerializationError(f"{type(error).__name__} of {len(data)} bytes was lost"))
+
+    def _store(self, call: int, parts: list[Any]) -> ObjectRef:
+        """Write a large result to a file of the session. Raises TransferError if the disk refuses it."""
+        size = sum(map(len, parts))
+        name = f"result-{call:x}-{uuid.uuid4().hex[:12]}"
+        path = Path(self._settings.objects) / name
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+                for part in parts:
+                    rest = memoryview(part)
+                    while rest:
+                        rest = rest[file.write(rest) :]
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            text = f"a result of {size} bytes could not be written to {path}: {error}; make room there and run it again"
+            raise TransferError(self.failure(text)) from error
+        return ObjectRef(name=name, size_bytes=size, source=str(path))
+
+
+def _map(path: str) -> memoryview:
+    """Map a file's bytes into memory. Writes change the mapping alone, and pages are read on first use."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(bytearray())
+        return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+def clean(text: str) -> str:
+    """Make a user's text fit for a frame: valid UTF-8, and its middle left out if it is long."""
+    if len(text) > _TEXT_MOST:
+        text = f"{text[: _TEXT_MOST // 2]} … {len(text) - _TEXT_MOST:,} characters … {text[-_TEXT_MOST // 2 :]}"
+    return text.encode("utf-8", "replace").decode()
+
+
+# ---- calls that may run at the same time
+
+
+_Versions = Mapping[str, str]
+"""The versions of the modules that a call wants, by name."""
+_FOLDER = "/"
+"""No module's name: stands for the folder that a call runs in."""
+
+
+class SideBySide:
+    """The running calls by slot. The caller holds a lock around each use."""
+
+    def __init__(self) -> None:
+        self._of_context = versions_of_context()
+        self._running: dict[int, _Versions] = {}
+        self._of_next: tuple[RunnableCall, _Versions] | None = None
+        self._keeps_one_waiting = False
+        self._is_one_folder = False
+        self._seen: dict[ProgramFolder, bool] = {}
+
+    def share_a_folder(self) -> None:
+        """All slots have one working folder and one umask."""
+        self._is_one_folder = True
+
+    def _folder_of(self, work: RunnableCall) -> str:
+        """The folder and umask of a call; of one in its slot's own folder a text that no other call has."""
+        folder, home = work.run.options.folder, work.run.options.home
+        if home is not None and not folder and home not in self._seen:
+            self._seen[home] = is_seen_here(home)
+        if folder or (home is not None and self._seen[home]):
+            return f"{folder} {home}"
+        return str(work.spec.call)
+
+    def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
+        """The call whose turn it is, which begins in this slot; None when none may begin yet."""
+        while (entry := queue.next()) is not None:
+            versions = self._wanted(entry[1])
+            if any(_clash(versions, other) for other in self._running.values()):
+                self._keeps_one_waiting = True
+                return None
+            if queue.begin(entry):
+                self._running[slot] = versions
+                self._of_next = None
+                return entry[1]
+        return None
+
+    def end(self, slot: int) -> bool:
+        """The call of this slot has ended, if it ran one. Returns whether another may wait for that."""
+        self._running.pop(slot, None)
+        waits, self._keeps_one_waiting = self._keeps_one_waiting, False
+        return waits
+
+    def _wanted(self, work: RunnableCall) -> _Versions:
+        """Return the module versions that a call needs: those of its arguments override those of its function and
+        context."""
+        if self._of_next is not None and self._of_next[0] is work:
+            return self._of_next[1]
+        versions = self._of_function(work.function)
+        payload = work.spec.payload
+        if isinstance(payload, ObjectRef):
+            brought = versions_carried(work.run.objects.get(payload.name) or payload.source)
+        else:
+            brought = versions_carried(payload)
+        if brought:
+            versions = {**versions, **brought}
+        if self._is_one_folder:
+            versions = {**versions, _FOLDER: self._folder_of(work)}
+        self._of_next = work, versions
+        return versions
+
+    def _of_function(self, function: Function) -> _Versions:
+        own = function.versions()
+        if not self._of_context or not own:
+            return own or self._of_context
+        return {**self._of_context, **own}
+
+
+def _clash(one: _Versions, other: _Versions) -> bool:
+    if one is other or not one or not other:
+        return False
+    return any(other.get(name, version) != version for name, version in one.items())

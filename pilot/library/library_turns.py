@@ -24,15 +24,14 @@ from pathlib import Path
 
 from stoker.contexts.device_turns import EngineWork
 from stoker.pilot.core.turns import TurnRequest, next_turns
-from stoker.pilot.library.engine_rows import packed
-from stoker.pilot.library.turn_board import TurnBoard, TurnRow, TurnState
+from stoker.pilot.library.turn_board import TurnBoard, TurnRow, TurnState, packed
 from stoker.protocol.ids import DeviceId, LibraryId
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.025
-"""A library that waits looks at the board this often. A holder whose turn is younger than that is left alone, so one
-that is lost is found at the second look: the next goes on within 0.1 s."""
+"""Seconds between two looks at the board while waiting. A holder with a younger turn is left alone, so a lost one is
+found at the second look, within 0.1 s."""
 _SWEEP_S = 1.0
 """A library that shares its devices looks for libraries that are gone this often."""
 _OVERDUE_FACTOR = 2.0
@@ -42,7 +41,7 @@ _OVERDUE_UNKNOWN_S = 10.0
 """A holder without a forecast has lost its turn after this long: another process may have its process's id by now. If
 its first step does take longer (it compiles), two libraries compute side by side until it ends."""
 _LONGEST_WAIT_S = 60.0
-"""Nobody waits longer: a wrong board costs speed and no more."""
+"""The longest wait for a turn: a wrong board costs speed only."""
 _TIMEOUT = struct.Struct("@ll")
 """A `struct timeval`, for SO_RCVTIMEO."""
 
@@ -58,23 +57,23 @@ class LibraryTurns:
         self._library, self._devices = library, tuple(devices)
         self._row: TurnRow | None = None
         self._waker: socket.socket | None = None
-        """Others wake this engine there; it is there while the engine has a row."""
+        """The socket on which others wake this engine, while it has a row."""
         self._joined = False
         self._seen, self._shared = -1, False
         self._swept_at = 0.0
 
     @property
     def shared(self) -> bool:
-        """Whether another library on the board has one of its devices too. Looked at when somebody comes or goes."""
+        """True if another library on the board has one of its devices too. Computed when libraries join or leave."""
         return self._present_row() is not None and self._shared
 
     def begin(
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
     ) -> None:
-        """Wait for a turn and hold it. A library that holds one passes it on first if another comes before it.
+        """Wait for a turn and hold it. A library that holds one passes it on first if another is more urgent.
 
-        `due_at`: when the most urgent token of its requests is due, of `time.monotonic`; `step_s`: how long the
-        iteration probably takes, 0 if nobody knows; `work`: what is to be published, once the next library is woken.
+        `due_at`: due time of the most urgent token of its requests, on `time.monotonic`; `step_s`: expected length of
+        the iteration, 0 if unknown; `work`: returns what to publish, after the next library is woken.
         """
         row = self._present_row()
         if row is None:
@@ -124,10 +123,10 @@ class LibraryTurns:
     # ---- the board
 
     def _present_row(self) -> TurnRow | None:
-        """This engine's row on the board; None if there is none for it.
+        """Return this engine's row on the board; None if there is no room for it.
 
-        The engine joins with its first turn: a library without an engine never asks for one. It joins anew if another
-        library took it for dead and freed its row. Looked at when somebody has come or gone.
+        The engine joins with its first turn: a library without an engine never asks for one. It joins again if another
+        library took it for dead and freed its row. Computed when libraries join or leave.
         """
         if not self._joined:
             self._join()
@@ -144,7 +143,6 @@ class LibraryTurns:
         return row
 
     def _join(self) -> TurnRow | None:
-        """Take a row, and a socket of its number."""
         self._joined = True
         row = self._row = self._board.join(self._library, self._devices)
         if row is None:
@@ -180,7 +178,7 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def _takes_turn_at_once(self, row: TurnRow, now: float) -> bool:
-        """Hold a turn if nobody shares the devices, or if this library holds one and keeps it. Else ask for one."""
+        """Hold a turn if the devices are not shared, or if this library keeps one. Otherwise ask for one."""
         if not self._shared:
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)
@@ -194,8 +192,8 @@ class LibraryTurns:
         return True
 
     def _hands_on(self, row: TurnRow, now: float) -> bool:
-        """Ask for a turn behind the one that has ended, and give the devices to whose turn it is. False if this library
-        holds a turn and keeps it; who asks a moment later waits for one more step."""
+        """Ask for the next turn, and give the devices to the library whose turn it is. False if this library holds a
+        turn and keeps it; a library that asks a moment later waits for one more step."""
         if now > self._swept_at + _SWEEP_S:
             self._swept_at = now
             self._sweep()
@@ -219,7 +217,7 @@ class LibraryTurns:
         return True
 
     def _holds(self) -> bool:
-        """Whether somebody has written that this library's turn has come."""
+        """True if another library has given the turn to this one."""
         assert self._row is not None
         row = self._board.row(self._row.number)
         if row is None or not row.is_of(self._row):  # somebody took it for dead
@@ -229,7 +227,7 @@ class LibraryTurns:
         return row.state is TurnState.HOLDS
 
     def _take_lost_turns(self, row: TurnRow) -> None:
-        """Nobody has woken this library. Hand lost turns on, and ask anew if others took this library for lost."""
+        """After a wait without a wake-up: hand lost turns on, and ask again if others took this library for lost."""
         now, rows = time.monotonic(), self._board.rows()
         if row.state is not TurnState.IDLE and not _next(rows) and not any(_is_lost(other, now) for other in rows):
             return
@@ -245,7 +243,6 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def _sweep(self) -> None:
-        """Free the rows of libraries that are gone."""
         gone = [row for row in self._board.rows() if row.number != self._number and _is_gone(row.pid)]
         if gone:
             with self._board.lock():
@@ -272,7 +269,6 @@ class LibraryTurns:
                     self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_of(self._board, number))
 
     def _woken(self) -> bool:
-        """Wait for a datagram; False if none comes in time."""
         assert self._waker is not None
         try:
             self._waker.recv(1)
@@ -286,7 +282,7 @@ class LibraryTurns:
 
 
 def _next(rows: Iterable[TurnRow], asks: TurnRow | None = None) -> list[int]:
-    """The rows whose turn it is: of those that wait, and of one that `asks` beside them."""
+    """Return the rows that get turns: of the waiting ones, and of a row that `asks` in addition."""
     waiting, busy = list[TurnRequest](), set[DeviceId]()
     for row in rows:
         if row.state is TurnState.WAITS:
@@ -316,7 +312,6 @@ def _is_lost(row: TurnRow, now: float) -> bool:
 
 
 def _is_gone(pid: int) -> bool:
-    """True if there is no such process."""
     try:
         os.kill(pid, 0)
     except PermissionError:  # somebody else's

@@ -23,22 +23,16 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.pilot.core import infrastructure
 from stoker.pilot.core.infrastructure import takes_no_writes
-from stoker.pilot.library import attaching, frames, os_changes
-from stoker.pilot.library import settings as settings_module
-from stoker.pilot.library.batch_reports import BatchReports
-from stoker.pilot.library.evidence import Place
-from stoker.pilot.library.forks import leave_child
+from stoker.pilot.library import connection, process
+from stoker.pilot.library.call_records import LogTail, Marker, ThreadTail, kept_of, route
+from stoker.pilot.library.connection import BatchReports, Settings
+from stoker.pilot.library.failures import Place
+from stoker.pilot.library.functions import SideBySide, clean
 from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.marker import Marker
-from stoker.pilot.library.packing import clean
-from stoker.pilot.library.printing import LogTail, ThreadTail, kept_of, route
+from stoker.pilot.library.process import LibraryFault, ProcessGuard, leave_child
 from stoker.pilot.library.runner import Runner
-from stoker.pilot.library.sandbox import ClearedFolder, ScratchGuard
 from stoker.pilot.library.server import LibraryServer
-from stoker.pilot.library.settings import Settings
-from stoker.pilot.library.side_by_side import SideBySide
-from stoker.pilot.library.soundness import LibraryFault, Soundness
-from stoker.pilot.library.workplace import Workplace, links_of, stand_apart, use_temporary
+from stoker.pilot.library.workplace import ClearedFolder, ScratchGuard, Workplace, links_of, stand_apart, use_temporary
 from stoker.protocol import wire
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import DeviceId, LibraryId
@@ -51,25 +45,24 @@ _LOADS = 10
 """A library that is younger, or whose age is less than 10 times its load time, does not end itself for a function with
 other modules: so functions that take turns cost at most a tenth of the time."""
 _LEAST_ROOM_BYTES = 64 << 10
-"""A scratch disk that does not take so much is full."""
+"""A scratch disk that refuses 64 KiB is full."""
 
 
 def serve(number: int) -> None:
     """Be the library on this socket: load the context, serve calls, return when told to stop."""
     _leave_ends_to_the_agent()
-    attaching.forget_tracker()
-    attaching.register_created_segments_only()
+    process.forget_tracker()
+    process.register_created_segments_only()
     sock = socket.socket(fileno=number)
     sock.set_inheritable(False)
     sock.setblocking(True)
     settings = _settings(_read_exactly(sock))
     sys.path.extend(place for place in settings.search_path if place not in sys.path)
-    sock.sendall(frames.pack([Hello(library=settings.library, pid=os.getpid())]))
+    sock.sendall(connection.pack([Hello(library=settings.library, pid=os.getpid())]))
     messages = wire.to_library_decoder()(_read_exactly(sock)).messages
     order = messages[0]
     if not isinstance(order, Load):
         raise SystemExit(f"the agent's first order is {type(order).__name__}, not Load")
-    os_changes.watch()  # before the loader imports modules that may take these functions by name
     try:
         tail = LogTail(settings.log)
         marker = Marker(os.path.join(settings.folder, "running"), slots=max(1, order.recipe.slots))
@@ -97,7 +90,7 @@ def serve(number: int) -> None:
     gc.freeze()  # the context lives as long as the process: the collector need not look at it again
     if slots > 1:
         route()
-    soundness = Soundness(temporary=temporary if slots > 1 else None)
+    guard = ProcessGuard(temporary=temporary if slots > 1 else None)
     side_by_side = SideBySide()
     place = Place(settings.folder, order.devices, order.recipe.needs.device_memory_bytes, settings.probe)
     server = LibraryServer(
@@ -105,7 +98,7 @@ def serve(number: int) -> None:
         library=settings.library,
         context=context,
         calls_allowed=order.recipe.calls_per_library,
-        soundness=soundness,
+        guard=guard,
         host=settings.host,
         gang_key=settings.gang_key,
     )
@@ -129,7 +122,7 @@ def serve(number: int) -> None:
             report=server.outbox.report,
             lane=server.lane,
             meetings=server.meetings,
-            soundness=soundness,
+            guard=guard,
             leave=server.leave,
             place=place,
         )
@@ -147,7 +140,6 @@ def serve(number: int) -> None:
 
 
 def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> None:
-    """Say that this library's folder or disk cannot be used."""
     failure = Failure(
         kind=FailureKind.PILOT,
         message=clean(_no_room(error, settings)),
@@ -155,7 +147,7 @@ def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> No
         library=settings.library,
         log=settings.log,
     )
-    sock.sendall(frames.pack([LoadFailed(failure=failure)]))
+    sock.sendall(connection.pack([LoadFailed(failure=failure)]))
 
 
 def _make_way(server: LibraryServer, not_before: float) -> None:
@@ -170,8 +162,8 @@ def _make_way(server: LibraryServer, not_before: float) -> None:
 
 
 def _leave_ends_to_the_agent() -> None:
-    """A batch system that ends a job tells every process of it. The agent has calls finish, or kills; a library that
-    went by itself would take its call along. What user code starts keeps the usual ways."""
+    """Ignore SIGTERM: a batch system sends it to every process of a job, and the agent decides what happens to calls.
+    Child processes of user code keep the default."""
 
     def nothing(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -181,17 +173,16 @@ def _leave_ends_to_the_agent() -> None:
 
 
 def _offer_turns(order: Load, settings: Settings) -> None:
-    """Let engines take turns with those of the other libraries on their devices."""
     if settings.turns:
         board, library = Path(settings.turns), LibraryId(settings.library)
         offer_turns(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
 
 
 def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workplace) -> tuple[Any, Loaded] | None:
-    """The context and what loading it took; None when it failed, which has then been said."""
+    """Load the context and return it with its measurements; None if that failed and was reported."""
 
     def offer(form: str, folder: str, made_s: float) -> None:
-        sock.sendall(frames.pack([SnapshotMade(form=form, folder=folder, made_s=made_s)]))
+        sock.sendall(connection.pack([SnapshotMade(form=form, folder=folder, made_s=made_s)]))
 
     ambient.enter_library(
         device=order.devices, objects=order.objects, offer=offer, device_memory_bytes=order.device_memory_bytes
@@ -226,7 +217,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
             tail=clean("\n".join(text.splitlines()[-_TAIL_LINES:])),
             log=settings.log,
         )
-        sock.sendall(frames.pack([LoadFailed(failure=failure)]))
+        sock.sendall(connection.pack([LoadFailed(failure=failure)]))
         return None
     ambient.enter_library(device=order.devices, context=context)
     seconds = time.monotonic() - started
@@ -263,7 +254,6 @@ def _no_room(error: OSError, settings: Settings) -> str:
 
 
 def _memory() -> tuple[int, int]:
-    """This process's memory now and at most, in bytes."""
     found = {"VmRSS:": 0, "VmHWM:": 0}
     with open("/proc/self/status") as file:
         for line in file:
@@ -274,7 +264,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _device_memory(devices: tuple[str, ...]) -> int:
-    """Bytes that PyTorch holds on the fullest of this library's GPUs; 0 where there is none."""
+    """Bytes that PyTorch holds on the fullest of this library's GPUs; 0 without PyTorch or GPUs."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return 0
@@ -285,17 +275,16 @@ def _device_memory(devices: tuple[str, ...]) -> int:
 
 
 def _settings(data: bytes) -> Settings:
-    """Raises ProtocolError for bytes that are no settings."""
     try:
-        return settings_module.decode(data)
+        return connection.decode_settings(data)
     except UNREADABLE as error:
         raise ProtocolError(f"{len(data)} bytes that are not a library's settings: {error}") from None
 
 
 def _read_exactly(sock: socket.socket) -> bytes:
     """One frame, and not a byte more. Ends the process if the agent is gone."""
-    head = _exactly(sock, frames.HEAD_BYTES)
-    return _exactly(sock, frames.length_of(head))
+    head = _exactly(sock, connection.HEAD_BYTES)
+    return _exactly(sock, connection.length_of(head))
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:

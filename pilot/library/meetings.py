@@ -24,8 +24,8 @@ _KEPT = 64
 
 
 class GangMeetings:
-    """One library's. `host` is what other pilots reach this machine at; `say` sends a message to the agent; `key` is
-    the session's, from which each call's is made."""
+    """The gangs of one library. `host`: this machine's address for other pilots; `say` sends a message to the agent;
+    `key`: the session's key, from which each call's key is made."""
 
     def __init__(self, *, host: str, say: Callable[[Listens], None], key: bytes = b"") -> None:
         self._host = host
@@ -43,13 +43,13 @@ class GangMeetings:
             self._changed.notify_all()
 
     def over(self, call: int) -> None:
-        """A rank's part has ended: what was said of it is nothing to the call's next gang."""
+        """Forget a rank whose part has ended."""
         if self._addresses:  # after every call, and hardly ever is there one
             with self._changed:
                 self._addresses.pop(call, None)
 
     def seat(self, call: CallId, place: GangPlace, *, limit_s: float) -> Gang:
-        """A rank's place, once it is known where to meet. Raises GangBroken if nobody says so in time."""
+        """Return a rank's place, once the meeting point is known. Raises GangBroken if it stays unknown."""
         if place.size == 1:
             return Gang(rank=0, size=1)
         if place.rank == 0:
@@ -82,5 +82,4 @@ class GangMeetings:
         return Gang(rank=0, size=place.size, rendezvous=f"{shown}:{port}", listener=listener, key=self._key_of(call))
 
     def _key_of(self, call: CallId) -> bytes:
-        """What the ranks of this call prove to each other."""
         return hmac.digest(self._key, f"call {call}".encode(), "sha256")

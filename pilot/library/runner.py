@@ -22,25 +22,19 @@ from stoker.contexts.ambient import CallStop, Evicted, SeatHook, comes_of_stop
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
 from stoker.pilot.core import infrastructure
-from stoker.pilot.library import bash_failures, evidence
-from stoker.pilot.library.forks import leave_child, leave_fork
-from stoker.pilot.library.functions import Function
-from stoker.pilot.library.lane import PieceLane, YieldingRun
-from stoker.pilot.library.marker import NOWHERE, Marker
+from stoker.pilot.library import failures
+from stoker.pilot.library.call_records import NOWHERE, LogTail, Marker, ThreadTail
+from stoker.pilot.library.connection import Settings
+from stoker.pilot.library.failures import in_short
+from stoker.pilot.library.functions import Packer, RunnableCall, TransferError
 from stoker.pilot.library.meetings import GangMeetings
-from stoker.pilot.library.packing import Packer, TransferError
-from stoker.pilot.library.printing import LogTail, ThreadTail
-from stoker.pilot.library.sandbox import ScratchGuard
-from stoker.pilot.library.settings import Settings
-from stoker.pilot.library.soundness import LibraryFault, Soundness, out_of_descriptors
-from stoker.pilot.library.telling import in_short
-from stoker.pilot.library.workplace import Workplace
-from stoker.pilot.library.yielding import as_list, can_be_drained, drain, in_event_loop, yields
+from stoker.pilot.library.pieces import PieceLane, YieldingRun, as_list, can_be_drained, drain, in_event_loop, yields
+from stoker.pilot.library.process import LibraryFault, ProcessGuard, leave_child, leave_fork
+from stoker.pilot.library.workplace import ScratchGuard, Workplace
 from stoker.protocol.calls import (
     PIECE_BYTES,
     CallEnd,
     CallProgress,
-    CallSpec,
     Failure,
     FailureKind,
     GangPlace,
@@ -48,30 +42,21 @@ from stoker.protocol.calls import (
     Payload,
 )
 from stoker.protocol.ids import CallId
-from stoker.protocol.to_library import Run
 from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
-"""What a function returns that has not done its work yet."""
+"""Types of results whose work has not been done yet."""
 _PARSLS_FAILURE = "RemoteExceptionWrapper"
-"""The class of what a function of Parsl returns instead of raising, under wrappers that the program cannot take off."""
+"""The class that a function of Parsl returns instead of raising, inside wrappers that the program cannot remove."""
 NO_CALL = -1
 """Stands for a call's id while no call runs; ids count from 0."""
 _now = time.perf_counter
 _clock_ns = time.monotonic_ns
 
 
-class RunnableCall(msgspec.Struct, frozen=True):
-    """A call, with the order that its frame holds for all its calls, and its function."""
-
-    spec: CallSpec
-    run: Run
-    function: Function
-
-
 class Runner:
     """One slot. `context` is the first argument of functions that take one; `report` sends a call's progress; `leave`
-    ends the library for a fault that `soundness` finds; `place` is what exceptions are judged by."""
+    ends the library for a fault that `process` finds; `place` is the context in which exceptions are judged."""
 
     def __init__(
         self,
@@ -85,12 +70,12 @@ class Runner:
         report: Callable[[CallProgress], None],
         lane: PieceLane | None = None,
         meetings: GangMeetings | None = None,
-        soundness: Soundness | None = None,
+        guard: ProcessGuard | None = None,
         leave: Callable[[LibraryFault], NoReturn] | None = None,
-        place: evidence.Place | None = None,
+        place: failures.Place | None = None,
     ) -> None:
         self._packer = Packer(settings)
-        self._place = place or evidence.Place(settings.folder)
+        self._place = place or failures.Place(settings.folder)
         self._slot = slot
         self._marker = marker
         self._workplace = workplace
@@ -99,7 +84,7 @@ class Runner:
         self._report = report
         self._lane = lane
         self._meetings = meetings
-        self._soundness = soundness
+        self._guard = guard
         self._leave = leave
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
@@ -120,7 +105,7 @@ class Runner:
         self.stop = CallStop()
         """Another thread asks it to end the call."""
         self.forked = False
-        """True in a forked child of this process, which must end and never go on as the library."""
+        """True in a forked child of this process, which must not continue as the library."""
         self.is_clean = True
         """False if the last call left files that `clean` has to remove."""
         self.ended_at = 0.0
@@ -141,9 +126,9 @@ class Runner:
         started = _now()
         payload: Payload = b""
         failure: Failure | None = None
-        ok, lacked_descriptors, raised = False, False, ""
-        if self._soundness is not None:
-            self._soundness.unchecked += 1
+        ok, raised = False, ""
+        if self._guard is not None:
+            self._guard.unchecked += 1
         try:
             self._workplace.enter(work.run.options)
             function, takes_context = packer.open_function(work.function)
@@ -172,12 +157,12 @@ class Runner:
                 payload = packer.pack(call, result)
                 ok = True
             except TransferError as error:
-                failure, lacked_descriptors = error.failure, out_of_descriptors(error)
+                failure = error.failure
             # Free a large result before the next call runs.
             del result, args, kwargs
         except TransferError as error:
             self.ended_at = ended = _now()
-            failure, lacked_descriptors = self._infrastructure(error) or error.failure, out_of_descriptors(error)
+            failure = self._infrastructure(error) or error.failure
         except Evicted as evicted:
             if os.getpid() != self._pid:
                 leave_child(None)
@@ -195,8 +180,7 @@ class Runner:
             if isinstance(error, GangBroken) and work.run.gang is not None:
                 failure = packer.failure(str(error), kind=FailureKind.GANG)
             else:
-                lacked_descriptors, raised = out_of_descriptors(error), self._in_short(error)
-                failure = self._infrastructure(error)
+                raised, failure = self._in_short(error), self._infrastructure(error)
                 payload = packer.pack_error(call, error)
                 if failure is not None and isinstance(payload, ObjectRef):  # nobody would fetch it
                     os.unlink(payload.source)
@@ -204,7 +188,7 @@ class Runner:
         if self.forked:
             leave_fork()
         if not ok:
-            self._leave_if_unsound(lacked_descriptors=lacked_descriptors)
+            self._leave_if_damaged()
         run_s, pieces = ended - started, 0
         if self._yielding is not None:
             run_s, pieces = max(0.0, run_s - self._yielding.waited_s), self._yielding.count
@@ -228,7 +212,6 @@ class Runner:
         return None
 
     def _advise(self, error: BaseException) -> None:
-        """Add a note to an exception that is raised because the program's files are not here."""
         with suppress(Exception):  # a class of the user's may refuse notes, or fail when it is read
             advice = self._workplace.advice(error)
             if advice:
@@ -241,7 +224,7 @@ class Runner:
     # ---- functions that yield
 
     def _result_of(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
-        """The value of a coroutine; None for what is sent in pieces; else a list of what a generator yields."""
+        """Return the value of a coroutine; None for a result sent in pieces; the list of a generator's values."""
         if type(result) is CoroutineType:  # an `async def` function
             result = run(in_event_loop, result, self.stop)
         if not work.run.options.stream:
@@ -272,7 +255,6 @@ class Runner:
         return as_list(result, self.stop)
 
     def _put(self, piece: Any) -> bool:
-        """Send a piece of the running call. False if nobody wants more of them."""
         if os.getpid() != self._pid:
             leave_child(None)
         yielding = self._yielding
@@ -289,20 +271,14 @@ class Runner:
             )
         return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 
-    def _leave_if_unsound(self, *, lacked_descriptors: bool) -> None:
+    def _leave_if_damaged(self) -> None:
         """End the library if the pilot or an earlier call may have made this call fail; the call runs elsewhere."""
         if self._ground.is_gone:
             os._exit(infrastructure.FOLDER_GONE)  # the agent has every call of this library run elsewhere
-        soundness = self._soundness
-        if soundness is None or self._leave is None:
-            return
-        fault = soundness.why_no_descriptors() if lacked_descriptors else None
-        if fault is None and soundness.unchecked > 1:
-            fault = soundness.fault()
-            if fault is not None and fault.code == infrastructure.NO_DESCRIPTORS and not lacked_descriptors:
-                return
-        if fault is not None:
-            self._leave(fault)
+        if self._guard is not None and self._leave is not None and self._guard.unchecked > 1:
+            fault = self._guard.damage()
+            if fault is not None:
+                self._leave(fault)
 
     def suspect(self, calls: list[int]) -> None:
         """Note ended calls that may have damaged this process, before it ends."""
@@ -329,17 +305,17 @@ class Runner:
         return self._tail.take()
 
     def _in_short(self, error: BaseException) -> str:
-        """What was raised, in short; of a command of Parsl's `bash_app` what ran, and its last lines."""
-        if type(error).__name__ == bash_failures.NAME:
-            said = bash_failures.explain(error, log=self._packer.log, log_from=self._log_from)
+        """The exception in short; of a `bash_app` of Parsl its command and last lines."""
+        if type(error).__name__ == failures.BASH_FAILURE:
+            said = failures.explain_bash_failure(error, log=self._packer.log, log_from=self._log_from)
             if said:
                 return said
         return in_short(error)
 
     def _infrastructure(self, error: BaseException) -> Failure | None:
-        """What the infrastructure did to a call that raised this; None if the exception is the user's own."""
+        """Return the failure if the infrastructure caused this exception; None if it is the user's."""
         try:
-            found = evidence.find(error, self._place)
+            found = failures.find_infrastructure_cause(error, self._place)
         except Exception:  # whatever it holds, the exception still goes to its user
             found = None
         if found is None:
@@ -375,7 +351,7 @@ def _decimal_setter() -> Callable[[], None] | None:
 
 
 def _token_dues(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:
-    """When the tokens of a call are due that begins now and has waited before; None if nobody waits for them."""
+    """Return a function for the due times of a call's tokens; None if the call has no objective."""
     if not (objective.ttft_s or objective.ttft_per_token_s):
         return None
     since = time.monotonic() - waited_s

@@ -14,7 +14,7 @@ An end is sent before the library waits for more work, when it is older than a m
 function is known to be slow or not known at all; so none waits for the call behind it, and short calls share frames.
 
 With several slots, calls run in threads and the main thread only reads. A call whose modules clash with those of a
-running one waits its turn, and those behind it wait too (`side_by_side`).
+running one waits its turn, and those behind it wait too (`functions.SideBySide`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from stoker.pilot.core import infrastructure
 from stoker.pilot.core.turns import FirstCome
-from stoker.pilot.library import frames
-from stoker.pilot.library.functions import Functions
-from stoker.pilot.library.lane import PieceLane
+from stoker.pilot.library import connection
+from stoker.pilot.library.connection import LibraryOutbox
+from stoker.pilot.library.functions import Functions, RunnableCall, SideBySide
 from stoker.pilot.library.meetings import GangMeetings
-from stoker.pilot.library.outbox import LibraryOutbox
-from stoker.pilot.library.runner import NO_CALL, RunnableCall, Runner
-from stoker.pilot.library.side_by_side import SideBySide
-from stoker.pilot.library.soundness import EVERY_S, LibraryFault, Soundness
+from stoker.pilot.library.pieces import PieceLane
+from stoker.pilot.library.process import EVERY_S, LibraryFault, ProcessGuard
+from stoker.pilot.library.runner import NO_CALL, Runner
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.to_agent import GivenBack, Resized, Yielded
@@ -79,15 +79,15 @@ class LibraryServer:
         library: int,
         context: Any,
         calls_allowed: int,
-        soundness: Soundness,
+        guard: ProcessGuard,
         host: str = "127.0.0.1",
         gang_key: bytes = b"",
     ) -> None:
         self._sock = sock
         self._context = context
-        self._soundness = soundness
+        self._guard = guard
         self._allowed = calls_allowed
-        self._reader = frames.FrameReader(sock)
+        self._reader = connection.FrameReader(sock)
         self._decode = wire.to_library_decoder()
         self._functions = Functions()
         self.outbox = LibraryOutbox(sock, lost=self._lost)
@@ -120,7 +120,7 @@ class LibraryServer:
         self.lane.read = self._read_for_call
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
         take, run, ends = self._queue.take, runner.run, self.outbox.ends
-        soundness, handling = self._soundness, self._handling
+        guard, handling = self._guard, self._handling
         read_at = 0.0
         while not self._over():
             with handling:
@@ -132,14 +132,14 @@ class LibraryServer:
             if entry is None:
                 self._idle()
                 self.outbox.send_waiting()
-                if runner.ended_at - soundness.checked_at > EVERY_S:
+                if runner.ended_at - guard.checked_at > EVERY_S:
                     self._leave_if_unfit(runner)
                 self._receive(block=True)
                 read_at = _now()
                 continue
             work = entry[1]
             mean_s = work.function.mean_s
-            if not 0.0 < mean_s < EVERY_S or max(runner.ended_at, read_at) - soundness.checked_at > EVERY_S:
+            if not 0.0 < mean_s < EVERY_S or max(runner.ended_at, read_at) - guard.checked_at > EVERY_S:
                 self._leave_if_unfit(runner)
             runner.begun += 1  # before looking whether the attendant sleeps: it looks in the opposite order
             if self._parked:
@@ -148,7 +148,7 @@ class LibraryServer:
             if ends and not 0.0 < mean_s < _SLOW_S:
                 self.outbox.send_waiting()
             self._note(run(work), runner)
-            soundness.restore_common()
+            guard.restore()
             if not runner.is_clean:
                 self._clean(runner)
             now = runner.ended_at
@@ -191,7 +191,7 @@ class LibraryServer:
                         idle(slot)
                         work_came.wait()
                     runner.take(work.spec.call)
-                if not 0.0 < work.function.mean_s < EVERY_S or _now() - self._soundness.checked_at > EVERY_S:
+                if not 0.0 < work.function.mean_s < EVERY_S or _now() - self._guard.checked_at > EVERY_S:
                     self._leave_if_unfit(runner)
                 self._note(runner.run(work), runner)
                 del work
@@ -200,7 +200,7 @@ class LibraryServer:
                 if not len(self._queue):
                     idle(slot)
                 self.outbox.send_waiting()
-                if _now() - self._soundness.checked_at > EVERY_S:
+                if _now() - self._guard.checked_at > EVERY_S:
                     self._leave_if_unfit(runner)
                 if self._over():
                     with work_came:
@@ -242,8 +242,8 @@ class LibraryServer:
         runner.taken = NO_CALL
 
     def _leave_if_failing(self, failure: Failure | None, own: Runner) -> None:
-        """End the library if its device has failed, or if call after call fails of its node. Those that run elsewhere
-        then have not failed: they count as not begun."""
+        """End the library if its device has failed, or after three failures by its node in a row. Calls that then run
+        elsewhere count as not begun."""
         if failure is None or failure.kind is not FailureKind.INFRASTRUCTURE:
             self._faults = 0
             return
@@ -273,10 +273,10 @@ class LibraryServer:
     def _leave_if_unfit(self, own: Runner) -> None:
         """End the library if calls have left it unfit for more. Between calls: then none that it holds has begun, and
         none begins meanwhile."""
-        soundness = self._soundness
-        if soundness.unchecked:
+        guard = self._guard
+        if guard.unchecked:
             with self._handling:
-                fault = soundness.restore(_now()) if self._is_alone(own) else None
+                fault = guard.check(_now()) if self._is_alone(own) else None
                 if fault is not None:
                     self.leave(fault)
 
@@ -285,11 +285,12 @@ class LibraryServer:
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:
-        """End the process, because calls have left it unfit for more: those that it holds run elsewhere."""
+        """End the process because it is unfit for further calls: the calls that it holds run elsewhere."""
         self.outbox.send_waiting()  # and wait for what another thread sends just now
         for runner in self._runners:
             runner.forgive()
-        os.write(2, f"the library ends: {fault.text}\n".encode())
+        with suppress(OSError):  # a call may have lowered the limit of file sizes
+            os.write(2, f"the library ends: {fault.text}\n".encode())
         os._exit(fault.code)
 
     # ---- talking
@@ -299,19 +300,18 @@ class LibraryServer:
         self.outbox.send([message])
 
     def _lost(self, error: OSError, untold: list[int]) -> NoReturn:
-        """The socket is gone. Where a call closed it, that is one of those that run, or whose ends are `untold`."""
+        """End after the socket was lost. If a call closed it, the running calls and those with `untold` ends are
+        suspects."""
         if _is_closed_here(error) and self._runners:
             self._runners[0].suspect([*untold, *(end.call for end in self.outbox.ends)])
         _leave(error)
 
     def _send_pieces(self, pieces: list[Yielded]) -> None:
-        """Send pieces, after ends that wait: the call that yields may take long."""
         if self.outbox.ends:
             self.outbox.send_waiting()
         self.outbox.send(pieces)
 
     def _read_for_call(self, seconds: float) -> None:
-        """Take frames while the one call that runs waits for its reader."""
         self._reads_for_call = True
         try:
             poll = select.poll()
@@ -327,7 +327,6 @@ class LibraryServer:
             self._receive(block=False)
 
     def _receive(self, *, block: bool, over: Callable[[], bool] | None = None) -> None:
-        """Read what has come, or wait for it."""
         if not self._reading.acquire(blocking=block):
             return
         try:
@@ -439,12 +438,11 @@ def _nothing() -> None:
 
 
 def _leave(error: OSError | None) -> NoReturn:
-    """The agent is gone, and nobody is left to work for; or user code has closed the socket under our feet."""
+    """End the process: the agent is gone, or user code has closed the socket."""
     os._exit(infrastructure.SOCKET_LOST if _is_closed_here(error) else 1)
 
 
 def _is_closed_here(error: OSError | None) -> bool:
-    """True if the socket was closed by this process."""
     return error is not None and error.errno in (errno.EBADF, errno.ENOTSOCK)
 
 

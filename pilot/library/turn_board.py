@@ -1,12 +1,13 @@
-"""A board in shared memory on which the libraries of one pilot say whether they want a turn on their devices.
+"""The board in shared memory on which the libraries of one pilot ask for turns on their devices.
 
-One row an engine, in a file of the pilot's private folder that each library maps. A row is written by its library, and
-under the board's lock also by a library that hands a turn over. The lock is held for microseconds and ends with the
-process that holds it. It protects an order of work and no memory: if its holder is stopped meanwhile, others go on
-without it, and at the worst two libraries compute side by side for one step.
+There is one row per engine, in a file of the pilot's private folder that each library maps. A library writes its row,
+and, under the board's lock, the row of a library that gets the turn. The lock is held for microseconds and ends with
+its process. It protects an order of work, not memory: if its holder is stopped, others continue without it, and at
+worst two libraries compute at the same time for one step. Library, process and devices of a row are written once, when
+the library joins.
 
-Of a row its library, process and devices are written once, when it joins: others read them without the lock, and must
-never find half of them. Beside each row stands what its engine has to do (`engine_rows`).
+Next to each row is what its engine has to do (`packed`). The engine's library writes it before each step without a
+lock, and the agent reads it when it weighs an offer. A checksum detects a half-written value.
 """
 
 from __future__ import annotations
@@ -14,17 +15,65 @@ from __future__ import annotations
 import contextlib
 import enum
 import fcntl
+import math
 import mmap
 import os
 import struct
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from stoker.pilot.library.engine_rows import WORK_BYTES
+from stoker.contexts.device_turns import EngineWork
 from stoker.protocol.ids import DeviceId, LibraryId
+
+# ---- what an engine has to do
+
+
+MOST_PROMPTS = 32
+"""Unread prompts that stand there, the most urgent. All further ones are the last of them together: as many tokens, due
+when the last is."""
+_SUM = struct.Struct("<I")
+_HEAD = struct.Struct("<QIIddddQQ")
+_PROMPT = struct.Struct("<Idd")
+WORK_BYTES = _SUM.size + _HEAD.size + MOST_PROMPTS * _PROMPT.size
+_MOST = 2**32 - 1
+
+
+def packed(library: LibraryId, work: EngineWork) -> bytes:
+    """Encode the work of a library's engine."""
+    prompts = list(work.prompts)
+    if len(prompts) > MOST_PROMPTS:
+        rest = prompts[MOST_PROMPTS - 1 :]
+        prompts[MOST_PROMPTS - 1 :] = [(sum(tokens for tokens, _, _ in rest), rest[-1][1], rest[-1][2])]
+    rows, length, due_at, tpot_s, late_at, _, taken_up, peak = work
+    parts = [_HEAD.pack(library, rows, len(prompts), length, due_at, tpot_s, late_at, taken_up, peak)]
+    parts += [_PROMPT.pack(min(tokens, _MOST), at, each_s) for tokens, at, each_s in prompts]
+    data = b"".join(parts)
+    return _SUM.pack(zlib.crc32(data)) + data
+
+
+def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
+    """Decode a library and the work of its engine; None for other bytes, and for half-written ones."""
+    library, rows, count, length, due_at, tpot_s, late_at, taken_up, peak = _HEAD.unpack_from(data, _SUM.size)
+    if count > MOST_PROMPTS:
+        return None
+    end = _SUM.size + _HEAD.size + count * _PROMPT.size
+    if zlib.crc32(data[_SUM.size : end]) != _SUM.unpack_from(data)[0]:
+        return None
+    prompts = [_PROMPT.unpack_from(data, end - left * _PROMPT.size) for left in range(count, 0, -1)]
+    lengths = (length, tpot_s, *(each_s for _, _, each_s in prompts))
+    if not all(0 <= number < math.inf for number in lengths) or any(map(math.isnan, (due_at, late_at))):
+        return None
+    if any(math.isnan(at) for _, at, _ in prompts):
+        return None
+    return library, EngineWork(rows, length, due_at, tpot_s, late_at, prompts, taken_up, peak)
+
+
+# ---- the board
+
 
 ROWS = 64
 """More libraries than a pilot holds. One that finds no row computes without turns."""
@@ -40,7 +89,7 @@ _LOCK_TRY_S = 0.0001
 
 
 class TurnState(enum.IntEnum):
-    """What a library wants of its devices."""
+    """The state of an engine's request for its devices."""
 
     IDLE = 0
     """Nothing."""
@@ -56,8 +105,8 @@ _STATES = tuple(TurnState)
 class TurnRow(msgspec.Struct):
     """An engine on the board, and its library.
 
-    `due_at`: when its most urgent token is due; `since`: when it has asked for its turn; `step_s`: how long its
-    iteration probably takes, 0 if nobody knows; `held_at`: when it has begun. Seconds of the machine's monotonic clock.
+    `due_at`: due time of its most urgent token; `since`: when it asked for its turn; `step_s`: expected length of its
+    iteration, 0 if unknown; `held_at`: when its turn began. Seconds on the machine's monotonic clock.
     """
 
     number: int
@@ -76,7 +125,7 @@ class TurnRow(msgspec.Struct):
 
 
 class TurnBoard:
-    """The board of one pilot, as one process sees it. Raises OSError where the file cannot be had, or has no room."""
+    """The board of one pilot, as one process sees it. Raises OSError if the file cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,8 +156,8 @@ class TurnBoard:
         return changes + self._memory[_HEADER.size : _ROWS_END]
 
     def rows(self, read: bytes = b"") -> list[TurnRow]:
-        """The libraries on the board, or on it as in one of its snapshots. All rows are looked at when somebody has
-        come or gone, else those that are taken."""
+        """Return the rows on the board, or in one of its snapshots. Reads all rows after a library joined or left,
+        otherwise the taken ones."""
         data = read or self.snapshot()
         changes = _HEADER.unpack_from(data, 0)[0]
         among = self._taken if changes == self._taken_at else range(ROWS)
@@ -139,12 +188,13 @@ class TurnBoard:
         )
 
     def write_work(self, number: int, data: bytes) -> None:
-        """Write beside a row what its engine has to do (`engine_rows`)."""
+        """Write an engine's work next to its row."""
         at = _ROWS_END + number * WORK_BYTES
         self._memory[at : at + len(data)] = data
 
     def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
-        """Take a free row for an engine of this process; None if there is none, or its devices have too long names."""
+        """Take a free row for an engine of this process; None if the board is full, or the names of its devices are too
+        long."""
         names = b"\0".join(device.encode() for device in devices)
         if len(names) > 64:
             return None
@@ -182,9 +232,9 @@ class TurnBoard:
 
 
 def rows_in(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """The libraries on a board whose file has these bytes, and what stands beside each of their rows.
+    """Return the rows of a board from the bytes of its file, each with the bytes next to it.
 
-    For a process that must not map the file: a process that has mapped one dies when somebody cuts it off.
+    For the agent, which must not map the file: a process dies if a file that it has mapped is truncated.
     """
     found = list[tuple[TurnRow, bytes]]()
     for number in range(ROWS if len(data) >= _SIZE else 0):

@@ -1,11 +1,14 @@
 """The folders and the umask of the calls of one slot.
 
 A call runs in the folder of its program where this process sees it (`contexts.folders`), with the program's
-umask. Elsewhere it runs in a folder of the slot's own, which is empty when it begins: files that it leaves there are
-named in its end before they are removed. `TMPDIR` is a folder of the library's own in both cases.
+umask. Elsewhere it runs in a folder of the slot, which is empty when it begins: files that it leaves there are named in
+its end before they are removed. `TMPDIR` is a private folder in both cases.
 
-The working folder and the umask belong to the thread where the system allows it (`stand_apart`), else to the process.
-They are set when a call begins: one system call each, which undoes the changes of the call before.
+Working folder and umask belong to the thread where the system allows it (`stand_apart`), else to the process. They are
+set when a call begins: one system call each, which undoes the changes of the call before.
+
+A `ClearedFolder` is empty again after each call. Its change time is set far into the past, so that one `fstat` tells
+whether an entry was made or removed, even within one tick of the kernel's clock.
 """
 
 from __future__ import annotations
@@ -13,15 +16,128 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from multiprocessing import process
 
 from stoker.contexts.folders import ProgramFolder, is_seen_here, umask_now
 from stoker.contexts.recipe import Recipe
-from stoker.pilot.library.os_changes import CHANGES
-from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary
 from stoker.protocol.calls import CallOptions, LeftFiles
+
+# ---- scratch folders
+
+
+_LONG_AGO_NS = 1_000_000_000
+_LONGEST = 60
+"""A socket below a folder with a longer path may have a path that is too long: `multiprocessing` adds 31 characters."""
+
+
+class ScratchGuard:
+    """The scratch folder of the pilot, which a batch system may clear under a living one. Whatever then fails in a call
+    or a loader (a file that cannot be made, a module that cannot be imported) is not its fault."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._is = _identity(folder)
+        self._pin(folder)
+
+    def _pin(self, folder: str) -> None:
+        """Keep it open, so that its inode's number is not given to a folder that is made in its place."""
+        with suppress(OSError):
+            os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    @property
+    def is_gone(self) -> bool:
+        """True if it was removed, also before this was made; made again by another hand it is another."""
+        return self._is is None or _identity(self._folder) != self._is
+
+
+def _identity(folder: str) -> tuple[int, int] | None:
+    try:
+        facts = os.stat(folder)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+class ClearedFolder:
+    """A folder that `clear` empties, except for its content when `keep` was called. Raises OSError."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._kept: frozenset[str] = frozenset()
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        self._open = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.clear()
+
+    def is_touched(self) -> bool:
+        """True if an entry of the folder was made or removed since it was cleared, or the folder itself."""
+        try:
+            facts = os.fstat(self._open)
+        except OSError:  # a call has closed it
+            return True
+        return facts.st_mtime_ns != self._changed_ns or facts[1:4] != self._is
+
+    @property
+    def short_path(self) -> str:
+        """A path of the folder for Unix sockets, whose paths have 107 characters at most. It holds in this process and
+        its children, as long as this process lives."""
+        if len(os.fsencode(self.path)) <= _LONGEST:
+            return self.path
+        return f"/proc/{os.getpid()}/fd/{self._open}"
+
+    def names(self) -> list[str]:
+        """The names of what `clear` removes; none if the folder cannot be read."""
+        try:
+            return sorted(set(os.listdir(self.path)) - self._kept)
+        except OSError:
+            return []
+
+    def keep(self) -> None:
+        """Keep all that is in the folder now."""
+        self._kept = frozenset(os.listdir(self.path))
+        self._remember_state()
+
+    def clear(self) -> None:
+        """Empty the folder; make it again if a call has removed it. Raises OSError also if a call has replaced it, or
+        closed its descriptor."""
+        was = os.fstat(self._open)
+        if not os.path.exists(self.path):
+            os.mkdir(self.path, mode=0o700)
+            number = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.dup2(number, self._open, inheritable=False)  # `short_path` has this number
+            os.close(number)
+        elif not os.path.samestat(was, os.stat(self.path)):
+            raise FileExistsError(errno.EEXIST, "another one was made in its place", self.path)
+        with os.scandir(self.path) as listing:
+            for entry in listing:
+                if entry.name in self._kept:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
+        self._remember_state()
+
+    def _remember_state(self) -> None:
+        os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
+        facts = os.fstat(self._open)
+        self._is = facts[1:4]  # inode, device, links: a slice costs less than three attributes
+        self._changed_ns = facts.st_mtime_ns
+
+
+def clear_temporary(folder: ClearedFolder) -> None:
+    """Empty a folder of temporary files, and have `multiprocessing` make its own folder there again. Raises OSError."""
+    folder.clear()
+    made = getattr(process.current_process(), "_config", {}).get("tempdir")
+    if made is not None and not os.path.isdir(made):
+        process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
+
+
+# ---- a slot's folders
+
 
 _CLONE_FS = 0x200
 _MOST_NAMES = 5
@@ -30,7 +146,7 @@ _MOST_LINKS = 20
 
 
 def stand_apart() -> bool:
-    """Give this thread a working folder and a umask of its own. False where the system does not allow it."""
+    """Give this thread a separate working folder and umask. False if the system does not allow it."""
     code: int = ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS)
     return code == 0
 
@@ -43,7 +159,7 @@ def links_of(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, str]:
 
 class Workplace:
     """The folders of one slot. `own` is the path of its own folder, `temporary` the folder that is cleared after each
-    call. `links`: files that travelled with the context, by the relative names that they have in its own folder."""
+    call. `links`: files that travelled with the context, by their relative names in the own folder."""
 
     def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str] | None = None) -> None:
         self.temporary = temporary
@@ -54,32 +170,24 @@ class Workplace:
         self._seen: dict[ProgramFolder, bool] = {}
         self._home: ProgramFolder | None = None
         self._is_in_own = False
-        self._entered_at = CHANGES.count
 
     def enter(self, options: CallOptions) -> None:
         """Enter the folder of a call with these options, and set its umask. Raises OSError."""
         home = options.home
-        if (
-            home is not None
-            and home is self._home  # the calls of a frame share their options
-            and CHANGES.count == self._entered_at
-            and not (self._is_in_own or options.folder)
-        ):
-            return
-        if options.folder:
-            os.umask(self._umask if home is None else home.umask)
-            self._home, self._is_in_own = None, False
-            os.makedirs(options.folder, exist_ok=True)
-            os.chdir(options.folder)
-        else:
+        if not options.folder:
             self.enter_home(home)
-        self._entered_at = CHANGES.count
+            return
+        os.umask(self._umask if home is None else home.umask)
+        self._home, self._is_in_own = None, False
+        os.makedirs(options.folder, exist_ok=True)
+        os.chdir(options.folder)
 
     def enter_home(self, home: ProgramFolder | None) -> None:
         """Enter the program's folder if it is seen here, else the slot's own. Raises OSError."""
-        self._home, self._is_in_own = home, False
         os.umask(self._umask if home is None else home.umask)
-        if home is not None and self._sees(home):
+        is_known = home is self._home and not self._is_in_own  # the calls of a frame share their options
+        self._home, self._is_in_own = home, False
+        if home is not None and (is_known or self._sees(home)):
             try:
                 os.chdir(home.path)
                 return
@@ -106,7 +214,7 @@ class Workplace:
         folder.keep()
 
     def left(self, function: str) -> LeftFiles | None:
-        """The files that the call of this function has left in the slot's own folder; None if there are none."""
+        """Return the files that the call of this function has left in the slot's own folder; None without files."""
         if not self._is_in_own or self._own is None or not self._own.is_touched():
             return None
         names = self._own.names()

@@ -1,14 +1,17 @@
-"""Where environments lie on a node: unpacked once, shared by a user's pilots, removed when others need the room or when
-nobody has used them for long.
+"""Where environments are on a node: unpacked once, shared by a user's pilots, removed when unused or for room.
 
     <scratch>/stoker-<uid>/environments/
         NAME/                 an environment, whole or not there: it comes by a rename
         NAME.files            how many files it has: one that has lost some (a cleaner of /tmp) gets them again
         NAME.used             held (a shared flock) by every pilot that runs in it; its time says when it was last used
-        NAME.making           held by the one that fetches and unpacks; others wait for it
+        NAME.making           held by the process that fetches and unpacks; others wait for it
         NAME.tar.gz           the archive, until the pilot has put it into its object cache
 
-The kernel drops a lock when its holder dies, so no crash leaves an environment half made or in use for ever.
+The kernel drops a lock when its holder dies, so no crash leaves an environment half made or in use.
+
+A virtual environment is a file that says where the interpreter is, and a link to it. Both are written here, without
+the `venv` module, which some systems leave out. Programs that are started from it find their packages by
+`sys.executable`.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import fcntl
 import gzip
 import os
 import shutil
+import subprocess
 import tarfile
 import time
 import zlib
@@ -25,14 +29,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+# ---- environments
+
+
 Getter = Callable[[Path], object]
 """Puts an archive at a path."""
 KEEP_BYTES = 20_000_000_000
-"""Environments may take so much, the one that is needed included."""
+"""Bound of all environments together, the needed one included."""
 KEPT_S = 14 * 86400.0
-"""How long one stays that nobody runs in, unless a site says otherwise."""
+"""Seconds that an unused environment stays, unless a site says otherwise."""
 _NAMES = 5
-"""Somebody else may have made a folder of this user's name: the next name is taken."""
+"""Names to try: another user may have made a folder of this user's name."""
 
 
 class StartError(Exception):
@@ -60,8 +67,8 @@ def base_folder(given: str) -> Path:
 
 
 def own_folder(first: Path) -> Path | None:
-    """A closed folder of this user at `first`, made if need be; where somebody else has made that, at a name like it.
-    None if they are all taken. Raises OSError."""
+    """Return a private folder of this user at `first`, or at a similar name if another user owns that. None if all are
+    taken. Raises OSError."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # it is no folder
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,10 +92,10 @@ class Environments:
         return self._root / f"{name}.tar.gz"
 
     def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:
-        """The folder of an environment, made first if it is not here. It stays for as long as this process lives,
+        """Return the folder of an environment, and make it first if it is not here. It stays while this process lives,
         whatever program it becomes.
 
-        `get` puts the archive at a path; `finish` makes an environment of what was unpacked, again whenever it is
+        `get` puts the archive at a path; `finish` makes an environment of the unpacked files, again each time it is
         entered. Raises StartError.
         """
         used = self._open(f"{name}.used")
@@ -111,7 +118,7 @@ class Environments:
         return folder
 
     def expire(self) -> None:
-        """Remove environments that nobody has run in for long."""
+        """Remove environments that have been unused for long."""
         for place in self._by_use():
             with suppress(OSError):
                 if time.time() - place.with_name(f"{place.name}.used").stat().st_mtime >= self._kept_s:
@@ -144,7 +151,7 @@ class Environments:
             return False
 
     def _make_room(self, wanted: Path, room_bytes: int) -> None:
-        """Remove environments that nobody runs in, those first that were not used for longest, until there is room."""
+        """Remove unused environments, the least recently used first, until there is room."""
         here = [(place, _size(place)) for place in self._by_use() if place != wanted]
         total = room_bytes + sum(size for _, size in here)
         for place, size in here:
@@ -156,7 +163,6 @@ class Environments:
             raise StartError(self._no_room(room_bytes))
 
     def _by_use(self) -> list[Path]:
-        """Environments, the one that was used last at the end."""
         used = sorted(self._root.glob("*.used"), key=lambda file: file.stat().st_mtime)
         return [place for file in used if (place := file.with_suffix("")).is_dir()]
 
@@ -187,7 +193,7 @@ class Environments:
 
 
 def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
-    """Unpack an archive; with `missing_only` what is there, to its end, stays as it is. Raises OSError, StartError."""
+    """Unpack an archive; with `missing_only`, complete files stay as they are. Raises OSError, StartError."""
     trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -239,3 +245,85 @@ def _lock(descriptor: int, how: int) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
+
+
+# ---- virtual environments
+
+
+_TRY = "import ctypes, hashlib, ssl, sqlite3, zlib, sys; print('%d.%d' % sys.version_info[:2])"
+_LIMIT_S = 60.0
+_MARK = "needs-bundled"
+
+
+def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
+    """Make `folder` an environment for Python `version`: of the interpreter that the node calls `named`, or of the one
+    in the archive `base`. Raises StartError when it does not run here, or is another version, and OSError."""
+    if named:
+        interpreter = _on_this_node(named, version)
+    else:
+        unpack(base, folder, missing_only=True)  # one that was killed meanwhile, or a cleaner, has left half of it
+        interpreter = folder / "base" / "bin" / f"python{version}"
+        _check_base(folder, interpreter)
+    (folder / "pyvenv.cfg").write_text(f"home = {interpreter.parent}\ninclude-system-site-packages = false\n")
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, target in (("bin/python", interpreter), ("bin/python3", "python"), ("lib64", "lib")):
+        if not os.path.lexists(folder / name):
+            (folder / name).symlink_to(target)
+
+
+def environ_for(folder: Path, *, begun: str = "") -> dict[str, str]:
+    """This process's environment variables, as a program of the environment in `folder` should have them. `begun` is a
+    folder that will be gone."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
+    environ["VIRTUAL_ENV"] = str(folder)
+    environ["PATH"] = os.pathsep.join([str(folder / "bin"), environ.get("PATH") or "/usr/local/bin:/usr/bin:/bin"])
+    places = [place for place in environ.pop("LD_LIBRARY_PATH", "").split(os.pathsep) if place]
+    places = [place for place in places if not begun or not place.startswith(begun)]
+    if (folder / "base" / _MARK).exists():
+        places.insert(0, str(folder / "base" / "lib" / "bundled"))
+    return environ | ({"LD_LIBRARY_PATH": os.pathsep.join(places)} if places else {})
+
+
+def _on_this_node(named: str, version: str) -> Path:
+    here = os.uname().nodename
+    do = "set [environment] python to one that is, or leave it empty, and the interpreter travels too"
+    found = shutil.which(os.path.expandvars(named))
+    if found is None:
+        raise StartError(f"{here} has no {named}, and the environment is for Python {version}; {do}")
+    said, wrong = _run(Path(found))
+    if said != version:
+        what = f"is Python {said}" if said else f"does not run ({wrong})"
+        raise StartError(f"{found} on {here} {what}, and the environment is for Python {version}; {do}")
+    return Path(found).resolve()
+
+
+def _check_base(folder: Path, interpreter: Path) -> None:
+    """Check that the interpreter runs here with this node's shared libraries, or else with its own."""
+    said, wrong = _run(interpreter)
+    if said:
+        return
+    said, wrong_again = _run(interpreter, libraries=folder / "base" / "lib" / "bundled")
+    if not said:
+        raise StartError(
+            f"the interpreter that came along does not run on {os.uname().nodename}: {wrong_again or wrong}; its"
+            " system is too different from this one: set [environment] python to an interpreter that is there"
+        )
+    (folder / "base" / _MARK).touch()
+
+
+def _run(interpreter: Path, *, libraries: Path | None = None) -> tuple[str, str]:
+    """The interpreter's version; or empty, and the last line of its output."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_LIBRARY_PATH"))}
+    if libraries is not None:
+        environ["LD_LIBRARY_PATH"] = str(libraries)
+    command = [str(interpreter), "-I", "-c", _TRY]
+    try:
+        ran = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, env=environ, timeout=_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return "", str(error)
+    if ran.returncode == 0:
+        return ran.stdout.decode().strip(), ""
+    lines = ran.stderr.decode(errors="replace").strip().splitlines()
+    return "", lines[-1] if lines else f"exit code {ran.returncode}"

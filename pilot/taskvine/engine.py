@@ -1,8 +1,10 @@
-"""TaskVine's manager: the one module that talks to `ndcctools`.
+"""TaskVine's manager: what it is told (`VinePlan`), and the one module that calls `ndcctools`.
 
-It is a C library that blocks: `wait` takes whole seconds, comes back early only with a task, and holds the
-interpreter's lock. While every slot is taken that is just right. While some are free, new calls must not wait a second
-for their turn, and `wait` is made to come back after one look at everything, by three things that it is given:
+The plan is made where the site file is read (`stoker.manager.taskvine.planning`), and travels in the session folder.
+
+TaskVine's manager is a C library that blocks: `wait` takes whole seconds, returns early only with a task, and holds the
+interpreter's lock. While every slot is taken that is right. While some are free, new calls must not wait a second, and
+`wait` returns after one look at everything by three things that it is given:
 
 - an *anchor*, a task that may not start before the next century, so that there is always one to be considered;
 - two *bells*, tasks that are cancelled as soon as they are submitted. `wait` takes the first, looks whether there is
@@ -11,8 +13,8 @@ for their turn, and `wait` is made to come back after one look at everything, by
 A version of TaskVine that works otherwise would only be slower to hear of new calls. Its logs have a line for each of
 these steps, and no switch: they are not kept.
 
-A call that TaskVine gives up on (*forsaken*: its library ended) is not tried again by TaskVine: who is to blame for a
-library's end, and how often a call may be the one, is the manager's business.
+TaskVine does not retry a call that it gives up on (*forsaken*: its library ended): the manager decides who is to blame
+and how often the call may run.
 """
 
 from __future__ import annotations
@@ -26,10 +28,153 @@ from typing import Any
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.pilot.taskvine import library, messages
-from stoker.pilot.taskvine.plan import VinePlan
+from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
+
+# ---- the plan
+
+
+FACTORY_PERIOD_S = 5
+"""How often the factory looks whether workers are missing. (Its own default is half a minute.)"""
+NEVER_IDLE_S = 366 * 86_400
+ALONE_S = 120
+"""Seconds that a worker searches for its manager. A killed manager has a successor by then, or never."""
+POOL = "STOKER_POOL"
+"""Names, in the environment of all that TaskVine starts for a session, the folder of that session."""
+
+
+class VinePlan(msgspec.Struct, frozen=True):
+    """TaskVine's settings.
+
+    `batch` is the factory's word for the batch system. `devices` says how many libraries a worker holds at once, as
+    `[pilot] devices` does. Of a worker: `cores`, `memory_mb`, `disk_mb` (0 = all). `batch_options` goes to the batch
+    system, `requirements` to HTCondor; `worker_init` is shell code that runs before a worker.
+    """
+
+    batch: str = "local"
+    ports: tuple[int, int] = (21000, 21999)
+    devices: str = "auto"
+    gpus: int = 0
+    cores: int = 0
+    memory_mb: int = 0
+    disk_mb: int = 0
+    least_workers: int = 1
+    most_workers: int = 1
+    batch_options: str = ""
+    requirements: str = ""
+    worker_init: str = ""
+    scratch: str = ""
+    python: str = ""
+    search_path: str = ""
+    idle_s: int = NEVER_IDLE_S
+    walltime_s: int = 0
+    heartbeat_s: int = 5
+    silence_s: int = 15
+
+
+def factory_command(
+    plan: VinePlan,
+    *,
+    factory: str,
+    worker: str,
+    port: int,
+    host: str = "",
+    folder: Path,
+    password: Path,
+    orders: Path,
+    init_script: Path | None = None,
+    workspace: Path | None = None,
+) -> list[str]:
+    """The command line of `vine_factory`.
+
+    `host` is where workers reach the manager (empty: on this machine), `folder` the factory's scratch folder, `orders`
+    a file in which it is told later how many workers are wanted. `init_script` runs before each worker; `workspace` is
+    where workers of this machine keep their files.
+    """
+    options = {
+        "batch-type": plan.batch,
+        "worker-binary": worker,
+        "scratch-dir": str(folder),
+        "password": str(password),
+        "config-file": str(orders),
+        "factory-period": str(FACTORY_PERIOD_S),
+        "min-workers": str(plan.least_workers),
+        "max-workers": str(plan.most_workers),
+        "workers-per-cycle": str(plan.most_workers),
+        "timeout": str(plan.idle_s),
+        "cores": _given(plan.cores),
+        "gpus": _given(plan.gpus),
+        "memory": _given(plan.memory_mb),
+        "disk": _given(plan.disk_mb),
+        "batch-options": plan.batch_options,
+        "condor-requirements": plan.requirements,
+        "extra-options": _worker_options(plan, workspace),
+    }
+    if init_script is not None:
+        options |= {"wrapper": f"./{init_script.name}", "wrapper-input": str(init_script)}
+    words = [factory, "--parent-death", *(f"--{name}={value}" for name, value in options.items() if value)]
+    return [*words, host or "localhost", str(port)]
+
+
+def init_script(plan: VinePlan) -> str:
+    """A shell script that does what the site wants done first, and then runs the worker; empty if there is nothing."""
+    return f'#!/bin/bash\n{plan.worker_init}\nexec "$@"\n' if plan.worker_init.strip() else ""
+
+
+def write(plan: VinePlan, folder: SessionFolder, *, site: str) -> None:
+    """Put a plan into a session folder, where its pilot reads it. Raises OSError."""
+    with os.fdopen(os.open(_file(folder, site), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(plan)))
+
+
+def read(folder: SessionFolder, *, site: str) -> VinePlan:
+    """The plan of a session for a site. Raises SessionError if it has none."""
+    try:
+        return msgspec.json.decode(_file(folder, site).read_bytes(), type=VinePlan)
+    except (OSError, *UNREADABLE) as error:
+        raise SessionError(
+            f"{folder.path} has no plan of site {site} for TaskVine: {error}; load the site again"
+        ) from error
+
+
+def is_there(folder: SessionFolder) -> bool:
+    """Whether a session has a plan: TaskVine carries its calls."""
+    return any(folder.path.glob(_file(folder, "*").name))
+
+
+def _file(folder: SessionFolder, site: str) -> Path:
+    return folder.path / f"taskvine-{site}.json"
+
+
+def _given(number: int) -> str:
+    return str(number) if number else ""
+
+
+def _worker_options(plan: VinePlan, workspace: Path | None) -> str:
+    words = ["--parent-death"] if plan.batch == "local" else []
+    words.append(f"--connect-timeout={ALONE_S}")
+    if plan.walltime_s:
+        words.append(f"--wall-time={plan.walltime_s}")
+    if workspace is not None:
+        words.append(f"--workspace={shlex.quote(str(workspace))}/$$")
+    elif plan.scratch:
+        words.append(f"--workspace={_in_shell(plan.scratch)}/stoker-vine-$$")
+    return " ".join(words)
+
+
+def _in_shell(path: str) -> str:
+    """A path for the shell on a node, which knows its `$TMPDIR` and its `~`; nothing else in it means anything."""
+    if path[:1] not in ("$", "~"):
+        return shlex.quote(path)
+    head, slash, rest = path.partition("/")
+    return head + slash + (shlex.quote(rest) if rest else "")
+
+
+# ---- the manager
+
 
 _BELLS = 2
 _NEVER_US = 10**17
@@ -46,7 +191,7 @@ class FinishedTicket(msgspec.Struct, frozen=True):
 
 
 class VineWorker(msgspec.Struct, frozen=True):
-    """A worker that is connected: its name for people, and what it has."""
+    """A connected worker: its name for people, and its resources."""
 
     name: str
     cores: int
@@ -64,7 +209,7 @@ class VineManager:
         self._tasks: dict[int, tuple[int, Any]] = {}
         """Open tasks by TaskVine's number: our ticket, and the task."""
         self._files: dict[str, Any] = {}
-        """Files that TaskVine was told of, by cache name or function key."""
+        """Files that TaskVine knows, by cache name or function key."""
         self._tickets = 0
         _keep_no_logs(folder / "logs")
         try:
@@ -100,9 +245,9 @@ class VineManager:
     # ---- libraries and calls
 
     def install(self, setup: messages.Setup, *, cores: int) -> str:
-        """Tell TaskVine of a context's library, unless it knows it; the library's name.
+        """Declare a context's library to TaskVine, unless it knows it; return the library's name.
 
-        It gets the GPUs that its devices stand for, and so many cores.
+        It gets the GPUs of its devices, and this number of cores.
         """
         recipe = setup.recipe
         name = recipe.key
@@ -200,7 +345,6 @@ class VineManager:
         del self._manager
 
     def _never(self) -> Any:
-        """A task that will not run."""
         task = self._vine.Task(":")
         task.set_time_start(_NEVER_US)
         return task
@@ -231,7 +375,7 @@ class VineManager:
         return self._files[ref.name]
 
     def _start_command(self) -> str:
-        """What stands before `python library_code.py`: our interpreter, not whichever the node finds first."""
+        """The command before `python library_code.py`: our interpreter, not the first one on the node's path."""
         plan = self._plan
         words = ["exec env", f'PATH={shlex.quote(os.path.dirname(plan.python))}:"$PATH"']
         if plan.search_path:

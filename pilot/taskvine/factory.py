@@ -1,8 +1,13 @@
-"""TaskVine's factory: the process that starts workers through the batch system, and starts them again."""
+"""TaskVine on this machine, and its factory: the process that starts workers through the batch system.
+
+TaskVine comes from conda-forge; only the pilot's process imports it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -10,13 +15,68 @@ import signal
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from stoker.pilot.taskvine import plan as plans
-from stoker.pilot.taskvine.finding import Programs
-from stoker.pilot.taskvine.plan import VinePlan
+from stoker.errors import ConfigError
+from stoker.pilot.taskvine import engine
+from stoker.pilot.taskvine.engine import VinePlan
 from stoker.whole_files import write_whole
+
+# ---- programs
+
+
+INSTALL = "conda install -c conda-forge ndcctools"
+
+
+class Programs(msgspec.Struct, frozen=True):
+    """TaskVine's programs: the worker, and the factory that starts workers through a batch system."""
+
+    worker: str
+    factory: str
+
+
+def find_programs() -> Programs:
+    """TaskVine's programs, if its Python packages are here too; nothing heavy is imported. Raises ConfigError."""
+    missing = ""
+    for module in ("ndcctools.taskvine", "ndcctools.poncho.package_serverize", "threadpoolctl"):
+        if not _is_there(module):
+            missing = f"Python has no module {module}"
+            break
+    places = os.pathsep.join([os.environ.get("PATH", ""), *_beside()])
+    programs = {name: shutil.which(name, path=places) or "" for name in ("vine_worker", "vine_factory")}
+    for name, place in programs.items():
+        if not place and not missing:
+            missing = f"there is no program {name} on PATH or beside its Python package"
+    if missing:
+        raise ConfigError(f'engine = "taskvine" needs TaskVine, which is not installed here ({missing}): {INSTALL}')
+    return Programs(worker=programs["vine_worker"], factory=programs["vine_factory"])
+
+
+def taskvine() -> Any:
+    """The module `ndcctools.taskvine`. Raises ConfigError if it cannot be imported."""
+    try:
+        return importlib.import_module("ndcctools.taskvine")
+    except ImportError as error:
+        raise ConfigError(f'engine = "taskvine": ndcctools cannot be imported: {error}; {INSTALL}') from error
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def _beside() -> list[str]:
+    spec = importlib.util.find_spec("ndcctools")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return [str(parent / "bin") for place in places for parent in list(Path(place).parents)[:4]]
+
+
+# ---- the factory
+
 
 log = logging.getLogger("stoker.pilot")
 
@@ -26,7 +86,7 @@ _BATCH_GRACE_S = 20.0
 
 
 class VineFactory:
-    """A running `vine_factory`. `folder` is its own; what it says is in `log_file`. `session`: the session's folder."""
+    """A running `vine_factory`, its `folder`, and its output in `log_file`. `session`: the session's folder."""
 
     def __init__(
         self,
@@ -45,13 +105,13 @@ class VineFactory:
         self._orders = folder.parent / "factory.json"
         self._wanted = 0
         self.want(plan.least_workers)
-        text, script = plans.init_script(plan), None
+        text, script = engine.init_script(plan), None
         if text:
             script = folder.parent / "worker-init.sh"
             script.write_text(text)
             script.chmod(0o700)
         self._workspace = _workspace(plan)
-        command = plans.factory_command(
+        command = engine.factory_command(
             plan,
             factory=programs.factory,
             worker=programs.worker,
@@ -72,11 +132,11 @@ class VineFactory:
                 stderr=out,
                 start_new_session=True,
                 cwd=folder,
-                env={**os.environ, plans.POOL: session},
+                env={**os.environ, engine.POOL: session},
             )
 
     def want(self, workers: int) -> None:
-        """Have so many workers at least. It looks there every few seconds; those that are too many end when idle."""
+        """Ask for at least this many workers. The factory looks every few seconds; surplus workers end when idle."""
         if workers != self._wanted:
             self._wanted = workers
             write_whole(self._orders, msgspec.json.encode({"min-workers": workers}))
@@ -108,7 +168,7 @@ class VineFactory:
 
 
 def _workspace(plan: VinePlan) -> Path | None:
-    """A folder on local disk for workers of this machine; those of other nodes look after their own."""
+    """A folder on local disk for workers of this machine; workers of other nodes choose theirs."""
     if plan.batch != "local":
         return None
     base = os.path.expandvars(os.path.expanduser(plan.scratch)) or os.environ.get("STOKER_SCRATCH")

@@ -1,9 +1,14 @@
-"""What runs in a library of TaskVine's: the context, and the calls on it.
+"""What runs in a library of TaskVine: the context, the calls on it, and the thread that stops a call.
 
-TaskVine's own program for libraries runs in `direct` mode: it calls `load` once, and then `serve` for each function
-call that it is sent, in the process that holds the context. A call is run by the very code that our own libraries use
-(`stoker.pilot.library.runner`), so that its folder, what it prints, and how it ends are the same. Nothing that a call
-raises leaves `serve`: an exception would make TaskVine end the library and its context.
+TaskVine's program for libraries runs in `direct` mode: it calls `load` once, and `serve` for each function call, in
+the process that holds the context. The code of our own libraries runs the calls (`stoker.pilot.library.runner`), so
+folder, output and ends are the same. Nothing that a call raises leaves `serve`: an exception would make TaskVine end
+the library.
+
+TaskVine cannot stop a function that runs in a library's process. So a thread looks twice a second at the time and for
+a file that the pilot makes (`messages.stop_file`), and interrupts the main thread by a signal: the call ends with an
+exception, and the context stays loaded. Code that does not return to Python for `GRACE_S` ends its library, and so does
+memory beyond what the recipe declares.
 """
 
 from __future__ import annotations
@@ -18,29 +23,104 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
 from stoker.contexts import ambient
 from stoker.contexts.loading import load_context
-from stoker.pilot.agent.usage import resident_bytes
-from stoker.pilot.library.evidence import Place
-from stoker.pilot.library.functions import Function, Functions
-from stoker.pilot.library.marker import Marker
-from stoker.pilot.library.packing import clean
-from stoker.pilot.library.printing import LogTail
-from stoker.pilot.library.runner import RunnableCall, Runner
-from stoker.pilot.library.sandbox import ClearedFolder
-from stoker.pilot.library.settings import Settings
-from stoker.pilot.library.soundness import Soundness
-from stoker.pilot.library.workplace import Workplace, links_of, use_temporary
+from stoker.pilot.library.call_records import LogTail, Marker
+from stoker.pilot.library.connection import Settings
+from stoker.pilot.library.failures import Place
+from stoker.pilot.library.functions import Function, Functions, RunnableCall, clean
+from stoker.pilot.library.process import ProcessGuard
+from stoker.pilot.library.runner import Runner
+from stoker.pilot.library.workplace import ClearedFolder, Workplace, links_of, use_temporary
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.watch import CallStopped, CallWatch
+from stoker.pilot.zygote.processes import MemoryLimit, resident_bytes
 from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob
+
+# ---- stopping calls
+
+
+GRACE_S = 10.0
+EVERY_S = 0.5
+_SIGNAL = signal.SIGUSR2
+
+
+class CallStopped(BaseException):
+    """Ends a call at once. No `Exception`, so that a function's own `except Exception` does not swallow it."""
+
+
+class CallWatch:
+    """Made in the main thread. `dying` is told why, just before the process is ended.
+
+    The process may take `memory_bytes` (0 = as much as there is).
+    """
+
+    def __init__(self, dying: Callable[[str], None], *, memory_bytes: int = 0) -> None:
+        self.reason = ""
+        """Why the latest call was stopped; empty if it was not."""
+        self._dying = dying
+        self._memory_bytes = memory_bytes
+        self._memory = MemoryLimit()
+        self._main = threading.main_thread().ident or 0
+        self._lock = threading.Lock()
+        self._until = 0.0
+        self._stop_file = ""
+        self._asked_at = 0.0
+        signal.signal(_SIGNAL, self._interrupt)
+        threading.Thread(target=self._watch, name="stoker-watch", daemon=True).start()
+
+    def begin(self, *, limit_s: float, stop_file: str) -> None:
+        """A call (or a load) begins. `limit_s` = 0: it may take as long as it likes."""
+        with self._lock:
+            self.reason = ""
+            self._asked_at = 0.0
+            self._until = time.monotonic() + limit_s if limit_s else float("inf")
+            self._stop_file = stop_file
+
+    def end(self) -> None:
+        """It has ended."""
+        with self._lock:
+            self._until = 0.0
+
+    def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if self._until and self.reason:
+            raise CallStopped(self.reason)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(EVERY_S)
+            with self._lock:
+                now = time.monotonic()
+                if self._memory_bytes and self._memory.excess(os.getpid(), self._memory_bytes, now=now):
+                    self._die(messages.OVER_MEMORY)
+                if not self._until:
+                    continue
+                if not self.reason:
+                    if now > self._until:
+                        self.reason = messages.OVER_LIMIT
+                    elif self._stop_file and os.path.exists(self._stop_file):
+                        self.reason = messages.CANCELLED
+                    else:
+                        continue
+                    self._asked_at = now
+                    signal.pthread_kill(self._main, _SIGNAL)
+                elif now > self._asked_at + GRACE_S:
+                    self._die(self.reason)
+
+    def _die(self, reason: str) -> None:
+        self._dying(reason)
+        os._exit(3)
+
+
+# ---- the library
+
 
 _TAIL_LINES = 20
 _LEAVE_S = 0.5
@@ -50,7 +130,7 @@ _library: VineLibrary | None = None
 
 
 def load(setup: bytes) -> dict[str, object]:
-    """TaskVine calls this once: load the context. What went wrong is said in answer to the first order."""
+    """TaskVine calls this once: load the context. The answer to the first order reports a failure."""
     global _library
     _library = VineLibrary(messages.decode_setup(setup))
     return {}
@@ -121,7 +201,6 @@ class VineLibrary:
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        """End this process once its answer has gone out."""
         leave = threading.Timer(_LEAVE_S, os._exit, (1,))
         leave.daemon = True
         leave.start()
@@ -158,7 +237,7 @@ class VineLibrary:
         ambient.enter_library(device=setup.devices, context=context)
         self._temporary.keep()
         self._runner = self._make_runner(context, workplace)
-        self._soundness = Soundness()
+        self._guard = ProcessGuard()
         gc.collect()
         gc.freeze()  # the context lives as long as the process: the collector need not look at it again
         self._held = msgspec.structs.replace(
@@ -229,9 +308,7 @@ class VineLibrary:
             end = CallEnd(spec.call, ok=False)
         finally:
             self._watch.end()
-        fault = self._soundness.restore(time.perf_counter()) or (
-            None if self._runner.is_clean else self._runner.clean()
-        )
+        fault = self._guard.check(time.perf_counter()) or (None if self._runner.is_clean else self._runner.clean())
         if fault is not None:
             self._retire(fault.text)
         if self._watch.reason:
@@ -266,7 +343,8 @@ class VineLibrary:
 
     @contextlib.contextmanager
     def _printing_to_log(self) -> Iterator[None]:
-        """While code of the user runs, what it prints goes to this library's log, and what TaskVine prints does not."""
+        """Send output of user code to this library's log, and restore the streams afterwards: TaskVine's output is
+        separate."""
         kept = [os.dup(number) for number in (1, 2)]
         try:
             for number in (1, 2):

@@ -1,33 +1,221 @@
-"""`python -m stoker.pilot.taskvine.main --session DIR`: be the pilot that has a TaskVine pool behind it.
+"""`python -m stoker.pilot.taskvine.main --session DIR`: the pilot that has a TaskVine pool behind it.
 
-Started like any pilot on this machine; what it is to tell TaskVine lies in the session folder (`plan`).
+It is started like any pilot on this machine; what it tells TaskVine is in the session folder (`VinePlan`).
+
+A turn of its loop: read from the manager, let TaskVine work, tell the manager what is finished. The pilot says hello
+when the first worker has come, because only then the workers' resources are known. The hello says how many slots there
+may be in all; slots without a worker are reported as faulty with that reason, so that nothing is planned for them.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import secrets
+import select
 import shutil
+import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from stoker.errors import ConfigError, StokerError
 from stoker.folders import folders_here
 from stoker.log_files import keep_log
 from stoker.pilot.agent.link import ManagerLink
+from stoker.pilot.core import presence
+from stoker.pilot.core.events import DeviceAway, EngineEnded, FromManager, HelloDue, Signalled, Tick, UsageMeasured
 from stoker.pilot.core.state import PilotFacts
-from stoker.pilot.taskvine import finding, messages, plan
-from stoker.pilot.taskvine.engine import VineManager
-from stoker.pilot.taskvine.factory import VineFactory
-from stoker.pilot.taskvine.loop import PoolLoop
-from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool
+from stoker.pilot.taskvine import messages
+from stoker.pilot.taskvine.engine import VineManager, VinePlan, VineWorker, read
+from stoker.pilot.taskvine.factory import VineFactory, find_programs, taskvine
+from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool, slots_of
 from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_manager import DeviceFacts
+
+# ---- the loop
+
 
 log = logging.getLogger("stoker.pilot")
+
+_CHECK_S = 0.5
+"""How often workers are counted, and an idle pool is looked at."""
+_SHORT_S, _LONG_S = 0.0005, 0.05
+"""While calls run the pool is looked at ever more seldom, from the one to the other."""
+_HANGS_S = 900.0
+"""Seconds after which a turn hangs: in one turn TaskVine may send a whole model to a worker."""
+
+
+class PoolLoop:
+    """Runs a pool until it leaves."""
+
+    def __init__(
+        self, link: ManagerLink, pool: VinePool, engine: VineManager, factory: VineFactory, *, plan: VinePlan
+    ) -> None:
+        self._link = link
+        self._pool = pool
+        self._engine = engine
+        self._factory = factory
+        self._plan = plan
+        self._poll = select.poll()
+        for number in link.dealer.filenos():
+            self._poll.register(number, select.POLLIN)
+        self._devices: tuple[DeviceFacts, ...] = ()
+        self._workers: dict[str, VineWorker] = {}
+        self._usable = 0
+        """Slots for which there is a worker."""
+        self._wanted = plan.least_workers
+        self._busy_at = 0.0
+        self._check_at = 0.0
+        self._pause_s = _SHORT_S
+        self._signals: list[str] = []
+        """Signals that the core does not know yet."""
+        self._was_signalled = False
+        self._engine_ended = False
+
+    def run(self) -> int:
+        """Work until the pool ends; returns the exit code."""
+        for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(how) is not signal.SIG_IGN:
+                signal.signal(how, self._on_signal)
+        try:
+            while not self._pool.is_over:
+                heard = self._hear()
+                self._timers(time.monotonic())
+                done = self._engine.collect_finished(block=self._is_full())
+                for finished in done:
+                    self._pool.finished(finished)
+                self._link.flush()
+                self._wait(busy=bool(heard or done))
+            self._say_farewell()
+        finally:
+            self._close()
+        return self._pool.state.exit_code
+
+    # ---- one turn
+
+    def _hear(self) -> int:
+        link, pool = self._link, self._pool
+        if link.dealer.came_back():
+            self._greet()
+        heard = 0
+        for message in link.receive():
+            heard += 1
+            pool.handle(FromManager(message))
+        if link.dealer.connected and presence.wants_hello(pool.state):
+            self._greet()
+        while self._signals:
+            pool.handle(Signalled(f"it got {self._signals.pop(0)}", again=self._was_signalled))
+            self._was_signalled = True
+        return heard
+
+    def _is_full(self) -> bool:
+        """Whether TaskVine can start nothing more just now, so that only an end is worth waiting for."""
+        return self._usable > 0 and self._engine.open >= self._usable and not self._pool.state.leaving
+
+    def _wait(self, *, busy: bool) -> None:
+        if busy or self._link.dealer.readable():
+            self._pause_s = _SHORT_S
+            return
+        if self._is_full():
+            return
+        self._pause_s = min(_LONG_S, 2 * self._pause_s) if self._engine.open else _CHECK_S
+        self._poll.poll(self._pause_s * 1000)
+
+    def _timers(self, now: float) -> None:
+        link, pool = self._link, self._pool
+        pool.fire_timers(now)
+        if now >= self._check_at:
+            self._check_at = now + _CHECK_S
+            # TaskVine holds the interpreter's lock: if it hangs, nothing of ours runs any more. Another pool can.
+            faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+            self._count_workers()
+            self._scale(now)
+            pool.share_slots()
+            if not self._engine_ended and (why := self._factory.ended()):
+                self._engine_ended = True
+                pool.handle(EngineEnded(why))
+            pool.handle(Tick())
+        elif pool.state.leaving:
+            pool.handle(Tick())
+        if not link.dealer.connected:
+            pool.handle(link.away(now))
+        if now >= pool.state.heartbeat_at and pool.state.welcomed_at:
+            sizes = {number: library.memory_bytes for number, library in pool.libraries.items() if library.memory_bytes}
+            pool.handle(UsageMeasured(sizes, {}, 0, link.refused_frames))
+
+    # ---- workers
+
+    def _count_workers(self) -> None:
+        here = {worker.name: worker for worker in self._engine.workers()}
+        for name in here.keys() - self._workers.keys():
+            worker = here[name]
+            log.info("worker %s has come: %d cores, %d GPUs", name, worker.cores, worker.gpus)
+        for name in self._workers.keys() - here.keys():
+            log.warning("worker %s is gone; what it ran, TaskVine runs elsewhere", name)
+        self._workers = here
+        if not self._devices and here and not self._pool.state.leaving:
+            self._devices = slots_of(next(iter(here.values())), self._plan)
+            self._usable = len(self._devices)
+            self._pool.have_devices(self._devices)
+            if self._link.dealer.connected:
+                self._greet()
+        if self._devices:
+            self._say_usable(sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values()))
+
+    def _say_usable(self, count: int) -> None:
+        """Report the slots that have a worker. Without any worker, work waits in TaskVine."""
+        usable = min(len(self._devices), max(1, count))
+        here, most = len(self._workers), self._plan.most_workers
+        reason = f"TaskVine has no worker for it: {here} of {most} are here" if usable < self._usable else ""
+        for place in range(min(usable, self._usable), max(usable, self._usable)):
+            self._pool.handle(DeviceAway(self._devices[place].device, reason))
+        self._usable = usable
+
+    def _scale(self, now: float) -> None:
+        """Want twice as many workers while every slot is taken. Idle workers need not be replaced.
+
+        TaskVine's factory would count the waiting calls, but those wait at our manager, which sends only as many as
+        there are slots.
+        """
+        if self._engine.open:
+            self._busy_at = now
+        if self._is_full():
+            self._wanted = min(self._plan.most_workers, max(self._wanted, 2 * len(self._workers)))
+        elif now - self._busy_at > self._plan.idle_s:
+            self._wanted = self._plan.least_workers
+        self._factory.want(self._wanted)
+
+    def _greet(self) -> None:
+        if not self._devices:
+            return  # no worker yet: there is nothing to say
+        self._link.flush()
+        self._pool.handle(HelloDue(self._link.before(), self._link.acknowledged, ()))
+
+    # ---- the end
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(signal.Signals(number).name)
+
+    def _say_farewell(self) -> None:
+        self._pool.farewell()
+        if self._pool.state.says_farewell:
+            self._link.part(lambda message: self._pool.handle(FromManager(message)), pause=lambda: self._poll.poll(20))
+
+    def _close(self) -> None:
+        self._engine.close()
+        faulthandler.cancel_dump_traceback_later()
+        self._factory.close()
+        self._link.dealer.close(linger_s=0.3)
+        log.info("the pool has ended: %s", self._pool.state.leaving)
+
+
+# ---- the program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,10 +248,10 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
     except OSError as error:
         raise ConfigError(f"{running} cannot be made: {error}") from error
     keep_log(logs / "pilot.log")
-    orders = plan.read(session, site=site)
-    programs = finding.find()
+    orders = read(session, site=site)
+    programs = find_programs()
     password = _password(session)
-    engine = VineManager(finding.taskvine(), orders, folder=own, password=password)
+    engine = VineManager(taskvine(), orders, folder=own, password=password)
     log.info("TaskVine's manager listens on port %d of %s", engine.port, socket.gethostname())
     setup = messages.Setup(
         pilot=pilot,

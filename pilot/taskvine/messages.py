@@ -25,9 +25,10 @@ CANCELLED = "cancelled"
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What a library is told when it starts. Paths are the session's.
+    """The settings of a library.
 
-    `logs` is the pilot's folder, `objects` the session's for large results; `devices` are those of its context.
+    Paths are the session's: `logs` is the pilot's folder, `objects` the session's for large results; `devices` are
+    those of its context.
     """
 
     pilot: str
@@ -54,9 +55,10 @@ class PoolOrder(msgspec.Struct, frozen=True):
 
 
 class LibraryReport(msgspec.Struct, frozen=True):
-    """What a library says of itself: where it is, and what its context has cost; `failure` if it could not be loaded.
+    """A library's report on itself.
 
-    `orders` counts those that it has answered before.
+    Where it is, and the cost of its context; `failure` if it could not be loaded. `orders` counts the orders that it
+    answered before.
     """
 
     host: str
@@ -69,7 +71,7 @@ class LibraryReport(msgspec.Struct, frozen=True):
 
 
 class PoolAnswer(msgspec.Struct, frozen=True):
-    """How the calls of an order ended; there are none if the context is not there."""
+    """The ends of an order's calls; empty if the context is not there."""
 
     ticket: int
     held: LibraryReport
@@ -77,8 +79,8 @@ class PoolAnswer(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What a library is doing: the call that it runs, where its log is, and why it is about to end itself. The output
-    of the call begins at the byte `start` of the log."""
+    """A library's note: the running call, the place of its log, and why it is about to end itself. The output of the
+    call begins at the byte `start` of the log."""
 
     call: int
     log: str
@@ -103,7 +105,7 @@ def encode_note(note: Note) -> bytes:
 
 
 def take_note(running: str, ticket: int) -> Note | None:
-    """The note of an order, if there is one; it goes."""
+    """Return the note of an order, and remove it; None without a note."""
     path = note_file(running, ticket)
     try:
         note = msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Note)

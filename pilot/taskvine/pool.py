@@ -1,18 +1,18 @@
 """A TaskVine pool as a pilot: the core that every pilot runs (`stoker.pilot.core`), with TaskVine behind it.
 
-The manager sees one pilot, whose devices are the slots that the pool's workers have together. Which call goes where,
-and what the manager is told, the core decides; what it orders reaches a `PoolLibrary`. Left out is what TaskVine does
-by itself: it brings objects, limits memory and time inside of its libraries, and does not let a call be looked into.
+The manager sees one pilot, whose devices are the slots that the pool's workers have together. The core decides which
+call goes where and what the manager is told; its orders reach a `PoolLibrary`. TaskVine itself brings objects and
+limits memory and time inside its libraries; a call cannot be looked into.
 
-A slot of TaskVine's holds one context at a time: an idle library is killed as soon as another one is wanted on its
-worker. So a library that is to be made on a device that another one has waits until that one is idle, or has had its
-turn, and then takes its place.
+A slot of TaskVine holds one context at a time: TaskVine kills an idle library as soon as another one is wanted on its
+worker. So a new library for an occupied device waits until the library there is idle, or has had its turn.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from typing import Protocol, assert_never
 
 import msgspec
@@ -22,23 +22,86 @@ from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import Event, Farewell, LibraryPrepared, OfferWeighed, Pinned, RoomWanted, TimerFired
 from stoker.pilot.core.state import CoreState, PilotFacts, Stage, Timers
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.engine import FinishedTicket, VineManager
-from stoker.pilot.taskvine.orders import Orders
-from stoker.pilot.taskvine.pool_library import PoolLibrary
-from stoker.pilot.taskvine.slots import Slots
-from stoker.protocol.ids import LibraryId
+from stoker.pilot.taskvine.engine import FinishedTicket, VineManager, VinePlan, VineWorker
+from stoker.pilot.taskvine.pool_library import Orders, PoolLibrary
+from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
+
+# ---- slots
+
+
+class Slots:
+    """Which library has which slots, and which wait for theirs, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._holders: dict[DeviceId, PoolLibrary] = {}
+        self._waiting: list[PoolLibrary] = []
+
+    def want(self, library: PoolLibrary) -> None:
+        """A library waits for its slots."""
+        self._waiting.append(library)
+
+    def waiting(self) -> Iterator[PoolLibrary]:
+        """Libraries that wait, also while they are given theirs."""
+        for library in tuple(self._waiting):
+            if library in self._waiting:
+                yield library
+
+    def holders(self, library: PoolLibrary) -> list[PoolLibrary]:
+        """The libraries that have the slots of one that waits."""
+        found = {self._holders[device] for device in library.devices if device in self._holders}
+        return sorted(found, key=lambda holder: holder.number)
+
+    def take(self, library: PoolLibrary) -> None:
+        """A library that waited has its slots from now on."""
+        self._waiting.remove(library)
+        self._holders.update(dict.fromkeys(library.devices, library))
+
+    def release(self, library: PoolLibrary) -> None:
+        """A library has ended: its slots are free, and it waits for none."""
+        if library in self._waiting:
+            self._waiting.remove(library)
+        for device in library.devices:
+            if self._holders.get(device) is library:
+                del self._holders[device]
+
+
+def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
+    """Return one device per library that so many workers like this one can hold at once (0: as many workers as there
+    may be).
+
+    On GPUs if the plan wants them (or `auto` finds some), else on cores. Memory is shared out evenly; TaskVine does not
+    report the kind of GPU, so the kind is `gpu`.
+    """
+    wanted, _, count = plan.devices.partition(":")
+    on_gpu = wanted != "cpu" and worker.gpus > 0
+    each = worker.gpus if on_gpu else min(int(count or worker.cores), worker.cores)
+    each = max(1, each)
+    kind, name = ("gpu (TaskVine)", "cuda") if on_gpu else ("cpu (TaskVine)", "cpu")
+    return tuple(
+        DeviceFacts(
+            device=DeviceId(f"{name}:{number}"),
+            kind=kind,
+            memory_bytes=worker.memory_bytes // each,
+            cores=max(1, worker.cores // each),
+        )
+        for number in range(each * (workers or plan.most_workers))
+    )
+
+
+# ---- the pool
+
 
 log = logging.getLogger("stoker.pilot")
 
 TURN_S = 10.0
-"""A busy library keeps its slot for so long when another context wants it."""
+"""Seconds that a busy library keeps its slot when another context wants it."""
 ANY_BYTES = 1 << 62
 """The disks of workers are TaskVine's to fill."""
 
 
 class ManagerPort(Protocol):
-    """What a pool says to its manager: `stoker.pilot.agent.link.ManagerLink`."""
+    """The pool's connection to its manager: `stoker.pilot.agent.link.ManagerLink`."""
 
     def post(self, message: FromPilot) -> None:
         """Say something that must arrive."""
@@ -54,8 +117,8 @@ class ManagerPort(Protocol):
 
 
 class VinePool:
-    """Carries out what the core wants, through TaskVine. `facts` names no devices: they are not known before the first
-    worker has come. `setup` is what libraries are told, but for their recipe and devices."""
+    """Carries out the core's commands through TaskVine. `facts` names no devices: they are unknown before the first
+    worker has come. `setup` holds the settings of libraries, without recipe and devices."""
 
     def __init__(self, engine: VineManager, manager: ManagerPort, *, facts: PilotFacts, setup: messages.Setup) -> None:
         self.core = PilotCore(facts)
@@ -84,7 +147,7 @@ class VinePool:
     # ---- the shell
 
     def handle(self, event: Event) -> None:
-        """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
+        """Pass an event to the core, and carry out its commands. Events that this causes are handled after it."""
         self._queue.handle(event)
 
     def finished(self, done: FinishedTicket) -> None:
@@ -154,7 +217,7 @@ class VinePool:
     # ---- slots
 
     def share_slots(self) -> None:
-        """Give slots to libraries that wait for them, where those that have them are idle or have had their turn."""
+        """Give slots to waiting libraries if their holders are idle or have had their turn."""
         for library in self._slots.waiting():
             holders = self._slots.holders(library)
             if not holders:

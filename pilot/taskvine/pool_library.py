@@ -1,33 +1,211 @@
-"""A library of a TaskVine pool: what the orders of the pilot's core reach.
+"""A library of a TaskVine pool, and the orders by which TaskVine runs its calls.
 
-It stands for the right to have one order of its context in TaskVine at a time; which worker carries that out, and
-whether a process there still holds the context, is TaskVine's business. (An order without calls, sent ahead, has it
-loaded.) TaskVine gets one process for each library of a context that the manager starts.
+A `PoolLibrary` is the right to have one order of its context in TaskVine at a time; TaskVine decides which worker
+carries it out, and whether a process there still holds the context. (An order without calls, sent ahead, loads it.)
+TaskVine gets one process for each library of a context that the manager starts.
+
+Short calls share an order, because an order costs TaskVine milliseconds. A large argument is a file that TaskVine
+brings; it is dropped with the last order that needs it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from typing import assert_never
 
 import msgspec
 
+from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.orders import OrderOutcome, Orders
-from stoker.pilot.taskvine.verdict import verdict
+from stoker.pilot.taskvine.engine import FinishedTicket, VineManager
+from stoker.pilot.taskvine.messages import OVER_LIMIT, OVER_MEMORY, Note
+from stoker.pilot.zygote.processes import tail
 from stoker.protocol import to_agent, to_library
-from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
-from stoker.protocol.ids import CallId
-from stoker.protocol.to_pilot import StartLibrary
+from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Printed
+from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.to_library import Run
+from stoker.protocol.to_pilot import FunctionBlob, StartLibrary
+from stoker.units import show_bytes
+
+# ---- lost libraries
+
+
+_KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}
+
+
+def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: bool, pilot: str) -> Failure:
+    """Judge by the process's note, if it left one, and by what TaskVine `said`."""
+    kind = FailureKind.CONTEXT if loading else FailureKind.DIED
+    doing = "while it loaded" if loading else "in a call on"
+    return Failure(
+        kind=kind if note is None else _KINDS.get(note.reason, kind),
+        message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{_why(ordered, note)}; of its process "
+        f"TaskVine says: {said}",
+        pilot=pilot,
+        library=ordered.library,
+        tail=tail(note.log, start=note.start) if note is not None else "",
+        log=note.log if note is not None else "",
+        printed=Printed(note.log, note.start, 0) if note is not None and not loading else None,
+    )
+
+
+def _why(ordered: StartLibrary, note: Note | None) -> str:
+    if note is None or not note.reason:
+        return ""
+    if note.reason == OVER_MEMORY:
+        return f", which took more memory than the {show_bytes(ordered.recipe.needs.memory_bytes)} that it declares"
+    return ", which did not stop when it was told to"
+
+
+# ---- orders
+
+
+ORDER_S = 0.05
+"""Seconds of work for one order of short calls."""
+MOST_CALLS = 64
+
+
+class OrderOutcome(msgspec.Struct, frozen=True):
+    """How an order ended: TaskVine's word, and the answer if that is `success`. `stopped`: its calls that were told to
+    stop. `note`: its library's note, if that ended without an answer."""
+
+    order: messages.PoolOrder
+    result: str
+    answer: messages.PoolAnswer | None
+    stopped: frozenset[CallId]
+    note: messages.Note | None
+
+
+class Orders:
+    """All orders of a pool in TaskVine. `setup` holds the settings of libraries, without recipe and devices."""
+
+    def __init__(self, engine: VineManager, setup: messages.Setup) -> None:
+        self.setup = setup
+        self.slot_cores = 1
+        """Cores that go with a slot."""
+        self._engine = engine
+        self._open: dict[int, tuple[messages.PoolOrder, Callable[[OrderOutcome], None]]] = {}
+        self._names: dict[FunctionKey, str] = {}
+        self._means: dict[FunctionKey, float] = {}
+        """How long calls of a function take, in seconds."""
+        self._users: Counter[str] = Counter()
+        """Orders that need a large argument, by its name."""
+
+    # ---- functions
+
+    def take_function(self, blob: FunctionBlob) -> None:
+        """Keep a function for the calls of it."""
+        self._names[blob.key] = blob.name
+        self._engine.take_function(blob)
+
+    def knows(self, function: FunctionKey) -> bool:
+        """Whether a function is kept."""
+        return function in self._names
+
+    def measured(self, function: FunctionKey, run_s: float) -> None:
+        """Record the run time of a call of a function."""
+        mean = self._means.get(function, run_s)
+        self._means[function] = max(1e-6, 0.7 * mean + 0.3 * run_s)
+
+    # ---- orders
+
+    def load(self) -> messages.PoolOrder:
+        """An order without calls: TaskVine has the context loaded for it."""
+        return messages.PoolOrder(self._engine.new_ticket())
+
+    def next_of(self, queue: deque[tuple[Run, CallSpec]]) -> messages.PoolOrder:
+        """Take the calls of the next order out of a queue: of one function with the same options, and a large one by
+        itself."""
+        run, _ = queue[0]
+        mean = self._means.get(run.function, 0.0)
+        room = max(1, min(MOST_CALLS, int(ORDER_S / mean))) if mean else 1
+        calls: list[CallSpec] = []
+        while queue and len(calls) < room:
+            other, spec = queue[0]
+            is_large = isinstance(spec.payload, ObjectRef)
+            if other.function != run.function or other.options != run.options or (calls and is_large):
+                break
+            queue.popleft()
+            calls.append(spec)
+            if is_large:
+                break
+        return messages.PoolOrder(
+            ticket=self._engine.new_ticket(),
+            function=run.function,
+            function_name=self._names[run.function],
+            calls=calls,
+            options=run.options,
+            objects={ref.name: f"argument-{number}" for number, ref in enumerate(_large(calls))},
+        )
+
+    def again(self, order: messages.PoolOrder, calls: list[CallSpec]) -> messages.PoolOrder:
+        """An order with these calls of one that never began."""
+        return msgspec.structs.replace(order, ticket=self._engine.new_ticket(), calls=calls)
+
+    def submit(self, order: messages.PoolOrder, library: StartLibrary, *, then: Callable[[OrderOutcome], None]) -> None:
+        """Have TaskVine carry out an order in a library of this one's recipe; `then` is told how it ended."""
+        large = _large(order.calls)
+        self._open[order.ticket] = order, then
+        self._users.update(ref.name for ref in large)
+        # Which slot it is to be only TaskVine knows: its devices are counted from 0.
+        kind, _, _ = library.devices[0].partition(":")
+        devices = tuple(f"{kind}:{number}" for number in range(len(library.devices)))
+        setup = msgspec.structs.replace(self.setup, recipe=library.recipe, devices=devices)
+        name = self._engine.install(setup, cores=self.slot_cores * len(devices))
+        self._engine.submit(name, order, large=large)
+
+    def interrupt(self, order: messages.PoolOrder, calls: Iterable[CallId]) -> None:
+        """Have TaskVine's library stop these calls of an order (see `library`).
+
+        The manager may send the same calls again at once, after a worker was lost: they run in another order, which no
+        file of this one stops.
+        """
+        for call in calls:
+            with contextlib.suppress(OSError):
+                messages.stop_file(self.setup.running, order.ticket, call).touch()
+
+    def finished(self, done: FinishedTicket) -> None:
+        """TaskVine is done with an order."""
+        order, then = self._open.pop(done.ticket, (None, None))
+        if order is None or then is None:
+            return
+        stopped = self._take_stop_files(order)
+        large = _large(order.calls)
+        self._users.subtract(ref.name for ref in large)
+        for ref in large:
+            if self._users[ref.name] <= 0:
+                del self._users[ref.name]
+                self._engine.forget(ref.name)
+        succeeded = done.result == "success"
+        answer = messages.decode_answer(done.answer) if succeeded else None
+        note = None if succeeded else messages.take_note(self.setup.running, order.ticket)
+        then(OrderOutcome(order, done.result, answer, stopped, note))
+
+    def _take_stop_files(self, order: messages.PoolOrder) -> frozenset[CallId]:
+        stopped = set()
+        for spec in order.calls:
+            with contextlib.suppress(FileNotFoundError):
+                messages.stop_file(self.setup.running, order.ticket, spec.call).unlink()
+                stopped.add(spec.call)
+        return frozenset(stopped)
+
+
+def _large(calls: list[CallSpec]) -> tuple[ObjectRef, ...]:
+    return tuple(spec.payload for spec in calls if isinstance(spec.payload, ObjectRef))
+
+
+# ---- libraries
+
 
 log = logging.getLogger("stoker.pilot")
 
 TRIES = 3
-"""An order that TaskVine gave up on before it began is sent again so often."""
+"""Number of times that an order which never began is sent again."""
 
 
 class PoolLibrary:
@@ -44,7 +222,7 @@ class PoolLibrary:
         self._queue: deque[tuple[to_library.Run, CallSpec]] = deque()
         """Calls that TaskVine has not been given."""
         self._order: messages.PoolOrder | None = None
-        """What TaskVine works on for it."""
+        """The order that TaskVine works on for it."""
         self._tries = 0
         """How often TaskVine gave that order up before it began."""
         self._ordered_at = time.monotonic()
@@ -64,7 +242,7 @@ class PoolLibrary:
         self._submit(self._orders.load())
 
     def hear(self, message: to_library.ToLibrary) -> None:
-        """Do what the core says. What runs in TaskVine cannot be looked into, and reports nothing."""
+        """Follow an order of the core. A call inside TaskVine cannot be looked into, and reports nothing."""
         match message:
             case to_library.Run():
                 self._run(message)
@@ -88,7 +266,7 @@ class PoolLibrary:
                 assert_never(message)
 
     def interrupt(self, calls: set[CallId]) -> None:
-        """Have those of these calls stopped that TaskVine has; their context stays loaded."""
+        """Have TaskVine stop the running ones of these calls; their context stays loaded."""
         if self._order is not None:
             self._orders.interrupt(self._order, [call for call in self.sent if call in calls])
 
@@ -113,7 +291,6 @@ class PoolLibrary:
         self._feed()
 
     def _drop(self, calls: tuple[CallId, ...]) -> list[CallId]:
-        """Take out those of these calls that TaskVine has not been given."""
         wanted = set(calls)
         dropped = [spec.call for _, spec in self._queue if spec.call in wanted]
         self._queue = deque((run, spec) for run, spec in self._queue if spec.call not in wanted)
@@ -126,7 +303,7 @@ class PoolLibrary:
     # ---- TaskVine
 
     def _feed(self) -> None:
-        """Give TaskVine the next calls, if it has none; end if there are none and there are to be no more."""
+        """Give TaskVine the next calls, unless it has some; end when no further calls will come."""
         if self._order is not None or self._is_over:
             return
         if self._stops:
@@ -140,7 +317,6 @@ class PoolLibrary:
         self._orders.submit(order, self._ordered, then=self._finished)
 
     def _finished(self, outcome: OrderOutcome) -> None:
-        """TaskVine is done with the order."""
         self._order = None
         if self._is_over:
             return

@@ -1,4 +1,13 @@
-"""What the threads of one fetch share: the copy that grows, who has which pieces, and whether it is over."""
+"""Which piece of an object to ask which source for next, and what the threads of one fetch share.
+
+Rarest first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003): pieces that
+few sources have are copied first, so that many can serve them, and pilots that fetch the same object at once choose
+different pieces. Where we differ: the source that reads the object's origin is asked only for pieces that no other
+source has or is about to have, because the origin should be read once.
+
+Near the end a piece may hang at a slow source while others are idle: it is then asked for a second time elsewhere, and
+the first answer counts. A choice looks at a sample, so its cost does not grow with the object. `Picker` is pure.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +15,180 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from stoker.pilot.transfer.copy import ObjectCopy
-from stoker.pilot.transfer.picker import Picker
+
+# ---- the choice of pieces
+
+
+S = TypeVar("S")
+
+SAMPLE = 48
+AGAIN_S, AGAIN = 1.0, 3.0
+"""At the end a piece may be asked for elsewhere too, `AGAIN_S` after it was asked for, and `AGAIN` times as long as
+pieces took lately."""
+SPARED_S = 5.0
+"""Seconds: the origin is not asked for pieces of other sources while pieces come at least this often."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    sources: int
+    since: float
+
+
+@dataclass(slots=True)
+class _Offer:
+    """The pieces that one source has: missing ones (and some that have come, until they are looked at)."""
+
+    origin: bool
+    pieces: list[int] = field(default_factory=list)
+    known: bytearray = field(default_factory=bytearray)
+    asked: set[int] = field(default_factory=set)
+
+
+class Picker(Generic[S]):
+    """The pieces of one object, and their sources. Not thread-safe."""
+
+    def __init__(self, count: int, *, chance: random.Random) -> None:
+        self._here = bytearray(count)
+        self._left = count
+        self._holders = [0] * count
+        self._asked: dict[int, _Asked] = {}
+        self._offers: dict[S, _Offer] = {}
+        self._chance = chance
+        self._moved_at = 0.0
+        self._took_s = 0.0
+
+    @property
+    def missing(self) -> int:
+        """How many pieces are missing."""
+        return self._left
+
+    def add(self, source: S, *, origin: bool = False) -> None:
+        """A source has come; it has nothing yet."""
+        self._offers[source] = _Offer(origin=origin, known=bytearray(len(self._here)))
+
+    def has(self, source: S, indices: Iterable[int]) -> None:
+        """A source has these pieces."""
+        offer = self._offers[source]
+        for index in indices:
+            if not offer.known[index]:
+                offer.known[index] = 1
+                if not offer.origin:
+                    self._holders[index] += 1
+                if not self._here[index]:
+                    offer.pieces.append(index)
+
+    def has_not(self, source: S, index: int) -> None:
+        """A source was asked for a piece and does not give it now; it will say when it does."""
+        offer = self._offers[source]
+        self._unask(offer, index)
+        if offer.known[index]:
+            offer.known[index] = 0
+            if not offer.origin:
+                self._holders[index] -= 1
+            if index in offer.pieces:
+                offer.pieces.remove(index)
+
+    def gone(self, source: S) -> None:
+        """Drop a source: others can be asked for its pieces."""
+        offer = self._offers.pop(source, None)
+        if offer is None:
+            return
+        for index in list(offer.asked):
+            self._unask(offer, index)
+        if not offer.origin:
+            for index, known in enumerate(offer.known):
+                self._holders[index] -= known
+
+    def arrived(self, index: int, now: float) -> bool:
+        """A piece is here; False if it was already."""
+        for offer in self._offers.values():
+            offer.asked.discard(index)
+        asked = self._asked.pop(index, None)
+        if self._here[index]:
+            return False
+        if asked is not None:
+            self._took_s += (now - asked.since - self._took_s) / 4
+        self._here[index] = 1
+        self._left -= 1
+        self._moved_at = now
+        return True
+
+    def take(self, source: S, now: float) -> int | None:
+        """Return the piece to ask this source for, and mark it as asked for. None if there is no such piece now."""
+        offer = self._offers.get(source)
+        if offer is None:
+            return None
+        found = self._free(offer, now)
+        if found is None:
+            found = self._late(offer, now)
+        if found is not None:
+            asked = self._asked.get(found)
+            self._asked[found] = _Asked(1 + (asked.sources if asked else 0), now)
+            offer.asked.add(found)
+        return found
+
+    # ---- inside
+
+    def _free(self, offer: _Offer, now: float) -> int | None:
+        """The rarest piece in a sample that was not asked for; all pieces are looked at if the sample has none (except
+        for the origin, which is asked again soon)."""
+        spared = offer.origin and now - self._moved_at < SPARED_S
+        here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
+        for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
+            best, fewest = None, len(self._offers) + 1
+            place = self._chance.randrange(len(pieces)) if pieces else 0
+            for _ in range(min(size, len(pieces))):
+                place = place % len(pieces)
+                index = pieces[place]
+                if here[index]:
+                    pieces[place] = pieces[-1]
+                    pieces.pop()
+                    if not pieces:
+                        return best
+                    continue
+                if index not in asked and holders[index] < fewest and not (spared and holders[index]):
+                    best, fewest = index, holders[index]
+                place += 1
+            if best is not None:
+                return best
+        return None
+
+    def _late(self, offer: _Offer, now: float) -> int | None:
+        """When all that is missing was asked for: a piece that was asked for once, long ago."""
+        if len(self._asked) < self._left:
+            return None
+        patience_s = max(AGAIN_S, AGAIN * self._took_s) + (SPARED_S if offer.origin else 0.0)
+        late = [
+            index
+            for index, asked in self._asked.items()
+            if asked.sources == 1 and now - asked.since > patience_s and offer.known[index] and index not in offer.asked
+        ]
+        return self._chance.choice(late) if late else None
+
+    def _unask(self, offer: _Offer, index: int) -> None:
+        if index in offer.asked:
+            offer.asked.discard(index)
+            asked = self._asked.get(index)
+            if asked is not None:
+                asked.sources -= 1
+                if asked.sources <= 0:
+                    del self._asked[index]
+
+
+# ---- shared state of a fetch
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """Where an object can be had: at another host's `address`, or at a `path` here.
+    """A source of an object: another host's `address`, or a `path` here.
 
-    `origin`: it is the place that the object comes from, or stands for it. `label` is what who offers it knows it by.
+    `origin`: it is the object's origin, or stands for it. `label` is its name for people.
     """
 
     address: str = ""
@@ -109,7 +280,7 @@ class Board:
             self._picker.has(source, has)
 
     def take(self, source: ObjectSource) -> int | None:
-        """The piece to ask this source for; None when there is none now, or the fetch is over."""
+        """Return the piece to ask this source for; None if there is no such piece now, or the fetch is over."""
         with self._news:
             return None if self.over else self._picker.take(source, time.monotonic())
 
@@ -141,14 +312,14 @@ class Board:
             self._news.notify_all()
 
     def end(self, failure: Exception | None) -> None:
-        """It is over; what is said first counts."""
+        """End the fetch; the first outcome counts."""
         with self._news:
             if not self.over:
                 self.over, self.failure = True, failure
             self._news.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait until something has happened, so long at most."""
+        """Wait up to this long until something has happened."""
         with self._news:
             if not self.over:
                 self._news.wait(seconds)

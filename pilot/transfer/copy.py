@@ -105,8 +105,8 @@ class ObjectCopy:
             yield file
 
     def give_up(self) -> None:
-        """Free the room that it takes, although somebody may hold it open yet; one that others hold by a second name
-        stays. Raises OSError."""
+        """Free its room, even while it is open elsewhere; a file that others hold under a second name stays. Raises
+        OSError."""
         if not self._folder and os.fstat(self._root).st_nlink <= 1:
             os.ftruncate(self._root, 0)
 
@@ -145,7 +145,6 @@ class ObjectCopy:
 
 
 def _lay_out(root: Path, manifest: Manifest) -> None:
-    """Make folders, links, and files of their final length. What is there from an earlier try stays."""
     place = os.fsencode(root)
     if manifest.kind is EntryKind.FILE:
         _make_file(place, manifest.entries[0])

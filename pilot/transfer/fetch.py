@@ -1,28 +1,250 @@
-"""Brings one object to this disk from several sources at once.
+"""Brings one object to this disk from several sources at once; single exchanges with the seed at the end.
 
-A thread reads each source. Sources are other pilots (which may themselves still be fetching and then tell what has
-newly arrived), the session's seed, or a path that this host sees. Every piece is checked before it is kept, so a source
-can waste time and nothing else; one that serves a wrong piece is not asked again. A connection that breaks after it was
-of use is made again, and goes on with what is missing. Which piece is asked for where is the `picker`'s choice.
+A thread reads each source until the fetch is over or the source is of no use. Sources are other pilots (which may still
+be fetching and then tell which pieces arrived), the session's seed, or a path that this host sees. Each piece is
+checked before it is kept, so a source can only waste time; one that served a wrong piece is not asked again. A
+connection that breaks after it served something is made again and continues. `Picker` (`board`) chooses the pieces.
 
-Who runs a fetch says where the object may be had (`offer`), again whenever that changes, and is told of sources that
-failed (`lost`): what to do about it is not decided here.
+The caller says where the object may be had (`offer`), again whenever that changes, and is told which sources failed
+(`lost`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from stoker.contexts.manifest import MOST_BYTES, PART_BYTES, piece_bytes
+from stoker.errors import StokerError
+from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import Board, FetchOutcome, ObjectSource, WrongBytesError
 from stoker.pilot.transfer.copy import ObjectCopy
-from stoker.pilot.transfer.sources import SourceAccess, SourceReader
 from stoker.pilot.transfer.wire import PeerError
+
+# ---- sources
+
+
+DEPTH = 2
+"""Pieces that a quick peer is asked for at one time: one is on its way while another is checked."""
+SLOW_S = 0.1
+"""Seconds per piece beyond which a peer is asked for one piece at a time, so that it is the rarest by then."""
+
+_CHANGED = (
+    "it no longer has the content that the recipe was made from: it was changed or is damaged; make the recipe again"
+)
+_BUSY_S = 15.0
+_BUSY_AGAIN_S = 0.3
+_IDLE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAccess:
+    """Access to a source: the transfer key, patience, and the function that makes manifests of paths."""
+
+    key: bytes
+    limits: wire.WireLimits = wire.LIMITS
+    manifest_at: Callable[[str], bytes] | None = None
+
+
+class SourceReader:
+    """Reads one source. `ended` is called once, on its thread: why it was given up (empty: it was told to stop, or all
+    pieces are here), and whether it served wrong bytes."""
+
+    def __init__(
+        self,
+        source: ObjectSource,
+        board: Board,
+        *,
+        means: SourceAccess,
+        ended: Callable[[SourceReader, str, bool], None],
+    ) -> None:
+        self.source = source
+        self._board = board
+        self._means = means
+        self._ended = ended
+        self._channel: wire.Channel | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._why = ""
+        self._useful = 0
+
+    def start(self) -> None:
+        """Begin, on a new thread."""
+        threading.Thread(target=self._run, name="transfer-fetch", daemon=True).start()
+
+    def stop(self, why: str = "") -> None:
+        """End soon, for this reason."""
+        with self._lock:
+            self._stopped = True
+            self._why = why
+            if self._channel is not None:
+                self._channel.close()
+
+    # ---- inside
+
+    @property
+    def _done(self) -> bool:
+        return self._stopped or self._board.over
+
+    def _run(self) -> None:
+        why, wrong = "", False
+        try:
+            while not self._done:
+                useful = self._useful
+                try:
+                    if self.source.path:
+                        self._read_path()
+                    else:
+                        self._read_peer()
+                except wire.PeerError as error:
+                    why = str(error)
+                    if self._useful == useful:  # else it was of use since it was last connected: try again
+                        break
+                    why = ""
+        except WrongBytesError as error:
+            why, wrong = _CHANGED if self.source.path else str(error), True
+        except (OSError, ValueError, StokerError) as error:
+            why = str(error)
+        except Exception as error:  # a fault of ours must not leave a source that is waited for
+            why = f"{type(error).__name__}: {error}"
+        self._board.leave(self.source)
+        self._ended(self, self._why if self._stopped else why, wrong)
+
+    def _read_peer(self) -> None:
+        channel = wire.connect(self.source.address, key=self._means.key, limits=self._means.limits)
+        with self._lock:
+            self._channel = channel
+            if self._stopped:
+                channel.close()
+        try:
+            copy = self._open(channel)
+            if copy is not None:
+                self._converse(channel, copy)
+        finally:
+            with self._lock:
+                self._channel = None
+            channel.close()
+
+    def _open(self, channel: wire.Channel) -> ObjectCopy | None:
+        """Ask for the object until it is there, and for the manifest if it is still unknown."""
+        board, busy_until = self._board, time.monotonic() + _BUSY_S
+        while not self._done:
+            channel.send({"op": "open", "object": board.name, "manifest": board.copy is None and not board.told})
+            header = channel.receive()
+            trouble = header.get("error")
+            if not trouble:
+                return self._opened(channel, header)
+            if trouble == "busy" and time.monotonic() < busy_until:
+                board.wait(_BUSY_AGAIN_S)
+            elif trouble == "busy":
+                raise wire.PeerError("it is busy with others")
+            elif trouble != "soon":
+                raise wire.PeerError("it does not have the object")
+        return None
+
+    def _opened(self, channel: wire.Channel, header: dict[str, Any]) -> ObjectCopy:
+        manifest = _body(channel, header, "manifest", most=MOST_BYTES)
+        bits = _body(channel, header, "have", most=MOST_BYTES)
+        data = _body(channel, header, "data", most=PART_BYTES)
+        copy = self._board.copy
+        if copy is None:
+            copy = self._board.establish(self._board.told or bytes(manifest))
+        count = len(copy.pieces)
+        has = range(count) if header.get("whole") else (i for i in range(count) if bits[i >> 3] >> (i & 7) & 1)
+        if not header.get("whole") and len(bits) != -(-count // 8):
+            raise wire.PeerError("it does not say which pieces it has")
+        self._board.join(self.source, has)
+        if data and count == 1:
+            self._arrived(0, data)
+        return copy
+
+    def _converse(self, channel: wire.Channel, copy: ObjectCopy) -> None:
+        board, asked, depth = self._board, deque[int](), DEPTH if self.source.origin else 1
+        buffer = memoryview(bytearray(PART_BYTES))
+        while not self._done:
+            while len(asked) < depth and (index := board.take(self.source)) is not None:
+                channel.send({"op": "piece", "index": index})
+                asked.append(index)
+            if asked:
+                began = time.monotonic()
+                self._answer(channel, copy, asked.popleft(), buffer)
+                depth = DEPTH if self.source.origin or time.monotonic() - began < SLOW_S else 1
+            else:
+                channel.send({"op": "wait"})
+                header = channel.receive()
+                _body(channel, header, "", most=0)
+                board.hear(self.source, _indices(header, len(copy.pieces)))
+
+    def _answer(self, channel: wire.Channel, copy: ObjectCopy, index: int, buffer: memoryview) -> None:
+        header = channel.receive()
+        size = piece_bytes(copy.pieces[index])
+        has = _indices(header, len(copy.pieces))
+        if header.get("error"):
+            _body(channel, header, "", most=0)
+            self._board.hear(self.source, has, lacks=index)
+            return
+        if header.get("index") != index or header["body"] != size:
+            raise wire.PeerError("it answered what it was not asked")
+        channel.receive_body(buffer[:size])
+        self._board.hear(self.source, has)
+        self._arrived(index, buffer[:size])
+
+    def _arrived(self, index: int, data: memoryview) -> None:
+        self._board.arrive(self.source, index, data)
+        self._useful += 1
+
+    def _read_path(self) -> None:
+        """Copy from a path that this host sees, piece by piece, the pieces that no other source has."""
+        board = self._board
+        copy = board.copy
+        if copy is None:
+            make = self._means.manifest_at
+            if not board.told and make is None:
+                raise wire.PeerError("what it is made of is not known")
+            copy = board.establish(board.told or (make(self.source.path) if make else b""))
+        original = ObjectCopy(Path(self.source.path), board.name, copy.data, whole=True)
+        board.join(self.source, range(len(copy.pieces)))
+        buffer = memoryview(bytearray(PART_BYTES))
+        while not self._done:
+            index = board.take(self.source)
+            if index is None:
+                board.wait(_IDLE_S)
+                continue
+            data = buffer[: piece_bytes(copy.pieces[index])]
+            if not original.read(index, data):
+                raise OSError(f"{self.source.path} is shorter than it was")
+            self._arrived(index, data)
+
+
+def _body(channel: wire.Channel, header: dict[str, Any], field: str, *, most: int) -> memoryview:
+    """The part of a message's body that `field` of its header counts (without a name: no body is allowed)."""
+    size = header.get(field, 0) if field else header["body"]
+    if type(size) is not int or not 0 <= size <= most:
+        raise wire.PeerError(f"it announced {size} bytes where at most {most} make sense")
+    data = memoryview(bytearray(size))
+    channel.receive_body(data)
+    return data
+
+
+def _indices(header: dict[str, Any], count: int) -> list[int]:
+    have = header.get("have", [])
+    if not isinstance(have, list) or not all(type(index) is int and 0 <= index < count for index in have):
+        raise wire.PeerError("it says that it has pieces that do not exist")
+    return have
+
+
+# ---- fetches
+
 
 log = logging.getLogger("stoker.transfer")
 
@@ -34,10 +256,10 @@ _REASONS = 4
 
 
 class ObjectFetch:
-    """One object on its way to `root`, a place of its own that an earlier try may have left in parts.
+    """One object on its way to `root`, a place that may hold parts from an earlier try.
 
-    `lost` is told, on threads of the fetch, of each source that is given up, and why; `begun` gets the copy as soon as
-    there is one.
+    `lost` is called, on threads of the fetch, with each source that is given up, and why; `begun` gets the copy as soon
+    as it exists.
     """
 
     def __init__(
@@ -60,9 +282,9 @@ class ObjectFetch:
         self._reasons: deque[str] = deque(maxlen=_REASONS)
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        """Where it may be had from now on; sources that were offered before and are not now are let go. Quick.
+        """Replace the sources; former sources are dropped. Returns at once.
 
-        `manifest` must be this object's; empty where it is not known.
+        `manifest` must be this object's; empty if unknown.
         """
         self._board.told = manifest or self._board.told
         offered = set(sources)
@@ -81,9 +303,9 @@ class ObjectFetch:
             self._lost(source, "it served wrong bytes before")
 
     def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
-        """Wait until all of it is there, and say how it came; a copy that was begun is closed then.
+        """Wait until the object is complete, and return how it came; a copy that was begun is closed then.
 
-        Raises what its disk raised; PeerError when it was stopped, or when there was no source for `alone_s`.
+        Raises the disk's errors; PeerError if it was stopped, or if it had no source for `alone_s`.
         """
         board, alone_at = self._board, time.monotonic()
         self._take_up()
@@ -111,7 +333,7 @@ class ObjectFetch:
         return self._board.outcome()
 
     def stop(self) -> None:
-        """Give it up, if it is not over; what is here stays for another try."""
+        """Stop the fetch, unless it is over; its parts stay for another try."""
         self._board.end(PeerError(f"the fetch of {self._board.name} was stopped"))
         with self._lock:
             workers, self._workers = list(self._workers.values()), {}
@@ -144,9 +366,70 @@ class ObjectFetch:
             worker.stop(f"nothing came for {STALL_S:g} s")
 
     def _take_up(self) -> None:
-        """With a known manifest what an earlier try has left can be looked at before any source is there."""
+        """With a known manifest, check the parts of an earlier try before any source is there."""
         if self._board.told:
             try:
                 self._board.establish(self._board.told)
             except (OSError, WrongBytesError) as error:
                 self._board.end(error)
+
+
+# ---- single exchanges
+
+
+_CHUNK = 1 << 20
+
+
+SEED_FILE = "seed.address"
+"""In the session's folder, once its seed listens: its `host:port`."""
+
+
+def read_key(file: str | os.PathLike[str]) -> bytes:
+    """A session's transfer key, from `keys/transfer.json` in its folder. Raises OSError, ValueError."""
+    try:
+        return bytes.fromhex(json.loads(Path(file).read_bytes())["secret"])
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{file} holds no transfer key: {error}") from error
+
+
+def get(
+    name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits: wire.WireLimits = wire.LIMITS
+) -> FetchOutcome:
+    """Bring an object to `target`, whole or not at all; the next try uses the parts of a failed one.
+
+    Raises PeerError if none of the addresses serves it, OSError if the disk refuses it.
+    """
+    draft = target.with_name(f".{target.name}.draft")
+    fetch = ObjectFetch(name, draft, means=SourceAccess(key=key, limits=limits))
+    fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)
+    outcome = fetch.run(alone_s=0.0)
+    os.replace(draft, target)
+    return outcome
+
+
+def put(
+    name: str, parts: Sequence[wire.Buffer], *, address: str, key: bytes, limits: wire.WireLimits = wire.LIMITS
+) -> str:
+    """Hand a result to the seed; returns the path at which it lies there. Raises PeerError."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part)
+    channel = wire.connect(address, key=key, limits=limits)
+    try:
+        size = sum(len(part) for part in parts)
+        channel.send({"op": "put", "name": name, "size": size, "sha256": whole.hexdigest()})
+        _answer(channel)
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(view), _CHUNK):
+                channel.send_body(view[start : start + _CHUNK])
+        return str(_answer(channel)["path"])
+    finally:
+        channel.close()
+
+
+def _answer(channel: wire.Channel) -> dict[str, object]:
+    header = channel.receive()
+    if header.get("error") or header["body"]:
+        raise wire.PeerError(f"the session's seed did not take it: {header.get('text') or header.get('error')}")
+    return header

@@ -6,7 +6,7 @@ environment say it too, seldom. The seed answers with whom to get it from: a few
 are there and have what he lacks, and each is named to so few that it has a place free for all of them. Everybody has
 fewer sources than places, so one that comes later finds somebody who has a place.
 
-While several are there the seed itself gives each piece away once (`sending`). Who asks for it again gets it only when
+While several are there the seed itself gives each piece away once (`server`). Who asks for it again gets it only when
 nobody has said to have it, or when those who have do not get it to him either. So a hundred pilots that start at once
 read the seed about once, and the rest from each other. One that is alone waits for nobody, and neither does one who
 cannot reach those that were named to him.
@@ -24,13 +24,13 @@ from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import MOST
 
 SOURCES = MOST - 1
-"""So many others one is told of."""
+"""Number of others that a pilot is told."""
 TRIES = 2 * SOURCES
 """A host that has got nothing from this many others is taken to be cut off from them."""
 FORGOTTEN = 4.0
-"""Who is silent for so many times what he said is gone."""
+"""A pilot is gone after this many of its own intervals of silence."""
 UNHEARD_S, HELD_S = 4.0, 15.0
-"""For so long the seed keeps back a piece that it has given away: while nobody has said to have it, and then."""
+"""Seconds that the seed keeps back a piece that it has given away, until another pilot reports it, and afterwards."""
 _CHECK_S = 0.5
 _MOST = 20_000
 _ALL = -1
@@ -56,9 +56,9 @@ class SeedMeetings:
         alone: bool = False,
         again_s: float = 2.0,
     ) -> list[str]:
-        """Somebody at this address has pieces of the object (`have`: a bit each) or all of it (then he `wants` none),
-        and says so again after `again_s`. `lost` were of no use to him, and nobody is if he is `alone`. The addresses
-        of those to get it from."""
+        """Report that the pilot at this address has pieces of the object (`have`: a bit each), or all of it (then it
+        `wants` none), and will report again after `again_s`. `lost` were of no use to it; all are if it is `alone`.
+        Return the addresses of its sources."""
         with self._lock:
             meeting = self._meetings.setdefault(name, _Meeting())
             now = time.monotonic()
@@ -88,7 +88,7 @@ class SeedMeetings:
 
 
 class _One:
-    """Somebody who is here. `named` to so many others; `sources` were named to him, `lost` are of no use to him."""
+    """A pilot that is here. It was `named` to this many others; `sources` were named to it; `lost` are useless."""
 
     __slots__ = ("alone", "have", "lost", "named", "sources", "until")
 
@@ -103,25 +103,25 @@ class _One:
 
 
 class _Meeting:
-    """Those who are here for one object."""
+    """The pilots that are here for one object."""
 
     def __init__(self) -> None:
         self.here: dict[str, _One] = {}
         self.held_until: dict[int, float] = {}
-        """By piece: until when somebody who has it is taken to be here."""
+        """By piece: until when a holder of it counts as here."""
         self.alone: set[str] = set()
-        """Hosts with somebody whom nobody else serves."""
+        """Hosts with a pilot that no other pilot serves."""
         self._check_at = 0.0
 
     def hold(self, have: bytes, *, until: float) -> None:
-        """Somebody has these pieces."""
+        """Note that a pilot has these pieces."""
         for place, bits in enumerate(have):
             for index in range(8 * place, 8 * place + 8):
                 if bits >> (index & 7) & 1:
                     self.held_until[index] = max(until, self.held_until.get(index, 0.0))
 
     def forget(self, now: float) -> None:
-        """Drop those who were silent for too long."""
+        """Drop pilots that were silent for too long."""
         if now < self._check_at:
             return
         self._check_at = now + _CHECK_S
@@ -131,7 +131,7 @@ class _Meeting:
         self.alone = {address.rpartition(":")[0].strip("[]") for address, one in self.here.items() if one.alone}
 
     def choose(self, address: str, one: _One, *, count: int, chance: random.Random) -> None:
-        """Name others to him until he has so many: those first who were named to the fewest."""
+        """Name others to a pilot until it has enough: first the ones that were named to the fewest."""
         for source in [x for x in one.sources if x in one.lost or x not in self.here or not count]:
             del one.sources[source]
             self._unname(source)
@@ -173,7 +173,7 @@ def meet(
 
 
 def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
-    """What the seed answers to such a request. Raises PeerError for one that makes no sense."""
+    """The seed's answer to such a request. Raises PeerError for a senseless one."""
     lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
     if not isinstance(lost, list) or not isinstance(again_s, (int, float)):
         raise wire.PeerError("somebody meets others in words that are not known here")

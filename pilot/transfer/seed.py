@@ -30,8 +30,8 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.client import SEED_FILE, read_key
 from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.fetch import SEED_FILE, read_key
 from stoker.pilot.transfer.meeting import SeedMeetings, answer
 from stoker.pilot.transfer.server import ObjectServer
 from stoker.protocol.session import SessionFolder
@@ -48,7 +48,7 @@ _POLL_S = 0.5
 
 
 class Seed:
-    """What a session's seed answers. Any thread may call it."""
+    """The answers of a session's seed. Any thread may call it."""
 
     def __init__(self, objects: Path) -> None:
         self._objects = objects
@@ -89,11 +89,10 @@ class Seed:
         return ref
 
     def _meet(self, channel: wire.Channel, request: dict[str, Any]) -> None:
-        """Whoever wants the same object is told of others that do (see `meeting`)."""
+        """Tell a pilot which others want the same object (see `meeting`)."""
         channel.send({"others": answer(self._meetings, request)})
 
     def _put(self, channel: wire.Channel, request: dict[str, Any]) -> None:
-        """Take a result in, whole or not at all, and say where it lies."""
         name, size, digest = request.get("name"), request.get("size"), request.get("sha256")
         if not isinstance(name, str) or not _RESULT.fullmatch(name) or type(size) is not int or size < 0:
             channel.send({"error": "refused", "text": f"{name!r} of {size} bytes is no result"})
@@ -174,7 +173,6 @@ def _tell_address(session: SessionFolder, address: str) -> str:
 
 
 def _is_over(session: SessionFolder) -> bool:
-    """Whether the session has ended: its objects are gone, or its manager's lease says so."""
     return not session.objects.is_dir() or bool(session.over())
 
 

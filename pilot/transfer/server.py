@@ -1,7 +1,13 @@
-"""Serves objects to peers: whole ones, and of those that are still being fetched the pieces that are here.
+"""Serves objects to peers: whole ones, and the pieces that are here of those that are still being fetched.
 
-A thread serves one connection, and a bounded number of connections get bytes; one more is told that this pilot is busy.
-Which piece may go to whom just now is in `sending`.
+A thread serves one connection. A bounded number of connections get bytes; further ones are told that this pilot is
+busy.
+
+A piece that is on its way to one peer is not sent to another at the same time: the other is told "later", and may get
+it from the first. The pilot that reads an object's origin gives each piece away once while it reads, and again only to
+a peer that still asks after a while. So one copy of a new piece leaves, and its receiver serves the others.
+(BitTorrent's super-seeding reaches this by showing each peer other pieces.) The session's seed does the same for pilots
+that start together, because its host serves all of them; `meeting` says how long it keeps a piece back.
 """
 
 from __future__ import annotations
@@ -19,14 +25,110 @@ from stoker.contexts.manifest import Piece, piece_bytes
 from stoker.log_files import SeldomLog
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.copy import ObjectCopy
-from stoker.pilot.transfer.sending import Sending, Spares
+
+# ---- which peer gets a piece
+
+
+_LATER_S = 3.0
+"""Seconds after which a piece that one peer takes slowly may go to another as well."""
+_PATIENCE_S, _PATIENCE = 1.0, 8.0
+"""How long a reader keeps back a piece that it has given away: these seconds, plus a multiple of the time to send one.
+"""
+_POLL_S = 0.1
+Spares = Callable[[str, int, str], float]
+"""Takes an object's name, a piece's index, and the address of the host that asks for it; answers with seconds."""
+_REMEMBERED = 256
+
+
+class Sending:
+    """Which pieces are being sent, and which were (see the module's text). Any thread may use it. `spares` returns the
+    seconds for which a piece that was given away should come from its receiver; 0 = from here."""
+
+    def __init__(self, *, spares: Spares = lambda _name, _index, _host: 0.0) -> None:
+        self._spares = spares
+        self._lock = threading.Lock()
+        self._objects: dict[str, _Object] = {}
+
+    def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
+        """Whether this piece may be sent to one more peer now; if so it counts as being sent."""
+        now = time.monotonic()
+        with self._lock:
+            object = self._objects.setdefault(copy.name, _Object())
+            sent = object.pieces.setdefault(index, _Sent())
+            if object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) > now:
+                return False
+            object.under_way += sent.since is None
+            object.given += not sent.before
+            sent.since, sent.before, sent.asked_at = now, True, None
+            return True
+
+    def end(self, copy: ObjectCopy, index: int) -> None:
+        """It has been sent, or not, as far as it could be."""
+        now = time.monotonic()
+        with self._lock:
+            object = self._objects.setdefault(copy.name, _Object())
+            sent = object.pieces.setdefault(index, _Sent())
+            if sent.since is not None:  # else it went to two at once, and the other was first
+                object.took_s = now - sent.since
+                object.under_way -= 1
+                sent.since = None
+            if len(self._objects) > _REMEMBERED:
+                self._objects = {name: one for name, one in self._objects.items() if one.under_way}
+
+    def free_in(self, copy: ObjectCopy, index: int, *, host: str = "") -> float:
+        """Seconds until this piece may be sent to one more peer, as far as that can be told."""
+        now = time.monotonic()
+        with self._lock:
+            object = self._objects.setdefault(copy.name, _Object())
+            sent = object.pieces.setdefault(index, _Sent())
+            return object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) - now
+
+
+class _Object:
+    """One object that is served: its sent pieces, the number on their way, and the time to send one."""
+
+    __slots__ = ("given", "pieces", "took_s", "under_way")
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, _Sent] = {}
+        self.given = 0
+        """Pieces that were sent at least once."""
+        self.under_way = 0
+        self.took_s = 0.0
+
+    def free_at(self, copy: ObjectCopy, sent: _Sent, now: float, *, spared_s: float) -> float:
+        """When this piece may be sent to one more peer."""
+        if sent.since is not None:
+            return sent.since + _LATER_S
+        if not sent.before or not (spared_s or (copy.first_hand and not copy.complete)):
+            return now
+        if not spared_s and self.given >= len(copy.arrivals) and self.under_way <= 1:
+            return now  # there is nothing better to send
+        sent.asked_at = sent.asked_at or now
+        due = sent.asked_at + (spared_s or _PATIENCE_S) + _PATIENCE * self.took_s
+        return now if due <= now else min(due, now + _POLL_S)  # there may be nothing better to send soon
+
+
+class _Sent:
+    """One piece: since when it is being sent, whether it was sent before, and since when it is asked for again."""
+
+    __slots__ = ("asked_at", "before", "since")
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self.before = False
+        self.asked_at: float | None = None
+
+
+# ---- the server
+
 
 log = logging.getLogger("stoker.transfer")
 
 MOST = 4
 """Peers that get bytes at one time."""
 WAIT_S = 0.5
-"""So long a peer's question for more stays unanswered at most: it must hear from us before its patience ends."""
+"""Seconds within which a peer's question for more is answered, before its patience ends."""
 
 _UNPROVEN = 32
 """Connections that may wait to prove the session's key: a thread each."""
@@ -47,7 +149,7 @@ class ObjectServer:
     """Listens at `address` until it is closed: at a free port of `host`, or at the socket that it is given.
 
     `more` are further requests that it answers: each gets the connection and the request, and raises PeerError when the
-    connection is of no use any more. `spares` is for who is to serve little itself (see `sending`). Raises OSError if
+    connection is of no use any more. `spares` is for who is to serve little itself (see `Sending`). Raises OSError if
     it cannot listen.
     """
 
@@ -171,7 +273,6 @@ class ObjectServer:
             request = channel.receive()
 
     def _opened(self, channel: wire.Channel, request: dict[str, Any], host: str) -> dict[str, Any]:
-        """Serve one object on this connection; returns the request that is about something else."""
         name = str(request.get("object"))
         with self._slot() as free:
             if not free:
@@ -200,7 +301,7 @@ class ObjectServer:
                 self._serving -= free
 
     def count(self, sent: int) -> None:
-        """So many bytes of an object have been sent."""
+        """Count sent bytes of an object."""
         with self._lock:
             self.sent_bytes += sent
 
@@ -219,7 +320,7 @@ class _Lending:
         self._later: set[int] = set()
 
     def serve(self, *, wants_manifest: bool) -> dict[str, Any]:
-        """Answer the request that opened it and those that follow; returns the first that is about something else."""
+        """Answer the request that opened it and the following ones; return the first for something else."""
         copy, channel = self._copy, self._channel
         self._answer_open(wants_manifest)
         while True:
@@ -252,7 +353,6 @@ class _Lending:
         self._channel.send(header, manifest, bits)
 
     def _wait(self) -> None:
-        """Until there is something to tell, or it is time to say at least something."""
         copy, until = self._copy, time.monotonic() + WAIT_S
         while True:
             now = time.monotonic()
@@ -265,7 +365,7 @@ class _Lending:
                 copy.changed.wait(min(soonest, until - now))
 
     def _pieces_to_tell(self) -> list[int]:
-        """Pieces that this peer was not told of, and one that it was told to ask for later."""
+        """Return the pieces that this peer does not know of, and one that it was told to ask for later."""
         told = list(self._copy.arrivals[self._told : self._told + _TOLD_AT_ONCE])
         self._told += len(told)
         for index in self._later:
@@ -310,7 +410,6 @@ def bits_of(indices: Iterable[int], count: int) -> bytes:
 
 
 def _listen(host: str, ports: tuple[int, int]) -> socket.socket:
-    """A socket that listens on the first free port of a range; (0, 0) for any. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     first, last = ports
     for port in range(first, last + 1):

@@ -222,7 +222,7 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
-    """So many bytes of a handshake, all within its time. Raises PeerError, OSError."""
+    """Read this number of bytes of a handshake within its time. Raises PeerError, OSError."""
     data = bytearray(count)
     got = sock.recv_into(data, count, socket.MSG_WAITALL)
     if got < count:

@@ -1,4 +1,7 @@
-"""The agent's end of a zygote."""
+"""The agent's end of a zygote, and the messages between the two: one MessagePack packet each, over a socket pair.
+
+A library's socket travels with its `Fork` as a file descriptor, so no library has a path that others could connect to.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,109 @@ import msgspec
 from stoker import connections
 from stoker.decoding import UNREADABLE
 from stoker.log_files import SeldomLog
-from stoker.pilot.zygote.child import THREAD_VARIABLES
-from stoker.pilot.zygote.messages import LIMIT_BYTES, Fork, FromZygote, Kill, Preload, ToZygote
+
+# ---- messages
+
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+"""Variables by which numeric libraries size their thread pools when they are imported."""
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+# ---- to the zygote
+
+
+class Preload(_Message, frozen=True, tag="preload"):
+    """Import these (`module`, or `module:attribute` for packages that import lazily). Always the first message."""
+
+    modules: tuple[str, ...]
+
+
+class Fork(_Message, frozen=True, tag="fork"):
+    """Start a library. The packet carries its socket.
+
+    `entry` is `module:function`, called with the number of the socket. `fresh` runs it in a new interpreter instead
+    of a fork. `environment` is set on top of the zygote's own; `cores` empty = as the zygote.
+    """
+
+    library: int
+    entry: str
+    log: str
+    folder: str
+    environment: dict[str, str]
+    cores: tuple[int, ...] = ()
+    threads: int = 1
+    fresh: bool = False
+
+
+class Kill(_Message, frozen=True, tag="kill"):
+    """Send a signal to a library's process, if it still is one."""
+
+    library: int
+    signal: int
+
+
+ToZygote = Preload | Fork | Kill
+
+
+# ---- to the agent
+
+
+class Preloaded(_Message, frozen=True, tag="preloaded"):
+    """Imports are done. `failed` says which could not be imported, and why; `threads` which modules have started
+    threads, and the threads' names (a process that has some must not fork, so libraries then start in a new
+    interpreter); `asked_for_gpus` that one of them asked PyTorch for GPUs (see `server`: libraries that have
+    some start in a new interpreter)."""
+
+    failed: dict[str, str]
+    seconds: float
+    threads: dict[str, str] = {}
+    asked_for_gpus: bool = False
+
+
+class Forked(_Message, frozen=True, tag="forked"):
+    """A library's process exists."""
+
+    library: int
+    pid: int
+
+
+class ForkFailed(_Message, frozen=True, tag="fork-failed"):
+    """The system gave no process."""
+
+    library: int
+    reason: str
+
+
+class Exited(_Message, frozen=True, tag="exited"):
+    """A library's process has ended, and its `orphans` descendants have been killed."""
+
+    library: int
+    pid: int
+    signal: int
+    exit_code: int
+    peak_bytes: int = 0
+    orphans: int = 0
+
+
+FromZygote = Preloaded | Forked | ForkFailed | Exited
+
+LIMIT_BYTES = 200_000
+"""No packet is longer."""
+
+
+# ---- the agent's end
+
 
 _decode = msgspec.msgpack.Decoder[FromZygote](FromZygote).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -119,7 +223,7 @@ class Zygote:
         self._send(Kill(library=library, signal=how))
 
     def receive(self) -> list[FromZygote] | None:
-        """What it has said; None when it has ended."""
+        """Return the zygote's messages; None when it has ended."""
         said: list[FromZygote] = []
         while True:
             try:
@@ -136,7 +240,7 @@ class Zygote:
                 _refusals.warning(str(self.pid), f"refused {len(data)} bytes of zygote {self.pid}: {error}")
 
     def close(self) -> None:
-        """Let it end: it kills its libraries and removes the scratch folder by itself."""
+        """Let it end: it kills its libraries and removes the scratch folder."""
         self._drop_unsent()
         self._sock.close()
 

@@ -1,22 +1,89 @@
-"""Linux process plumbing: dying with a parent, adopting orphans, and finding everything below a process."""
+"""Linux processes: end with a parent, adopt orphans, find descendants, measure them, and remove what killed ones leave.
+
+Killed processes leave two kinds of memory. POSIX segments and semaphores (`/dev/shm`) do not name their maker. The
+resource trackers of Python and joblib and torch's shared memory manager know them, and unlink them after their
+processes have ended: so trackers are not killed with a library, and get LIMIT_S to end. A System V segment names its
+maker, so this module removes it.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 
 import psutil
 
-from stoker.pilot.zygote.leftovers import LIMIT_S, is_tracker
+# ---- leftovers
+
+
+LIMIT_S = 5.0
+"""torch's manager waits 2 s after the last user of its segments."""
+
+_TRACKS = b"resource_tracker import main"
+_TORCH = b"torch_shm_manager"
+_SYSTEM_V = "/proc/sysvipc/shm"
+_IPC_RMID = 0
+_EXITING = 0x4
+"""Of the flags in /proc/PID/stat."""
+_BEGINS_S = 1.0
+"""A process that has just begun its program shows no command line until the kernel has given it a moment."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def is_tracker(pid: int) -> bool:
+    """True for a living process that only cleans up after others."""
+    try:
+        command = _command_line(pid)
+    except OSError:
+        return False
+    return _TRACKS in command or command.partition(b"\0")[0].endswith(_TORCH)
+
+
+def _command_line(pid: int) -> bytes:
+    """The beginning of a process's command line. Waits for it if the process has just begun its program."""
+    until = time.monotonic() + _BEGINS_S
+    while True:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read(4096)
+        if command or _is_ending(pid) or time.monotonic() > until:
+            return command
+        time.sleep(0.001)
+
+
+def _is_ending(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        state, *_, flags = file.read().rpartition(b")")[2].split()[:7]
+    return state in (b"Z", b"X") or bool(int(flags) & _EXITING)
+
+
+def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
+    """Remove the segments that these processes of this user, which have ended, have made since a time (of the wall
+    clock), and that no process is attached to; how many there were."""
+    removed = 0
+    try:
+        with open(_SYSTEM_V) as file:
+            names, *lines = (line.split() for line in file)
+    except (OSError, ValueError):  # no System V segments here
+        return 0
+    for line in lines:
+        facts = dict(zip(names, map(int, line), strict=False))
+        made_by_one = facts["cpid"] in pids and facts["cuid"] == os.getuid() and facts["ctime"] >= int(since)
+        if made_by_one and not facts["nattch"]:
+            removed += _libc.shmctl(facts["shmid"], _IPC_RMID, None) == 0
+    return removed
+
+
+# ---- processes
+
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _stuck: set[int] = set()
 """Children that were killed, waited for, and have not ended."""
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -36,7 +103,7 @@ def adopt_orphans() -> None:
 
 
 def children(pid: int, *, of_main: bool = False) -> list[int]:
-    """Direct children of a process; none if it is gone. `of_main`: those that its main thread has made or adopted."""
+    """Return the direct children of a process. `of_main`: those that its main thread has made or adopted."""
     found: list[int] = []
     try:
         tasks = [str(pid)] if of_main else os.listdir(f"/proc/{pid}/task")
@@ -114,8 +181,8 @@ def trackers() -> list[int]:
 
 
 def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
-    """Wait until the trackers among the children of this process have ended; kill those that do not. Those that are
-    `known` serve this process itself, and end after it."""
+    """Wait until the trackers among the children of this process have ended; kill those that do not. `known` trackers
+    serve this process, and end after it."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in trackers() if pid not in known]:
         for pid in left:
@@ -133,3 +200,81 @@ def reap(pid: int) -> tuple[int, int, int] | None:
     except ChildProcessError:
         return None
     return (ended, status, usage.ru_maxrss * 1024) if ended else None
+
+
+# ---- measurements
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process and its descendants. Pages that they share count once for each."""
+    total = 0
+    for one in tree(pid):
+        try:
+            with open(f"/proc/{one}/statm", "rb") as file:
+                total += int(file.read().split(None, 2)[1]) * _PAGE
+        except (OSError, IndexError):
+            continue
+    return total
+
+
+def proportional_bytes(pid: int) -> int:
+    """The same with shared pages divided among their users: exact, and slow (milliseconds)."""
+    total = 0
+    for one in tree(pid):
+        try:
+            with open(f"/proc/{one}/smaps_rollup", "rb") as file:
+                total += next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:")), 0)
+        except OSError:
+            continue
+    return total
+
+
+class MemoryLimit:
+    """Detects whether a library takes more memory than its limit.
+
+    The cheap measure counts shared pages several times (a starting child shares all of them), so it only raises a
+    suspicion. The exact measure is repeated when the cheap one has grown by the remaining room, or after `AGAIN_S`:
+    when a process ends, the users of its shared pages are charged more.
+    """
+
+    AGAIN_S = 2.0
+
+    def __init__(self) -> None:
+        self._resident_bytes = self._exact_bytes = 0
+        self._measured_at = -math.inf
+
+    def excess(self, pid: int, limit_bytes: int, *, now: float) -> int:
+        """Bytes that a library really takes, if that is more than its limit; else 0. `now`: a clock in seconds."""
+        resident = resident_bytes(pid)
+        if resident <= limit_bytes:
+            return 0
+        grown = resident - self._resident_bytes
+        if now - self._measured_at >= self.AGAIN_S or self._exact_bytes + max(0, grown) > limit_bytes:
+            self._resident_bytes, self._measured_at = resident, now
+            self._exact_bytes = proportional_bytes(pid)
+        return self._exact_bytes if self._exact_bytes > limit_bytes else 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process, its threads and its ended children."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return sum(map(int, fields[11:15])) / _TICK
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def tail(path: str, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
+    """The last lines of a log file from the byte `start` on, as text that fits a message."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(start, os.fstat(file.fileno()).st_size - most_bytes))
+            data = file.read(most_bytes)
+    except OSError:
+        return ""
+    return "\n".join(data.decode("utf-8", "replace").splitlines()[-lines:])

@@ -1,16 +1,23 @@
-"""The zygote's loop: import, freeze, then fork on request and report ends.
+"""What a forked child does to become a library, and the zygote's loop: import, freeze, then fork on request.
 
-It stays single-threaded and runs no tensor operation: a thread pool that exists before a fork does not exist after it,
-and whoever waits for it waits forever. It survives whatever its children do (they are in sessions of their own and
-hold none of its sockets), and it holds on to nothing of theirs: descendants that a library leaves behind are adopted
-and killed. When the agent is gone it kills everything, removes the pilot's scratch folder and ends; the kernel tells it
-(a signal), and so does its socket. Until its imports are done it has no children and simply dies.
+The zygote stays single-threaded and runs no tensor operation: a thread pool from before a fork does not exist after it.
+It survives whatever its children do (they are in their own sessions and hold none of its sockets), and adopts and kills
+the descendants that a library leaves. When the agent is gone it kills everything, removes the pilot's scratch folder
+and ends; a signal and its socket tell it. Until its imports are done it has no children and simply dies.
+
+Modules may do two things in the zygote that a fork cannot bear. *Threads*: a lock that another thread held is never
+released in the child. A zygote with threads starts libraries in new interpreters, unless the threads are known to be
+harmless. *GPUs*: asking CUDA would initialise it, so the zygote sees no GPU. A module that asks hears that there is
+none, and may keep that answer (`DEVICE = "cuda" if torch.cuda.is_available() else "cpu"`). Libraries with GPUs then
+start in a new interpreter, where the answer is right.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
+import importlib.util
 import os
 import select
 import shutil
@@ -18,17 +25,21 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
-from types import FrameType
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
 
 import msgspec
 
 from stoker.decoding import UNREADABLE
-from stoker.pilot.zygote import child, leftovers, processes
-from stoker.pilot.zygote.cuda_questions import Listener
-from stoker.pilot.zygote.imported_threads import ImportedThreads
-from stoker.pilot.zygote.messages import (
+from stoker.pilot.core import infrastructure
+from stoker.pilot.zygote import processes
+from stoker.pilot.zygote.client import (
     LIMIT_BYTES,
+    THREAD_VARIABLES,
     Exited,
     Fork,
     Forked,
@@ -39,6 +50,209 @@ from stoker.pilot.zygote.messages import (
     Preloaded,
     ToZygote,
 )
+
+# ---- threads
+
+
+HARMLESS = frozenset({"jemalloc_bg_thd"})
+"""jemalloc's thread (in pyarrow, which pandas imports) returns memory; a child works without it."""
+_NAMED_S = 0.05
+"""A thread names itself a moment after it has started."""
+
+
+class ImportedThreads:
+    """Looks at this process's threads after each import."""
+
+    def __init__(self) -> None:
+        self._started = dict.fromkeys(_threads(), "what came before the imports")
+
+    def attribute_to(self, module: str) -> None:
+        """Threads that were not here before are of this module, which was imported just now."""
+        for thread in _threads():
+            self._started.setdefault(thread, module)
+
+    def harmful(self) -> dict[str, str]:
+        """The names of this process's threads, by the module that started them, except the main thread and harmless
+        ones."""
+        found = self._harmful()
+        if found:
+            time.sleep(_NAMED_S)
+            found = self._harmful()
+        return found
+
+    def _harmful(self) -> dict[str, str]:
+        names: dict[str, list[str]] = {}
+        for thread, name in _threads().items():
+            if thread != os.getpid() and name not in HARMLESS:
+                names.setdefault(self._started.get(thread, "something later"), []).append(name)
+        return {module: ", ".join(sorted(each)) for module, each in names.items()}
+
+
+def _threads() -> dict[int, str]:
+    found = {}
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/comm") as file:
+                found[int(thread)] = file.read().strip()
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+# ---- questions for GPUs
+
+
+_MODULE = "torch.cuda"
+_QUESTIONS = ("is_available", "device_count", "init")
+
+
+class Listener(MetaPathFinder):
+    """Listens from `start` to `stop`. `asked`: whether a question was put."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._plain: dict[str, Callable[..., Any]] = {}
+
+    def start(self) -> None:
+        """Listen to `torch.cuda`, as soon as it is imported."""
+        if _MODULE in sys.modules:
+            self._listen(sys.modules[_MODULE])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def stop(self) -> None:
+        """Listen no more: PyTorch is as it was."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        module = sys.modules.get(_MODULE)
+        for name, plain in self._plain.items():
+            setattr(module, name, plain)
+        self._plain.clear()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find the module as others do, with a loader that reports it."""
+        del path, target
+        if fullname != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._listen)
+        return spec
+
+    def _listen(self, module: ModuleType) -> None:
+        for name in _QUESTIONS:
+            plain = getattr(module, name, None)
+            if callable(plain):
+                self._plain[name] = plain
+                setattr(module, name, self._noting(plain))
+
+    def _noting(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            self.asked = True
+            return plain(*args, **kwargs)
+
+        return ask
+
+
+class _Loader(Loader):
+    """A loader that calls a function after it has loaded the module."""
+
+    def __init__(self, inner: Any, then: Callable[[ModuleType], None]) -> None:
+        self._inner = inner
+        self._then = then
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the other."""
+        made: ModuleType | None = self._inner.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Load the module, then call the function."""
+        self._inner.exec_module(module)
+        self._then(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+# ---- the child
+
+
+def become_library(order: Fork, sock: int, *, parent: int) -> NoReturn:
+    """Run a library in this process; never returns."""
+    code = infrastructure.NOT_SETTLED
+    try:
+        _settle(order, parent)
+        code = 1
+        if order.fresh:
+            os.set_inheritable(sock, True)
+            module = order.entry.rpartition(".")[0]
+            os.execv(sys.executable, [sys.executable, "-P", "-m", module, str(sock)])
+        set_threads(order.threads)
+        _reseed()
+        module, _, name = order.entry.partition(":")
+        getattr(importlib.import_module(module), name)(sock)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Without the interpreter's own farewell: handlers that were registered before the fork are the zygote's.
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def _settle(order: Fork, parent: int) -> None:
+    processes.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.setsid()
+    processes.adopt_orphans()
+    for how in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(how, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(log)
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(order.threads)) | order.environment)
+    os.chdir(order.folder)
+    if order.cores:
+        os.sched_setaffinity(0, order.cores)
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:  # when memory runs out: a library, never the agent
+            file.write("500")
+    except OSError:
+        pass
+
+
+def set_threads(count: int) -> None:
+    """Size the thread pools that this process will have (PyTorch's too, if it is imported), before there is one."""
+    for name in THREAD_VARIABLES:
+        os.environ[name] = str(count)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(count)
+
+
+def _reseed() -> None:
+    """Forks of one process must not draw the same numbers (the standard library sees to its own)."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        numpy.random.seed()
+
+
+# ---- the loop
+
 
 _decode = msgspec.msgpack.Decoder[ToZygote](ToZygote).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -150,7 +364,7 @@ class ZygoteServer:
         gc.enable()
         listener.stop()
         self._asked_for_gpus = listener.asked
-        child.set_threads(1)
+        set_threads(1)
         gc.collect()
         gc.freeze()
         self._own_trackers = frozenset(processes.trackers())
@@ -180,7 +394,7 @@ class ZygoteServer:
             os.close(self._wake_read)
             signal.set_wakeup_fd(-1)
             os.close(self._wake_write)
-            child.become_library(order, sock, parent=parent)
+            become_library(order, sock, parent=parent)
         os.close(sock)
         self._libraries[pid] = order.library
         self._send(Forked(library=order.library, pid=pid))
@@ -193,8 +407,8 @@ class ZygoteServer:
             if library is None:
                 continue
             orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # those had ended
-            leftovers.remove_system_v_segments({pid, *orphans}, since=self._began)
-            until = time.monotonic() + leftovers.LIMIT_S
+            processes.remove_system_v_segments({pid, *orphans}, since=self._began)
+            until = time.monotonic() + processes.LIMIT_S
             for tracker in processes.trackers():
                 if tracker not in self._own_trackers:
                     self._trackers.setdefault(tracker, until)
@@ -220,7 +434,7 @@ class ZygoteServer:
     def _clean(self) -> None:
         libraries = set(self._libraries)
         killed = processes.kill_strays(())
-        leftovers.remove_system_v_segments(libraries | killed, since=self._began)
+        processes.remove_system_v_segments(libraries | killed, since=self._began)
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
         processes.end_trackers(self._own_trackers)

@@ -13,7 +13,7 @@ import pytest
 from stoker.contexts.ambient import CallStop
 from stoker.pilot.core import infrastructure
 from stoker.pilot.library import connection, server
-from stoker.pilot.library.process import LibraryFault, Soundness
+from stoker.pilot.library.process import LibraryFault, ProcessGuard
 from stoker.pilot.library.runner import NO_CALL
 from stoker.pilot.library.server import LibraryServer
 from stoker.protocol import wire
@@ -91,8 +91,8 @@ class Served:
         self.sock.settimeout(LIMIT_S)
         self.context = Resizable()
         self.runners = self.context.runners = [GatedRunner() for _ in range(slots)]
-        self.soundness = Soundness()
-        self.server = LibraryServer(theirs, library=1, context=self.context, calls_allowed=0, soundness=self.soundness)
+        self.guard = ProcessGuard()
+        self.server = LibraryServer(theirs, library=1, context=self.context, calls_allowed=0, guard=self.guard)
         self.may_make = threading.Event()
         self._reader, self._decode = connection.FrameReader(self.sock), wire.to_agent_decoder()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -310,8 +310,8 @@ def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell(leaves: li
     served = Served(slots=2)
     one, two = served.runners
     served.server._runners = [one, two]  # type: ignore[list-item]
-    served.soundness.unchecked = 1
-    served.soundness.restore = lambda now: LibraryFault(infrastructure.NODE_FAILED, "unfit")  # type: ignore[method-assign]
+    served.guard.unchecked = 1
+    served.guard.check = lambda now: LibraryFault(infrastructure.NODE_FAILED, "unfit")  # type: ignore[method-assign]
     two.take(LONG)
     served.server._leave_if_unfit(one)  # type: ignore[arg-type]
     assert not leaves

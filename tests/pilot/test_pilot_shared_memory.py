@@ -149,8 +149,8 @@ def test_a_segment_that_a_call_attaches_to_stays(served: FakeManager, segment: s
 TRACKED = """
 import os
 from multiprocessing import resource_tracker, shared_memory
-from stoker.pilot.library import attaching
-attaching.register_created_segments_only()
+from stoker.pilot.library import process
+process.register_created_segments_only()
 """
 UNLINKED = "shared_memory.SharedMemory({name!r}).unlink()"
 UNREGISTERED = "resource_tracker.unregister(shared_memory.SharedMemory({name!r})._name, 'shared_memory')"

@@ -35,7 +35,7 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
         from driver import machine as standin
 
         nvml = standin.load()
-        monkeypatch.setattr(gpu.names, "load", lambda: nvml)
+        monkeypatch.setattr(gpu, "load_nvml", lambda: nvml)
         monkeypatch.setattr(cpu, "cores", lambda: tuple(range(cores)))
         monkeypatch.setattr(cpu, "memory_bytes", lambda: memory)
         return find_devices(wanted, gpu_cores=gpu_cores)

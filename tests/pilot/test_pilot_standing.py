@@ -88,7 +88,7 @@ def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(served: FakeManag
     assert served.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
 
 
-_LOOKS_NOT_BY_ITSELF = "from unittest.mock import Mock; from stoker.pilot.agent import loop; loop.standing = Mock()"
+_LOOKS_NOT_BY_ITSELF = "from unittest.mock import Mock; from stoker.pilot.agent import loop; loop.job = Mock()"
 """So that the order comes first: a pilot that looks every second may find the folder gone before that."""
 
 

@@ -1,14 +1,23 @@
-"""Orders to a zygote that reads nothing while it imports."""
+"""Zygotes: their orders, and the threads that imported modules start."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import setproctitle
 
 from stoker.pilot.library import connection
 from stoker.pilot.zygote.client import Exited, Fork, Forked, FromZygote, Zygote
+from stoker.pilot.zygote.server import ImportedThreads
+
+# ---- test pilot zygote orders
+
 
 LIMIT_S = 30.0
 COUNT = 1_000
@@ -67,3 +76,53 @@ def test_a_zygote_that_is_gone_is_told_nothing_and_says_so(tmp_path: Path) -> No
     assert not zygote.unsent
     assert zygote.receive() is None
     zygote.destroy()
+
+
+# ---- test pilot imported threads
+
+
+@contextmanager
+def thread(name: str) -> Iterator[None]:
+    """A thread that the kernel knows by this name, while the block runs."""
+    named, over = threading.Event(), threading.Event()
+
+    def work() -> None:
+        setproctitle.setthreadtitle(name)
+        named.set()
+        over.wait()
+
+    started = threading.Thread(target=work)
+    started.start()
+    named.wait()
+    yield
+    over.set()
+    started.join()
+
+
+def test_a_thread_is_told_of_with_the_module_that_started_it() -> None:
+    threads = ImportedThreads()
+    before = threads.harmful()  # the tests' own
+    threads.attribute_to("first")
+    with thread("worker"):
+        threads.attribute_to("second")
+        threads.attribute_to("third")
+        assert threads.harmful() == {**before, "second": "worker"}
+    assert threads.harmful() == before
+
+
+def test_threads_that_no_module_has_started_are_told_of_as_well() -> None:
+    """A profiler that a `.pth` file starts, or one that a module starts a moment later."""
+    with thread("profiler"):
+        threads = ImportedThreads()
+        threads.attribute_to("torch")
+        assert "profiler" in threads.harmful()["what came before the imports"]
+    with thread("late"):
+        assert threads.harmful()["something later"] == "late"
+
+
+def test_a_thread_that_gives_memory_back_does_no_harm() -> None:
+    """pyarrow starts one; pandas imports pyarrow, scikit-learn pandas, and Transformers scikit-learn."""
+    threads = ImportedThreads()
+    with thread("jemalloc_bg_thd"), thread("other"):
+        threads.attribute_to("pandas")
+        assert threads.harmful()["pandas"] == "other"

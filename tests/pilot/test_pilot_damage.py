@@ -1,4 +1,4 @@
-"""What a call leaves behind in its library's process costs no later call: it is put back, or the library ends."""
+"""A library restores what it can after a call; other damage ends it after the result, and later calls run elsewhere."""
 
 from __future__ import annotations
 
@@ -104,28 +104,6 @@ def _open_or_leak(leak: bool) -> None:
         _leak_all_in_silence()
     else:
         os.close(os.open("/dev/null", os.O_RDONLY))
-
-
-def _hold(count: int) -> int:
-    """Files that are closed again when the call ends."""
-    for number in [os.open("/dev/null", os.O_RDONLY) for _ in range(count)]:
-        os.close(number)
-    return os.getpid()
-
-
-def test_a_call_that_needs_what_earlier_calls_left_open_runs_elsewhere(served: FakeManager) -> None:
-    """A fresh library has enough for it."""
-    served.ready(recipe(_limited))
-    assert served.results(served.run(_leak, [(25,)])) == [None]
-    calls = served.run(_hold, [(95,)])
-    left = served.gone()
-    assert left.running == ()
-    assert left.unstarted == tuple(calls)
-    assert left.failure is not None
-    assert left.failure.kind is FailureKind.DIED
-    assert "file descriptors" in left.failure.message
-    served.ready(recipe(_limited), library=2)
-    assert served.results(served.run(_hold, [(95,)], library=2))
 
 
 def test_files_in_rings_of_references_do_not_end_a_library(served: FakeManager) -> None:
@@ -243,10 +221,6 @@ def _spoil_builtin() -> None:
     builtins.open = None  # type: ignore[assignment]
 
 
-def _mask() -> None:
-    os.umask(0o777)
-
-
 def _lower_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (4, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
@@ -276,44 +250,49 @@ def _default_sigterm() -> None:
 
 
 @pytest.mark.parametrize(
-    "harm",
+    ("harm", "said"),
     [
-        _remove_builtin,
-        _spoil_builtin,
-        _mask,
-        _lower_files,
-        _lower_file_size,
-        _lower_recursion,
-        _set_alarm,
-        _ignore_children,
-        _block_signals,
-        _default_sigterm,
+        (_remove_builtin, "removed open from builtins"),
+        (_spoil_builtin, "removed open from builtins"),
+        (_lower_files, "lowered RLIMIT_NOFILE"),
+        (_lower_file_size, ""),  # nothing can be written to the log any more
+        (_lower_recursion, "recursion limit"),
+        (_set_alarm, "left a timer"),
+        (_ignore_children, "SIGCHLD"),
+        (_block_signals, "blocked signals"),
+        (_default_sigterm, "SIGTERM"),
     ],
 )
-def test_what_a_call_changed_in_its_process_is_put_back(served: FakeManager, harm: Callable[[], None]) -> None:
-    def work() -> tuple[int, bool, str, int, int, set[int], tuple[float, float]]:
+def test_damage_ends_the_library_after_the_result(served: FakeManager, harm: Callable[[], None], said: str) -> None:
+    served.ready(recipe())
+    calls = served.run(harm, [()])
+    left = served.gone()
+    assert served.results(calls) == [None]
+    assert left.running == ()
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.DIED
+    assert said in left.failure.tail
+    assert "can run no more calls" in left.failure.message
+    served.ready(recipe(), library=2)
+    assert served.results(served.run(_open_one, [()], library=2)) == [True]
+
+
+def test_threads_and_children_that_a_call_keeps_are_no_damage(served: FakeManager) -> None:
+    def keep() -> int:
         import subprocess
+        import threading
 
-        def deep(count: int) -> int:
-            return deep(count - 1) + 1 if count else 0
+        threading.Thread(target=time.sleep, args=(600.0,), daemon=True).start()
+        return subprocess.Popen(["sleep", "600"]).pid
 
-        with open("file", "w") as file:
-            file.write("x" * 100)
-        with open("file") as file:
-            size = len(file.read())
-        time.sleep(0.3)  # short calls share a look at the process; this one has its own
-        alarm = signal.getitimer(signal.ITIMER_REAL)
-        ended = subprocess.run(["sh", "-c", "exit 3"], check=False).returncode
-        mode = oct(os.stat("file").st_mode)
-        blocked = set(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
-        return size, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, mode, ended, deep(200), blocked, alarm
+    def lives(child: int) -> tuple[int, bool]:
+        time.sleep(0.01)
+        return os.getpid(), os.path.exists(f"/proc/{child}")
 
     served.ready(recipe())
     (pid,) = served.results(served.run(_pid, [()]))
-    (before,) = served.results(served.run(work, [()]))
-    assert served.results(served.run(harm, [()])) == [None]
-    assert served.results(served.run(work, [()])) == [before]
-    assert served.results(served.run(_pid, [()])) == [pid]
+    (child,) = served.results(served.run(keep, [()]))
+    assert served.results(served.run(lives, [(child,)])) == [(pid, True)]
 
 
 @pytest.mark.parametrize("slots", [1, 2])

@@ -1,4 +1,4 @@
-"""When this pilot's job ends, as its batch system says.
+"""The pilot's batch job: when it ends, and whether the pilot still has what the job gave it.
 
     Slurm         SLURM_JOB_END_TIME where it is set (22.05 does not), else `squeue -h -j JOB -o %e`; a task of an array
                   is asked for as JOB_TASK
@@ -7,13 +7,16 @@
     LSF           `bjobs -noheader -o time_left JOB`
     others        what the site file says, counted from when the pilot was started (`--walltime-s`); PBS_WALLTIME
 
-The answer is kept on the monotonic clock, so a clock of the system that jumps afterwards moves nothing. A command is
-run once, in a thread of its own, for at most ten seconds: the pilot does not wait for it, and tells the manager when
-the answer is another than what its hello said. What follows from it is decided in `core.presence`.
+The answer is kept on the monotonic clock, so a jump of the system's clock moves nothing. A command runs once, in a
+thread, for at most 10 s: the pilot does not wait for it, and tells the manager if the answer differs from its hello.
+
+A pilot that lost its scratch folder, or the process that started it, leaves at once: its node is no longer its own, and
+its libraries' failures are no fault of their contexts and calls.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -26,7 +29,11 @@ from datetime import datetime
 from pathlib import Path
 
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.core.events import WalltimeKnown
+from stoker.pilot.core.events import Unfit, WalltimeKnown
+from stoker.protocol.blocks import LossReason
+
+# ---- walltime
+
 
 log = logging.getLogger("stoker.pilot")
 
@@ -34,9 +41,9 @@ NO_END = math.inf
 _COMMAND_LIMIT_S = 10.0
 
 
-def start(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
+def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
     """Tell when the job ends, and ask the batch system where its variables do not say."""
-    left_s = said(environ, now=time.time())
+    left_s = walltime_in_variables(environ, now=time.time())
     if left_s != NO_END:
         agent.handle(WalltimeKnown(left_s))
         return
@@ -46,7 +53,7 @@ def start(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
     threading.Thread(target=_ask_later, args=(agent, environ), name="walltime", daemon=True).start()
 
 
-def said(environ: Mapping[str, str], *, now: float) -> float:
+def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
     """Seconds until the job ends, as far as its variables and its ad say; NO_END where they do not.
 
     `now` is the system's clock, in seconds since 1970.
@@ -58,7 +65,7 @@ def said(environ: Mapping[str, str], *, now: float) -> float:
     return _condor(ad, now) if ad else NO_END
 
 
-def ask(environ: Mapping[str, str]) -> float:
+def ask_batch_system(environ: Mapping[str, str]) -> float:
     """The same, asked of the batch system by its command. Takes up to ten seconds; NO_END when it does not say."""
     job = environ.get("SLURM_JOB_ID", "")
     if job:
@@ -72,15 +79,15 @@ def ask(environ: Mapping[str, str]) -> float:
 
 
 def _ask_later(agent: Agent, environ: Mapping[str, str]) -> None:
-    left_s, asked_at = ask(environ), time.monotonic()
+    left_s, asked_at = ask_batch_system(environ), time.monotonic()
     if left_s != NO_END:
         agent.later(lambda: agent.handle(WalltimeKnown(asked_at + left_s - time.monotonic())))
 
 
 def _condor(file: str, now: float) -> float:
-    """Seconds until the job ends by its ad. The ad has the start on the clock of another machine, and HTCondor does not
-    need clocks that agree (Slurm does: munge). A start in the future counts as now. A job whose time is over by its ad
-    and that runs all the same has its time from when this machine wrote the ad."""
+    """Seconds until the job ends by its ad. The ad has the start on another machine's clock, and HTCondor does not need
+    synchronous clocks (Slurm does: munge). A start in the future counts as now. If the job's time is over by its ad
+    although it runs, its time counts from when this machine wrote the ad."""
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
         written = os.stat(file).st_mtime
@@ -105,7 +112,7 @@ def _until(text: str) -> float:
 
 
 def _hours_and_minutes(text: str) -> float:
-    """LSF's `time_left`: `0:45 L`, hours and minutes, and how it was found out; `-` where there is no limit."""
+    """LSF's `time_left`: `0:45 L`, hours and minutes, and how LSF knows it; `-` without a limit."""
     found = re.match(r"\s*(\d+):(\d+)", text)
     return 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else NO_END
 
@@ -129,3 +136,32 @@ def _number(text: str) -> float:
         return max(0.0, float(text))
     except ValueError:
         return 0.0
+
+
+# ---- what the job gave
+
+
+_NO_FOLDER = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM}
+)
+
+
+def check_job(agent: Agent) -> bool:
+    """Tell the core if the pilot lacks something; whether it does."""
+    agent.oom_kills.note_kills()
+    if why := agent.scratch.fault():
+        agent.handle(Unfit(why, LossReason.SCRATCH_GONE))
+    elif why := agent.parent.fault():
+        agent.handle(Unfit(why, LossReason.NODE_LOST))
+    return bool(why)
+
+
+def cannot_make_folders(agent: Agent, error: OSError) -> bool:
+    """Tell the core if an error of making a folder says that no folder can be made here; whether it does. A disk that
+    is full is another matter: it may have room later."""
+    if check_job(agent):
+        return True
+    if error.errno in _NO_FOLDER:
+        agent.handle(Unfit(f"it can make no folder: {error}", LossReason.SCRATCH_GONE))
+        return True
+    return False

@@ -1,34 +1,112 @@
-"""What a call prints, told by where it lies in the library's log file.
+"""Records of calls that outlive the library's process: which call runs (`Marker`), and where its output is.
 
-With one slot, standard output and error are the log file itself, so that output of child processes and of C code is in
-it too, and a call's part is what the file grew by while it ran. With several slots the calls of all threads would mix:
-what a thread writes to Python's own streams goes to a file of its slot, and from there into the log in one piece when
-the call ends, or when the process died (`recover`). Output of child processes and C code still lands in the log, but
-belongs to no call, unless one ran alone.
+The marker is a small mapped file. The library writes a record before it begins a call: three stores into memory, no
+system call. After the process died the agent reads which call ran; while it lives the agent reads how long the call has
+run. There is one record per slot: the call's id, its start on CLOCK_MONOTONIC in nanoseconds (0 = the slot is idle),
+and where in the library's log its output begins. The first record belongs to no slot: it is the length of the log when
+a call last ended, because output before that may belong to another call. A process that ends before it could report
+ended calls appends records of them.
 
-A log whose disk is full loses what is printed. It costs no call.
+With one slot, standard output and error are the log file, which also takes the output of child processes and C code. A
+call's part is what the file grew by. With several slots, each thread's prints go to a file of its slot, and from there
+into the log in one piece when the call ends, or after the process died (`recover`). Output of child processes and C
+code belongs to no call then, unless one ran alone. A log whose disk is full loses output, and costs no call.
 """
 
 from __future__ import annotations
 
 import io
+import mmap
 import os
+import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
 from stoker.pilot.core.infrastructure import takes_no_writes
 from stoker.protocol.calls import Printed
 
+# ---- the marker of running calls
+
+
+_RECORD = struct.Struct("<Qqq")
+_SIZE = _RECORD.size
+NOWHERE = -1
+"""Stands for the place in the log of a call whose output is not known."""
+
+
+class Running(NamedTuple):
+    """A call that runs, its start in nanoseconds, and where in the library's log its output begins, in bytes. `slot`:
+    which slot runs it; beyond the library's slots: it has ended."""
+
+    call: int
+    start_ns: int
+    log_from: int = NOWHERE
+    slot: int = 0
+
+
+class Marker:
+    """The library's side."""
+
+    def __init__(self, path: str | os.PathLike[str], *, slots: int) -> None:
+        self._path = os.path.abspath(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            size = (1 + slots) * _SIZE
+            os.posix_fallocate(descriptor, 0, size)  # a full disk is an error now, not a signal later
+            self._map = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        self._pack = _RECORD.pack_into
+
+    def begin(self, slot: int, call: int, start_ns: int, log_from: int = NOWHERE) -> None:
+        """A slot begins a call, whose output begins at this byte of the log."""
+        self._pack(self._map, (1 + slot) * _SIZE, call, start_ns, log_from)
+
+    def idle(self, slot: int) -> None:
+        """A slot has nothing to run."""
+        self._pack(self._map, (1 + slot) * _SIZE, 0, 0, NOWHERE)
+
+    def ended(self, log_bytes: int) -> None:
+        """A call has ended, and the log has this length now."""
+        self._pack(self._map, 0, 0, 0, log_bytes)
+
+    def suspect(self, calls: Iterable[int]) -> None:
+        """These calls have ended, and one of them may be why this process ends before it could tell that. They stand
+        behind the slots as calls that run. A disk that is full keeps none."""
+        with suppress(OSError), open(self._path, "ab") as file:
+            file.write(b"".join(_RECORD.pack(call, time.monotonic_ns(), NOWHERE) for call in calls))
+
+
+def running(path: Path) -> list[Running]:
+    """Calls that run. None where the library never came to write the file."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return []
+    records = list(_RECORD.iter_unpack(data[: len(data) // _SIZE * _SIZE]))
+    others_to = records[0][2] if records else 0
+    return [
+        Running(call, start_ns, log_from if log_from == NOWHERE else max(log_from, others_to), slot)
+        for slot, (call, start_ns, log_from) in enumerate(records[1:])
+        if start_ns
+    ]
+
+
+# ---- output
+
+
 _GAP_S = 0.001
-"""What is printed after a call ended, and so long before the next one begins, belongs to neither."""
+"""Output in the gap between two calls belongs to neither, if the gap is longer."""
 _clock = time.perf_counter
 
 
 class LogTail:
-    """One slot: what the log file grew by."""
+    """The output of the one slot: the growth of the log file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -44,12 +122,12 @@ class LogTail:
 
     def begin(self) -> int:
         """A call begins. Returns where in the log its output begins."""
-        if _clock() - self._taken_at > _GAP_S:
+        if _clock() - self._taken_at > _GAP_S and not _has_length(1, self.start):
             self.start = max(self.start, self._size())
         return self.start
 
     def take(self) -> Printed | None:
-        """What was printed since the call began."""
+        """Return the output since the call began."""
         _flush(sys.stdout)
         _flush(sys.stderr)
         self._taken_at = _clock()
@@ -120,7 +198,6 @@ def recover(log: str, kept: str) -> None:
 
 
 def _move(file: int, log: int, path: str) -> Printed | None:
-    """Move what a slot's file holds to the end of the log."""
     size = os.fstat(file).st_size
     if not size:
         return None
@@ -136,7 +213,7 @@ def _move(file: int, log: int, path: str) -> Printed | None:
 
 
 def route() -> None:
-    """From now on Python's streams are those that the calls of several threads print to."""
+    """Route Python's streams by thread, for the calls of several slots."""
     if not isinstance(sys.stdout, _Router):
         sys.stdout = _Router(sys.stdout)
         sys.stderr = _Router(sys.stderr)
@@ -147,7 +224,7 @@ _local = threading.local()
 
 
 class _LogFile(io.FileIO):
-    """The log file as Python's streams write to it: what a disk does not take is lost."""
+    """The log file under Python's streams: drops what the disk does not take."""
 
     def write(self, data: Any) -> int:
         """Write it, if the disk takes it."""

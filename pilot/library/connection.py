@@ -1,0 +1,288 @@
+"""The connection between a library and its agent, on a Unix socket pair.
+
+The first frame holds the library's settings. A frame has a head of eight bytes: its length in five bytes (little
+endian) and a mark of three. User code has this socket among its descriptors and may write to it by mistake: the reader
+refuses a head without the mark, or with an impossible length, at once. The library's reader blocks, the agent's does
+not.
+
+`LibraryOutbox` sends ends of calls, progress and answers. Ends wait for each other, so that short calls share frames.
+Progress leaves with the next frame, or alone if the last frame with progress is old. Every thread may send.
+`BatchReports` tells the pilot every few seconds how full the batch of the context's engine is, and what its steps took.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from stoker.contexts.inference.adapter import EngineLoad
+from stoker.contexts.step_times import StepTimes
+from stoker.errors import ProtocolError
+from stoker.protocol.calls import CallEnd, CallProgress
+from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded
+
+# ---- settings
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """One library's place on its pilot. Paths are absolute.
+
+    `folder` is its folder on local disk, `log` the file for its output, `objects` the session's folder for large
+    results; `search_path` is appended to `sys.path`. `host` is this machine's address for other pilots. `gang_key` is
+    the session's secret for gangs, from which the ranks of a call derive theirs. `turns` is the board of the turns on
+    the pilot's devices; empty without one. `probe` is the command that probes a device, without the device's name;
+    empty if devices are not probed.
+    """
+
+    pilot: str
+    library: int
+    folder: str
+    log: str
+    objects: str
+    search_path: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    gang_key: bytes = b""
+    turns: str = ""
+    probe: tuple[str, ...] = ()
+
+
+decode_settings = msgspec.msgpack.Decoder(Settings).decode
+encode_settings = msgspec.msgpack.Encoder().encode
+
+
+# ---- frames
+
+
+_HEAD = struct.Struct("<Q")
+HEAD_BYTES = _HEAD.size
+_LENGTH_BITS = 40
+_MARK = 0xD7A5C1 << _LENGTH_BITS
+"""No text in UTF-8 or ASCII holds these three bytes."""
+MOST_BYTES = 1 << 32
+"""No frame is longer: MessagePack ends there too."""
+_ROOM = 1 << 18
+_encode_into = msgspec.msgpack.Encoder().encode_into
+
+
+def pack(messages: list[Any]) -> bytearray:
+    """Messages as the bytes of one frame, its length before it."""
+    out = bytearray(HEAD_BYTES)
+    _encode_into((0, messages), out, HEAD_BYTES)
+    _HEAD.pack_into(out, 0, _MARK | len(out) - HEAD_BYTES)
+    return out
+
+
+def pack_raw(body: bytes) -> bytes:
+    """Bytes as a frame."""
+    return _HEAD.pack(_MARK | len(body)) + body
+
+
+def length_of(head: bytes | bytearray, start: int = 0) -> int:
+    """The length of the frame whose head begins there. Raises ProtocolError for bytes that are no head."""
+    (said,) = _HEAD.unpack_from(head, start)
+    length: int = said ^ _MARK
+    if length > MOST_BYTES:
+        raise ProtocolError(f"{bytes(head[start : start + HEAD_BYTES])!r} where a frame should begin")
+    return length
+
+
+class FrameReader:
+    """Cuts what arrives on a socket into frames."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray(_ROOM)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+
+    def fill(self, *, block: bool) -> bool:
+        """Take what has arrived; False at the end of the stream. Raises BlockingIOError if nothing has."""
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._buffer) > 16 * _ROOM:
+                self._resize(_ROOM)
+        elif self._start and self._end == len(self._buffer):
+            self._resize(len(self._buffer))
+        count = self._sock.recv_into(self._view[self._end :], 0, 0 if block else socket.MSG_DONTWAIT)
+        self._end += count
+        return count > 0
+
+    def next(self) -> memoryview | None:
+        """Return the next whole frame, valid until the next `fill`; None if it is not complete. Raises ProtocolError
+        for bytes that are no frame."""
+        here = self._end - self._start
+        if here < HEAD_BYTES:
+            self._make_room(HEAD_BYTES)
+            return None
+        length = length_of(self._buffer, self._start)
+        if here < HEAD_BYTES + length:
+            self._make_room(HEAD_BYTES + length)
+            return None
+        first = self._start + HEAD_BYTES
+        self._start = first + length
+        return self._view[first : self._start]
+
+    def _make_room(self, frame_bytes: int) -> None:
+        """Grow the buffer for a frame, with the bytes that came: a length alone takes no memory."""
+        if self._start + frame_bytes <= len(self._buffer):
+            return
+        here = self._end - self._start
+        if self._end == len(self._buffer) or self._start:
+            self._resize(min(max(_ROOM, frame_bytes), max(_ROOM, 4 * here)))
+
+    def _resize(self, size: int) -> None:
+        fresh = bytearray(size)
+        here = self._end - self._start
+        fresh[:here] = self._view[self._start : self._end]
+        self._buffer, self._view = fresh, memoryview(fresh)
+        self._start, self._end = 0, here
+
+
+# ---- outbox
+
+
+_REPORT_S = 0.05
+"""Progress is reported at most this often."""
+_now = time.perf_counter
+
+
+class LibraryOutbox:
+    """The sending side of a library's socket. `lost` is called if the socket is gone, with the calls whose ends could
+    not be sent; it does not return."""
+
+    def __init__(self, sock: socket.socket, *, lost: Callable[[OSError, list[int]], NoReturn]) -> None:
+        self._sock = sock
+        self._lost = lost
+        self._sending = threading.Lock()
+        self.ends: deque[CallEnd] = deque()
+        """Ends that wait."""
+        self.oldest_end = 0.0
+        """When the first of them came, on `time.perf_counter`."""
+        self._reports: dict[int, CallProgress] = {}
+        self._reported_at = 0.0
+
+    def report(self, progress: CallProgress) -> None:
+        """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago. A
+        checkpoint that has not gone out yet goes along with the report that comes after it."""
+        self._reports[progress.call] = _with_checkpoint(progress, self._reports.get(progress.call))
+        if _now() - self._reported_at > _REPORT_S:
+            self.send_waiting()
+
+    def add(self, outcome: CallEnd | CallProgress, *, ended_at: float) -> None:
+        """A call has ended, or was evicted with this checkpoint: that is sent now, an end with the next frame."""
+        report = self._reports.pop(outcome.call, None)
+        if isinstance(outcome, CallProgress):
+            self.send([RunEvicted(progress=_with_checkpoint(outcome, report))])
+            return
+        if report is not None:  # what a call has said last is known before it ends
+            self.send([Reports([report])])
+        if not self.ends:
+            self.oldest_end = ended_at
+        self.ends.append(outcome)
+
+    def send_waiting(self) -> None:
+        """Send the waiting ends and progress. After this, the sends of other threads are finished too."""
+        with self._sending:
+            ends, out = self.ends, []
+            while ends:
+                out.append(ends.popleft())
+            messages: list[Any] = [RunsEnded(out)] if out else []
+            if self._reports:
+                reports, self._reports = self._reports, {}
+                messages.append(Reports(list(reports.values())))
+                self._reported_at = _now()
+            if messages:
+                self._send(messages)
+
+    def send(self, messages: list[Any]) -> None:
+        """Send these messages now, as one frame."""
+        with self._sending:
+            self._send(messages)
+
+    def _send(self, messages: list[Any]) -> None:
+        data = pack(messages)
+        try:
+            self._sock.sendall(data)
+        except OSError as error:
+            self._lost(error, _ended(messages))
+
+
+def _with_checkpoint(progress: CallProgress, waiting: CallProgress | None) -> CallProgress:
+    """Return a report with the checkpoint of the waiting report, unless it has one."""
+    if waiting is None or not waiting.state or progress.state:
+        return progress
+    return msgspec.structs.replace(progress, state=waiting.state)
+
+
+def _ended(messages: list[Any]) -> list[int]:
+    found: list[int] = []
+    for message in messages:
+        if isinstance(message, RunsEnded):
+            found += [end.call for end in message.ends]
+        elif isinstance(message, RunEvicted):
+            found.append(message.progress.call)
+    return found
+
+
+# ---- batch reports
+
+
+EVERY_S = 10.0
+"""Seconds between two reports."""
+_LOOK_S = 1.0
+
+
+class BatchReports:
+    """The reports of one library. `say` sends a message to the pilot."""
+
+    def __init__(self, context: Any, *, say: Callable[[BatchReport], None], every_s: float = EVERY_S) -> None:
+        self._context = context
+        self._say = say
+        self._every_s = every_s
+        self._load = EngineLoad()
+        self._said_at = -every_s
+        self._over = threading.Event()
+        self._turn = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to look, if the context has an engine."""
+        if callable(getattr(self._context, "batch_load", None)):
+            threading.Thread(target=self._run, name="stoker-batch-reports", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def send_if_due(self, now: float) -> None:
+        """Send a report if the batch has changed and the last one is long enough ago, or if a profiler has measured."""
+        with self._turn:
+            times = self._times(urgent=True)
+            if not times.samples and now - self._said_at < self._every_s:
+                return
+            load = self._context.batch_load()
+            if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
+                return
+            self._said_at, self._load = now, load
+            self._say(BatchReport(load, times if times.samples else self._times(urgent=False)))
+
+    def _times(self, *, urgent: bool) -> StepTimes:
+        take = getattr(self._context, "take_step_times", None)
+        found = take(urgent=urgent) if callable(take) else None
+        return found if isinstance(found, StepTimes) else StepTimes()
+
+    def _run(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            try:
+                self.send_if_due(time.monotonic())
+            except Exception:  # what a context of the user's says of itself; calls go on
+                traceback.print_exc()
+                return

@@ -1,0 +1,404 @@
+"""Classifies the exception that a call raised: the user's, or the infrastructure's (`pilot.core.infrastructure`).
+
+*Origin.* The traceback of an exception from the kernel or a compiled library has no `raise` statement at its end. So
+`raise OSError(EIO)` and `raise RuntimeError("NCCL error")` are the user's. Python code of a package may raise
+exceptions of its own types.
+
+*Chains.* A re-raised exception and one with an explicit cause (`raise ... from error`) count as the original does. The
+implicit context (`__context__`) does not count. A group counts if each of its members does.
+
+*Full disks.* The disk is that of the file which the exception names. Many packages name no file: then the library
+takes the innermost function of the traceback that holds an open file, or the path of one. If it finds no file, one of
+the node's disks must be full. A call that fills a disk alone would do so on every node, so its exception is the user's.
+
+This module looks at PyTorch only if the process has imported it. A probe of a device is a separate process. At the end:
+the command and the last output of a failed `bash_app` of Parsl, and an exception in short for people.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import opcode
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import traceback
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import PosixPath, PurePosixPath
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
+
+from stoker.pilot.core.events import ProbeVerdict
+from stoker.pilot.core.infrastructure import Proof, Sign, matching
+
+# ---- full disks
+
+
+_FEW_BYTES = 64 << 10
+_FEW_PART = 0.01
+"""A disk with less than these bytes, or less than this part of it, free is full."""
+_OTHERS_PART = 0.8
+"""Others filled a disk if they hold at least this part of it."""
+_INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
+_OPENED = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
+_PATHS = (str, PosixPath, PurePosixPath)
+_SERVER_FAILS = frozenset(
+    {errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ENOTCONN, errno.EUCLEAN, errno.ETIMEDOUT}
+)
+
+
+def others_filled_it(error: BaseException, folder: str) -> bool:
+    """True if the disk that a call could not write to is one of this node's, and others filled it. `folder` lies on
+    the node's scratch disk."""
+    local = {}
+    for place in (folder, *_temporary(), "/dev/shm"):
+        with suppress(OSError):
+            local[os.stat(place).st_dev] = place
+    named = [getattr(error, name, None) for name in ("filename2", "filename")]
+    files = [os.fsdecode(each) for each in named if isinstance(each, str | bytes)][:1]  # of two, the second is written
+    files = files or _files_of(error.__traceback__)
+    if not files:
+        return any(map(_is_full, local.values()))
+    return any(_others_fill(file, local) for file in files)
+
+
+def is_there(path: str) -> bool:
+    """True if a file exists: it can be opened, or its server fails again."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno in _SERVER_FAILS
+    except ValueError:
+        return False
+    return True
+
+
+def _temporary() -> list[str]:
+    """Where temporary files go. `tempfile.gettempdir` tries to write there, and goes elsewhere if the disk is full."""
+    named = (tempfile.tempdir, *(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")))
+    return [*(place for place in named if isinstance(place, str) and place), "/tmp", "/var/tmp"]
+
+
+def _others_fill(file: str, devices: Collection[int]) -> bool:
+    """True if others hold most of a file's disk, which is one of these devices."""
+    try:
+        place = os.path.abspath(file)
+        while not os.path.exists(place) and place != os.path.dirname(place):
+            place = os.path.dirname(place)
+        facts, device = os.statvfs(place), os.stat(place).st_dev
+        if device not in devices:
+            return False
+        own_bytes = _own_bytes(file, device)
+    except (OSError, ValueError):
+        return False
+    if facts.f_files > 0 and facts.f_favail == 0:
+        return True
+    return facts.f_bavail * facts.f_frsize + own_bytes <= (1 - _OTHERS_PART) * facts.f_blocks * facts.f_frsize
+
+
+def _own_bytes(file: str, device: int) -> int:
+    """Bytes of the file on disk, and of what this process has open there for writing: a removed file occupies its room
+    until it is closed."""
+    sizes: dict[int, int] = {}
+    places: list[str | int] = [file, *map(int, os.listdir("/proc/self/fd"))]
+    for each in places:
+        try:
+            facts = os.stat(each)
+            writes = isinstance(each, str) or fcntl.fcntl(each, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        except OSError:
+            continue
+        if writes and stat.S_ISREG(facts.st_mode) and facts.st_dev == device:
+            sizes[facts.st_ino] = facts.st_blocks * 512
+    return sum(sizes.values())
+
+
+def _files_of(trace: TracebackType | None) -> list[str]:
+    """The files that the innermost function holds which holds any. The search ends at the user's innermost function."""
+    frames = []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        values = list(frame.f_locals.values())  # of a module, another thread may change them
+        opened = [value for value in values if type(value) in _OPENED]
+        found = [path for value in opened or values if (path := _path_of(value))]
+        if found or not frame.f_code.co_filename.startswith(_INSTALLED):
+            return found
+    return []
+
+
+def _path_of(value: object) -> str:
+    """The path that a variable holds, or the path of the open file in it; empty for anything else."""
+    try:
+        is_file = type(value) in _OPENED
+        name = value.name if is_file else value  # type: ignore[attr-defined]
+        if type(name) not in _PATHS:
+            return ""
+        path = str(name)
+        if "\0" in path or "\n" in path or not (is_file or os.sep in path) or os.path.isdir(path):
+            return ""
+        return path if os.path.isdir(os.path.dirname(os.path.abspath(path))) else ""
+    except Exception:  # a detached buffer, a file of the user's class, a working folder that is gone
+        return ""
+
+
+def _is_full(folder: str) -> bool:
+    try:
+        facts = os.statvfs(folder)
+    except OSError:
+        return False
+    lacks_files = facts.f_files > 0 and facts.f_favail == 0
+    return lacks_files or facts.f_bavail * facts.f_frsize <= max(
+        _FEW_BYTES, _FEW_PART * facts.f_blocks * facts.f_frsize
+    )
+
+
+# ---- the infrastructure's exceptions
+
+
+_NOT_COMPILED = frozenset(
+    opcode.opmap[op] for op in ("RAISE_VARARGS", "RETURN_GENERATOR", "YIELD_VALUE", "SEND") if op in opcode.opmap
+)
+"""Where these stand at the end of a traceback, Python code raised the exception, or passed one on."""
+_MOST_LINKS = 20
+_PROBE_LIMIT_S = 60.0
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_ASKED_FOR = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
+_ON_DEVICE = re.compile(r"GPU (\d+) has a total capacity")
+_TEXT_MOST = 2000
+
+
+class Place(NamedTuple):
+    """The facts of a library that exceptions are judged by.
+
+    `folder` is on the node's scratch disk, `budget_bytes` what its recipe declares of each device (0: nothing), `probe`
+    the command that probes a device (empty: none is probed).
+    """
+
+    folder: str
+    devices: tuple[str, ...] = ()
+    budget_bytes: int = 0
+    probe: tuple[str, ...] = ()
+
+
+class InfrastructureCause(NamedTuple):
+    """That an exception is the infrastructure's: the table's row, and in words what happened."""
+
+    row: Sign
+    text: str
+
+
+def find_infrastructure_cause(error: BaseException, place: Place) -> InfrastructureCause | None:
+    """Why an exception is the infrastructure's; None if it is the user's own."""
+    seen = 0
+    while seen < _MOST_LINKS:
+        if isinstance(error, BaseExceptionGroup):
+            found = [find_infrastructure_cause(each, place) for each in error.exceptions]
+            return found[0] if all(found) else None
+        row = _row(error, place)
+        if row is not None:
+            return InfrastructureCause(row, f"{row.means}: {type(error).__name__}: {_text(error)}")
+        if error.__cause__ is None:
+            return None
+        error, seen = error.__cause__, seen + 1
+    return None
+
+
+def _row(error: BaseException, place: Place) -> Sign | None:
+    types = [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
+    number, name = getattr(error, "errno", None), getattr(error, "filename", None)
+    rows = matching(
+        types,
+        number=number if type(number) is int else 0,
+        text=_text(error),
+        names_file=isinstance(name, str | bytes),
+    )
+    for row in rows:
+        if _is_compiled(error) and _PROOFS[row.proof](error, place):
+            return row
+    return None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:_TEXT_MOST]
+    except Exception:  # a __str__ of the user's
+        return ""
+
+
+def _is_compiled(error: BaseException) -> bool:
+    """True if no `raise` of Python code made this exception, or only one in the package of its type."""
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code, at = trace.tb_frame.f_code.co_code, trace.tb_lasti
+    if not 0 <= at < len(code) or code[at] not in _NOT_COMPILED:
+        return True
+    package = type(error).__module__.partition(".")[0]
+    where = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    if isinstance(error, OSError) and where in _PASS_ON:
+        return True
+    return package == where != "__main__" and package in _PACKAGES
+
+
+_PACKAGES = frozenset({"torch", "pynvml"})
+"""Packages whose Python code raises errors of their types that are in the table."""
+_PASS_ON = frozenset({"shutil"})
+"""Modules that catch what the kernel raises, write the names of their files into it, and raise it again."""
+
+
+# ---- proofs
+
+
+def _is_within_budget(error: BaseException, place: Place) -> bool:
+    """True if a device lacks room for this request, although the library has not used up its budget."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not place.budget_bytes:
+        return False
+    asked = _ASKED_FOR.search(_text(error))
+    size = float(asked[1]) * _UNITS[asked[2]] if asked is not None else 0.0
+    try:
+        if not torch.cuda.is_initialized():  # it had no room for its context
+            return True
+        named = _ON_DEVICE.search(_text(error))
+        for index in (int(named[1]),) if named is not None else range(torch.cuda.device_count()):
+            held = torch.cuda.memory_reserved(index)
+            lacks_room = torch.cuda.mem_get_info(index)[0] < size
+            if size and lacks_room and held + size <= place.budget_bytes:
+                return True
+            if not size and not held:
+                return True
+    except Exception:  # a device in which nothing works any more
+        return False
+    return False
+
+
+def _device_fails(error: BaseException, place: Place) -> bool:  # noqa: ARG001
+    return bool(place.probe) and any(_fails(device, place.probe) for device in place.devices)
+
+
+def _fails(device: str, command: tuple[str, ...]) -> bool:
+    try:
+        done = subprocess.run(
+            [*command, device],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={**os.environ, "STOKER_DEVICE": device},
+            timeout=_PROBE_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    except OSError:
+        return False
+    lacks_memory = b"out of memory" in done.stdout.lower()  # this library may have taken it
+    return not lacks_memory and done.returncode not in _NO_FAULT
+
+
+_NO_FAULT = (ProbeVerdict.SOUND.value, ProbeVerdict.UNKNOWN.value, -signal.SIGKILL, -signal.SIGTERM)
+"""Other exit codes of a probe, and other signals that ended it, say that the device fails."""
+
+
+_PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
+    Proof.NONE: lambda _error, _place: True,
+    Proof.DISK_IS_FULL: lambda error, place: others_filled_it(error, place.folder),
+    Proof.FILE_IS_THERE: lambda error, _place: is_there(_text(error).partition(": ")[2]),
+    Proof.WITHIN_BUDGET: _is_within_budget,
+    Proof.DEVICE_FAILS: _device_fails,
+}
+
+
+# ---- failures of bash apps
+
+
+BASH_FAILURE = "BashExitFailure"
+"""Parsl's class of such an exception."""
+_LINES = 10
+_MOST_BYTES = 16_384
+_COMMAND_MOST = 1_000
+_RUNS_IT = "remote_side_bash_executor"
+_HEAD_ENDS = "--> end executable <--"
+"""Parsl writes the command into the file for standard error, up to this line."""
+
+
+def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> str:
+    """Set `command` and `last_lines` of an exception that Parsl raised for a command. Returns both in short, for
+    people; nothing for any other exception. The call's output begins at the byte `log_from` of the library's log."""
+    found = _locals(error.__traceback__)
+    if found is None or type(error).__name__ != BASH_FAILURE:
+        return ""
+    stderr = found.get("std_err")
+    lines = _tail(str(stderr.name)) if stderr is not None else _tail(log, start=log_from)
+    command, last_lines = str(found.get("executable", "")).strip(), "\n".join(lines[-_LINES:])
+    error.command, error.last_lines = command, last_lines  # type: ignore[attr-defined]
+    return f"{BASH_FAILURE}: {in_words(str(error), command=command, last_lines=last_lines)}"
+
+
+def in_words(first: str, *, command: str, last_lines: str) -> str:
+    """Parsl's message, then the command and its last lines."""
+    if command:
+        first += f": {command if len(command) <= _COMMAND_MOST else command[:_COMMAND_MOST] + ' …'}"
+    if not last_lines:
+        return f"{first}\nit printed nothing"
+    return "\n".join([first, "its last lines:", *(f"  {line}" for line in last_lines.splitlines())])
+
+
+def _locals(trace: TracebackType | None) -> dict[str, Any] | None:
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == _RUNS_IT:
+            return dict(trace.tb_frame.f_locals)
+        trace = trace.tb_next
+    return None
+
+
+def _tail(path: str, *, start: int = 0) -> list[str]:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(start, os.fstat(file.fileno()).st_size - _MOST_BYTES))
+            lines = file.read(_MOST_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    if _HEAD_ENDS in lines:
+        lines = lines[lines.index(_HEAD_ENDS) + 1 :]
+    return [line for line in lines if line.strip()]
+
+
+# ---- exceptions in short
+
+
+_SHORT_MOST = 400
+_FRAMES = 4
+_INSTALLED_REAL = tuple(
+    {os.path.realpath(sysconfig.get_path(scheme)) + os.sep for scheme in ("purelib", "platlib", "stdlib")}
+)
+_OURS = ("stoker.pilot.", "stoker.contexts.")
+
+
+def in_short(error: BaseException) -> str:
+    """`KeyError: 'claim'`, and a line for each of the last frames in the user's own code, the innermost last; where
+    none is, for the innermost of all. Nothing that the exception's own methods do can hinder it."""
+    try:
+        said = [part.strip() for part in traceback.format_exception_only(error) if part.strip()]
+        frames = list(traceback.walk_tb(error.__traceback__))
+        own = [(frame, line) for frame, line in frames if _is_own(frame)][-_FRAMES:] or frames[-1:]
+        places = [f"at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in own]
+        return "\n".join([" ".join(said)[:_SHORT_MOST], *places])
+    except Exception:  # a class of the user's may do anything when it is shown
+        return type(error).__name__
+
+
+def _is_own(frame: FrameType) -> bool:
+    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+    return not (
+        os.path.realpath(file).startswith(_INSTALLED_REAL) or module.startswith(_OURS) or file.startswith("<frozen")
+    )

@@ -1,0 +1,301 @@
+"""The pieces that calls yield, from the generator to the agent.
+
+A call may be a window of pieces ahead of what its client has acknowledged; then its slot waits. It waits once more
+after its function has ended, until the client has all pieces: the call's end says how many there were. A call that
+waits says so with its last pieces, because the client otherwise acknowledges later. With one slot, the thread that
+waits reads the acknowledgements.
+
+A frame costs agent, manager and client more than its pieces do. So pieces of all calls gather for a moment that grows
+with the number of calls (`PieceGathering`). The first pieces of a call leave at once: a person looks at an empty page.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from types import AsyncGeneratorType, GeneratorType
+from typing import Any
+
+from stoker.contexts.ambient import CallStop
+from stoker.protocol.calls import WINDOW_BYTES, WINDOW_PIECES
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_agent import Yielded
+from stoker.protocol.to_library import Taken
+
+# ---- generators
+
+
+def yields(result: Any) -> bool:
+    """True for the result of a generator function, plain or async."""
+    return type(result) is GeneratorType or type(result) is AsyncGeneratorType
+
+
+def can_be_drained(result: Any) -> bool:
+    """True for anything that gives pieces: a generator, or another iterator."""
+    return hasattr(result, "__next__") or hasattr(result, "__anext__")
+
+
+def drain(result: Any, put: Callable[[Any], bool], stop: CallStop) -> bool:
+    """Hand each piece to `put`, in order. Ends early, and closes the generator, when `put` answers False; returns
+    whether it came to its end."""
+    if not hasattr(result, "__anext__"):
+        try:
+            return all(put(piece) for piece in result)
+        finally:
+            if hasattr(result, "close"):
+                result.close()
+    return bool(in_event_loop(_drain_async(result, put), stop))
+
+
+async def _drain_async(result: Any, put: Callable[[Any], bool]) -> bool:
+    try:
+        async for piece in result:
+            if not put(piece):
+                return False
+        return True
+    finally:
+        if hasattr(result, "aclose"):
+            await result.aclose()
+
+
+def as_list(result: Any, stop: CallStop) -> list[Any]:
+    """All pieces of a generator."""
+    pieces: list[Any] = []
+
+    def put(piece: Any) -> bool:
+        pieces.append(piece)
+        return True
+
+    drain(result, put, stop)
+    return pieces
+
+
+def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
+    """Run a coroutine in its own event loop. When the call is told to stop, cancel the coroutine's task and raise
+    Evicted."""
+    import asyncio  # takes 50 ms, which libraries without coroutines save
+
+    async def run() -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        told: list[bool] = []
+
+        def cancel() -> None:
+            if task is not None and not told:
+                told.append(True)
+                task.cancel()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(cancel)
+
+        stop.wakes(wake)
+        try:
+            return await coroutine
+        finally:
+            stop.forget(wake)
+
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError:
+        stop.check()
+        raise
+
+
+# ---- gathering
+
+
+GATHER_EACH_S, GATHER_S = 0.000_05, 0.004
+"""Frames are so far apart for each call that yields, and at most so far."""
+GATHER_BYTES = 250_000
+"""Pieces leave at once when they reach 250 kB."""
+_now = time.monotonic
+
+
+class PieceGathering:
+    """Hands pieces to `send`, in order, from any thread: one that yields, or one that sends what has waited."""
+
+    def __init__(self, send: Callable[[list[Yielded]], None]) -> None:
+        self.calls = 0
+        """How many calls yield."""
+        self._send = send
+        self._waiting: dict[int, Yielded] = {}
+        """By the number of their run."""
+        self._bytes = 0
+        self._due = 0.0
+        """Pieces that come before this wait for it."""
+        self._came = threading.Condition()
+        """Held while pieces are sent: one that came later would overtake them."""
+        self._sender: threading.Thread | None = None
+
+    def add(self, pieces: Yielded, *, at_once: bool) -> None:
+        """Take the next pieces of a run. `at_once`: send them, and everything that waits, now."""
+        with self._came:
+            before = self._waiting.get(pieces.run)
+            if before is None:
+                self._waiting[pieces.run] = pieces
+            else:
+                items = before.items + pieces.items
+                self._waiting[pieces.run] = Yielded(pieces.call, pieces.run, before.first, items, pieces.waits)
+            self._bytes += sum(map(len, pieces.items))
+            if at_once or pieces.waits or self._bytes >= GATHER_BYTES or _now() >= self._due:
+                self._send_all()
+            elif self._sender is None:
+                self._sender = threading.Thread(target=self._send_due, name="stoker-pieces", daemon=True)
+                self._sender.start()
+            elif len(self._waiting) == 1:
+                self._came.notify()
+
+    def drop(self, run: int) -> None:
+        """Drop the waiting pieces of a run."""
+        with self._came:
+            self._waiting.pop(run, None)
+
+    def _send_all(self) -> None:
+        """The caller holds the lock."""
+        waiting, self._waiting, self._bytes = self._waiting, {}, 0
+        if waiting:
+            self._send(list(waiting.values()))
+        self._due = _now() + min(GATHER_S, self.calls * GATHER_EACH_S)
+
+    def _send_due(self) -> None:
+        while True:
+            with self._came:
+                while not self._waiting:
+                    self._came.wait()
+                wait_s = self._due - _now()
+            time.sleep(max(0.0, wait_s))
+            with self._came:
+                if self._waiting and _now() >= self._due:  # else others have sent it meanwhile
+                    self._send_all()
+
+
+# ---- the window of pieces
+
+
+TURN_S = 0.1
+"""Seconds between two checks whether a waiting call has to end."""
+FIRST_PIECES = 3
+"""The first 3 pieces of a call leave at once: its client has nothing to show yet."""
+_RUN_BITS = 32
+
+
+class PieceLane:
+    """The pieces of one library. `read(seconds)` waits up to that long for news from the agent and takes it; None if
+    another thread does that."""
+
+    def __init__(self, library: int, *, send: Callable[[list[Yielded]], None]) -> None:
+        self.read: Callable[[float], None] | None = None
+        self._gathering = PieceGathering(send)
+        self._runs: dict[int, YieldingRun] = {}
+        self._next_run = library << _RUN_BITS
+        self.changed = threading.Condition()
+
+    def begin(self, call: CallId, *, is_to_end: Callable[[], bool], on_waited: Callable[[float], None]) -> YieldingRun:
+        """Begin a call that yields. `is_to_end` returns True if its pieces are no longer wanted; `on_waited` receives
+        the seconds waited in total after each wait."""
+        with self.changed:
+            number, self._next_run = self._next_run, self._next_run + 1
+            run = self._runs[call] = YieldingRun(self, call, number, is_to_end=is_to_end, on_waited=on_waited)
+            self._gathering.calls = len(self._runs)
+        return run
+
+    def over(self, run: YieldingRun) -> None:
+        """A run has ended."""
+        with self.changed:
+            self._runs.pop(run.call, None)
+            self._gathering.calls = len(self._runs)
+        self._gathering.drop(run.number)
+
+    def taken(self, message: Taken) -> None:
+        """The client has pieces of a call."""
+        with self.changed:
+            run = self._runs.get(message.call)
+            if run is not None and run.number == message.run:
+                run.take(message.upto)
+                self.changed.notify_all()
+
+    def wake(self) -> None:
+        """Something has happened that may end a wait."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def wait(self, is_over: Callable[[], bool]) -> None:
+        """Wait until that is true, or a turn is over."""
+        if self.read is not None:
+            if not is_over():
+                self.read(TURN_S)
+            return
+        with self.changed:
+            self.changed.wait_for(is_over, TURN_S)
+
+    def say(self, pieces: Yielded) -> None:
+        """Send pieces to the agent, the first ones of a call at once."""
+        self._gathering.add(pieces, at_once=pieces.first < FIRST_PIECES)
+
+
+class YieldingRun:
+    """One run of a call that yields."""
+
+    def __init__(
+        self,
+        lane: PieceLane,
+        call: CallId,
+        number: int,
+        *,
+        is_to_end: Callable[[], bool],
+        on_waited: Callable[[float], None],
+    ) -> None:
+        self.call = call
+        self.number = number
+        self.count = 0
+        """Pieces that were yielded."""
+        self.waited_s = 0.0
+        """How long it has waited for its reader."""
+        self._lane = lane
+        self._is_to_end = is_to_end
+        self._on_waited = on_waited
+        self._sizes: deque[int] = deque()
+        self._bytes = 0
+
+    def put(self, piece: bytes) -> bool:
+        """Send a piece as soon as there is room. False if it is no longer wanted."""
+        if not self._wait(lambda: self._has_room(len(piece))):
+            return False
+        with self._lane.changed:
+            self._sizes.append(len(piece))
+            self._bytes += len(piece)
+            self.count += 1
+        self._lane.say(Yielded(self.call, self.number, self.count - 1, [piece]))
+        return True
+
+    def wait_taken(self) -> bool:
+        """Wait until the client has every piece. False if they are no longer wanted."""
+        return self._wait(lambda: not self._sizes)
+
+    def take(self, upto: int) -> None:
+        """The client has the first `upto` pieces."""
+        sizes = self._sizes
+        while sizes and self.count - len(sizes) < upto:
+            self._bytes -= sizes.popleft()
+
+    def _has_room(self, size: int) -> bool:
+        sizes = self._sizes
+        return not sizes or (len(sizes) < WINDOW_PIECES and self._bytes + size <= WINDOW_BYTES)
+
+    def _wait(self, is_over: Callable[[], bool]) -> bool:
+        if self._is_to_end():
+            return False
+        if is_over():
+            return True
+        self._lane.say(Yielded(self.call, self.number, self.count, [], waits=True))
+        began, before = time.perf_counter(), self.waited_s
+        while not is_over():
+            self._lane.wait(lambda: is_over() or self._is_to_end())
+            self.waited_s = before + time.perf_counter() - began
+            self._on_waited(self.waited_s)
+            if self._is_to_end():
+                return False
+        return True
