@@ -16,11 +16,9 @@ import click
 import msgspec
 
 from stoker.errors import SessionError
-from stoker.manager.advice.judging import ProofLine, judged, raised_part, told_part
-from stoker.manager.advice.log_parts import LogPart
+from stoker.manager.advice.judging import LogPart, ProofLine, judged, raised_part, told_part
 from stoker.manager.advice.logs import FaultKind
-from stoker.manager.advice.logs.own_words import OF_CALLS, OF_JOBS
-from stoker.manager.advice.logs.remedies import remedy
+from stoker.manager.advice.logs.failures import OF_CALLS, OF_JOBS, remedy
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress
 from stoker.manager.cli import console, logs, session_choice
 from stoker.manager.cli.logs import files, is_call
