@@ -16,7 +16,7 @@ import msgspec
 from stoker.errors import ConfigError
 from stoker.log_files import keep_log
 from stoker.manager.advice.answers import Advisor
-from stoker.manager.advice.source.endpoint import LanguageModel
+from stoker.manager.advice.source.agent import LanguageModel
 from stoker.manager.core.advice_channel import LONGEST_MESSAGE, Answer, decode_question, encode
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import AdviceArrived

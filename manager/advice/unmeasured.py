@@ -8,8 +8,7 @@ from stoker.contexts.performance import Estimate, Measured, PerformanceStore, Re
 from stoker.errors import ConfigError
 from stoker.manager.advice.estimates.estimator import Estimator, joined_facts
 from stoker.manager.advice.estimates.history import SourceHistory
-from stoker.manager.advice.source.decorated import loader_of
-from stoker.manager.advice.source.extractor import SourceText, extract_facts
+from stoker.manager.advice.source.extractor import SourceText, extract_facts, loader_of
 
 _RECIPE = "estimated"
 

@@ -16,8 +16,7 @@ Scalar = str | int | float
 
 UNKNOWN = "unknown"
 ARGUMENT = "argument"
-COMMAND_LINE = "command line"
-"""Places of facts that stand in no file."""
+"""The place of a fact that stands in no file."""
 
 MANDATORY = ("model", "task", "data")
 FIELDS = (
@@ -40,7 +39,7 @@ COUNT_FIELDS = frozenset({"batch_size", "epochs", "items", "steps", "sequence_le
 
 
 class SourceFact(msgspec.Struct, frozen=True):
-    """A value, where it was found (`file:line`, or `argument`, or `command line`), and how sure it is, from 0 to 1."""
+    """A value, where it was found (`file:line`, or `argument`), and how sure it is, from 0 to 1."""
 
     value: Scalar
     where: str = ""

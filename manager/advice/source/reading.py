@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -105,18 +105,29 @@ class OwnFolders:
             return None
         return None
 
-    def module(self, dotted: str, *, beside: Path | None) -> Path | None:
-        """The file of a module of the user's own, by its dotted name; None if the folders have none."""
-        parts = dotted.split(".")
+    def module(
+        self, parts: Sequence[str], *, beside: Path | None, level: int = 0, package: bool = False
+    ) -> Path | None:
+        """The file of a module of the user's, by the parts of its name; None if the folders have none. `level`: the
+        dots of a relative import; of one, and with `package`, a folder is found too."""
+        places = ([beside.parent] if beside is not None else []) + ([] if level else list(self.roots))
+        for place in places:
+            if level:
+                place = place if level == 1 else place.parents[min(level - 2, len(place.parents) - 1)]
+            found = self.inside(place, *parts, package=package or level > 0)
+            if found is not None:
+                return found
+        return None
+
+    def inside(self, folder: Path, *parts: str, package: bool = True) -> Path | None:
+        """The file of a module in a folder; with `package` a folder without `__init__.py` counts too."""
         if not all(part.isidentifier() for part in parts):
             return None
-        places = ([beside.parent] if beside is not None else []) + list(self.roots)
-        for place in places:
-            base = place.joinpath(*parts)
-            for file in (base.with_name(base.name + ".py"), base / "__init__.py"):
-                if os.path.lexists(file):
-                    return file
-        return None
+        base = folder.joinpath(*parts)
+        for file in ([base.with_name(base.name + ".py")] if parts else []) + [base / "__init__.py"]:
+            if os.path.lexists(file):
+                return file
+        return base if package and base.is_dir() and self.contains(Path(os.path.realpath(base))) else None
 
     def listing(self, *, most: int) -> Iterator[str]:
         """The files of the folders as people read them, without hidden and installed ones, at most so many."""
