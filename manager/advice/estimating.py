@@ -6,7 +6,7 @@ from functools import cache
 
 from stoker.contexts.performance import Estimate, PerformanceStore
 from stoker.manager.advice.estimates.estimator import Estimator, RetrievedEstimate, joined_facts
-from stoker.manager.advice.estimates.history import SourceHistory
+from stoker.manager.advice.estimates.similar import SourceHistory
 from stoker.manager.advice.source.facts import WorkloadFacts
 from stoker.manager.core.events import ContextAdvice
 

@@ -13,9 +13,8 @@ import msgspec
 from stoker.manager.advice.log_parts import LogPart, LogParts
 from stoker.manager.advice.logs import Fault, Located, LogLine, classify, locate
 from stoker.manager.advice.logs.classifier import GUESSED
+from stoker.manager.advice.logs.failures import JOB, OF_CALLS, SAID, FaultRule, matching_rules
 from stoker.manager.advice.logs.features import frames_of
-from stoker.manager.advice.logs.own_words import JOB, OF_CALLS, SAID
-from stoker.manager.advice.logs.rules import FaultRule, matching_rules
 from stoker.manager.advice.logs.signs import TRACEBACK
 from stoker.manager.advice.secrets import masked
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from stoker.contexts.performance import Estimate, Measured, PerformanceStore, Remembered
 from stoker.errors import ConfigError
 from stoker.manager.advice.estimates.estimator import Estimator, joined_facts
-from stoker.manager.advice.estimates.history import SourceHistory
+from stoker.manager.advice.estimates.similar import SourceHistory
 from stoker.manager.advice.source.extractor import SourceText, extract_facts, loader_of
 
 _RECIPE = "estimated"

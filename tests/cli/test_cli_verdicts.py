@@ -12,9 +12,7 @@ import pytest
 
 from stoker.manager.advice.log_parts import LogPart, LogParts
 from stoker.manager.advice.logs import FaultKind
-from stoker.manager.advice.logs.own_words import JOB, MORE, SAID
-from stoker.manager.advice.logs.remedies import BY_COMPONENT
-from stoker.manager.advice.logs.rules import ROWS
+from stoker.manager.advice.logs.failures import BY_COMPONENT, JOB, MORE, ROWS, SAID
 from stoker.manager.cli import logged_progress, verdicts
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import StoryLine

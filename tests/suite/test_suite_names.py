@@ -19,7 +19,7 @@ ALLOWED = {
     "Ack": ({"src/stoker/protocol/to_client.py", "src/stoker/protocol/to_pilot.py"}, "one message, in both directions"),
     "Evict": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
     "Fault": (
-        {"manager/core/trials.py", "manager/advice/logs/fault.py"},
+        {"manager/core/trials.py", "manager/advice/logs/failures.py"},
         "a pilot's fault at a call, and a log's verdict: public names of layers that never import each other",
     ),
     "Gang": ({"manager/core/nouns.py", "contexts/ranks.py"}, "a gang, and a rank's public view of it"),

@@ -19,6 +19,7 @@ LONGEST_BYTES = 4096
 _HEAD, _TAIL, _LEFT_OUT = 1536, 2048, b" [...] "
 _BLOCK_BYTES = 256 << 10
 _MOST_PARTS = 100
+_DIGITS = b"0123456789"
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 LogSource = os.PathLike[str] | str | bytes | IO[bytes] | IO[str] | Iterable[str | bytes]
@@ -59,6 +60,11 @@ class LineReader:
         if rest:
             self.number += 1
             yield from _overwritten(rest)
+
+
+def masked_line(line: bytes) -> bytes:
+    """The line without its digits. Lines of a loop that differ in numbers alone become the same."""
+    return line.translate(None, _DIGITS)
 
 
 def clipped(line: bytes) -> bytes:
@@ -128,7 +134,7 @@ def _overwritten(line: bytes) -> Iterator[bytes]:
     write over itself a million times, each form comes once."""
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
-        parts = list(dict(zip(line.translate(None, b"0123456789").split(b"\r"), parts, strict=True)).values())
+        parts = list(dict(zip(masked_line(line).split(b"\r"), parts, strict=True)).values())
     parts = [part for part in parts if part]
     for part in parts or [b""]:
         yield clipped(part)

@@ -11,8 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stoker.manager.advice.metrics.reading import LONGEST_LINE, redraws
-from stoker.manager.advice.metrics.settings import stated_totals
+from stoker.manager.advice.metrics.lines import LONGEST_LINE, redraws, stated_totals
 from stoker.manager.advice.metrics.tracker import MetricTracker, Tracked
 
 LOOK_BYTES = 262_144

@@ -14,12 +14,15 @@ from statistics import median
 
 import msgspec
 
-from stoker.manager.advice.metrics.counts import EPOCH
-from stoker.manager.advice.metrics.line_metrics import LineMetrics
-from stoker.manager.advice.metrics.pace import Pace, pace
-from stoker.manager.advice.metrics.reading import read_metrics, redraws
-from stoker.manager.advice.metrics.robust import without_outliers
-from stoker.manager.advice.metrics.series import ProgressSeries, choose_progress, series_of
+from stoker.manager.advice.metrics.lines import EPOCH, LineMetrics, read_metrics, redraws
+from stoker.manager.advice.metrics.series import (
+    Pace,
+    ProgressSeries,
+    choose_progress,
+    pace,
+    series_of,
+    without_outliers,
+)
 
 ENOUGH, ENOUGH_OF_A_KIND = 192, 64
 """Lines with metrics that are read, and those of one kind among them."""

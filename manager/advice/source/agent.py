@@ -138,7 +138,7 @@ def _is_loopback(url: str) -> bool:
         return False
 
 
-# ---- believing
+# ---- answers held to the source
 
 
 DOUBTED = 0.5
@@ -211,7 +211,7 @@ def _plain(field: str, value: object) -> Scalar | None:
     return value if isinstance(value, str | int) and len(str(value)) > 0 and fits(field, value) else None
 
 
-# ---- agent
+# ---- the loop
 
 
 _PAGE = 6_000
