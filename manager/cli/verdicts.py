@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from stoker.manager.advice.judging import ProofLine, judged, raised_part, told_part
-from stoker.manager.advice.log_parts import LogPart
+from stoker.manager.advice.judging import LogPart, ProofLine, judged, raised_part, told_part
 from stoker.manager.advice.logs import FaultKind
 from stoker.manager.advice.logs.failures import OF_CALLS, OF_JOBS, remedy
 from stoker.manager.cli import printed

@@ -32,6 +32,11 @@ PROJECTS: dict[str, dict[str, str]] = {
     "a name": {"train.py": "from sizes import BATCH\nDataLoader(d, batch_size=BATCH)", "sizes.py": "BATCH = 24"},
     "a module": {"train.py": "import sizes as s\nDataLoader(d, batch_size=s.BATCH)", "sizes.py": "BATCH = 24"},
     "all names": {"train.py": "from sizes import *\nDataLoader(d, batch_size=BATCH)", "sizes.py": "BATCH = 24"},
+    "all names, both ways": {
+        "train.py": "from sizes import *\nDataLoader(d, batch_size=BATCH)",
+        "sizes.py": "from others import *\nHERE = 1",
+        "others.py": "from sizes import *\nBATCH = 24",
+    },
     "packages": {
         "train.py": "import a.b.c\na.b.c.go(24)",
         "a/__init__.py": "",

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.manager.advice.log_parts import LogPart, LogParts
+from stoker.manager.advice.judging import LogPart, LogParts
 from stoker.manager.advice.logs import FaultKind
 from stoker.manager.advice.logs.failures import BY_COMPONENT, JOB, MORE, ROWS, SAID
 from stoker.manager.cli import logged_progress, verdicts

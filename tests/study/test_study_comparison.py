@@ -14,9 +14,9 @@ from stoker.manager.cli.simulate_table import notes, show, table
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.comparison import PolicyRow, columns_for, compare, verdicts, with_bounds
-from stoker.manager.study.curves import Curves
 from stoker.manager.study.figures import Figures, figures_of
 from stoker.manager.study.measures import Steps, measure
+from stoker.manager.study.plots import Curves
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, load_scenario, shipped
 from stoker.manager.study.statistics import MeanEstimate, estimate

@@ -15,8 +15,15 @@ from stoker.manager.sim.check import doubtful
 from stoker.manager.sim.engine_model import EngineModel
 from stoker.manager.sim.workload import Poisson, SweepCalls, Trace, contexts_of
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, SourceModel
-from stoker.manager.study.scenario import Scenario, find_scenario, label, load_scenario, parse_scenario, shipped
-from stoker.manager.study.scenario_text import scenario_text
+from stoker.manager.study.scenario import (
+    Scenario,
+    find_scenario,
+    label,
+    load_scenario,
+    parse_scenario,
+    scenario_text,
+    shipped,
+)
 
 TEXT = """\
 name = "small"

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.contexts.performance import Estimate
-from stoker.manager.advice.estimates.similar import Encoder, SimilarSource, SimilarSources, SourceHistory, numbers_of
+from stoker.manager.advice.estimates.similar import SimilarSource, SimilarSources, SourceHistory, numbers_of
 from stoker.manager.advice.source.facts import FIELDS, WorkloadFacts
 from stoker.manager.core.events import ContextAdvice
 
@@ -244,20 +244,18 @@ class RetrievedEstimate(msgspec.Struct, frozen=True):
 
 
 class Estimator:
-    """Asks history. `estimates_of` says what a recipe took, by device kind: `PerformanceStore.estimates`. `encoder`
-    (texts to vectors) is optional; `threshold` and `most` are the paper's T and k."""
+    """Asks history. `estimates_of` says what a recipe took, by device kind: `PerformanceStore.estimates`.
+    `threshold` and `most` are the paper's T and k."""
 
     def __init__(
         self,
         history: SourceHistory,
         estimates_of: Callable[[str], Mapping[str, Estimate]],
         *,
-        encoder: Encoder | None = None,
-        encoder_name: str = "encoder",
         threshold: float = THRESHOLD,
         most: int = MOST_SIMILAR,
     ) -> None:
-        self._similar = SimilarSources(history, encoder=encoder, encoder_name=encoder_name)
+        self._similar = SimilarSources(history)
         self._estimates_of = estimates_of
         self._threshold = threshold
         self._most = most

@@ -7,14 +7,13 @@ encoder replaces the block of the source.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -29,8 +28,6 @@ from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
 
 Vector = npt.NDArray[np.float32]
-Encoder = Callable[[Sequence[str]], Vector]
-"""Texts to vectors, one row each: a small sentence encoder such as MiniLM, loaded elsewhere."""
 
 SHARE_OF_FACTS = 0.6
 """How much of the cosine is that of the facts; the rest is that of the source."""
@@ -109,12 +106,6 @@ class TermTable:
         return np.asarray(dots / np.maximum(self._lengths * length, 1e-12), np.float32)
 
 
-def cosines(rows: Vector, vector: Vector) -> Vector:
-    """The cosine of a dense vector with each row."""
-    lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(vector)
-    return np.asarray(rows @ vector / np.maximum(lengths, 1e-12), np.float32)
-
-
 def _add_bump(terms: dict[str, float], name: str, number: float) -> None:
     """Half octaves around a number, nearer ones with more weight; together of length 1."""
     at = 2 * math.log2(number)
@@ -147,11 +138,11 @@ CREATE TABLE IF NOT EXISTS sources (
     PRIMARY KEY (recipe, function)
 );
 """
+# `encoder` and `vector` are unused: files of earlier versions have them.
 _SHAPE = "SELECT recipe, function, name, facts, at, encoder, vector FROM sources LIMIT 1"
 _PUT = """
 INSERT INTO sources (recipe, function, name, facts, at) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (recipe, function) DO UPDATE SET name = excluded.name, at = excluded.at,
-    vector = CASE WHEN facts = excluded.facts THEN vector END, facts = excluded.facts
+ON CONFLICT (recipe, function) DO UPDATE SET name = excluded.name, at = excluded.at, facts = excluded.facts
 """
 _DROP = "DELETE FROM sources WHERE at < (SELECT at FROM sources ORDER BY at DESC LIMIT 1 OFFSET ?)"
 
@@ -190,20 +181,6 @@ class SourceHistory:
         self._rows = fresh
         return list(fresh.values())
 
-    def vectors(self, encoder: str) -> dict[tuple[str, str], Vector]:
-        """The vectors that this encoder made, by recipe and function."""
-        rows = self._file.read(
-            "SELECT recipe, function, vector FROM sources WHERE encoder = ? AND vector IS NOT NULL", (encoder,)
-        )
-        return {(recipe, function): np.frombuffer(data, np.float32) for recipe, function, data in rows}
-
-    def keep_vectors(self, encoder: str, vectors: Sequence[tuple[str, str, Vector]]) -> None:
-        """Keep what an encoder made of rows' facts."""
-        rows = [
-            (encoder, vector.astype(np.float32).tobytes(), recipe, function) for recipe, function, vector in vectors
-        ]
-        self._file.write(("UPDATE sources SET encoder = ?, vector = ? WHERE recipe = ? AND function = ?", rows))
-
     def close(self) -> None:
         """Close the file; later calls do nothing."""
         self._file.close()
@@ -224,9 +201,6 @@ class SourceHistory:
 # ---- retrieval
 
 
-log = logging.getLogger(__name__)
-
-
 class SimilarSource(msgspec.Struct, frozen=True):
     """A row of history, and how similar it is to what was asked for: 1 is the same source with the same arguments."""
 
@@ -235,14 +209,10 @@ class SimilarSource(msgspec.Struct, frozen=True):
 
 
 class SimilarSources:
-    """Finds similar rows. `encoder` makes vectors of texts; `encoder_name` keeps those of different ones apart."""
+    """Finds similar rows of history."""
 
-    def __init__(
-        self, history: SourceHistory, *, encoder: Encoder | None = None, encoder_name: str = "encoder"
-    ) -> None:
+    def __init__(self, history: SourceHistory) -> None:
         self._history = history
-        self._encoder = encoder
-        self._encoder_name = encoder_name
         self._tables: dict[bool, _Tables] = {}
 
     def most_similar(self, facts: WorkloadFacts, *, of_loaders: bool, threshold: float) -> list[SimilarSource]:
@@ -253,9 +223,7 @@ class SimilarSources:
         tables = self._tables.get(of_loaders)
         if tables is None or tables.rows != rows:
             tables = self._tables[of_loaders] = _Tables(rows)
-        of_text = self._dense_cosines(facts, rows)
-        if of_text is None:
-            of_text = tables.texts.cosines(terms_of_text(facts.text))
+        of_text = tables.texts.cosines(terms_of_text(facts.text))
         alike = SHARE_OF_FACTS * tables.facts.cosines(terms_of_facts(facts)) + (1 - SHARE_OF_FACTS) * of_text
         for place, row in enumerate(rows):
             if facts.same and row.facts.same == facts.same:
@@ -267,38 +235,9 @@ class SimilarSources:
             if alike[place] >= threshold
         ]
 
-    def _dense_cosines(self, facts: WorkloadFacts, rows: Sequence[SourceRow]) -> Vector | None:
-        """The cosines of the encoder's vectors; None without an encoder, or where it fails."""
-        if self._encoder is None:
-            return None
-        kept = self._history.vectors(self._encoder_name)
-        fresh = [row for row in rows if (row.recipe, row.function) not in kept]
-        try:
-            made = np.asarray(self._encoder([_shown(facts), *(_shown(row.facts) for row in fresh)]), np.float32)
-            if made.ndim != 2 or len(made) != len(fresh) + 1 or not np.isfinite(made).all():
-                raise ValueError(f"it gave an array of shape {made.shape} for {len(fresh) + 1} texts")
-            for row, vector in zip(fresh, made[1:], strict=True):
-                kept[row.recipe, row.function] = vector
-            found = cosines(np.stack([kept[row.recipe, row.function] for row in rows]), made[0])
-        except Exception as error:  # it is the site's code: retrieval goes on without it
-            log.warning(
-                "the sentence encoder %s failed (%s); the source's terms are compared", self._encoder_name, error
-            )
-            return None
-        self._history.keep_vectors(
-            self._encoder_name,
-            [(row.recipe, row.function, vector) for row, vector in zip(fresh, made[1:], strict=True)],
-        )
-        return found
-
 
 class _Tables:
     def __init__(self, rows: list[SourceRow]) -> None:
         self.rows = rows
         self.facts = TermTable([terms_of_facts(row.facts) for row in rows], idf=False)
         self.texts = TermTable([terms_of_text(row.facts.text) for row in rows], idf=True)
-
-
-def _shown(facts: WorkloadFacts) -> str:
-    """What a sentence encoder reads. It takes some hundred words, so the facts come first."""
-    return f"{facts.summary()}\n{facts.text[:2_000]}"

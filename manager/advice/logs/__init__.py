@@ -5,7 +5,7 @@
 
 failures.py    the table of failures: texts of logs, of exceptions and of the session, whose fault, what to do
 signs.py       how bad a line looks
-locator.py     the first lines that matter (reading.py: the lines of a log; tracebacks.py: Python's tracebacks)
+locator.py     the first lines that matter (reading.py: the lines of a log, and tracebacks)
 classifier.py  whose fault they are, by the table or by a learned scorer (features.py: its facts)
 """
 

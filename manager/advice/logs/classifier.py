@@ -23,7 +23,7 @@ import msgspec
 
 from stoker.manager.advice.logs.failures import ROWS, Fault, FaultKind, FaultRule, Located, LogLine, matching_rules
 from stoker.manager.advice.logs.features import exception_of, features, frames_of
-from stoker.manager.advice.logs.tracebacks import RANK_MARK
+from stoker.manager.advice.logs.reading import RANK_MARK
 
 # ---- the learned scorer
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine, matching_rules
-from stoker.manager.advice.logs.tracebacks import RANK_MARK
+from stoker.manager.advice.logs.reading import RANK_MARK
 
 # ---- vocabularies
 

@@ -24,9 +24,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine, matching_rules
-from stoker.manager.advice.logs.reading import LineReader, LogSource, masked_line, shown
+from stoker.manager.advice.logs.reading import LineReader, LogSource, OpenTracebacks, TracebackLines, masked_line, shown
 from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity, hasty_gravity, may_be_bad, overcome
-from stoker.manager.advice.logs.tracebacks import OpenTracebacks, TracebackLines
 from stoker.manager.advice.secrets import masked
 
 # ---- episodes of bad lines

@@ -5,7 +5,6 @@ reading.py     files inside the user's folders, within bounds
 literals.py    values that stand in the source, and config files
 scan.py        signatures, constants, options and calls of the functions that the entry uses
 recognise.py   which calls, names and keywords tell which fact
-normalise.py   source without comments, docstrings and names of variables, so that such edits change nothing
-extractor.py   all of these together: `extract_facts`
+extractor.py   all of these together: `extract_facts`, and the source without comments and names of variables
 agent.py       an optional language model that fills what the scan leaves open
 """

@@ -85,11 +85,6 @@ class WorkloadFacts(msgspec.Struct, frozen=True):
         found = {field: getattr(self, field) for field in FIELDS}
         return {field: fact for field, fact in found.items() if fact is not None and fact.known}
 
-    def summary(self) -> str:
-        """The facts as one line a person or a sentence encoder reads."""
-        facts = {**{field: getattr(self, field) for field in MANDATORY}, **self.known_facts(), **self.further}
-        return "; ".join(f"{field.replace('_', ' ')}: {fact.value}" for field, fact in facts.items())
-
 
 def without_secrets(facts: WorkloadFacts) -> WorkloadFacts:
     """The facts without what looks like a password or a key, in the text or behind a name: they are kept on disk."""

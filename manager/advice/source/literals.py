@@ -214,6 +214,33 @@ def _computed(function: Callable[..., Any], values: list[Any], site: CallSite) -
     return Known(result, site.where, site.sure)
 
 
+class DeclaredOptions:
+    """The options that a program declares with argparse, click or a dataclass: their defaults by destination."""
+
+    def __init__(self) -> None:
+        self.defaults: dict[str, Known] = {}
+
+    def declare(self, site: CallSite) -> None:
+        """Keep the default of an `add_argument(...)` or a `click.option(...)`."""
+        names = [str(arg.value) for arg in site.args if arg is not None and isinstance(arg.value, str)]
+        if not names:
+            return
+        # click names its parameter as the last text without dashes; argparse as `dest`, else as the longest option.
+        named, bare = site.kwargs.get("dest"), [name for name in names if not name.startswith("-")]
+        longest = max(names, key=lambda name: (name.startswith("--"), len(name)))
+        dest = str(named.value) if named is not None and named.constant else bare[-1] if bare else longest
+        action, default = site.kwargs.get("action"), site.kwargs.get("default")
+        if default is None and action is not None and action.value in ("store_true", "store_false"):
+            default = Known(action.value == "store_false", site.where, 0.9)
+        if default is not None:
+            self.defaults[dest.lstrip("-").replace("-", "_")] = default
+
+    def for_parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, Known]:
+        """The defaults that click gives to the parameters of a command."""
+        names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+        return {name: value.weakened(0.9) for name, value in self.defaults.items() if name in names}
+
+
 def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | None) -> Known:
     """The values of a config file that the source names. Raises NotReadError."""
     path = folders.find(name, beside=beside)

@@ -12,12 +12,12 @@ import ast
 import dataclasses
 import os.path
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from stoker.manager.advice.source.literals import (
     CONFIG_READERS,
     LONGEST_TEXT,
     CallSite,
+    DeclaredOptions,
     InstalledName,
     Known,
     NamedFile,
@@ -27,7 +27,7 @@ from stoker.manager.advice.source.literals import (
     read_config,
     result_of,
 )
-from stoker.manager.advice.source.reading import NotReadError, OwnFolders
+from stoker.manager.advice.source.reading import ADD_ARGUMENT, NotReadError, OwnFolders, OwnModules, SourceModule, defer
 from stoker.manager.advice.source.recognise import Recogniser
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -35,28 +35,11 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 _UNDECIDED = 0.85
 """Certainty that is left in a branch that may not be taken."""
 _PARSERS = frozenset({"parse_args", "parse_known_args", "parse_args_into_dataclasses"})
-_OPTIONS = "add_argument"
 _MODEL_BASES = ("Module", "PreTrainedModel", "Model")
-_NOT_ENTERED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 class OutOfBoundsError(Exception):
     """The source is longer than the limit."""
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class SourceModule:
-    """A module of the user's, or a package without a file. `waiting`: statements not scanned yet, by the names that
-    they bind."""
-
-    file: Path | None
-    shown: str
-    name: str = "source"
-    folder: Path | None = None
-    names: dict[str, Known] = dataclasses.field(default_factory=dict)
-    waiting: dict[str, list[ast.stmt]] = dataclasses.field(default_factory=dict)
-    scanned: set[int] = dataclasses.field(default_factory=set)
-    stars: list[SourceModule] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,8 +78,8 @@ class Scanner:
         self.constants: dict[tuple[int, str], str] = {}
         self._folders = folders
         self._nodes_left = folders.limits.nodes
-        self._modules: dict[Path, SourceModule | None] = {}
-        self._options: dict[str, Known] = {}
+        self._modules = OwnModules(folders, note=self.note)
+        self._options = DeclaredOptions()
         self._returned: dict[int, Known | None] = {}
 
     def note(self, why: str) -> None:
@@ -114,7 +97,7 @@ class Scanner:
         defer(module, tree)
         scope = Scope(module.names, module)
         self._decorators(node, scope)
-        self._call_own(OwnCode(node, scope), [], {**self._click_values(node), **arguments}, scope, entry=True)
+        self._call_own(OwnCode(node, scope), [], {**self._options.for_parameters(node), **arguments}, scope, entry=True)
 
     # ---- statements
 
@@ -292,12 +275,15 @@ class Scanner:
             if id(node) not in module.scanned:
                 module.scanned.add(id(node))
                 self._run([node], Scope(module.names, module, sure=0.9))
-        found = module.names.get(name)
+        found: Known | None = module.names.get(name)
         if found is None:
             if name == "*":
                 return None
             self._global(module, "*")
-            return next((known for star in module.stars if (known := self._global(star, name)) is not None), None)
+            stars, module.stars = module.stars, []  # modules may import each other's names
+            found = next((known for star in stars if (known := self._global(star, name)) is not None), None)
+            module.stars = stars
+            return found
         if found.constant:
             self.constants.setdefault((id(module), name), repr(found.value))
         return found
@@ -346,7 +332,7 @@ class Scanner:
                 return self._instance(value, args, kwargs, scope, scope.where(node))
             if value.node.decorator_list and not args and not kwargs:
                 self._decorators(value.node, value.around)
-                kwargs = {**self._click_values(value.node)}
+                kwargs = {**self._options.for_parameters(value.node)}
             return self._call_own(value, args, kwargs, scope)
         if isinstance(value, InstalledName):
             name = value.dotted
@@ -413,8 +399,8 @@ class Scanner:
     def _installed(self, site: CallSite, base: Known | None, scope: Scope) -> Known | None:
         if site.dotted in CONFIG_READERS:
             return self._config(site, scope.module)
-        if site.last == _OPTIONS or site.dotted in ("click.option", "click.argument"):
-            self._declare(site)
+        if site.last == ADD_ARGUMENT or site.dotted in ("click.option", "click.argument"):
+            self._options.declare(site)
             return None
         if site.last in _PARSERS:
             return self._parsed(site, scope)
@@ -422,7 +408,7 @@ class Scanner:
             given = site.args[0] if site.args else None
             for each in given.value if given is not None and isinstance(given.value, list) else [given]:
                 if each is not None and isinstance(each.value, OwnCode):
-                    self._options.update(self._fields(each.value))
+                    self._options.defaults.update(self._fields(each.value))
         found = result_of(site, base)
         if found is not None:
             if isinstance(found.value, NamedFile):
@@ -436,24 +422,9 @@ class Scanner:
 
     # ---- options and configs
 
-    def _declare(self, site: CallSite) -> None:
-        """Keep the default of an `add_argument(...)` or a `click.option(...)`."""
-        names = [str(arg.value) for arg in site.args if arg is not None and isinstance(arg.value, str)]
-        if not names:
-            return
-        # click names its parameter as the last text without dashes; argparse as `dest`, else as the longest option.
-        named, bare = site.kwargs.get("dest"), [name for name in names if not name.startswith("-")]
-        longest = max(names, key=lambda name: (name.startswith("--"), len(name)))
-        dest = str(named.value) if named is not None and named.constant else bare[-1] if bare else longest
-        action, default = site.kwargs.get("action"), site.kwargs.get("default")
-        if default is None and action is not None and action.value in ("store_true", "store_false"):
-            default = Known(action.value == "store_false", site.where, 0.9)
-        if default is not None:
-            self._options[dest.lstrip("-").replace("-", "_")] = default
-
     def _parsed(self, site: CallSite, scope: Scope) -> Known:
-        self._global(scope.module, _OPTIONS)
-        options = {name: value.weakened(0.9) for name, value in self._options.items()}
+        self._global(scope.module, ADD_ARGUMENT)
+        options = {name: value.weakened(0.9) for name, value in self._options.defaults.items()}
         for name, value in options.items():
             self.recogniser.named(name, value, factor=0.85 * site.sure)
         values = Known(options, site.where)
@@ -464,10 +435,6 @@ class Scanner:
     def _decorators(self, node: Function, scope: Scope) -> None:
         for decorator in reversed(node.decorator_list):
             self.value(decorator, scope)
-
-    def _click_values(self, node: Function) -> dict[str, Known]:
-        names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
-        return {name: value.weakened(0.9) for name, value in self._options.items() if name in names}
 
     def _config(self, site: CallSite, module: SourceModule) -> Known | None:
         path = site.args[0].value if site.args and site.args[0] is not None else None
@@ -548,7 +515,7 @@ class Scanner:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 parts = alias.name.split(".")
-                module = self._module(parts, scope.module)
+                module = self._modules.module(parts, scope.module)
                 if module is None:
                     bound = InstalledName(alias.name if alias.asname else parts[0])
                     scope.names[alias.asname or parts[0]] = Known(bound, where)
@@ -557,11 +524,11 @@ class Scanner:
                     scope.names[alias.asname or parts[0]] = Known(module, where)
                 else:
                     folder = self._folders.module(parts[:1], beside=scope.module.file, package=True)
-                    top = self._module(parts[:1], scope.module) or SourceModule(None, parts[0], folder=folder)
+                    top = self._modules.module(parts[:1], scope.module) or SourceModule(None, parts[0], folder=folder)
                     scope.names[parts[0]] = Known(top, where)
             return
         parts = node.module.split(".") if node.module else []
-        module = self._module(parts, scope.module, node.level)
+        module = self._modules.module(parts, scope.module, node.level)
         for alias in node.names:
             name = alias.asname or alias.name
             if module is not None and alias.name == "*":
@@ -576,85 +543,14 @@ class Scanner:
                 scope.names[name] = Known(InstalledName(f"{node.module}.{alias.name}"), where)
                 self.recogniser.used_module(parts[0], where, 0.95)
 
-    def _module(self, parts: Sequence[str], importer: SourceModule, level: int = 0) -> SourceModule | None:
-        """A module of the user's; None for an installed one, and for one that cannot be read."""
-        path = self._folders.module(parts, beside=importer.file, level=level)
-        return self._loaded(path) if path is not None else None
-
     def _submodule(self, package: SourceModule, name: str) -> Known | None:
-        path = self._folders.inside(package.folder, name) if package.folder is not None else None
-        module = self._loaded(path) if path is not None else None
+        module = self._modules.submodule(package, name)
         return Known(module, "") if module is not None else None
-
-    def _loaded(self, path: Path) -> SourceModule | None:
-        try:
-            real = path.resolve()
-            if real in self._modules:
-                return self._modules[real]
-            self._modules[real] = None
-            shown = self._folders.name_of(path)
-            if path.is_dir():
-                self._modules[real] = SourceModule(None, shown, folder=path)
-                return self._modules[real]
-            tree = parsed(self._folders.read(path), shown)
-        except NotReadError as error:
-            self.note(str(error))
-            return None
-        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
-            self.note(f"{path.name}: not read: {error}")
-            return None
-        module = SourceModule(path, shown, path.stem, path.parent if path.name == "__init__.py" else None)
-        self._modules[real] = module
-        defer(module, tree)
-        return module
 
     def _count(self) -> None:
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise OutOfBoundsError
-
-
-def parsed(text: str, shown: str) -> ast.Module:
-    """The tree of a source. Raises NotReadError."""
-    try:
-        return ast.parse(text)
-    except SyntaxError as error:
-        raise NotReadError(f"{shown}: not read: line {error.lineno or 0} does not parse: {error.msg}") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise NotReadError(f"{shown}: not read: it does not parse: {error}") from None
-
-
-def defer(module: SourceModule, tree: ast.Module) -> None:
-    """Let each statement of a module wait until a name that it binds is used."""
-    for statement in tree.body:
-        for name in dict.fromkeys(_names_bound(statement)):
-            module.waiting.setdefault(name, []).append(statement)
-
-
-def _names_bound(statement: ast.stmt) -> list[str]:
-    """The names that a statement binds or changes; a call of a method changes its object."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [statement.name]
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        function = statement.value.func
-        if isinstance(function, ast.Attribute) and function.attr == _OPTIONS:
-            return [_OPTIONS]
-        return _root(function) if isinstance(function, ast.Attribute) else []
-    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute | ast.Subscript):
-        return _root(statement.targets[0])
-    inside = [
-        name for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt) for name in _names_bound(child)
-    ]
-    names = [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    return [*names, *inside]
-
-
-def _root(node: ast.expr) -> list[str]:
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return [node.id] if isinstance(node, ast.Name) else []
 
 
 def _bases_of(made: OwnCode) -> list[ast.expr]:
