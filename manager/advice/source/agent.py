@@ -14,7 +14,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -240,14 +240,13 @@ def facts_with_agent(
     *,
     folders: Iterable[str | PathLike[str]],
     model: LanguageModel | None,
-    command_line: Sequence[str] = (),
 ) -> WorkloadFacts:
     """The facts, with what the language model adds to them; as they are where there is no model. Never raises."""
     if model is None:
         return facts
     try:
         tools = _Tools(source, OwnFolders(folders, ReadingLimits()))
-        answer = _answer(Conversation(model), tools, source, command_line)
+        answer = _answer(Conversation(model), tools, source)
         found, notes = facts_believed(facts, answer, tools.shown)
     except EndpointError as error:
         found, notes = facts, [f"the language model at {masked(model.url)} was no help: {error}"]
@@ -256,14 +255,12 @@ def facts_with_agent(
     return msgspec.structs.replace(found, notes=(*found.notes, *notes))
 
 
-def _answer(
-    conversation: Conversation, tools: _Tools, source: SourceText, command_line: Sequence[str]
-) -> dict[str, object]:
+def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> dict[str, object]:
     """The model's JSON object. Raises EndpointError."""
     entry = f"its function {source.function}" if source.function else "it runs as a script"
     question = (
-        f"What are the model, the task, the data and the settings of this job ({entry}; command line:"
-        f" {masked(' '.join(command_line)) or 'none'})? Its source:\n\n{tools.entry_text()}"
+        f"What are the model, the task, the data and the settings of this job ({entry})?"
+        f" Its source:\n\n{tools.entry_text()}"
     )
     messages = [{"role": "system", "content": _PROMPT}, {"role": "user", "content": question}]
     nonsense = 0

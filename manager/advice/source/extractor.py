@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from os import PathLike
 from pathlib import Path
@@ -26,10 +26,6 @@ from stoker.manager.advice.source.scan import Function, OutOfBoundsError, Scanne
 # ---- normalised source
 
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Scope = _Function | ast.Lambda
-
-
 def normalised(source: str | ast.AST) -> str:
     """The normalised text of a source or of a node of it. Raises SyntaxError, ValueError, RecursionError or MemoryError
     for a source that does not parse."""
@@ -38,119 +34,66 @@ def normalised(source: str | ast.AST) -> str:
 
 
 class _Renamer(ast.NodeTransformer):
+    """Numbers the variables of a source; fields of classes keep their names."""
+
     def __init__(self, tree: ast.Module) -> None:
-        self._scopes = [_numbered(_bound_in(tree), "g")]
+        nodes = list(ast.walk(tree))
         self._parameters = {
-            node.name: _numbered(_names_of(node), "a") for node in ast.walk(tree) if isinstance(node, _Function)
+            node.name: {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
+            for node in nodes
+            if isinstance(node, Function)
         }
-
-    def visit_Module(self, node: ast.Module) -> ast.AST:
-        node.body = _without_docstring(node.body)
-        return self.generic_visit(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        node.body = _without_docstring(node.body)
-        return self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        self._scopes.append(_numbered(_names_of(node), "a"))
-        self.generic_visit(node)
-        self._scopes.pop()
-        return node
+        bodies = [each for node in nodes if isinstance(node, ast.ClassDef) for each in node.body]
+        targets = [
+            each.targets[0] if isinstance(each, ast.Assign) else getattr(each, "target", None) for each in bodies
+        ]
+        fields = {target.id for target in targets if isinstance(target, ast.Name)}
+        names = dict.fromkeys(name for node in nodes if (name := _bound_name(node)) and name not in fields)
+        self._names = {name: f"v{number}" for number, name in enumerate(names, start=1)}
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        node.id = self._name(node.id)
+        node.id = self._names.get(node.id, node.id)
         return node
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
-        node.arg, node.annotation, node.type_comment = self._name(node.arg), None, None
+        node.arg, node.annotation, node.type_comment = self._names.get(node.arg, node.arg), None, None
         return node
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
-        node.name = self._name(node.name) if node.name else None
+        node.name = self._names.get(node.name or "", node.name)
         return self.generic_visit(node)
 
     def visit_Global(self, node: ast.Global) -> ast.AST:
-        node.names = [self._scopes[0].get(name, name) for name in node.names]
+        node.names = [self._names.get(name, name) for name in node.names]
         return node
 
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        own = self._parameters.get(node.func.id, ()) if isinstance(node.func, ast.Name) else ()
+        for keyword in node.keywords:
+            if keyword.arg in own:
+                keyword.arg = self._names.get(keyword.arg or "", keyword.arg)
+        return self.generic_visit(node)
+
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        if isinstance(node.target, ast.Name) and node.target.id not in self._scopes[-1]:
+        if isinstance(node.target, ast.Name) and node.target.id not in self._names:
             return self.generic_visit(node)  # a field of a class: its annotation makes it one
         if node.value is None:
             return ast.Pass()
         return self.visit(ast.copy_location(ast.Assign(targets=[node.target], value=node.value), node))  # type: ignore[no-any-return]  # NodeVisitor.visit is untyped
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        own = self._parameters.get(node.func.id) if isinstance(node.func, ast.Name) else None
-        for keyword in node.keywords:
-            if own is not None and keyword.arg is not None:
-                keyword.arg = own.get(keyword.arg, keyword.arg)
-        return self.generic_visit(node)
-
-    def _function(self, node: _Function) -> ast.AST:
-        node.decorator_list = [self.visit(each) for each in node.decorator_list]
-        defaults = node.args
-        defaults.defaults = [self.visit(each) for each in defaults.defaults]
-        defaults.kw_defaults = [self.visit(each) if each is not None else None for each in defaults.kw_defaults]
-        scope = self._parameters.get(node.name) or _numbered(_names_of(node), "a")
-        bound = [name for name in _bound_in(node) if name not in scope]
-        self._scopes.append({**_numbered(_names_of(node), "a"), **_numbered(bound, "v")})
-        for arg in _args_of(node):
-            self.visit_arg(arg)
-        node.returns, node.type_comment = None, None
-        node.body = [done for each in _without_docstring(node.body) if (done := self.visit(each)) is not None]
-        self._scopes.pop()
-        return node
-
-    def _name(self, name: str) -> str:
-        for scope in reversed(self._scopes):
-            if name in scope:
-                return scope[name]
-        return name
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.Module | ast.ClassDef | Function):
+            node.body = _without_docstring(node.body)
+        if isinstance(node, Function):
+            node.returns, node.type_comment = None, None
+        return super().generic_visit(node)
 
 
-def _numbered(names: list[str], letter: str) -> dict[str, str]:
-    return {name: f"{letter}{number}" for number, name in enumerate(dict.fromkeys(names), start=1)}
-
-
-def _args_of(node: _Scope) -> list[ast.arg]:
-    args = node.args
-    every = [*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg]
-    return [arg for arg in every if arg is not None]
-
-
-def _names_of(node: _Scope) -> list[str]:
-    return [arg.arg for arg in _args_of(node)]
-
-
-def _bound_in(scope: ast.Module | _Function) -> list[str]:
-    """The variables that a scope binds, by their first binding. Functions, classes and imports are none."""
-    bound, elsewhere = list[str](), set[str]()
-    for node in _inside(scope.body):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.append(node.id)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.append(node.name)
-        elif isinstance(node, ast.Global | ast.Nonlocal):
-            elsewhere.update(node.names)
-    return [name for name in bound if name not in elsewhere]
-
-
-def _inside(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes of a scope in the order of the text, without those of scopes inside it."""
-    waiting: list[ast.AST] = list(reversed(body))
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            waiting.extend(reversed(list(ast.iter_child_nodes(node))))
+def _bound_name(node: ast.AST) -> str:
+    """The variable or parameter that a node binds."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return node.arg if isinstance(node, ast.arg) else (node.name or "") if isinstance(node, ast.ExceptHandler) else ""
 
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
