@@ -16,7 +16,7 @@ from stoker.manager.advice.logs import FaultKind
 from stoker.manager.advice.logs.failures import OF_CALLS, OF_JOBS, remedy
 from stoker.manager.cli import printed
 from stoker.manager.cli.logs import files, is_call
-from stoker.manager.core.verdicts import LEAST_SURE
+from stoker.manager.core.blame import LEAST_SURE
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Story
 from stoker.units import first_words, show_seconds

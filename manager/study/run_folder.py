@@ -28,7 +28,7 @@ from stoker.manager.study.log_files import read_log, write_timeline
 from stoker.manager.study.plots import write_plots
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label, scenario_text
-from stoker.version import RELEASE
+from stoker.startup import RELEASE
 from stoker.whole_files import draft_of
 
 LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.json", "timeline.json.gz", "policies"

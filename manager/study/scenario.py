@@ -60,8 +60,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import explain, parse_toml
-from stoker.config_lines import line_of
+from stoker.config_errors import explain, line_of, parse_toml
 from stoker.contexts.step_times import StepTimes
 from stoker.decoding import read_text, why_not_json
 from stoker.errors import ConfigError

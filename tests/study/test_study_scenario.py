@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.config_types import settings
+from stoker.config_errors import settings_of
 from stoker.contexts.step_times import StepCell
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import doubtful
@@ -376,15 +376,15 @@ def test_every_setting_is_documented_and_none_that_is_not_there() -> None:
         for head, rows in tables
     }
     assert named == {
-        "at the top": set(settings(Scenario)),
-        "world.devices": set(settings(DeviceKind)),
-        "world.sources": set(settings(SourceModel)),
-        "world.contexts": set(settings(ContextModel)),
-        "world.contexts.NAME.engine.KIND": set(settings(EngineModel)),
-        "world.links": set(settings(Links)),
-        "world.delays": set(settings(Delays)),
+        "at the top": set(settings_of(Scenario)),
+        "world.devices": set(settings_of(DeviceKind)),
+        "world.sources": set(settings_of(SourceModel)),
+        "world.contexts": set(settings_of(ContextModel)),
+        "world.contexts.NAME.engine.KIND": set(settings_of(EngineModel)),
+        "world.links": set(settings_of(Links)),
+        "world.delays": set(settings_of(Delays)),
     }
-    assert all(f"`{name}`" in DOCUMENT for name in settings(Files))
+    assert all(f"`{name}`" in DOCUMENT for name in settings_of(Files))
 
 
 def firsts(rows: str) -> list[str]:

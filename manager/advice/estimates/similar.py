@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stoker.contexts.folders import state_folder
 from stoker.contexts.measurements import Measurements
-from stoker.contexts.state import state_folder
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
 # ---- vectors
