@@ -35,8 +35,7 @@ DEFERRED = {
     "stoker.contexts.streamed_model": "loads torch, in libraries alone",
     "stoker.contexts.torch_settings": "loads torch, in libraries alone",
     "stoker.contexts.inference.vllm_engine": "loads vLLM, where it is the engine",
-    "stoker.manager.advice.estimating": "loads NumPy, which an advisor that has no source does not need",
-    "stoker.manager.advice.estimating": "loads NumPy, for `stoker plan` of a function that never ran",
+    "stoker.manager.advice.estimating": "loads NumPy, which only estimates from similar recipes need",
     "stoker.manager.advice.serving": "the advisor has given way to all other work before it loads anything",
     "stoker.manager.cli.entry": "Ctrl-C is set up before anything else is loaded",
     "stoker.manager.cli.main": "Ctrl-C is set up before anything else is loaded",
@@ -54,7 +53,6 @@ DEFERRED = {
     "stoker.manager.study.calibrate": "loads the simulator, for `stoker replay --simulate`",
     "stoker.manager.study.evidence": "loads the simulator, for `stoker plan`",
     "stoker.manager.study.plan": "loads the simulator, for `stoker plan`",
-    "stoker.manager.study.calibrate": "loads the simulator, for `stoker replay --simulate`",
 }
 """Modules that functions may import, and why."""
 

@@ -14,8 +14,7 @@ from stoker.manager.advice.judging import fault_of_call
 from stoker.manager.advice.logs import Fault
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, slowdown
 from stoker.manager.advice.secrets import masked
-from stoker.manager.advice.source.agent import facts_with_agent
-from stoker.manager.advice.source.endpoint import LanguageModel
+from stoker.manager.advice.source.agent import LanguageModel, facts_with_agent
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts, without_secrets
 from stoker.manager.core.events import (

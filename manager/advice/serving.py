@@ -17,7 +17,7 @@ from stoker.config import read_sites
 from stoker.errors import ConfigError
 from stoker.log_files import keep_log
 from stoker.manager.advice.answers import Advisor
-from stoker.manager.advice.source.endpoint import LanguageModel
+from stoker.manager.advice.source.agent import LanguageModel
 from stoker.manager.core.events import (
     LONGEST_MESSAGE,
     AdviceArrived,

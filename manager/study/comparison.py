@@ -13,10 +13,10 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.manager.sim.workload import SweepCalls, has_deadlines
+from stoker.manager.study.figures import TokenFigures
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.statistics import MeanEstimate, estimate
-from stoker.manager.study.tokens import TokenFigures
 
 
 class Column(msgspec.Struct, frozen=True):

@@ -108,16 +108,6 @@ class Measures(msgspec.Struct, frozen=True):
         """From the first call's coming to the last one's end."""
         return self.ended_at - self.began_at
 
-    @property
-    def goodput(self) -> float:
-        """Items done a second, over the makespan."""
-        return self.items / self.makespan_s if self.makespan_s else 0.0
-
-    def share_within(self, limit_s: float) -> float:
-        """The share of all calls that ended well within `limit_s` seconds of their arrival."""
-        known = len(self.turnarounds_s) + self.failed + self.unfinished
-        return bisect_right(self.turnarounds_s, limit_s) / known if known else 0.0
-
 
 def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
     """One pass over a log. `until_s`: when the run was cut off, where it was; else the end of the last call."""

@@ -1,4 +1,7 @@
-"""Plots of simulated runs, as PNG for a page and SVG for a paper.
+"""What is drawn of a run: few enough points for a picture, however many calls there were, and small enough to keep for
+hundreds of runs.
+
+Plots of simulated runs, as PNG for a page and SVG for a paper.
 
 One line a policy: the median over its seeds, in a band from the least to the most of them. What is drawn depends on the
 runs alone: not on a display, on the settings of whoever draws, or on the day, so the same runs give the same files.
@@ -6,18 +9,73 @@ runs alone: not on a display, on the settings of whoever draws, or on the day, s
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stoker.errors import StokerError
-from stoker.manager.study.curves import SHARES, Curves
+from stoker.manager.study.measures import Measures, Steps
+from stoker.manager.study.statistics import quantile
 from stoker.whole_files import draft_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+# ---- curves of a run
+
+
+POINTS = 1_000
+"""So many steps of a curve are kept. A picture has about as many columns."""
+SHARES = tuple(number / 200 for number in range(201))
+"""Of which shares of all calls the times are kept."""
+
+
+class Curves(msgspec.Struct, frozen=True):
+    """One run. The curves are those of `Measures`; `waits_s` and `turnarounds_s` are the quantiles at `SHARES`, in
+    seconds, and empty where no call began or ended."""
+
+    ended_at: float
+    completed: Steps
+    devices: Steps
+    queue: Steps
+    waits_s: tuple[float, ...]
+    turnarounds_s: tuple[float, ...]
+
+
+def curves_of(measures: Measures) -> Curves:
+    """What is drawn of a run that was measured."""
+    return Curves(
+        measures.ended_at,
+        thinned(measures.completed),
+        thinned(measures.devices),
+        thinned(measures.queue),
+        _quantiles(measures.waits_s),
+        _quantiles(measures.turnarounds_s),
+    )
+
+
+def thinned(steps: Steps, *, points: int = POINTS) -> Steps:
+    """The same curve with at most `points` steps: as it is, or sampled at equal distances. First and last stay."""
+    if len(steps.at_s) <= points:
+        return steps
+    first, last = steps.at_s[0], steps.at_s[-1]
+    each_s = (last - first) / (points - 1)
+    moments = [first + number * each_s for number in range(points - 1)]
+    return Steps((at_s, steps.value(at_s)) for at_s in [*moments, last])
+
+
+def _quantiles(values: array[float]) -> tuple[float, ...]:
+    return tuple(quantile(values, share) for share in SHARES) if values else ()
+
+
+# ---- pictures
+
 
 Runs = Mapping[str, Sequence[Curves]]
 """The runs of each policy, one a seed. Policies keep their order, and so their colours."""

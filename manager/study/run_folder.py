@@ -24,12 +24,10 @@ from stoker.manager.live.policy_files import PACKAGES, copy_policy, name_of_copy
 from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.comparison import PolicyRow
 from stoker.manager.study.figures import Figures
-from stoker.manager.study.log_file import read_log
+from stoker.manager.study.log_files import read_log, write_timeline
 from stoker.manager.study.plots import write_plots
 from stoker.manager.study.running import FinishedRun
-from stoker.manager.study.scenario import Scenario, label
-from stoker.manager.study.scenario_text import scenario_text
-from stoker.manager.study.timeline import write_timeline
+from stoker.manager.study.scenario import Scenario, label, scenario_text
 from stoker.startup import RELEASE
 from stoker.whole_files import draft_of
 

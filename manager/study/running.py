@@ -1,20 +1,21 @@
-"""A scenario's runs: every policy under every seed, over as many processes as are wanted.
-
-Runs know nothing of each other, so each may be done by another process. A run's log is written where it is
-simulated, whole or not at all; what comes back is small. Seeds come first and policies second: who stops half-way has
-the policies beside each other on the seeds that were done. With one job there is no other process.
-"""
+"""Runs of a scenario's policies and seeds, spread over processes."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import multiprocessing
 import re
+import signal
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -29,16 +30,127 @@ from stoker.manager.sim.families import contexts_named, of_lengths
 from stoker.manager.sim.run import RunOutcome, Simulation, SimulationError
 from stoker.manager.sim.workload import contexts_of
 from stoker.manager.sim.world import World
-from stoker.manager.study.curves import Curves, curves_of
 from stoker.manager.study.figures import Figures, figures_of
-from stoker.manager.study.log_file import write_log
+from stoker.manager.study.log_files import write_log
 from stoker.manager.study.measures import measure
+from stoker.manager.study.plots import Curves, curves_of
 from stoker.manager.study.scenario import CallDetail, Scenario, label
 from stoker.manager.study.traces import arrivals_of
-from stoker.manager.study.workers import DiedError, Workers
 from stoker.units import show_seconds
 
-Tell = Callable[[str, int, float, int], None]
+# ---- processes
+
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Tell = Callable[..., None]
+
+
+class DiedError(StokerError):
+    """A process died over a task. Facts: `task`, `how` (a signal or an exit code, in words), `code`."""
+
+
+class Workers(Generic[Task, Result]):
+    """Processes that call `do(task, tell)`; what `do` gives `tell` is heard here. It must be picklable, as must tasks
+    and results, and raise nothing but StokerErrors. Used as a context manager: when it is left, none of the processes
+    is there any more."""
+
+    def __init__(self, do: Callable[[Task, Tell], Result], *, count: int) -> None:
+        spawning = multiprocessing.get_context("spawn")  # a fork would share locks with threads of this process
+        self._processes: dict[Connection, BaseProcess] = {}
+        self._tasks: dict[Connection, Task] = {}
+        with _no_interrupts():
+            for _ in range(count):
+                ours, theirs = spawning.Pipe()
+                process = spawning.Process(target=_work, args=(theirs, do), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes[ours] = process
+
+    def __enter__(self) -> Workers[Task, Result]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection, process in self._processes.items():
+            connection.close()
+            if connection in self._tasks:
+                process.terminate()
+        for process in self._processes.values():
+            process.join()
+
+    def each(self, todo: Sequence[Task], *, hear: Tell) -> Iterator[Result]:
+        """What comes of the tasks, as they are done. Raises what `do` raised, and DiedError."""
+        left = iter(todo)
+        for connection in self._processes:
+            self._give(connection, left)
+        while self._tasks:
+            ready = set(wait(list(self._tasks)))
+            for connection in [each for each in self._tasks if each in ready]:
+                kind, said = self._hear(connection)
+                if kind is StokerError:
+                    raise said
+                if kind is None:
+                    hear(*said)
+                else:
+                    self._give(connection, left)
+                    yield said
+
+    def _give(self, connection: Connection, left: Iterator[Task]) -> None:
+        self._tasks.pop(connection, None)
+        for task in left:
+            self._tasks[connection] = task
+            with contextlib.suppress(OSError):  # it is gone: hearing it will tell
+                connection.send(task)
+            return
+
+    def _hear(self, connection: Connection) -> Any:
+        try:
+            return connection.recv()
+        except (EOFError, OSError):
+            process = self._processes[connection]
+            process.join()
+            code = process.exitcode or 0
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            task = self._tasks[connection]
+            raise DiedError(f"the process that did {task} died ({how})", task=task, how=how, code=code) from None
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Processes that are started meanwhile never hear of Ctrl-C: that is the parent's to answer, which keeps what is
+    done. One that comes meanwhile is heard here afterwards."""
+    resource_tracker.ensure_running()  # as starting a process does, which would end the blocking below
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _work(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
+    """A process: task after task, until nobody asks for another."""
+
+    def send(kind: type | None, what: Any) -> None:
+        try:
+            connection.send((kind, what))
+        except OSError:
+            raise SystemExit from None  # who asked is gone
+
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            send(object, do(task, lambda *progress: send(None, progress)))
+        except StokerError as error:
+            send(StokerError, error)
+
+
+# ---- runs
+
+
+TellProgress = Callable[[str, int, float, int], None]
 """Hears of a run that goes on: its policy, its seed, the time in its world in seconds, calls that have ended."""
 
 
@@ -67,7 +179,7 @@ def run_all(
     seeds: Sequence[int],
     folder: Path,
     jobs: int = 1,
-    tell: Tell | None = None,
+    tell: TellProgress | None = None,
 ) -> Generator[FinishedRun, None, None]:
     """Simulate the scenario with every policy under every seed, and give back each run as it is done. Event logs go
     into `folder`, which is there. The runs of the first policy also have a bound in their figures.
@@ -100,7 +212,7 @@ class _PlannedRun(msgspec.Struct, frozen=True):
         return f"policy {label(self.policy)}, seed {self.seed}"
 
 
-def _do(run: _PlannedRun, tell: Tell, *, scenario: Scenario, folder: Path) -> FinishedRun:
+def _do(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Path) -> FinishedRun:
     try:
         return run_one(scenario, policy=run.policy, seed=run.seed, folder=folder, bound=run.bound, tell=tell)
     except SimulationError as error:
@@ -119,7 +231,7 @@ def _deaf(*_: Any) -> None:
 
 
 def run_one(
-    scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False, tell: Tell = _deaf
+    scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False, tell: TellProgress = _deaf
 ) -> FinishedRun:
     """Simulate a scenario once, here; with `bound`, also say what no policy could do better.
 

@@ -35,32 +35,158 @@
 
 A file is checked as a whole when it is read, as a site file is; and the world is one in which runs can end
 (`stoker.manager.sim.check`).
+
+`--set key=value` changes a setting before the file is read. A key is a path with dots, as the headers of the file have
+it (`world.links.shared`); in a list of tables a table goes by its name, or its place from 0
+(`world.sources.pool.capacity`). `world.` may be left out. A value is TOML; what is none is text. Step times of an
+engine are a table, or name the file that `stoker profile --json` has written.
 """
 
 from __future__ import annotations
 
 import difflib
 import enum
+import json
+import math
 import os
+import re
+import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from stoker.config import read_unit
 from stoker.config_errors import explain, line_of, parse_toml
-from stoker.decoding import read_text
+from stoker.contexts.step_times import StepTimes
+from stoker.decoding import read_text, why_not_json
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import impossible, nearest
 from stoker.manager.sim.families import contexts_named
 from stoker.manager.sim.workload import Workload, contexts_of
 from stoker.manager.sim.world import NO_TIME, Rate, World
-from stoker.manager.study import overrides, step_profiles
-from stoker.manager.study.overrides import Override
-from stoker.site import Duration, Name, absolute_policy, check_policy_name, policy_file
+from stoker.site import Duration, Name, Size, absolute_policy, check_policy_name, policy_file
 from stoker.units import parse_rate
+
+# ---- --set
+
+
+class Override(NamedTuple):
+    """One setting that was changed: as it was given, and its path in the data (places in lists, not names)."""
+
+    text: str
+    path: tuple[str, ...]
+
+
+_NAMED = (("world", "contexts"), ("world", "devices"))
+"""Tables of things with names. One that is not there is a slip: what was made of it would be wanted by nobody."""
+
+
+def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
+    """Change one setting of `data`, in place. `top` and `world`: the settings at the top of a scenario and of its
+    world. Whether the setting exists is seen when the scenario is read. Raises ConfigError."""
+    key, equals, value = text.partition("=")
+    written = [part.strip() for part in key.split(".")]
+    if not equals or not all(written):
+        raise ConfigError(f"--set {text}: write key=value, as in --set world.links.shared='2 GB/s'", key="set")
+    parts = [part.strip("\"'") for part in written]
+    if parts[0] not in top and parts[0] in world:
+        parts.insert(0, "world")
+    here: Any = data
+    path: list[str] = []
+    for part in parts[:-1]:
+        if tuple(path) in _NAMED and isinstance(here, dict) and part not in here:
+            raise _unknown(part, here, text)
+        here, part = _step(here, part, text)
+        path.append(part)
+    last = parts[-1]
+    if isinstance(here, list):
+        last = _place(here, last, text)
+        here[int(last)] = _value(value)
+    elif isinstance(here, dict):
+        here[last] = _value(value)
+    else:
+        raise ConfigError(f"--set {text}: {'.'.join(path)} is no table", key=last)
+    return Override(text, (*path, last))
+
+
+def _step(here: Any, part: str, text: str) -> tuple[Any, str]:
+    """Go one table down; one that is not there yet is made."""
+    if isinstance(here, list):
+        place = _place(here, part, text)
+        return here[int(place)], place
+    if not isinstance(here, dict):
+        raise ConfigError(f"--set {text}: there is no table above {part}", key=part)
+    return here.setdefault(part, {}), part
+
+
+def _place(tables: list[Any], part: str, text: str) -> str:
+    """The place of a table in a list, from its name or its place."""
+    names = [str(table.get("name", "")) if isinstance(table, dict) else "" for table in tables]
+    if part in names:
+        return str(names.index(part))
+    if part.isdigit() and int(part) < len(tables):
+        return part
+    raise _unknown(part, [name or str(number) for number, name in enumerate(names)], text)
+
+
+def _unknown(part: str, names: Iterable[str], text: str) -> ConfigError:
+    known = list(names)
+    close = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
+    return ConfigError(f"--set {text}: there is no {part}; {hint}", key=part)
+
+
+def _value(text: str) -> Any:
+    try:
+        read = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+    return read["value"] if len(read) == 1 else text.strip()
+
+
+# ---- step profiles
+
+
+def read_step_profiles(data: dict[str, Any], folder: Path) -> None:
+    """Put what the files hold in the place of their names. They count from `folder`. Raises ConfigError with facts
+    `file` and `key`."""
+    for engine in _engines(data):
+        if isinstance(engine.get("times"), str):
+            engine["times"] = msgspec.to_builtins(read_profile(folder / Path(engine["times"]).expanduser()))
+
+
+def read_profile(path: Path) -> StepTimes:
+    """The step times of a file, which holds a whole profile or `times` alone. Raises ConfigError."""
+    try:
+        data = path.read_bytes()
+        found = msgspec.json.decode(data)
+        times = msgspec.convert(found.get("times", found) if isinstance(found, dict) else found, StepTimes)
+    except OSError as error:
+        raise ConfigError(f"times: {path}: cannot be read: {error.strerror}", file=str(path), key="times") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        problem = f"times: {path}: is no profile that stoker profile --json has written: {why_not_json(data, error)}"
+        raise ConfigError(problem, file=str(path), key="times") from None
+    if not times.prefill or not times.decode or not times.is_sound():
+        problem = f"times: {path}: has no sound step times: prefill and decode, each [tokens, length, seconds, count]"
+        raise ConfigError(problem, file=str(path), key="times")
+    return times
+
+
+def _engines(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The engines of all contexts, as far as the scenario has the shape of one."""
+    found: Any = [data]
+    for key in ("world", "contexts", "*", "engine", "*"):
+        inner = [each.values() if key == "*" else [each.get(key)] for each in found]
+        found = [one for each in inner for one in each if isinstance(one, dict)]
+    return list(found)
+
+
+# ---- scenario files
+
 
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
@@ -136,7 +262,7 @@ def find_scenario(text: str | os.PathLike[str]) -> Path:
 
 
 def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) -> Scenario:
-    """The scenario of a file, with settings changed (`stoker.manager.study.overrides`). Files of traces and policies
+    """The scenario of a file, with settings changed (`stoker.manager.study.scenario`). Files of traces and policies
     count from the scenario's folder; in what is given back their paths are absolute.
 
     Raises ConfigError with facts `file`, `line` and `key`, where known.
@@ -152,9 +278,9 @@ def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) 
 def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str] = ()) -> Scenario:
     """The scenario that `text` describes; `file` is what an error calls it. Raises ConfigError."""
     data = parse_toml(text, file=file)
-    made = [overrides.apply(data, change, top=_TOP, world=_WORLD) for change in changes]
+    made = [apply_override(data, change, top=_TOP, world=_WORLD) for change in changes]
     _make_absolute(data, folder)
-    step_profiles.read_into(data, folder)
+    read_step_profiles(data, folder)
     try:
         scenario: Scenario = msgspec.convert(data, type=Scenario, dec_hook=read)
     except msgspec.ValidationError as error:
@@ -205,3 +331,93 @@ def _make_absolute(data: dict[str, Any], folder: Path) -> None:
     workload = data.get("workload")
     if isinstance(workload, dict) and isinstance(workload.get("file"), str) and workload["file"]:
         workload["file"] = str(folder / Path(workload["file"]).expanduser())
+
+
+# ---- scenarios as text
+
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def scenario_text(scenario: Scenario) -> str:
+    """The file that reads back as this scenario. What is as it would be anyway is left out."""
+    return "\n".join(_table(scenario, at="")) + "\n"
+
+
+def _table(struct: msgspec.Struct, *, at: str) -> Iterator[str]:
+    """The settings of a struct, then the tables in it."""
+    kind = struct.__struct_config__.tag_field
+    if kind:
+        yield f"{kind} = {_written(struct.__struct_config__.tag)}"
+    below: list[tuple[str, Any]] = []
+    for field in msgspec.structs.fields(struct):
+        value = getattr(struct, field.name)
+        default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+        if not field.required and value == default:
+            continue
+        if _is_table(value):
+            below.append((field.encode_name, value))
+        else:
+            yield f"{field.encode_name} = {_written(value)}"
+    for name, value in below:
+        yield from _tables(value, at=f"{at}.{name}" if at else name)
+
+
+def _is_table(value: Any) -> bool:
+    """Whether it is written below a header: a struct, or structs by name or in a list."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
+    return any(isinstance(each, msgspec.Struct) and not each.__struct_config__.array_like for each in inside)
+
+
+def _tables(value: Any, *, at: str) -> Iterator[str]:
+    match value:
+        case dict():
+            for name, inner in value.items():
+                yield from _tables(inner, at=f"{at}.{_key(name)}")
+        case tuple():
+            for inner in value:
+                yield from ("", f"[[{at}]]", *_table(inner, at=at))
+        case _:
+            yield from ("", f"[{at}]", *_table(value, at=at))
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _written(name)
+
+
+def _written(value: Any) -> str:
+    match value:
+        case enum.Enum():
+            return _written(value.value)
+        case Duration():
+            return f'"{_decimal(value)} s"'
+        case Rate():
+            return '"unlimited"' if math.isinf(value) else f'"{_rate(value)}"'
+        case Size():
+            return f'"{_size(value)}"'
+        case str():  # what JSON escapes is escaped alike in TOML, which wants DEL escaped as well
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case dict():
+            return f"{{ {', '.join(f'{_key(name)} = {_written(inner)}' for name, inner in value.items())} }}"
+        case tuple():
+            return f"[{', '.join(map(_written, value))}]"
+        case msgspec.Struct():  # one that is written as a list
+            return _written(msgspec.structs.astuple(value))
+        case _:  # a number, true or false
+            return json.dumps(value)
+
+
+def _decimal(number: float) -> str:
+    """Without an exponent, and so that the same number is read back."""
+    return f"{Decimal(repr(float(number))):f}".removesuffix(".0")
+
+
+def _rate(rate: float) -> str:
+    return f"{_size(int(rate))}/s" if rate.is_integer() else f"{_decimal(rate)} B/s"
+
+
+def _size(size: int) -> str:
+    for factor, unit in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size and not size % factor:
+            return f"{size // factor} {unit}"
+    return f"{size} B"

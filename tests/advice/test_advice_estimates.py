@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from stoker.contexts.performance import PerformanceStore
@@ -132,31 +131,6 @@ def test_why_there_is_no_estimate(world: World):
     assert broken.why["run_s"].startswith("the source is not known: <source>: not read: line 1")
     assert broken.why["load_s"] == "the source is not known"
     assert empty.as_advice().run_s == 0.0
-
-
-def test_an_encoder_stands_for_the_source(world: World):
-    world.ran("short", steps=10, run_s=1.0)
-    seen: list[str] = []
-
-    def encoder(texts: Sequence[str]) -> Any:
-        seen.extend(texts)
-        return np.array([[len(text), 1.0] for text in texts], np.float32)
-
-    estimator = Estimator(world.history, world.performance.estimates, encoder=encoder)
-    assert estimator.estimate("cpu", function=function_facts(steps=12)).run_s is not None
-    first = len(seen)
-    assert estimator.estimate("cpu", function=function_facts(steps=14)).run_s is not None
-    assert len(seen) - first == 1, "the rows' vectors are kept"
-
-
-@pytest.mark.parametrize(
-    "wrong", [lambda texts: np.zeros(3), lambda texts: [][1], lambda texts: np.full((len(texts), 2), np.nan)]
-)
-def test_an_encoder_that_fails_is_done_without(world: World, wrong: Any, caplog: pytest.LogCaptureFixture):
-    world.ran("r", steps=10, run_s=1.0)
-    estimator = Estimator(world.history, world.performance.estimates, encoder=wrong)
-    assert estimator.estimate("cpu", function=function_facts(steps=12)).run_s is not None
-    assert "the sentence encoder encoder failed" in caplog.text
 
 
 # ---- the parts

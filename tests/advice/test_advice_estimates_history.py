@@ -6,7 +6,6 @@ import multiprocessing
 import sqlite3
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from stoker.manager.advice.estimates import similar
@@ -92,14 +91,3 @@ def test_where_no_file_can_be_made_nothing_is_remembered(tmp_path: Path, caplog:
     history.remember("r", FACTS)
     assert history.rows() == []
     assert "not remembered" in caplog.text
-
-
-def test_vectors_are_kept_by_encoder_and_go_with_their_facts(path: Path):
-    history = SourceHistory(path)
-    history.remember("r", FACTS)
-    history.keep_vectors("mini", [("r", "", np.array([1.0, 2.0], np.float32))])
-    history.remember("r", FACTS)
-    assert history.vectors("mini")["r", ""].tolist() == [1.0, 2.0]
-    assert history.vectors("other") == {}
-    history.remember("r", WorkloadFacts(text="changed"))
-    assert history.vectors("mini") == {}

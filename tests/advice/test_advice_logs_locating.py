@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.manager.advice.logs import LineTemplates, chunked_search, locate
+from stoker.manager.advice.logs import locate
 
 GOOD = [f"step {step} loss {1 / (step + 1):.4f} val_error=0.{step} tokens/s {step * 3.1:.1f}" for step in range(300)]
 TRACEBACK = [
@@ -100,37 +100,6 @@ def test_a_failure_that_was_overcome_is_not_the_one() -> None:
     assert locate([*GOOD, *overcome, *GOOD]) is None
 
 
-def test_what_good_runs_print_too_is_no_sign(tmp_path: Path) -> None:
-    odd = "ERROR plugin 17: cannot find device file"
-    known = LineTemplates()
-    known.learn([*GOOD, odd])
-    known.save(tmp_path / "templates.json")
-    loaded = LineTemplates.load(tmp_path / "templates.json")
-    assert locate([*GOOD, odd]) is not None
-    assert locate([*GOOD, odd.replace("17", "23")], loaded) is None
-    assert len(loaded) == len(known) > 0
-
-
-def test_a_last_line_that_no_good_run_prints_is_found() -> None:
-    known = LineTemplates()
-    known.learn(GOOD)
-    found = locate([*GOOD, "bye for now"], known)
-    assert found is not None
-    assert found.first.text == "bye for now"
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b'{"version":9,"templates":[]}', b"\x00\xff", b'{"version":1,"templates":[3]}']
-)
-def test_a_damaged_file_of_templates_is_ignored_with_a_word(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "templates.json"
-    path.write_bytes(content)
-    found = LineTemplates.load(path)
-    assert len(found) == 0
-    assert str(path) in found.damage
-    assert LineTemplates.load(tmp_path / "none").damage == ""
-
-
 def test_one_line_of_100_mb_and_binary_noise_take_little_memory() -> None:
     def lines() -> Iterator[bytes]:
         for _ in range(100):
@@ -159,16 +128,6 @@ def test_a_progress_bar_is_one_line_and_what_is_written_behind_it_is_found() -> 
     assert found is not None
     assert (found.first.number, found.first.text) == (2, TRACEBACK[0])
     assert found.traceback[-1].text == "KeyError: 'label'"
-
-
-def test_binary_search_finds_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("\n".join([*GOOD * 100, *TRACEBACK, *[line for rank in range(900) for line in lost(rank)]]))
-    whole, searched = locate(path), chunked_search(path, chunk_bytes=16 << 10)
-    assert whole is not None
-    assert searched is not None
-    assert searched.traceback[-1].text == whole.traceback[-1].text
-    assert searched.lines < whole.lines
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -76,8 +76,6 @@ def test_a_run_whose_numbers_are_known_by_hand() -> None:
     assert (measured.queue.value(5.0), measured.queue.value(60.5), measured.queue.value(110.0)) == (100, 49, 0)
     assert (measured.completed.value(10.9), measured.completed.value(60.5)) == (0.0, 50.0)
     assert [measured.held_s, measured.useful_s, measured.loading_s, measured.lost_s] == pytest.approx([110, 100, 10, 0])
-    assert measured.goodput == pytest.approx(100 / 110)
-    assert measured.share_within(60.5) == pytest.approx(0.5)
 
 
 def test_what_a_preempted_pilot_ran_is_lost_and_waits_again() -> None:
@@ -97,7 +95,6 @@ def test_a_run_that_is_cut_off_leaves_calls() -> None:
     measured = measure(run.log, until_s=50.5)
     assert (measured.items, measured.unfinished, measured.ended_at) == (40.0, 60, 50.5)
     assert measured.held_s == pytest.approx(50.5)
-    assert measured.share_within(1e9) == pytest.approx(0.4)
     assert len(measured.waits_s) == 100  # one runs; the 59 that never began have waited since the start
     assert measured.waits_s[-59:].tolist() == [50.5] * 59
 
@@ -181,7 +178,7 @@ def test_deadlines_are_met_or_missed_or_open() -> None:
 
 def test_an_empty_log_measures_nothing() -> None:
     measured = measure(EventLog())
-    assert (measured.calls, measured.makespan_s, measured.goodput, measured.share_within(1.0)) == (0, 0.0, 0.0, 0.0)
+    assert (measured.calls, measured.makespan_s) == (0, 0.0)
     assert curves_of(measured).waits_s == ()
 
 

@@ -22,12 +22,12 @@ from benchmarks.paired import ROOT, machine
 from benchmarks.schedmate.failures.catalogue import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, held_out
 from benchmarks.schedmate.failures.corpus import FailedJob, corpus, good_runs
 from benchmarks.schedmate.failures.scores import NEAR_LINES, Scores, scores_of
-from benchmarks.schedmate.failures.training import templates_of_good_runs, without_knowledge_of
+from benchmarks.schedmate.failures.training import without_knowledge_of
 from stoker.manager.advice.logs.classifier import classify
 from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine
 from stoker.manager.advice.logs.locator import Episode, locate
+from stoker.manager.advice.logs.reading import masked_line
 from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity
-from stoker.manager.advice.logs.templates import LineTemplates, masked_line
 from stoker.whole_files import write_whole
 
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-failures.json"
@@ -38,12 +38,12 @@ _GIGABYTE = 1 << 30
 
 def evaluate() -> None:
     """Print the measures, and write the record."""
-    known, jobs = templates_of_good_runs(), list(corpus(test=True))
+    jobs = list(corpus(test=True))
     found: dict[str, Any] = {}
     for name, rules in _tables(jobs).items():
         found[name] = {
             "rows": sorted({len(rules[job.fault]) for job in jobs}),
-            "located": _with_locator(jobs, known, rules),
+            "located": _with_locator(jobs, rules),
             "last 500 lines": _on_last_lines(jobs, rules),
         }
         for side in ("located", "last 500 lines"):
@@ -52,17 +52,13 @@ def evaluate() -> None:
                   f"{scores.accuracy_of_three}, line found {scores.located}\n  {scores.confusion}", flush=True)  # fmt: skip
     injected = [job for job in jobs if job.fault in held_out(INJECTED, SPLIT_SEED)]
     found["the types of the first draw"] = {
-        name: _with_locator(injected, known, rules) for name, rules in _tables(injected).items()
+        name: _with_locator(injected, rules) for name, rules in _tables(injected).items()
     }
     for name, scores in found["the types of the first draw"].items():
         print(f"the types of the first draw, {name}: F1 {scores.f1}, precision {scores.precision}")
-    lines = {
-        f"{part}, {how}": _located_share(each, templates)
-        for part, each in (("test", jobs), ("training", list(corpus(test=False))))
-        for how, templates in (("with templates of good runs", known), ("without", {}))
-    }
+    lines = {part: _located_share(each) for part, each in (("test", jobs), ("training", list(corpus(test=False))))}
     print("line found:", lines)
-    speed = {"training log with templates": _speed(known["vision"]), "corpus": _corpus_speed(jobs, known)}
+    speed = {"training log": _speed(), "corpus": _corpus_speed(jobs)}
     print("lines/s:", speed, "load:", os.getloadavg())
     memory = _memory()
     print("1 GiB log:", memory)
@@ -85,12 +81,10 @@ def _tables(jobs: list[FailedJob]) -> dict[str, dict[str, tuple[FaultRule, ...]]
     }
 
 
-def _with_locator(
-    jobs: list[FailedJob], known: dict[str, LineTemplates], rules: dict[str, tuple[FaultRule, ...]]
-) -> Scores:
+def _with_locator(jobs: list[FailedJob], rules: dict[str, tuple[FaultRule, ...]]) -> Scores:
     verdicts = []
     for job in jobs:
-        located = locate(job.lines, known[job.program], rules=rules[job.fault])
+        located = locate(job.lines, rules=rules[job.fault])
         verdicts.append((job, located, classify(located, rules=rules[job.fault]) if located else None))
     return scores_of(verdicts)
 
@@ -103,11 +97,11 @@ def _on_last_lines(jobs: list[FailedJob], rules: dict[str, tuple[FaultRule, ...]
     return scores_of(verdicts)
 
 
-def _located_share(jobs: list[FailedJob], known: dict[str, LineTemplates]) -> float:
+def _located_share(jobs: list[FailedJob]) -> float:
     """Of how many logs, in percent, the line with which the failure begins is found."""
     near = 0
     for job in jobs:
-        located = locate(job.lines, known.get(job.program))
+        located = locate(job.lines)
         near += located is not None and abs(located.first.number - job.truth) <= NEAR_LINES
     return round(100 * near / len(jobs), 1)
 
@@ -130,20 +124,20 @@ def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
                    traceback=tuple(LogLine(at, text) for at, text in traceback), lines=len(lines))  # fmt: skip
 
 
-def _speed(known: LineTemplates) -> int:
+def _speed() -> int:
     """Lines a second of processor time of a training program's own lines, a million of them."""
     lines = good_runs()["vision"][0]
     text = ("\n".join(lines) + "\n") * (1_000_000 // len(lines))
     began = time.process_time()
-    locate(text, known)
+    locate(text)
     return round(text.count("\n") / (time.process_time() - began))
 
 
-def _corpus_speed(jobs: list[FailedJob], known: dict[str, LineTemplates]) -> int:
+def _corpus_speed(jobs: list[FailedJob]) -> int:
     """Lines a second of processor time over the test part, which is short logs with long cascades."""
     began = time.process_time()
     for job in jobs:
-        locate(job.lines, known[job.program])
+        locate(job.lines)
     return round(sum(len(job.lines) for job in jobs) / (time.process_time() - began))
 
 

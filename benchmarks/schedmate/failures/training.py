@@ -13,13 +13,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from benchmarks.schedmate.failures.corpus import FailedJob, corpus, good_runs
+from benchmarks.schedmate.failures.corpus import FailedJob, corpus
 from benchmarks.schedmate.failures.scores import Scores, scores_of
 from stoker.manager.advice.logs.classifier import KindScorer, classify, scaled
 from stoker.manager.advice.logs.failures import ROWS, FaultKind, FaultRule, Located, matching_rules
 from stoker.manager.advice.logs.features import features
 from stoker.manager.advice.logs.locator import locate
-from stoker.manager.advice.logs.templates import LineTemplates
 from stoker.whole_files import write_whole
 
 SCORER = Path(__file__).resolve().parents[3] / "manager" / "advice" / "logs" / "scorer.json"
@@ -31,16 +30,6 @@ RIDGE = 1e-3
 _ROUNDS = 600
 _RATE = 4.0
 _KINDS = list(FaultKind)
-
-
-def templates_of_good_runs() -> dict[str, LineTemplates]:
-    """What each program prints when all is well."""
-    found = {}
-    for program, logs in good_runs().items():
-        found[program] = LineTemplates()
-        for lines in logs:
-            found[program].learn(lines)
-    return found
 
 
 def without_knowledge_of(jobs: Collection[FailedJob], rules: Sequence[FaultRule] = ROWS) -> tuple[FaultRule, ...]:
@@ -85,12 +74,10 @@ def trained(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridg
     return KindScorer(made_of, learned, {kind: round(float(bias[at]), 3) for at, kind in enumerate(_KINDS)})
 
 
-def located_examples(
-    jobs: Collection[FailedJob], known: dict[str, LineTemplates]
-) -> Iterator[tuple[FailedJob, Located]]:
+def located_examples(jobs: Collection[FailedJob]) -> Iterator[tuple[FailedJob, Located]]:
     """The jobs in whose logs a failure is found, with it."""
     for job in jobs:
-        located = locate(job.lines, known[job.program])
+        located = locate(job.lines)
         if located is not None:
             yield job, located
 
@@ -98,8 +85,8 @@ def located_examples(
 def validate(*, ridge: float = RIDGE) -> list[Scores]:
     """How well types are judged that are held out of the training part, without the rows that know them; several times,
     with other types together."""
-    known, jobs = templates_of_good_runs(), list(corpus(test=False))
-    examples = list(located_examples(jobs, known))
+    jobs = list(corpus(test=False))
+    examples = list(located_examples(jobs))
     found = []
     for partition in range(PARTITIONS):
         names = sorted({job.fault for job in jobs})
@@ -111,7 +98,7 @@ def validate(*, ridge: float = RIDGE) -> list[Scores]:
             rules = without_knowledge_of(held)
             scorer = trained([each for each in examples if each[0].fault not in out], made_of="a fold", ridge=ridge)
             for job in held:
-                located = locate(job.lines, known[job.program], rules=rules)
+                located = locate(job.lines, rules=rules)
                 verdicts.append((job, located, classify(located, rules=rules, scorer=scorer) if located else None))
         found.append(scores_of(verdicts))
         print("held out of the training part:", found[-1], flush=True)
@@ -120,8 +107,7 @@ def validate(*, ridge: float = RIDGE) -> list[Scores]:
 
 def train() -> None:
     """Write the scorer that ships."""
-    known = templates_of_good_runs()
-    examples = list(located_examples(list(corpus(test=False)), known))
+    examples = list(located_examples(list(corpus(test=False))))
     made_of = f"{len(examples)} logs of {len({job.fault for job, _ in examples})} fault types, by python -m benchmarks.schedmate train"
     data = msgspec.json.encode(trained(examples, made_of=made_of))
     write_whole(SCORER, msgspec.json.format(data, indent=0).replace(b"\n\n", b"\n"), mode=0o644)

@@ -1,4 +1,9 @@
-"""Say whose fault a located failure is (SchedMate §3.3, failure classification, without a language model).
+"""The learned part of the classifier: logistic regression over facts of a failure, from `scorer.json`.
+
+`python -m benchmarks.schedmate train` makes the file, with NumPy, from the training part of the labelled corpus. Here
+it is only applied, in plain Python: a login node needs no NumPy.
+
+Say whose fault a located failure is (SchedMate §3.3, failure classification, without a language model).
 
 Two judges, in this order. The table of rules (`rules`) knows texts that libraries, kernels and batch systems print:
 its surest row that holds decides, the first lines count most, and what is only a consequence of another failure
@@ -9,13 +14,57 @@ only fail again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from math import exp, log, sqrt
 
-from stoker.manager.advice.logs.fault import Fault, FaultKind, Located, LogLine
+import msgspec
+
+from stoker.manager.advice.logs.failures import ROWS, Fault, FaultKind, FaultRule, Located, LogLine, matching_rules
 from stoker.manager.advice.logs.features import exception_of, features, frames_of
-from stoker.manager.advice.logs.rules import ROWS, FaultRule, matching_rules
-from stoker.manager.advice.logs.scorer import KindScorer, shipped_scorer
-from stoker.manager.advice.logs.tracebacks import RANK_MARK
+from stoker.manager.advice.logs.reading import RANK_MARK
+
+# ---- the learned scorer
+
+
+class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`weights`: of each kind, by fact; `bias`: of each kind; `made_of`: what it was trained on, in words."""
+
+    made_of: str
+    weights: dict[FaultKind, dict[str, float]]
+    bias: dict[FaultKind, float]
+
+    def chances(self, found: Mapping[str, float]) -> dict[FaultKind, float]:
+        """How likely each kind is; they sum to one. A failure without any known fact gets what is usual."""
+        known = {fact for weights in self.weights.values() for fact in weights}
+        values = scaled({fact: count for fact, count in found.items() if fact in known})
+        scores = {
+            kind: self.bias[kind] + sum(value * self.weights[kind].get(fact, 0.0) for fact, value in values.items())
+            for kind in self.bias
+        }
+        highest = max(scores.values())
+        parts = {kind: exp(score - highest) for kind, score in scores.items()}
+        total = sum(parts.values())
+        return {kind: part / total for kind, part in parts.items()}
+
+
+def scaled(found: Mapping[str, float]) -> dict[str, float]:
+    """The facts with their weights, of length one together; a fact that appears often counts little more."""
+    values = {fact: 1.0 + log(1.0 + count) for fact, count in found.items()}
+    length = sqrt(sum(value * value for value in values.values()))
+    return {fact: value / length for fact, value in values.items()} if length else {}
+
+
+@cache
+def shipped_scorer() -> KindScorer:
+    """The scorer that comes with Stoker."""
+    data = files("stoker.manager.advice.logs").joinpath("scorer.json").read_bytes()
+    return msgspec.json.decode(data, type=KindScorer)
+
+
+# ---- verdicts
+
 
 INFRASTRUCTURE_LEAST = 0.5
 """Without a row of the table a failure is the infrastructure's if the scorer is at least so sure of it."""
@@ -23,44 +72,14 @@ RAISED_LEAST = 0.7
 """The same for an exception that came up through the user's code: in doubt it is the user's."""
 GUESSED = "by its words, which no rule knows"
 """How the meaning of a failure begins that the scorer alone has judged."""
-_PLAIN = frozenset(
-    {
-        "ArithmeticError",
-        "AssertionError",
-        "AttributeError",
-        "EOFError",
-        "FileNotFoundError",
-        "FileExistsError",
-        "FloatingPointError",
-        "ImportError",
-        "IndentationError",
-        "IndexError",
-        "IsADirectoryError",
-        "JSONDecodeError",
-        "KeyError",
-        "LookupError",
-        "MemoryError",
-        "ModuleNotFoundError",
-        "NameError",
-        "NotADirectoryError",
-        "NotImplementedError",
-        "OverflowError",
-        "PermissionError",
-        "RecursionError",
-        "StopIteration",
-        "SyntaxError",
-        "SystemExit",
-        "TabError",
-        "TypeError",
-        "UnboundLocalError",
-        "UnicodeDecodeError",
-        "UnicodeEncodeError",
-        "UnicodeError",
-        "ValueError",
-        "ZeroDivisionError",
-        "KeyboardInterrupt",
-    }
-)
+_PLAIN = frozenset({
+    "ArithmeticError", "AssertionError", "AttributeError", "EOFError", "FileNotFoundError", "FileExistsError",
+    "FloatingPointError", "ImportError", "IndentationError", "IndexError", "IsADirectoryError", "JSONDecodeError",
+    "KeyError", "LookupError", "MemoryError", "ModuleNotFoundError", "NameError", "NotADirectoryError",
+    "NotImplementedError", "OverflowError", "PermissionError", "RecursionError", "StopIteration", "SyntaxError",
+    "SystemExit", "TabError", "TypeError", "UnboundLocalError", "UnicodeDecodeError", "UnicodeEncodeError",
+    "UnicodeError", "ValueError", "ZeroDivisionError", "KeyboardInterrupt",
+})  # fmt: skip
 """Exceptions of Python itself that programs raise by mistake. OSError and RuntimeError have many causes."""
 _PLAIN_CHANCE = 0.8
 _EVIDENCE_SIGNS = 40

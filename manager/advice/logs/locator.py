@@ -1,54 +1,208 @@
-"""Find the first lines of a log that matter (SchedMate §3.3, the failure locator).
+"""Spells of bad lines in a log: an episode begins with a bad line, and ends when `QUIET_LINES` ordinary lines follow.
 
-The paper takes logs for half sorted, ordinary lines and then errors, and finds the border by binary search over
-chunks. `chunked_search` does that, for files that are too long to read. `locate` reads a log once, from its
-beginning, and so also finds what is not sorted: warnings that look bad, failures that were overcome, ranks that talk
-on while one is dead.
+What a program survived is such an episode, and so is the cascade with which it dies. An episode keeps each kind of bad
+line once (digits aside), the first tracebacks, and its first lines with what stood before them: some hundred kilobytes
+however long it is.
 
-A line is masked (its digits go) and looked up by its hash; only the first line of each masked form is looked at: its
-words of severity, and, where templates of good runs are there, whether a good run prints it too. Bad lines form
-*episodes*, which ordinary lines end. The failure is the last episode, if the log ends in it; a sign of broken
-hardware in an earlier one goes before. In an episode the first grave line counts that is no consequence of another
-rank's end.
+Find the first lines of a log that matter (SchedMate §3.3, the failure locator).
 
-Memory is bounded: see `reading` and `episodes`.
+The paper assumes ordinary lines and then errors, and searches the border by halves. `locate` reads a log once, so it
+also handles warnings that look bad, failures that were overcome, and ranks that print on while one is dead.
+
+A line is masked (its digits go) and looked up by its hash; only the first line of each masked form is graded. Bad lines
+form *episodes*: an episode begins with a bad line and ends when `QUIET_LINES` ordinary lines follow. The failure is the
+last episode, if the log ends in it; a sign of broken hardware in an earlier one goes before. In an episode the first
+grave line counts that is no consequence of another rank's end.
+
+Memory is bounded: an episode keeps each kind of bad line once, the first tracebacks, and its first lines with those
+before them.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 
-from stoker.manager.advice.logs.episodes import BEFORE_LINES, QUIET_LINES, BadLine, Episode, hardware_rules
-from stoker.manager.advice.logs.fault import Located, LogLine
-from stoker.manager.advice.logs.reading import LineReader, LogSource, clipped, shown
-from stoker.manager.advice.logs.rules import ROWS, FaultRule
+from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine, matching_rules
+from stoker.manager.advice.logs.reading import LineReader, LogSource, OpenTracebacks, TracebackLines, masked_line, shown
 from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity, hasty_gravity, may_be_bad, overcome
-from stoker.manager.advice.logs.templates import LineTemplates, masked_line
 from stoker.manager.advice.secrets import masked
+
+# ---- episodes of bad lines
+
+
+QUIET_LINES = 60
+BEFORE_LINES = 40
+_WINDOW_LINES = 400
+_MOST_SIGNS = 120
+_MOST_TRACEBACKS = 6
+_OPEN_TRACEBACKS = 32
+_STEP_BACK_LINES = 3
+"""A plain error this close above the first line that matters belongs to it."""
+_ANSWER_LINES = 2
+"""A program says so soon after a failure that it tries again."""
+_BREAKS_BY_ITSELF = frozenset({"gpu", "nvlink", "node"})
+"""Components whose failure a program may seem to survive for a while."""
+
+
+class BadLine:
+    """A line that looks bad: the first of its kind, and how many of them there were."""
+
+    __slots__ = ("count", "gravity", "last", "number", "overcome", "rules", "text", "traceback")
+
+    def __init__(self, number: int, text: str, gravity: Gravity, traceback: TracebackLines | None = None) -> None:
+        self.number = number
+        self.text = text
+        self.gravity = gravity
+        self.count = 1
+        self.last = number
+        self.overcome = False
+        """True if the next line says that the program tries again, or goes on."""
+        self.rules: list[FaultRule] = []
+        self.traceback = traceback
+
+
+class Episode:
+    """One spell of bad lines."""
+
+    def __init__(self, number: int, before: Iterable[tuple[int, bytes]]) -> None:
+        self.number = number
+        self.window: list[tuple[int, bytes]] = list(before)
+        self.tracebacks: list[TracebackLines] = []
+        self.signs: dict[int, BadLine] = {}
+        self.overcome_after = 0
+        """The last line that told of another try or way."""
+        self.gravity = Gravity.PLAIN
+        self._open = OpenTracebacks()
+        self._most_window = len(self.window) + _WINDOW_LINES
+
+    def keep(self, number: int, line: bytes) -> bool:
+        """Add a line to the window. Returns False if the window is full."""
+        if len(self.window) >= self._most_window:
+            return False
+        self.window.append((number, line))
+        return True
+
+    def sign(self, key: int, number: int, text: str, gravity: Gravity) -> None:
+        """Take in a bad line."""
+        found = self.signs.get(key)
+        if found is not None and not found.overcome:
+            found.count += 1
+            found.last = number
+        elif found is not None or len(self.signs) < _MOST_SIGNS:
+            self.signs[key] = BadLine(number, text, gravity)
+        self.gravity = max(self.gravity, gravity)
+
+    def begin_traceback(self, number: int, line: str) -> None:
+        """A traceback begins here."""
+        if len(self._open) < _OPEN_TRACEBACKS:
+            traceback = TracebackLines(number, line)
+            self._open.add(traceback)
+            if len(self.tracebacks) < _MOST_TRACEBACKS:
+                self.tracebacks.append(traceback)
+        self.gravity = Gravity.FATAL
+
+    @property
+    def reads_tracebacks(self) -> bool:
+        """True while a traceback has not ended."""
+        return len(self._open) > 0
+
+    def in_traceback(self, number: int, line: str) -> bool:
+        """Give a line to the tracebacks that have not ended. Returns True if it is of one."""
+        for traceback in self._open.candidates(line):
+            said = len(traceback.exceptions)
+            if traceback.add(number, line):
+                if len(traceback.exceptions) > said:
+                    self._raised(traceback)
+                return True
+            if traceback.done:
+                self._open.remove(traceback)
+        return False
+
+    def _raised(self, traceback: TracebackLines) -> None:
+        number, text = traceback.exceptions[-1]
+        key = hash(("raised", masked_line(text.encode("utf-8", "replace"))))
+        found = self.signs.get(key)
+        if found is not None and not found.overcome:
+            found.count += 1
+            found.last = number
+        elif found is not None or len(self.signs) < _MOST_SIGNS:
+            self.signs[key] = BadLine(number, text, Gravity.FATAL, traceback)
+
+    def overcame(self, number: int) -> None:
+        """A line says that the program goes on: what failed just before it is no failure."""
+        self.overcome_after = number
+        for sign in self.signs.values():
+            if 0 < number - sign.last <= _ANSWER_LINES:
+                sign.overcome = True
+
+    def judge(self, rules: tuple[FaultRule, ...]) -> None:
+        """Look each bad line up in the table of rules."""
+        for sign in self.signs.values():
+            sign.rules = matching_rules(sign.text, rules)
+
+    def first(self) -> BadLine:
+        """The bad line with which the failure begins: the first that is no consequence of another."""
+        best = min(self.signs.values(), key=lambda sign: (_rank(sign), _begins(sign)))
+        for sign in sorted(self.signs.values(), key=_begins, reverse=True):
+            gap = _begins(best) - _begins(sign)
+            if 0 < gap <= _STEP_BACK_LINES and _rank(sign) < _SECONDARY and sign.traceback is None:
+                best = sign
+        return best
+
+    def broken(self, rules: tuple[FaultRule, ...]) -> BadLine | None:
+        """The first bad line that tells of hardware or a node that failed, and was not overcome. `rules`: those of such
+        failures."""
+        lasting = (sign for sign in self.signs.values() if not sign.overcome)
+        return next((sign for sign in lasting if matching_rules(sign.text, rules)), None)
+
+    def traceback_near(self, number: int, before: int) -> TracebackLines | None:
+        """The first traceback from so many lines before a line on, which nothing overcame."""
+        overcome = [sign.traceback for sign in self.signs.values() if sign.overcome]
+        return next((each for each in self.tracebacks if each.number >= number - before and each not in overcome), None)
+
+    def ordered(self) -> Iterator[BadLine]:
+        """The bad lines by number."""
+        yield from sorted(self.signs.values(), key=lambda sign: sign.number)
+
+
+_SECONDARY = 2
+_SEVERAL = 3
+
+
+def _rank(sign: BadLine) -> int:
+    """0: a failure by itself. 2: what follows from another failure: the rules say so, or several ranks say it, for the
+    cause is one's alone. 3: what was overcome."""
+    if sign.overcome:
+        return _SECONDARY + 1
+    follows = all(rule.secondary for rule in sign.rules) if sign.rules else sign.count >= _SEVERAL
+    return _SECONDARY if follows else 0
+
+
+def _begins(sign: BadLine) -> int:
+    return sign.traceback.number if sign.traceback is not None else sign.number
+
+
+def hardware_rules(rules: tuple[FaultRule, ...]) -> tuple[FaultRule, ...]:
+    """The rows of what may break without an end to the program at once."""
+    return tuple(rule for rule in rules if rule.component in _BREAKS_BY_ITSELF and not rule.secondary)
+
+
+# ---- the pass over a log
+
 
 AFTER_LINES = 160
 """With the lines before, the paper's 200 lines around the first one that matters."""
 _MOST_KINDS = 100_000
 _MOST_EPISODES = 24
-_NOVEL_LOOKUPS = 20_000
-"""So many kinds of harmless-looking lines are looked up among the templates of good runs; Drain is slow."""
 _WHOLE_LOOKS = 20_000
 """So many kinds of lines are looked at with all patterns; in what comes then, "error" alone is an error."""
-_NOVEL_GAP = 5
-_CHUNK_BYTES = 256 << 10
 
 
-def locate(
-    source: LogSource, known: LineTemplates | None = None, *, rules: tuple[FaultRule, ...] = ROWS
-) -> Located | None:
-    """The first lines of a log that matter; None if nothing in it looks like a failure.
-
-    `known`: the templates of good runs of the same function. Raises OSError for a path that cannot be opened; whatever
-    the log holds, nothing else.
-    """
-    scan = _Scan(known)
+def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located | None:
+    """The first lines of a log that matter; None if nothing in it looks like a failure. Raises OSError for a path that
+    cannot be opened."""
+    scan = _Scan()
     scan.read(source)
     return scan.result(rules)
 
@@ -56,15 +210,12 @@ def locate(
 class _Scan:
     """One pass over a log."""
 
-    def __init__(self, known: LineTemplates | None) -> None:
+    def __init__(self) -> None:
         self.lines = 0
-        self._known = known
         self._kinds: dict[int, Gravity] = {}
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=BEFORE_LINES)
         self._episodes: list[Episode] = []
         self._open: Episode | None = None
-        self._novel: list[tuple[int, bytes]] = []
-        self._novel_lookups = _NOVEL_LOOKUPS
         self._looks = _WHOLE_LOOKS
 
     def read(self, source: LogSource) -> None:
@@ -76,7 +227,7 @@ class _Scan:
             key = hash(masked_line(line))
             grade = kinds.get(key)
             if grade is None:
-                grade = self._grade(key, line, reader.number)
+                grade = self._grade(key, line)
             episode = self._open
             if episode is None:
                 if grade < Gravity.ERROR:
@@ -96,29 +247,16 @@ class _Scan:
             recent.append((reader.number, line))
         self.lines = reader.number
 
-    def _grade(self, key: int, line: bytes, number: int) -> Gravity:
+    def _grade(self, key: int, line: bytes) -> Gravity:
         """How bad the first line of a kind looks."""
         found = Gravity.PLAIN
         if may_be_bad(line):
             self._looks -= 1
             found = gravity(shown(line)) if self._looks > 0 else hasty_gravity(line)
-        if self._known is not None and line.strip():
-            if found is not Gravity.PLAIN:
-                found = Gravity.PLAIN if self._known.knows(line) else found
-            elif self._novel_lookups > 0:
-                self._novel_lookups -= 1
-                if not self._known.knows(line):
-                    self._remember_novel(number, line)
         if len(self._kinds) >= _MOST_KINDS:
             self._kinds.clear()
         self._kinds[key] = found
         return found
-
-    def _remember_novel(self, number: int, line: bytes) -> None:
-        if self._novel and number - self._novel[-1][0] > _NOVEL_GAP:
-            self._novel.clear()
-        if len(self._novel) < AFTER_LINES:
-            self._novel.append((number, line))
 
     def _begin(self, number: int) -> Episode:
         self._open = Episode(number, self._recent)
@@ -159,7 +297,7 @@ class _Scan:
         survived = [each for each in candidates if each.gravity is Gravity.FATAL and not each.overcome_after]
         if survived:
             return self._located(survived[-1], None, rules)
-        return self._located_novel()
+        return None
 
     def _located(self, episode: Episode, first: BadLine | None, rules: tuple[FaultRule, ...]) -> Located:
         """The failure that is an episode; it begins with `first`, or with what the rules say."""
@@ -186,52 +324,6 @@ class _Scan:
             lines=self.lines,
         )
 
-    def _located_novel(self) -> Located | None:
-        """The last lines that no good run has printed, if the log ends with them."""
-        if not self._novel or self.lines - self._novel[-1][0] > _NOVEL_GAP:
-            return None
-        number = self._novel[0][0]
-        first, *after = _lines([(at, shown(each)) for at, each in self._novel])
-        before = [(at, shown(each)) for at, each in self._recent if at < number]
-        return Located(first, before=_lines(before), after=tuple(after), signs=(first,), lines=self.lines)
-
 
 def _lines(lines: list[tuple[int, str]]) -> tuple[LogLine, ...]:
     return tuple(LogLine(number, masked(text)) for number, text in lines)
-
-
-def looks_bad(chunk: bytes) -> bool:
-    """The classifier of chunks for `chunked_search`: True if a line of the chunk looks like a failure."""
-    seen = set()
-    for line in chunk.split(b"\n"):
-        key = hash(masked_line(line))
-        if key not in seen:
-            seen.add(key)
-            if may_be_bad(line) and gravity(shown(clipped(line))) >= Gravity.ERROR:
-                return True
-    return False
-
-
-def chunked_search(
-    path: os.PathLike[str],
-    is_bad: Callable[[bytes], bool] = looks_bad,
-    known: LineTemplates | None = None,
-    *,
-    chunk_bytes: int = _CHUNK_BYTES,
-    rules: tuple[FaultRule, ...] = ROWS,
-) -> Located | None:
-    """What `locate` finds from the first bad chunk of a file on, found by binary search (§3.3): a log of a gigabyte
-    takes a dozen reads. Right only if all chunks are good before the failure and bad behind it. Lines are numbered from
-    the beginning of that chunk. Raises OSError if the file cannot be opened."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        low, high = 0, -(-size // chunk_bytes)
-        while low < high:
-            middle = (low + high) // 2
-            file.seek(middle * chunk_bytes)
-            if is_bad(file.read(chunk_bytes)):
-                high = middle
-            else:
-                low = middle + 1
-        file.seek(max(0, min(low, size // chunk_bytes) - 1) * chunk_bytes)  # with a chunk of context
-        return locate(file, known, rules=rules)

@@ -1,26 +1,218 @@
-"""An optional language model that reads the user's folders and fills what the extractor left open (SchedMate §3.1).
+"""An optional language model that reads the user's folders and fills what the scan left open (SchedMate §3.1).
 
-A ReAct loop with the paper's two tools, `file_tree` and `file_read`, inside the user's own folders. Secrets are masked
-before anything is sent. Its answer is held to the source (`believing.py`). Whatever the endpoint does (it hangs, talks
-nonsense, spends too much, is down, makes values up), the extractor's facts stand, and a note says what happened.
+A ReAct loop with the paper's two tools, `file_tree` and `file_read`, inside the user's folders, behind an endpoint
+compatible with OpenAI's, within a time limit and a budget of tokens. Secrets are masked before anything is sent. A
+value of the answer counts only if the source contains it. Whatever the endpoint does (it hangs, spends too much, is
+down, makes values up), the facts of the scan stand, and a note says what happened.
 """
 
 from __future__ import annotations
 
+import importlib
+import ipaddress
 import json
+import os
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from stoker.manager.advice.secrets import masked
-from stoker.manager.advice.source.believing import facts_believed
-from stoker.manager.advice.source.endpoint import Conversation, EndpointError, LanguageModel
 from stoker.manager.advice.source.extractor import SourceText
-from stoker.manager.advice.source.facts import FIELDS, WorkloadFacts
+from stoker.manager.advice.source.facts import COUNT_FIELDS, FIELDS, MANDATORY, Scalar, SourceFact, WorkloadFacts, fits
 from stoker.manager.advice.source.reading import NotReadError, OwnFolders, ReadingLimits
+from stoker.manager.advice.source.recognise import FRAMEWORKS, PRECISIONS, TASK_OF_CALL, TASK_OF_CLASS
+
+# ---- endpoint
+
+
+Messages = list[dict[str, str]]
+
+MOST_ANSWER_BYTES = 1_000_000
+_CONNECT_S = 5.0
+_CHARACTERS_A_TOKEN = 3
+"""Characters for a token, where the endpoint does not say how many it counted. Source has rather more for each."""
+
+
+class LanguageModel(msgspec.Struct, frozen=True):
+    """Which model answers, and what one question may cost. `url` is the part before `/chat/completions`, as in
+    `http://host:8000/v1`; `key_variable` names the environment variable that holds its key, if it has one."""
+
+    url: str
+    model: str
+    key_variable: str = ""
+    time_limit_s: float = 60.0
+    token_budget: int = 30_000
+    turns: int = 12
+
+
+class EndpointError(Exception):
+    """The endpoint did not answer as it should. Its text says how; it stays inside the advisor."""
+
+
+class Conversation:
+    """One question: its time and its tokens are counted over all its turns."""
+
+    def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.turns = model.turns
+        self._model = model
+        self._clock = clock
+        self._ends_at = clock() + model.time_limit_s
+        self.tokens = 0
+        try:
+            self._httpx = importlib.import_module("httpx")
+        except ImportError:
+            raise EndpointError("httpx is not installed: pip install httpx") from None
+
+    def ask(self, messages: Messages) -> str:
+        """The model's next text. Raises EndpointError."""
+        asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
+        room = self._model.token_budget - self.tokens - asked
+        if room <= 0:
+            raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent")
+        body = {
+            "model": self._model.model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": min(1_000, room),
+            "stop": ["Observation:"],
+        }
+        try:
+            answer = json.loads(self._post(body))
+            text = answer["choices"][0]["message"]["content"]
+            used = answer.get("usage") or {}
+            counted = used.get("total_tokens", 0)
+        except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise EndpointError(f"its answer is none of a chat's: {type(error).__name__}") from None
+        if not isinstance(text, str):
+            raise EndpointError("its answer has no text")
+        told = counted if isinstance(counted, int) and not isinstance(counted, bool) else 0
+        self.tokens += max(told, asked + len(text) // _CHARACTERS_A_TOKEN)
+        if self.tokens > self._model.token_budget:
+            raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent: it took {self.tokens:,}")
+        return text
+
+    def _post(self, body: dict[str, Any]) -> bytes:
+        httpx, url = self._httpx, self._model.url.rstrip("/")
+        left_s = self._left_s()
+        timeout = httpx.Timeout(left_s, connect=min(_CONNECT_S, left_s))
+        key = os.environ.get(self._model.key_variable, "") if self._model.key_variable else ""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        data = bytearray()
+        try:
+            with (
+                httpx.Client(
+                    timeout=timeout, trust_env=not _is_loopback(url), verify=url.startswith("https")
+                ) as client,
+                client.stream("POST", url + "/chat/completions", json=body, headers=headers) as response,
+            ):
+                if response.status_code != 200:
+                    raise EndpointError(f"it answered with status {response.status_code}")
+                for piece in response.iter_bytes():
+                    data += piece
+                    self._left_s()  # one that sends a byte now and then never times out by itself
+                    if len(data) > MOST_ANSWER_BYTES:
+                        raise EndpointError(f"its answer is longer than {MOST_ANSWER_BYTES:,} bytes")
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
+            raise EndpointError(f"{type(error).__name__}: {str(error)[:200]}") from None
+        return bytes(data)
+
+    def _left_s(self) -> float:
+        left = self._ends_at - self._clock()
+        if left <= 0:
+            raise EndpointError(f"the time limit of {self._model.time_limit_s:g} s is over")
+        return left
+
+
+def _is_loopback(url: str) -> bool:
+    """True for an endpoint on this machine: no proxy of the environment stands before it."""
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# ---- answers held to the source
+
+
+DOUBTED = 0.5
+"""A fact of the extractor that is less sure may be replaced."""
+_SURE = 0.6
+_SURE_OF_SMALL = 0.35
+"""A small number stands in every source, so that it stands there proves little."""
+
+
+def facts_believed(
+    facts: WorkloadFacts, answer: Mapping[str, object], sources: Mapping[str, str]
+) -> tuple[WorkloadFacts, list[str]]:
+    """The facts with what is believed of the answer, and a line for each value that is not. `sources`: the texts that
+    the model was shown, by name."""
+    taken, refused = dict[str, SourceFact](), list[str]()
+    for field in FIELDS:
+        value = _plain(field, answer.get(field))
+        if value is None:
+            continue
+        before: SourceFact | None = getattr(facts, field)
+        if before is not None and before.known and before.sure >= DOUBTED:
+            continue
+        where = place_of(field, value, sources)
+        if where is None:
+            refused.append(f"the language model says {field} = {str(value)[:60]!r}, which the source does not contain")
+            continue
+        small = isinstance(value, int) and value < 10
+        sure = _SURE_OF_SMALL if small else _SURE
+        if before is None or not before.known or sure > before.sure:
+            taken[field] = SourceFact(value, where, sure)
+    absent = {field: why for field, why in facts.absent.items() if field not in taken}
+    return msgspec.structs.replace(facts, **taken, absent=absent), refused
+
+
+def place_of(field: str, value: Scalar, sources: Mapping[str, str]) -> str | None:
+    """The first place (`file:line`) that contains a value, or another name of it; None if none does."""
+    pattern = _pattern(field, value)
+    for name, text in sources.items():
+        for number, line in enumerate(text.splitlines(), start=1):
+            if pattern.search(line):
+                return f"{name}:{number}"
+    return None
+
+
+def _pattern(field: str, value: Scalar) -> re.Pattern[str]:
+    if not isinstance(value, str):
+        digits = "_?".join(str(value))
+        return re.compile(rf"(?<![\w.]){digits}(?![\w.])")
+    others = {
+        "framework": [name for name, (framework, _) in FRAMEWORKS.items() if framework == value.lower()],
+        "precision": [name for name, precision in PRECISIONS.items() if precision == value.lower() and len(name) > 2],
+        "task": [
+            *(name for name, task in TASK_OF_CLASS.items() if task == value.lower()),
+            *(name for name, (task, _) in TASK_OF_CALL.items() if task == value.lower()),
+        ],
+    }.get(field, [])
+    return re.compile("|".join(map(re.escape, (value, *others))), re.IGNORECASE)
+
+
+def _plain(field: str, value: object) -> Scalar | None:
+    """A value as the schema has it; None for one that does not fit."""
+    if isinstance(value, dict):
+        value = value.get("value")
+    if isinstance(value, str):
+        value = value.strip()
+        if field in COUNT_FIELDS and value.replace("_", "").isdecimal() and len(value) < 20:
+            value = int(value)
+        elif field not in MANDATORY and value.lower() in ("none", "null", "n/a", "unknown", ""):
+            return None
+    return value if isinstance(value, str | int) and len(str(value)) > 0 and fits(field, value) else None
+
+
+# ---- the loop
+
 
 _PAGE = 6_000
 _MOST_LISTED = 200
@@ -48,14 +240,13 @@ def facts_with_agent(
     *,
     folders: Iterable[str | PathLike[str]],
     model: LanguageModel | None,
-    command_line: Sequence[str] = (),
 ) -> WorkloadFacts:
     """The facts, with what the language model adds to them; as they are where there is no model. Never raises."""
     if model is None:
         return facts
     try:
         tools = _Tools(source, OwnFolders(folders, ReadingLimits()))
-        answer = _answer(Conversation(model), tools, source, command_line)
+        answer = _answer(Conversation(model), tools, source)
         found, notes = facts_believed(facts, answer, tools.shown)
     except EndpointError as error:
         found, notes = facts, [f"the language model at {masked(model.url)} was no help: {error}"]
@@ -64,14 +255,12 @@ def facts_with_agent(
     return msgspec.structs.replace(found, notes=(*found.notes, *notes))
 
 
-def _answer(
-    conversation: Conversation, tools: _Tools, source: SourceText, command_line: Sequence[str]
-) -> dict[str, object]:
+def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> dict[str, object]:
     """The model's JSON object. Raises EndpointError."""
     entry = f"its function {source.function}" if source.function else "it runs as a script"
     question = (
-        f"What are the model, the task, the data and the settings of this job ({entry}; command line:"
-        f" {masked(' '.join(command_line)) or 'none'})? Its source:\n\n{tools.entry_text()}"
+        f"What are the model, the task, the data and the settings of this job ({entry})?"
+        f" Its source:\n\n{tools.entry_text()}"
     )
     messages = [{"role": "system", "content": _PROMPT}, {"role": "user", "content": question}]
     nonsense = 0

@@ -16,8 +16,7 @@ Scalar = str | int | float
 
 UNKNOWN = "unknown"
 ARGUMENT = "argument"
-COMMAND_LINE = "command line"
-"""Places of facts that stand in no file."""
+"""The place of a fact that stands in no file."""
 
 MANDATORY = ("model", "task", "data")
 FIELDS = (
@@ -40,7 +39,7 @@ COUNT_FIELDS = frozenset({"batch_size", "epochs", "items", "steps", "sequence_le
 
 
 class SourceFact(msgspec.Struct, frozen=True):
-    """A value, where it was found (`file:line`, or `argument`, or `command line`), and how sure it is, from 0 to 1."""
+    """A value, where it was found (`file:line`, or `argument`), and how sure it is, from 0 to 1."""
 
     value: Scalar
     where: str = ""
@@ -85,11 +84,6 @@ class WorkloadFacts(msgspec.Struct, frozen=True):
         """The facts of the schema that were found, by field."""
         found = {field: getattr(self, field) for field in FIELDS}
         return {field: fact for field, fact in found.items() if fact is not None and fact.known}
-
-    def summary(self) -> str:
-        """The facts as one line a person or a sentence encoder reads."""
-        facts = {**{field: getattr(self, field) for field in MANDATORY}, **self.known_facts(), **self.further}
-        return "; ".join(f"{field.replace('_', ' ')}: {fact.value}" for field, fact in facts.items())
 
 
 def without_secrets(facts: WorkloadFacts) -> WorkloadFacts:

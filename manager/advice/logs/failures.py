@@ -1,24 +1,78 @@
-"""What the lines of a log mean: the one table of them.
+"""The table of failures: texts of logs, exceptions and sessions, whose fault each is, and what to do about it.
 
-A row has a pattern that one line, or the few lines of one message, must have, whose fault it is, which component
-failed, what that means, and where the text comes from. `sure`: how often the verdict is right where the text stands
-alone. A row that is `secondary` tells what happens to the others when one of several ranks has died: it counts only
-where nothing else was found. The rows of `stoker.pilot.core.infrastructure` judge live exceptions, with proofs that
-only the library's process has; these judge texts, long after.
-
-A text that a mistake in the user's code causes as well as a sick device has a row only with what tells them apart
-(`besides`, `unless`: patterns in the lines around it).
+A row has a pattern that a line must have, whose fault it is, which component failed, what that means, and where the
+text comes from. `sure`: how often the verdict is right where the text stands alone. A `secondary` row describes the
+other ranks after one has died: it counts only where nothing else was found. A text that a mistake in the user's code
+causes as well as a sick device has a row only with `besides` or `unless`: patterns in the lines around it.
 """
 
 from __future__ import annotations
 
+import enum
 import re
 from functools import cached_property
 
 import msgspec
 
-from stoker.manager.advice.logs.caseless import caseless
-from stoker.manager.advice.logs.fault import FaultKind
+from stoker.manager.advice.logs.signs import caseless
+
+# ---- verdicts
+
+
+class FaultKind(enum.Enum):
+    """Whose fault a failure is (SchedMate §3.3, after Acme's taxonomy)."""
+
+    INFRASTRUCTURE = "infrastructure"
+    """Hardware, network, file systems, nodes, the batch system, other users of a device: the same run may go well
+    elsewhere, or later."""
+    FRAMEWORK = "framework"
+    """The installed software does not fit together or does not fit the machine: another installation cures it."""
+    USER = "user"
+    """The program, its data, its settings, or what it asked for."""
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """A line of a log by its number, from 1. Secrets in its text are masked."""
+
+    number: int
+    text: str
+
+
+class Located(msgspec.Struct, frozen=True):
+    """The first lines of a log that matter.
+
+    `first`: the line with which the failure begins. `before`, `after`: its context, without it. `signs`: the lines of
+    the failure that look bad, each kind of line once, in their order; `first` is among them. `traceback`: the first
+    whole traceback of Python, chained ones included; empty: there is none. `lines`: lines of the whole log, or of as
+    much of it as was read.
+    """
+
+    first: LogLine
+    before: tuple[LogLine, ...] = ()
+    after: tuple[LogLine, ...] = ()
+    signs: tuple[LogLine, ...] = ()
+    traceback: tuple[LogLine, ...] = ()
+    lines: int = 0
+
+    @property
+    def window(self) -> tuple[LogLine, ...]:
+        """The first line with its context."""
+        return (*self.before, self.first, *self.after)
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Whose fault a failure is. `component`: what failed, in a word (`gpu`, `network`, `code`). `sure`: from 0 to 1.
+    `means`: what happened, in words. `proof`: the lines that show it, at least one; their secrets are masked."""
+
+    kind: FaultKind
+    component: str
+    sure: float
+    means: str
+    proof: tuple[LogLine, ...]
+
+
+# ---- texts of libraries, kernels and batch systems
+
 
 _I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
 
@@ -264,3 +318,161 @@ def matching_rules(line: str, rules: tuple[FaultRule, ...] = ROWS) -> list[Fault
     """The rows whose pattern a line has, in the order of the table."""
     lower = line.lower()
     return [rule for rule in rules if rule.pattern.search(lower)]
+
+
+# ---- texts of Stoker, and rows for `stoker explain`
+
+
+_CALLS, _PILOTS, _BLOCKS = "pilot/core/limits.py, lifecycle.py", "LossReason", "the factory"
+_TABLE = "pilot/core/infrastructure.py"
+
+SAID: tuple[FaultRule, ...] = (
+    # ---- calls
+    FaultRule(_U, "declared_memory", r"took .{1,60} and declares ",
+              "the call took more memory than its context declares", _CALLS, sure=0.97),
+    FaultRule(_I, "memory", r"the node had no memory left: .* which are not the pilot's hold",
+              "other processes took the node's memory", _CALLS),
+    FaultRule(_U, "memory", r"was killed by SIGKILL", "its process was killed, most often because no memory was left",
+              _CALLS, sure=0.75),
+    FaultRule(_U, "crash", r"was killed by SIG(?:SEGV|ABRT|BUS|ILL|FPE|SYS)", "its process crashed in compiled code",
+              _CALLS, sure=0.8),
+    FaultRule(_U, "crash", r"ended by itself with exit code", "something that it called ended its process", _CALLS,
+              sure=0.8),
+    FaultRule(_U, "time", r"the call ran for .*; its limit is ", "it ran for longer than its `timeout`", _CALLS,
+              sure=0.99),
+    FaultRule(_U, "walltime", r"was cut off by the .* walltime", "it runs for longer than pilots live", _CALLS,
+              sure=0.97),
+    FaultRule(_F, "package", r"could not be unpickled on .*must be installed there",
+              "a package of the program is not installed where pilots run", _CALLS),
+    FaultRule(_U, "result", r"can't be sent back|could not be pickled|cannot be unpickled here",
+              "what it returns cannot travel", "pilot/library/functions.py", sure=0.97),
+    FaultRule(_U, "context", r"^(?:context .* could not be loaded: )?the loader of .* raised",
+              "its context's loader failed", _CALLS, sure=0.7),
+    FaultRule(_I, "disk", r"a disk of the node is full", "others have filled a disk of the node", _TABLE, sure=0.97),
+    FaultRule(_I, "disk", r"a disk or file server failed", "a disk or file server failed", _TABLE, sure=0.97),
+    FaultRule(_I, "filesystem", r"a file that is there could not be opened|a file server (?:lost|failed|has dropped)"
+              r"|a file system is damaged|a file system's server has ended",
+              "a file server failed", _TABLE, sure=0.97),
+    FaultRule(_I, "nvlink", r"a link between devices failed", "a link between devices failed", _TABLE, sure=0.97),
+    FaultRule(_I, "gpu", r"the device met a memory error|the device is lost|the device failed |the device cannot be"
+              r" reached|fabric of devices is not up", "a device failed", _TABLE, sure=0.97),
+    FaultRule(_I, "gpu_memory", r"another process holds the device's memory",
+              "other processes hold the device's memory", _TABLE, sure=0.97),
+    FaultRule(_I, "network", r"(?:NCCL|Gloo) lost a connection|NCCL was refused by the system",
+              "a connection between ranks failed", _TABLE, sure=0.97),
+    # ---- pilots
+    FaultRule(_I, "scheduler", r"counted as lost: (?:preempted|vacated|held)", "the batch system took its job away",
+              _PILOTS),
+    FaultRule(_I, "scheduler", r"counted as lost: cancelled", "somebody cancelled its job", _PILOTS),
+    FaultRule(_I, "scheduler", r"counted as lost: told to end by a signal", "it was told to end by a signal", _PILOTS,
+              sure=0.7),
+    FaultRule(_I, "node", r"counted as lost: node lost", "its node failed", _PILOTS),
+    FaultRule(_I, "disk", r"counted as lost: scratch folder gone", "its scratch folder was removed", _PILOTS),
+    FaultRule(_U, "walltime", r"counted as lost: out of walltime", "its walltime was over", _PILOTS),
+    FaultRule(_U, "memory", r"counted as lost: out of memory", "its job took more memory than it was granted", _PILOTS),
+    FaultRule(_I, "node", r"counted as lost: unexplained",
+              "its process or its node vanished, and nobody says why", _PILOTS, sure=0.6),
+    # ---- blocks
+    FaultRule(_U, "site", r"refused: ", "the batch system did not take its job", _BLOCKS, sure=0.9),
+    FaultRule(_U, "memory", r"ended: .*(?:OUT_OF_MEMORY|out of memory)",
+              "its job took more memory than it was granted", _BLOCKS),
+    FaultRule(_I, "node", r"ended: .*(?:NODE_FAIL|BOOT_FAIL|node failed)", "its node failed", _BLOCKS),
+    FaultRule(_U, "walltime", r"ended: .*out of walltime", "its walltime was over", _BLOCKS),
+    FaultRule(_I, "scheduler", r"ended: .*(?:PREEMPTED|preempted|vacated|held)",
+              "the batch system took its job away", _BLOCKS),
+)  # fmt: skip
+
+JOB: tuple[FaultRule, ...] = (
+    FaultRule(_U, "site", r"stoker-pilot: .*(?:--devices|no GPU was granted)",
+              "the site file asks for devices that the job was not given", "pilot/main.py", sure=0.97),
+    FaultRule(_U, "site", r"(?:sbatch|srun|qsub|bsub): .{0,20}error|invalid (?:partition|account|qos)|"
+              r"Unable to allocate resources", "the batch system did not take what the site file asks for",
+              "Slurm: sbatch", sure=0.96),
+    FaultRule(_U, "other_user", r"is not a session folder that you can read: .*Permission denied",
+              "its job runs as another user, who may not read the session's folder", "protocol/session.py", sure=0.97),
+    FaultRule(_U, "other_user", r"[Pp]ermission denied",
+              "what the job begins with is closed to the user that the job runs as", "bash; env; CPython", sure=0.85),
+    FaultRule(_F, "environment", r"command not found|[Nn]o such file or directory|No module named|cannot execute"
+              r"|[Nn]ot found$",
+              "what the job begins with is not on its node", "bash; env; CPython", sure=0.94),
+)  # fmt: skip
+
+MORE: tuple[FaultRule, ...] = (
+    FaultRule(_U, "command", r"bash_app .{1,200} failed with unix exit code", "its command failed", "Parsl, bash.py",
+              sure=0.8),
+    FaultRule(_U, "code", r"while the (?:function|arguments of) .{1,200} (?:was|were) unpickled on ",
+              "the program's own code raised it while the call was unpickled", "pilot/library/functions.py", sure=0.84),
+    FaultRule(_U, "package", r"No module named '", "a module is not installed where the call ran", "CPython",
+              sure=0.92),
+    FaultRule(_U, "data", r"FileNotFoundError|\[Errno 2\] No such file or directory|(?:IsA|NotA)DirectoryError",
+              "a file that the program names is not there", "errno(3), strerror, 2, 20, 21", sure=0.85),
+    FaultRule(_U, "code", r"matmul: Input operand|could not be broadcast together|shapes .{1,40} not aligned"
+              r"|dimensions .{0,60} must match exactly", "arrays do not fit together", "NumPy, ufuncs", sure=0.9),
+    FaultRule(_U, "service", r"\[Errno 111\] Connection refused|URLError|NewConnectionError|Max retries exceeded with",
+              "a service that the program calls does not answer", "urllib; requests", sure=0.8),
+    FaultRule(_F, "versions", r"was removed in the NumPy|has been removed (?:from|in) (?:version|v)?[\d.]+",
+              "a package lacks a name: another version of it is meant", "NumPy, _expired_attrs_2_0.py", sure=0.95),
+    FaultRule(_U, "damaged_file", r"JSONDecodeError|UnicodeDecodeError|UnpicklingError|ParserError: Error tokenizing",
+              "what it read is cut short, or of another format", "json; pickle; pandas", sure=0.87),
+    FaultRule(_U, "damaged_file", r"incomplete metadata, file not fully covered|HeaderTooLarge|invalid load key"
+              r"|not a zip file|Invalid(?:Header|magic)|PytorchStreamReader failed",
+              "a file is cut short, or no file of this kind", "safetensors; PyTorch; pickle", sure=0.9),
+)  # fmt: skip
+
+OF_CALLS = (*MORE, *ROWS)
+OF_JOBS = (*JOB, *ROWS)
+
+
+# ---- remedies
+
+
+BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
+    (_U, "code"): "mend that line; try the function without a session, with the same arguments",
+    (_U, "crash"): "run the function by itself with the same arguments; what it printed: stoker logs {}",
+    (_U, "command"): "run that command by itself on a node; what it printed: stoker logs {}",
+    (_U, "context"): "try the loader without a session: LOADER.load_here(...)",
+    (_U, "data"): "give a path that the nodes see too; a relative path begins in the program's folder",
+    (_U, "damaged_file"): "look at what it read there, and at its size; copy or download it again",
+    (_U, "service"): "ask it from a node: many have no way to the internet, and `localhost` is the node itself",
+    (_U, "result"): "return plain values or arrays, of types that the program can import too",
+    (_U, "package"): "install it where the pilots run, or import your own module in the function: then it travels",
+    (_U, "declared_memory"): "declare more with @context(memory=...), or do less at once",
+    (_U, "memory"): "ask for more memory ([provider] memory in the site file), or do less at once",
+    (_U, "gpu_memory"): "make batches smaller, load with a smaller dtype, or ask for a larger device",
+    (_U, "time"): "raise `timeout` of @app, or find out what it waits for: stoker logs {}",
+    (_U, "walltime"): "raise [provider] walltime, or save what is done: stoker.progress(state=...)",
+    (_U, "disk"): "make room in that folder: it is full, or your quota is used up",
+    (_U, "config"): "mend the setting that the line names",
+    (_U, "network"): "check the token and the name, and whether you may use what they belong to",
+    (_U, "scheduler"): "ask for what the job or the partition has: nodes, tasks, memory ([provider] in the site file)",
+    (_U, "site"): "mend the site file; stoker doctor SITE checks it without a job",
+    (_U, "other_user"): 'open it, or [provider] shared_files = false with [environment] kind = "packed"',
+    (_F, "package"): "install it where the pilots run, or import your own module in the function: then it travels",
+    (_F, "environment"): "mend [environment] python or [provider] worker_init; stoker doctor SITE --probe tries a node",
+    (_F, "versions"): "install versions that fit together; compare `pip list` here and on the node",
+    (_F, "dataloader"): "ask for more shared memory (/dev/shm), or load data with fewer workers",
+    (_F, "nccl"): "give each rank a device of its own, and the same NCCL everywhere",
+    (_F, "torch"): "try another version of PyTorch, or another type or device for this operation",
+    (_I, "gpu"): "submit it again if it has ended; tell those who run the cluster of the device",
+    (_I, "nvlink"): "tell those who run the cluster of the device",
+    (_I, "gpu_memory"): "declare device_memory in @context, so that calls which others crowd out run elsewhere",
+    (_I, "network"): "submit again; if it goes on, tell those who run the cluster of the hosts in the lines",
+    (_I, "filesystem"): "submit again; if it goes on, show the lines to those who run the file server",
+    (_I, "disk"): "submit again; if the disk is full, make room there, or name another one with [pilot] scratch",
+    (_I, "memory"): "submit it again if it has ended; ask for whole nodes, where nobody else takes the memory",
+    (_I, "node"): "submit again; if it is the same node, leave it out ([provider] options, such as --exclude)",
+    (_I, "scheduler"): "nothing: calls go to other pilots; if it is often, try another partition or a shorter walltime",
+    (_I, "licence"): "submit again when the licence server answers",
+}  # fmt: skip
+"""By fault and component."""
+BY_KIND: dict[FaultKind, str] = {
+    _U: "mend what the lines say, in the program or in what it is given",
+    _F: "install versions that fit each other and the machine",
+    _I: "submit again; if it goes on, show the lines to those who run the cluster",
+}
+"""For components without a row."""
+
+
+def remedy(fault: Fault, subject: str) -> str:
+    """What to do about the failure of a subject (`c-12`, `b1`, a pilot)."""
+    return BY_COMPONENT.get((fault.kind, fault.component), BY_KIND[fault.kind]).format(subject)

@@ -1,0 +1,243 @@
+"""Recipes of history whose source is most similar, by cosine (SchedMate §3.1, Similar Job Retrieval).
+
+The vector of a recipe has two blocks of length 1: its facts, and the terms of its normalised source by TF-IDF, both
+hashed. A number is a bump on a scale of octaves, so 32 and 48 are close and 32 and 2,048 are not. An optional sentence
+encoder replaces the block of the source.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stoker.contexts.folders import state_folder
+from stoker.contexts.measurements import Measurements
+from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
+
+# ---- vectors
+
+
+Vector = npt.NDArray[np.float32]
+
+SHARE_OF_FACTS = 0.6
+"""How much of the cosine is that of the facts; the rest is that of the source."""
+_BITS = 20
+_WEIGHTS = {"model": 1.5, "task": 1.2, "framework": 1.2, "data": 0.6}
+_BUMP_OCTAVES = 0.75
+"""The width of a number's bump. Two numbers an octave apart are alike by 0.64, two octaves by 0.17."""
+_PIECES = re.compile(r"[A-Za-z]+|[0-9]+(?:\.[0-9]+)?")
+_TERMS = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|[0-9]+(?:\.[0-9]+)?")
+_RENAMED = re.compile(r"[avg][0-9]+")
+_PARAMETERS = re.compile(r"(?<![A-Za-z0-9.])([0-9]+(?:\.[0-9]+)?)([MB])(?![A-Za-z])", re.IGNORECASE)
+
+
+def numbers_of(facts: WorkloadFacts) -> dict[str, float]:
+    """The positive numbers among the facts, by name; the size in a model's name ("1.7B") is one."""
+    found = {**facts.known_facts(), **facts.further}
+    numbers = {name: float(fact.value) for name, fact in found.items() if isinstance(fact.value, int | float)}
+    size = _PARAMETERS.search(str(facts.model.value))
+    if size is not None:
+        numbers["parameters"] = float(size[1]) * (1e9 if size[2] in "bB" else 1e6)
+    return {name: value for name, value in numbers.items() if 0 < value < math.inf}
+
+
+def terms_of_facts(facts: WorkloadFacts) -> dict[str, float]:
+    """The terms of the facts with their weights; each fact has the length of its weight."""
+    terms = dict[str, float]()
+    for name, number in numbers_of(facts).items():
+        _add_bump(terms, name, number)
+    for name, fact in {**facts.known_facts(), **facts.further}.items():
+        if isinstance(fact.value, str):
+            _add_words(terms, name, fact)
+    return terms
+
+
+def terms_of_text(text: str) -> Counter[str]:
+    """The terms of a normalised source: words, numbers, and pairs of neighbours. Renamed variables are none."""
+    words = [word for word in _TERMS.findall(text) if not _RENAMED.fullmatch(word)]
+    return Counter([*words, *(f"{first} {second}" for first, second in pairwise(words))])
+
+
+def hashed(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
+    """A sparse vector: places and values. Two terms that fall on one place are rare, and have signs at random."""
+    codes = [zlib.crc32(term.encode(errors="replace")) for term in terms]
+    signs = np.array([1.0 if code >> 31 else -1.0 for code in codes], np.float32)
+    places = np.array([code & ((1 << _BITS) - 1) for code in codes], np.int64)
+    return places, signs * np.fromiter(terms.values(), np.float32, len(terms))
+
+
+class TermTable:
+    """Sparse vectors of many texts, and the cosines of one more with all of them. Weights by IDF are optional."""
+
+    def __init__(self, rows: Sequence[Mapping[str, float]], *, idf: bool) -> None:
+        self.count = len(rows)
+        pairs = [hashed(row) for row in rows]
+        self._places = np.concatenate([places for places, _ in pairs]) if rows else np.zeros(0, np.int64)
+        values = np.concatenate([values for _, values in pairs]) if rows else np.zeros(0, np.float32)
+        self._row = np.repeat(np.arange(len(rows)), [len(places) for places, _ in pairs]) if rows else self._places
+        self._weight = np.ones(1 << _BITS, np.float32)
+        if idf:
+            used = np.bincount(self._places, minlength=1 << _BITS)
+            self._weight = (np.log((1 + len(rows)) / (1 + used)) + 1).astype(np.float32)
+            values = np.sign(values) * (1 + np.log(np.maximum(np.abs(values), 1)))
+        self._idf = idf
+        self._values = values * self._weight[self._places]
+        self._lengths = np.sqrt(np.bincount(self._row, self._values**2, minlength=len(rows)))
+
+    def cosines(self, terms: Mapping[str, float]) -> Vector:
+        """The cosine with each row; 0 for an empty one."""
+        places, values = hashed(terms)
+        if self._idf:
+            values = np.sign(values) * (1 + np.log(np.maximum(np.abs(values), 1)))
+        dense = np.zeros(1 << _BITS, np.float32)
+        np.add.at(dense, places, values * self._weight[places])
+        length = float(np.linalg.norm(dense))
+        dots = np.bincount(self._row, dense[self._places] * self._values, minlength=self.count)
+        return np.asarray(dots / np.maximum(self._lengths * length, 1e-12), np.float32)
+
+
+def _add_bump(terms: dict[str, float], name: str, number: float) -> None:
+    """Half octaves around a number, nearer ones with more weight; together of length 1."""
+    at = 2 * math.log2(number)
+    width = 2 * _BUMP_OCTAVES
+    bump = {place: math.exp(-((place - at) ** 2) / (2 * width**2)) for place in range(round(at) - 5, round(at) + 6)}
+    length = math.sqrt(sum(value**2 for value in bump.values()))
+    terms.update({f"{name}~{place}": _WEIGHTS.get(name, 1.0) * value / length for place, value in bump.items()})
+
+
+def _add_words(terms: dict[str, float], name: str, fact: SourceFact) -> None:
+    """A text: half of it is the whole, half its pieces, so that two sizes of one model are alike."""
+    value = str(fact.value).lower()
+    weight = _WEIGHTS.get(name, 1.0)
+    pieces = set(_PIECES.findall(value))
+    terms[f"{name}={value}"] = weight * (math.sqrt(0.5) if pieces else 1.0)
+    for piece in pieces:
+        terms[f"{name}:{piece}"] = weight * math.sqrt(0.5 / len(pieces))
+
+
+# ---- history
+
+
+MOST_ROWS = 3_000
+"""The rows that were written first are dropped."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sources (
+    recipe TEXT NOT NULL, function TEXT NOT NULL, name TEXT NOT NULL, facts BLOB NOT NULL, at REAL NOT NULL,
+    encoder TEXT NOT NULL DEFAULT '', vector BLOB,
+    PRIMARY KEY (recipe, function)
+);
+"""
+# `encoder` and `vector` are unused: files of earlier versions have them.
+_SHAPE = "SELECT recipe, function, name, facts, at, encoder, vector FROM sources LIMIT 1"
+_PUT = """
+INSERT INTO sources (recipe, function, name, facts, at) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (recipe, function) DO UPDATE SET name = excluded.name, at = excluded.at, facts = excluded.facts
+"""
+_DROP = "DELETE FROM sources WHERE at < (SELECT at FROM sources ORDER BY at DESC LIMIT 1 OFFSET ?)"
+
+
+class SourceRow(msgspec.Struct, frozen=True):
+    """The facts of a recipe's loader (`function` is empty), or of a function together with its loader."""
+
+    recipe: str
+    function: str
+    name: str
+    facts: WorkloadFacts
+    at: float
+
+
+class SourceHistory:
+    """The facts in one file. No method raises for want of a disk; a damaged file is set aside and begun anew."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._file = Measurements(path or state_folder() / "sources.sqlite", schema=_SCHEMA, shape=_SHAPE)
+        self._rows: dict[tuple[str, str], SourceRow] = {}
+
+    def remember(self, recipe: str, facts: WorkloadFacts, *, function: str = "", name: str = "") -> None:
+        """Keep the facts of a recipe, or of a function (its key or name, as measured) on it. `name` is for people."""
+        row = (recipe, function, name, msgspec.json.encode(facts), time.time())
+        self._file.write((_PUT, [row]), (_DROP, [(MOST_ROWS,)]))
+
+    def rows(self) -> list[SourceRow]:
+        """All that is kept, the last written first. What did not change since the last call is not read again."""
+        stamps = self._file.read("SELECT recipe, function, at FROM sources ORDER BY at DESC, recipe, function")
+        fresh = dict[tuple[str, str], SourceRow]()
+        for recipe, function, at in stamps:
+            known = self._rows.get((recipe, function))
+            row = known if known is not None and known.at == at else self._row(recipe, function)
+            if row is not None:
+                fresh[recipe, function] = row
+        self._rows = fresh
+        return list(fresh.values())
+
+    def close(self) -> None:
+        """Close the file; later calls do nothing."""
+        self._file.close()
+
+    def _row(self, recipe: str, function: str) -> SourceRow | None:
+        found = self._file.read(
+            "SELECT name, facts, at FROM sources WHERE recipe = ? AND function = ?", (recipe, function)
+        )
+        for name, data, at in found:
+            try:
+                facts = msgspec.json.decode(data, type=WorkloadFacts)
+            except (msgspec.DecodeError, UnicodeDecodeError):  # of a later version, or damaged
+                return None
+            return SourceRow(recipe, function, name, facts, at)
+        return None
+
+
+# ---- retrieval
+
+
+class SimilarSource(msgspec.Struct, frozen=True):
+    """A row of history, and how similar it is to what was asked for: 1 is the same source with the same arguments."""
+
+    row: SourceRow
+    similarity: float
+
+
+class SimilarSources:
+    """Finds similar rows of history."""
+
+    def __init__(self, history: SourceHistory) -> None:
+        self._history = history
+        self._tables: dict[bool, _Tables] = {}
+
+    def most_similar(self, facts: WorkloadFacts, *, of_loaders: bool, threshold: float) -> list[SimilarSource]:
+        """The rows of similarity `threshold` and more, the most similar first; of loaders, or of functions on them."""
+        rows = [row for row in self._history.rows() if (not row.function) == of_loaders]
+        if not rows:
+            return []
+        tables = self._tables.get(of_loaders)
+        if tables is None or tables.rows != rows:
+            tables = self._tables[of_loaders] = _Tables(rows)
+        of_text = tables.texts.cosines(terms_of_text(facts.text))
+        alike = SHARE_OF_FACTS * tables.facts.cosines(terms_of_facts(facts)) + (1 - SHARE_OF_FACTS) * of_text
+        for place, row in enumerate(rows):
+            if facts.same and row.facts.same == facts.same:
+                alike[place] = 1.0
+        order = np.argsort(-alike, kind="stable")
+        return [
+            SimilarSource(rows[place], round(min(1.0, float(alike[place])), 4))
+            for place in order
+            if alike[place] >= threshold
+        ]
+
+
+class _Tables:
+    def __init__(self, rows: list[SourceRow]) -> None:
+        self.rows = rows
+        self.facts = TermTable([terms_of_facts(row.facts) for row in rows], idf=False)
+        self.texts = TermTable([terms_of_text(row.facts.text) for row in rows], idf=True)

@@ -1,0 +1,365 @@
+"""One line of output and its metrics: counts and progress bars, names and values. Pure.
+
+Counts look like `[640/60000 (1%)]`, `step 3/10`, `30 of 100` or `45%|##  | 90/200 [...]`. A count with a total stands
+behind a word that counts (step, epoch, batch, ...), in brackets, or in front of a bar. Two numbers with a slash
+elsewhere are a date, a path, a fraction or a network: they count nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from stoker.manager.advice.metrics.names import CLOCK, WHOLE, any_of, duration_s, line_time, lower, number, pairs
+
+# ---- values
+
+
+class Counter(msgspec.Struct, frozen=True):
+    """A count that a line shows. `name`: what tells it from other counts of the log, without numbers. `total`: None if
+    the line does not say it."""
+
+    name: str
+    unit: str
+    done: float
+    total: float | None = None
+
+
+class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The metrics of one line. None is what the line does not say.
+
+    `time_s`: a time that is that of a step in some programs, and the time since the start in others. `line_s`: when the
+    line was printed; only differences mean something. `evaluates`: the line belongs to an evaluation in between.
+    """
+
+    counters: tuple[Counter, ...] = ()
+    loss: float | None = None
+    learning_rate: float | None = None
+    steps_per_s: float | None = None
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    elapsed_s: float | None = None
+    eta_s: float | None = None
+    time_s: float | None = None
+    line_s: float | None = None
+    rank: int | None = None
+    evaluates: bool = False
+
+
+# ---- counts and bars
+
+
+EPOCH, STEP, SAMPLE, BYTE, PERCENT = "epoch", "step", "sample", "byte", "percent"
+
+_UNITS = {
+    EPOCH: "epochs|epoch|ep.|ep",
+    STEP: "global_step|global step|micro_step|num_updates|train_steps|train_step|training step|steps|step|iterations"
+    "|iteration|iters|iter|batches|batch|updates|update|up.|it|round|rounds",
+    SAMPLE: "samples|sample|sen.|examples|example|images|image|documents|document|sequences|rows|records|files|file"
+    "|items|item|prompts|prompt|claims|claim|tasks|task|trials|trial|episodes|episode|chunks|chunk|shards|shard|games|game",
+    "token": "tokens|token",
+}
+_UNIT = {name.replace(" ", "_"): unit for unit, names in _UNITS.items() for name in names.split("|")}
+_WORDS = any_of(
+    re.escape(name).replace(r"\ ", "[ _]")
+    for name in sorted((name for names in _UNITS.values() for name in names.split("|")), key=len, reverse=True)
+)
+
+_TIMES = rf"(?P<elapsed>{CLOCK})(?:<(?P<eta>{CLOCK}|\?))?,?\s*(?P<post>[^\]]*)\]?"
+_BAR = re.compile(
+    r"(?P<before>.*?)(?P<percent>\d{1,3})%\|[^|]*\|\s*(?P<done>\d+(?:\.\d+)?)(?P<done_scale>[kMGT]?)"
+    rf"(?P<unit>[A-Za-z]*)/(?P<total>\d+(?:\.\d+)?)(?P<total_scale>[kMGT]?)[A-Za-z]*\s*\[{_TIMES}",
+    re.DOTALL,
+)
+"""tqdm with a total."""
+_OPEN_BAR = re.compile(
+    rf"(?P<before>.*?)(?<![\w.])(?P<done>\d+(?:\.\d+)?)(?P<done_scale>[kMGT]?)(?P<unit>[A-Za-z]+)\s\[{_TIMES}",
+    re.DOTALL,
+)
+"""tqdm without a total: 90it [00:30, 3.02it/s]."""
+
+_OF = rf"(?P<done>{WHOLE})\s*(?:/|\sof\s|\sout of\s)\s*(?P<total>{WHOLE})(?![\w/.-]*[\w/])"
+_NAMED = re.compile(rf"(?<![A-Za-z0-9_\-.])(?P<word>{_WORDS})(?P<mark>\s?[#\[(:=]{{0,2}}\s*){_OF}", re.IGNORECASE)
+_BRACKETED = re.compile(rf"[\[(]\s*{_OF}(?=\s*[\])(])")
+_TRAIN_EPOCH = re.compile(r"(?:^|\s)train: (?P<done>\d+) \[")
+_BARRED = re.compile(
+    rf"(?:^|(?<=[\s:|]))(?P<done>{WHOLE})\s?/\s?(?P<total>{WHOLE})(?=\s+(?:[\[|(]?[=>.#\-━╸█▌]{{2,}}|\[))|"
+    rf"(?:^|(?<=[:|]))\s*(?P<done2>{WHOLE})\s?/\s?(?P<total2>{WHOLE})(?=\s+[A-Za-z_]+\s?[=:])"
+)
+"""In front of a bar, or at the start of the text and in front of name and value."""
+_AFTER = re.compile(rf"(?<![\w./-]){_OF}\s+(?P<word>{_WORDS})\b")
+_PLAIN_OF = re.compile(rf"(?<![\w./-])(?P<done>{WHOLE})\s(?:of|out of)\s(?P<total>{WHOLE})\b(?![./]\d)", re.IGNORECASE)
+_NOT_PROGRESS = re.compile(
+    r"(?:gpus?|rank|node|attempt|retry|retries|worker|page|version|part|device|layer|loading|shard|try)\W{0,3}$", re.I
+)
+_REACH = 32
+"""Characters in front of a count that say what it counts."""
+_TOTALS = re.compile(
+    rf"(?<![a-z0-9])(?:total|max|num(?!.updates))[_ ](?:train[_ ])?"
+    rf"(?P<word>steps|epochs|iters|iterations|updates|batches)['\"]?\s?[:=]\s?(?P<total>{WHOLE})(?![\w.]*\w)"
+)
+_NO_COUNT = re.compile(
+    r"(?:^|[^a-z])(?:skipped|nan|number of|num|total|max|warmup|every|per|in|last|save\w*|log\w*)\W?$", re.I
+)
+_NAMED_ALONE = re.compile(
+    rf"(?<![A-Za-z0-9_\-.])(?P<word>{_WORDS})(?:\(train\))?[\s#\[(:='\"]{{0,5}}(?P<done>\d+\.\d+|{WHOLE})"
+    r"(?:[eE][+]?\d+)?(?![\w,.]*\d)(?!\s?(?:/\s?\d|of\b|[A-Za-z]+/s|ms\b|s\b|%))",
+)
+_GLUED = re.compile(r"(?<![\w.])(?:\d+-)?(?P<done>\d+)(?P<word>epoch|batch|iter|step)(?![a-z/])")
+"""3epoch, 101-200batch."""
+_LEADING = re.compile(r"^\[(?P<done>\d+)\](?=[\s:])")
+_PERCENT = re.compile(r"(?:progress|completed?|done)\W{1,3}(?P<before>\d{1,3}(?:\.\d+)?)\s?%|"
+                      r"(?<![\d.])(?P<after>\d{1,3}(?:\.\d+)?)\s?%\s(?:done|complete)", re.IGNORECASE)  # fmt: skip
+_DIGITS = re.compile(r"\d[\d.,]*")
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """A progress bar. `before`, `post`: the texts in front of it and in its brackets."""
+
+    counter: Counter
+    before: str
+    post: str
+    elapsed_s: float | None
+    eta_s: float | None
+
+
+def bar(text: str) -> Bar | None:
+    """The progress bar that a line is, if it is one."""
+    if "[" not in text:
+        return None
+    found = _BAR.match(text) if "%|" in text else _OPEN_BAR.match(text)
+    if found is None:
+        return None
+    parts = found.groupdict()
+    unit = parts["unit"] or "it"
+    total = number(parts["total"], parts["total_scale"]) if parts.get("total") else None
+    done = number(parts["done"], parts["done_scale"])
+    before = found["before"].strip(" :\t")
+    if re.search(r"[kMG]?i?B/s", found["post"]) or unit in ("B", "iB"):
+        counted = BYTE
+    else:
+        last = _DIGITS.sub("", before).lower().strip(" :#/[]()").rpartition(" ")[2]
+        whole_epochs = _UNIT.get(last) == EPOCH and not before[-1:].isdigit() and ":" not in before
+        counted = EPOCH if whole_epochs else _UNIT.get(unit.lower(), STEP)
+    name = "bar " + _DIGITS.sub("", before).strip().lower()[:40]
+    eta = found["eta"]
+    return Bar(
+        Counter(name, counted, done, total), before, found["post"],
+        duration_s(found["elapsed"]), duration_s(eta) if eta and eta != "?" else None,
+    )  # fmt: skip
+
+
+def counters(text: str) -> list[Counter]:
+    """The counts of a line that is no bar, each name once. Counts without a total are among them only behind a word
+    that counts, and at the start of the line in brackets."""
+    text = lower(text)
+    found: dict[str, Counter] = {}
+    taken: list[tuple[int, int]] = []
+    for pattern in _patterns(text):
+        for match in pattern.finditer(text):
+            if any(match.start() < end and start < match.end() for start, end in taken):
+                continue
+            parts = match.groupdict()
+            done = number(parts["done"] or parts.get("done2") or "0")
+            total = number(parts["total"] or parts.get("total2") or "0")
+            word = _plain(parts.get("word"))
+            before = text[max(0, match.start() - _REACH) : match.start()]
+            if done > total or total < (1 if word else 2) or _NOT_PROGRESS.search(before):
+                continue
+            taken.append(match.span())
+            unit = _UNIT.get(word, STEP)
+            name = word or "of " + "".join(re.findall(r"[a-z]+", before.lower())[-1:])
+            found.setdefault(name, Counter(name, unit, done, total))
+    for glued in _GLUED.finditer(text):
+        found.setdefault(glued["word"], Counter(glued["word"], _UNIT[glued["word"]], float(glued["done"])))
+    if named := _TRAIN_EPOCH.search(text):
+        found[EPOCH] = Counter(EPOCH, EPOCH, float(named["done"]))
+    for match in _NAMED_ALONE.finditer(text):
+        if not _NO_COUNT.search(text, max(0, match.start() - _REACH), match.start()) and not any(
+            match.start() < end and start < match.end() for start, end in taken
+        ):
+            word = _plain(match["word"])
+            found.setdefault(word, Counter(word, _UNIT[word], number(match["done"])))
+    if not found and (leading := _LEADING.match(text)):
+        found["[]"] = Counter("[]", STEP, float(leading["done"]))
+    if not found and "%" in text and (percent := _PERCENT.search(text)):
+        found[PERCENT] = Counter(PERCENT, PERCENT, number(percent["before"] or percent["after"]), 100.0)
+    return list(found.values())
+
+
+def with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
+    """The counts, with the totals that the same line states by name: `step=3 total_steps=10`."""
+    low = lower(text)
+    if not any(word in low for word in ("total", "max", "num")):
+        return counted
+    totals = {_UNIT[match["word"]]: number(match["total"]) for match in _TOTALS.finditer(low)}
+    return [
+        Counter(each.name, each.unit, each.done, totals[each.unit])
+        if each.total is None and each.done <= totals.get(each.unit, -1.0)
+        else each
+        for each in counted
+    ]
+
+
+def _patterns(text: str) -> list[re.Pattern[str]]:
+    """The patterns of counts with a total that the text may match, the surest first."""
+    found = [_NAMED, _AFTER] if "/" in text or "of" in text else []
+    if "/" in text or "of" in text:
+        found += [_BRACKETED, _BARRED] if "/" in text else []
+        found += [_PLAIN_OF] if " of " in text else []
+    return found
+
+
+def _plain(word: str | None) -> str:
+    return (word or "").lower().replace(" ", "_")
+
+
+# ---- lines
+
+
+LONGEST_LINE = 4096
+"""Characters. A longer line is data, not a report."""
+
+_REDRAWN = re.compile(r"[\r\n\x00\x08\x0b\x0c]+|\x1b\[\d*[AF]")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0e-\x1f\x7f]")
+_WORTH_READING = re.compile(
+    r"\d\s?/\s?\d|\d (?:out )?of \d|loss|[kM]?it \[|/s\b|/sec|step|iter|epoch|\bep\b|batch|update|time|elapsed|eta\b"
+    r"|\d%|nll|cost|rmse|logloss|error|mae\b|mse\b|\bl[12]:|wps|tps",
+    re.IGNORECASE,
+)
+_SETTINGS_START = re.compile(
+    r"\s*(?:namespace\(|\w*(?:config|arguments|args|params|settings)\s?[({:=]|(?:\S*/)?(?:python|torchrun|srun|sbatch|deepspeed|"
+    r"accelerate|mpirun)\S* |--\w|#|\+ |usage:|export )",
+    re.IGNORECASE,
+)
+_SETTING = re.compile(
+    r"(?<![A-Za-z0-9])(?:\w*batch_?size|optim\w*|weight_?decay|\w*seed|\w*dropout|hidden_\w+|n(?:um)?_\w+|warmup\w*"
+    r"|max_\w+|min_\w+|gamma|beta\w*|momentum|model_\w+|data_?\w*|output_\w+|\w+_dir|save_\w+|log_\w+|eval_\w+|vocab_\w+"
+    r"|block_size|epochs|patience|device|dtype|depth|width|eta|max_depth|verbosity|scheduler)['\"]?\s*[:=]",
+    re.IGNORECASE,
+)
+_SUMMARY = re.compile(r"\btrain_runtime\b|\btraining (?:took|complete|finished)", re.IGNORECASE)
+"""Means over a run that is over."""
+_TRACE = re.compile(r"\s*(?:File \".*\", line \d+|Traceback|at \S+:\d+|\S*(?:Error|Exception|Warning): )")
+_RANK = re.compile(
+    r"\s*(?:\[?\(?(?:\w*rank|default|worker|node\d+ gpu)[\s:=]?(?P<rank>\d{1,5})\)?\]?:?\s"
+    r"|\[\d+,(?P<mpi>\d+)\]<std\w+>:\s?"
+    r"|\(\w+ pid=(?P<pid>\d+)[^)]*\)\s)",
+    re.IGNORECASE,
+)
+_INNER_RANK = re.compile(r"\[rank (?P<rank>\d{1,5})\]", re.IGNORECASE)
+_LABEL = re.compile(r"\s{0,3}(?P<rank>\d{1,4}): (?=.*\d)")
+_EVALUATES = re.compile(
+    r"(?<![A-Za-z])(?:eval\w*|valid\w*|val|test(?:ing)?|dev|predict\w*|generating|sanity checking)(?![A-Za-z])", re.I
+)
+_TRAINS = re.compile(r"train|fit", re.IGNORECASE)
+
+_LEADING_ROUNDS = re.compile(r"\s*(\d+)\s?/\s?(\d+)\s")
+"""In front of a bar: the epoch, in a column."""
+
+
+def redraws(text: str) -> list[str]:
+    """The texts that a line shows one after the other, oldest first: a bar is drawn again after a carriage return."""
+    return [part for part in _REDRAWN.split(text) if part and not part.isspace()]
+
+
+def read_metrics(line: str) -> LineMetrics | None:
+    """The metrics of a line; of a line with several redraws, those of the last one that has any."""
+    for shown in reversed(redraws(line)):
+        if len(shown) <= LONGEST_LINE and _WORTH_READING.search(shown):
+            metrics = _read(_ESCAPES.sub("", shown))
+            if metrics is not None:
+                return metrics
+    return None
+
+
+def _read(text: str) -> LineMetrics | None:
+    rank, text = _rank(text)
+    line_s, text = line_time(text)
+    if rank is None:
+        rank, text = _rank(text)
+    inner = _INNER_RANK.search(text, 0, 120)
+    if inner:
+        rank, text = int(inner["rank"]), text[: inner.start()] + text[inner.end() :]
+    if _SETTINGS_START.match(text) or _TRACE.match(text) or _SUMMARY.search(text):
+        return None
+    text = text.strip()
+    drawn = bar(text)
+    counted = _bar_counters(drawn) if drawn else counters(text)
+    values, evaluated = pairs(drawn.post if drawn else text)
+    if drawn and drawn.elapsed_s is not None:
+        values["elapsed_s"] = drawn.elapsed_s
+        if drawn.eta_s is not None:
+            values["eta_s"] = drawn.eta_s
+    if not _tells_progress(text, counted, values, evaluated):
+        return None
+    if step_s := values.pop("step_s", 0.0):
+        values.setdefault("steps_per_s", 1.0 / step_s)
+    return LineMetrics(
+        counters=tuple(with_stated_totals(counted, text)),
+        line_s=line_s,
+        rank=rank,
+        evaluates=evaluated or _evaluates(drawn.before if drawn else text),
+        **{name: value for name, value in values.items() if name in LineMetrics.__struct_fields__},
+    )
+
+
+def _rank(text: str) -> tuple[int | None, str]:
+    if found := _RANK.match(text):
+        return int(found["rank"] or found["mpi"] or found["pid"]), text[found.end() :]
+    if (found := _LABEL.match(text)) and counters(text[found.end() :]):
+        return int(found["rank"]), text[found.end() :]
+    return None, text
+
+
+def _bar_counters(drawn: Bar) -> list[Counter]:
+    """The bar's own count, and what the text before it counts (`Epoch 3/10: 45%|...`)."""
+    around = [each for each in counters(drawn.before) if each.unit != drawn.counter.unit]
+    if not around and (leading := _LEADING_ROUNDS.match(drawn.before)) and int(leading[1]) <= int(leading[2]):
+        around = [Counter(EPOCH, EPOCH, float(leading[1]), float(leading[2]))]
+    return [*around, drawn.counter]
+
+
+def _tells_progress(text: str, counted: list[Counter], values: dict[str, float], evaluated: bool) -> bool:
+    measured = values.keys() - {"learning_rate", "time_s", "eta_s"}
+    if evaluated and counted:
+        return True
+    if not ("loss" in values and counted) and len(_SETTING.findall(text)) >= 2:
+        return False
+    if any(each.total is not None for each in counted):
+        return True
+    if not counted:
+        return bool(measured & {"loss", "steps_per_s", "tokens_per_s"})
+    if counted[0].name == "[]" and "loss" not in values:
+        return False
+    return bool(measured) or ("time_s" in values and any(each.unit == STEP for each in counted))
+
+
+def _evaluates(text: str) -> bool:
+    """True if the text in front of its first number names an evaluation, and no training."""
+    start = re.split(r"\d", text, maxsplit=1)[0]
+    return bool(_EVALUATES.search(start)) and not _TRAINS.search(start)
+
+
+# ---- totals that a program states at its start
+
+
+_STATED_AT_START = re.compile(
+    r"(?<![A-Za-z0-9])(?:(?P<step>total optimization steps|max_iters|max_steps|max_train_steps|train_iters|total_steps"
+    r"|num_train_steps|num_steps|num_iterations|total steps|max_updates?|num_boost_round|n_estimators)"
+    r"|(?P<epoch>num epochs|num_train_epochs|num_epochs|max_epochs?|epochs|total_epochs|n_epochs))"
+    rf"['\"]?[\s.]*[:= ]\s*(?P<value>{WHOLE})(?![\w.]*\w)",
+    re.IGNORECASE,
+)
+
+
+def stated_totals(lines: Iterable[str]) -> dict[str, float]:
+    """Unit (step, epoch) to its total, from the first lines of a log. Of several statements the first one counts."""
+    found: dict[str, float] = {}
+    for line in lines:
+        for match in _STATED_AT_START.finditer(line[:4096]):
+            if (value := number(match["value"])) > 0:
+                found.setdefault(STEP if match["step"] else EPOCH, value)
+    return found

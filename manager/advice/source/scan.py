@@ -1,0 +1,562 @@
+"""Scan a source for literals: signatures and defaults, constants, calls, argparse and click options, dataclasses and
+configs, in the functions that the entry uses.
+
+Statements are read once, in their order. A name stands for the literal that is bound to it. A global name is looked up
+at its first use, so parts of a module that the entry does not use say nothing. A function of the user's is scanned at
+its first call, with the arguments of that call. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os.path
+from collections.abc import Mapping, Sequence
+
+from stoker.manager.advice.source.literals import (
+    CONFIG_READERS,
+    LONGEST_TEXT,
+    CallSite,
+    DeclaredOptions,
+    InstalledName,
+    Known,
+    NamedFile,
+    arithmetic,
+    compared,
+    item,
+    read_config,
+    result_of,
+)
+from stoker.manager.advice.source.reading import ADD_ARGUMENT, NotReadError, OwnFolders, OwnModules, SourceModule, defer
+from stoker.manager.advice.source.recognise import Recogniser
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_UNDECIDED = 0.85
+"""Certainty that is left in a branch that may not be taken."""
+_PARSERS = frozenset({"parse_args", "parse_known_args", "parse_args_into_dataclasses"})
+_MODEL_BASES = ("Module", "PreTrainedModel", "Model")
+
+
+class OutOfBoundsError(Exception):
+    """The source is longer than the limit."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OwnCode:
+    """A function or class of the user's. `around`: the scope that it is defined in; `bound`: the instance of a
+    method."""
+
+    node: Function | ast.ClassDef
+    around: Scope
+    bound: Known | None = None
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Scope:
+    """The names that a piece of source sees. `sure` weakens what it says."""
+
+    names: dict[str, Known]
+    module: SourceModule
+    outer: Scope | None = None
+    sure: float = 1.0
+    depth: int = 0
+    returned: Known | None = None
+
+    def where(self, node: ast.AST) -> str:
+        """The place of a node, as `file:line`."""
+        return f"{self.module.shown}:{getattr(node, 'lineno', 0)}"
+
+
+class Scanner:
+    """Scans one entry. `followed`: the functions and classes that it uses; `constants`: the global values."""
+
+    def __init__(self, folders: OwnFolders) -> None:
+        self.recogniser = Recogniser()
+        self.notes: list[str] = []
+        self.followed: dict[int, ast.AST] = {}
+        self.constants: dict[tuple[int, str], str] = {}
+        self._folders = folders
+        self._nodes_left = folders.limits.nodes
+        self._modules = OwnModules(folders, note=self.note)
+        self._options = DeclaredOptions()
+        self._returned: dict[int, Known | None] = {}
+
+    def note(self, why: str) -> None:
+        """Keep why something was not read."""
+        if why not in self.notes:
+            self.notes.append(why)
+
+    def script(self, module: SourceModule, tree: ast.Module) -> None:
+        """Scan a program's statements as it runs them."""
+        module.name = "__main__"
+        self._run(tree.body, Scope(module.names, module))
+
+    def enter(self, module: SourceModule, tree: ast.Module, node: Function, arguments: Mapping[str, Known]) -> None:
+        """Scan the entry function of a module, with the values of its parameters where they are known."""
+        defer(module, tree)
+        scope = Scope(module.names, module)
+        self._decorators(node, scope)
+        self._call_own(OwnCode(node, scope), [], {**self._options.for_parameters(node), **arguments}, scope, entry=True)
+
+    # ---- statements
+
+    def _run(self, body: Sequence[ast.stmt], scope: Scope, factor: float = 1.0) -> None:
+        before, scope.sure = scope.sure, scope.sure * factor
+        for node in body:
+            self._count()
+            self._statement(node, scope)
+            if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue):
+                break
+        scope.sure = before
+
+    def _statement(self, node: ast.stmt, scope: Scope) -> None:
+        match node:
+            case ast.Return(value=value):
+                found = self.value(value, scope)
+                scope.returned = scope.returned if scope.returned is not None else found
+            case ast.Assign(targets=targets, value=value):
+                found = self.value(value, scope)
+                for target in targets:
+                    self._bind(target, found, scope)
+            case ast.AnnAssign(target=target, value=value):
+                if value is not None:
+                    self._bind(target, self.value(value, scope), scope)
+            case ast.AugAssign(target=target, value=value):
+                self.value(value, scope)
+                self._bind(target, None, scope)
+            case ast.If(test=test, body=body, orelse=orelse):
+                decided = self.value(test, scope)
+                if decided is not None and decided.constant and decided.sure > 0.7:
+                    self._run(body if decided.value else orelse, scope)
+                else:
+                    self._run(body, scope, _UNDECIDED)
+                    self._run(orelse, scope, _UNDECIDED)
+            case ast.For() | ast.AsyncFor():
+                self._loop(node, scope)
+            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+                for each in items:
+                    entered = self.value(each.context_expr, scope)
+                    if each.optional_vars is not None:
+                        self._bind(each.optional_vars, entered, scope)
+                self._run(body, scope)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                scope.names[name] = Known(OwnCode(node, scope), scope.where(node))
+            case ast.Import() | ast.ImportFrom():
+                self._import(node, scope)
+            case _:
+                self._inside(node, scope)
+
+    def _inside(self, node: ast.AST, scope: Scope) -> None:
+        """The expressions and blocks inside a node that says nothing itself."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self.value(child, scope)
+            elif isinstance(child, ast.stmt):
+                self._run([child], scope)
+            elif isinstance(child, ast.ExceptHandler | ast.match_case):
+                self._run(child.body, scope, 0.5 if isinstance(child, ast.ExceptHandler) else _UNDECIDED)
+            elif isinstance(child, ast.comprehension):
+                self._inside(child, scope)
+
+    def _loop(self, node: ast.For | ast.AsyncFor, scope: Scope) -> None:
+        iterated = self.value(node.iter, scope)
+        first: Known | None = None
+        if iterated is not None and isinstance(iterated.value, range | list):
+            times = Known(len(iterated.value), iterated.where, iterated.sure * scope.sure)
+            self.recogniser.loop(node.target.id if isinstance(node.target, ast.Name) else "", times)
+            if isinstance(iterated.value, list) and iterated.value and iterated.value[0] is not None:
+                first = iterated.value[0].weakened(0.7)
+        # A loop's variable is no setting, whatever its name.
+        if isinstance(node.target, ast.Name) and first is not None:
+            scope.names[node.target.id] = first
+        else:
+            self._bind(node.target, None, scope)
+        self._run(node.body, scope)
+        self._run(node.orelse, scope)
+
+    def _bind(self, target: ast.expr, value: Known | None, scope: Scope) -> None:
+        """Bind a target of an assignment; an unknown value unbinds it."""
+        match target:
+            case ast.Name(id=name):
+                self._set(scope.names, name, value, scope)
+            case ast.Attribute(value=base, attr=name):
+                owner = self.value(base, scope)
+                if owner is not None and isinstance(owner.value, dict):
+                    self._set(owner.value, name, value, scope)
+            case ast.Subscript(value=base, slice=index):
+                owner, key = self.value(base, scope), self.value(index, scope)
+                if owner is not None and isinstance(owner.value, dict) and key is not None and key.constant:
+                    self._set(owner.value, str(key.value), value, scope)
+            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+                values = value.value if value is not None and isinstance(value.value, list) else []
+                for place, each in enumerate(targets):
+                    inner = each.value if isinstance(each, ast.Starred) else each
+                    self._bind(inner, values[place] if len(values) == len(targets) else None, scope)
+
+    def _set(self, names: dict[str, Known], name: str, value: Known | None, scope: Scope) -> None:
+        if value is None:
+            names.pop(name, None)
+            return
+        names[name] = value
+        if value.constant:
+            self.recogniser.named(name, value, factor=0.75 * scope.sure)
+
+    # ---- expressions
+
+    def value(self, node: ast.expr | None, scope: Scope) -> Known | None:
+        """The literal that an expression stands for, or None where the source does not tell."""
+        if node is None:
+            return None
+        self._count()
+        where = scope.where(node)
+        match node:
+            case ast.Constant(value=value):
+                return Known(value, where) if value is None or isinstance(value, str | int | float | bool) else None
+            case ast.Name(id=name):
+                return self._name(name, scope, where)
+            case ast.Attribute(value=base, attr=name):
+                return self._attribute(self.value(base, scope), name, where)
+            case ast.Call():
+                return self._call(node, scope)
+            case ast.JoinedStr(values=parts):
+                return self._joined(parts, scope, where)
+            case ast.BinOp(left=left, op=op, right=right):
+                return arithmetic(op, self.value(left, scope), self.value(right, scope), where)
+            case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=operand):
+                found = self.value(operand, scope)
+                if found is None or not found.constant:
+                    return None
+                if isinstance(op, ast.Not):
+                    return Known(not found.value, where, found.sure)
+                return Known(-found.value, where, found.sure) if isinstance(found.value, int | float) else None
+            case ast.BoolOp(op=ast.Or(), values=values):
+                return next((v.weakened(0.8) for v in [self.value(v, scope) for v in values] if v and v.value), None)
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return compared(op, self.value(left, scope), self.value(right, scope), where)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                decided, yes, no = self.value(test, scope), self.value(body, scope), self.value(orelse, scope)
+                if decided is not None and decided.constant:
+                    return yes if decided.value else no
+                return yes.weakened(0.6) if yes is not None else no.weakened(0.5) if no is not None else None
+            case ast.Subscript(value=base, slice=index):
+                return item(self.value(base, scope), self.value(index, scope))
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                return Known([self.value(element, scope) for element in elements], where)
+            case ast.Dict(keys=keys, values=values):
+                pairs = [(self.value(k, scope), self.value(v, scope)) for k, v in zip(keys, values, strict=True)]
+                return Known({str(k.value): v for k, v in pairs if k and k.constant and v is not None}, where)
+            case ast.NamedExpr(target=target, value=inner):
+                found = self.value(inner, scope)
+                self._bind(target, found, scope)
+                return found
+            case ast.Await(value=inner) | ast.Starred(value=inner):
+                return self.value(inner, scope)
+            case ast.Lambda():
+                return None
+        self._inside(node, scope)
+        return None
+
+    def _name(self, name: str, scope: Scope, where: str) -> Known | None:
+        inner: Scope | None = scope
+        while inner is not None and inner.names is not inner.module.names:
+            if name in inner.names:
+                return inner.names[name]
+            inner = inner.outer
+        found = self._global(scope.module, name)
+        if found is None and name in ("__file__", "__name__"):
+            said = scope.module.name if name == "__name__" else str(scope.module.file) if scope.module.file else None
+            return Known(said, where) if said is not None else None
+        return found
+
+    def _global(self, module: SourceModule, name: str) -> Known | None:
+        """A module's name; the statements that bind it are scanned at its first use."""
+        for node in module.waiting.pop(name, ()):
+            if id(node) not in module.scanned:
+                module.scanned.add(id(node))
+                self._run([node], Scope(module.names, module, sure=0.9))
+        found: Known | None = module.names.get(name)
+        if found is None:
+            if name == "*":
+                return None
+            self._global(module, "*")
+            stars, module.stars = module.stars, []  # modules may import each other's names
+            found = next((known for star in stars if (known := self._global(star, name)) is not None), None)
+            module.stars = stars
+            return found
+        if found.constant:
+            self.constants.setdefault((id(module), name), repr(found.value))
+        return found
+
+    def _attribute(self, base: Known | None, name: str, where: str) -> Known | None:
+        if base is None:
+            return None
+        match base.value:
+            case InstalledName(dotted=dotted):
+                return Known(InstalledName(f"{dotted}.{name}"), where, base.sure)
+            case dict():
+                return base.value.get(name)
+            case SourceModule() as module:
+                return self._global(module, name) or self._submodule(module, name)
+            case OwnCode(node=ast.ClassDef()) as made:
+                return self._fields(made).get(name)
+            case str() if name == "parent":
+                return Known(os.path.dirname(base.value), base.where, base.sure)
+            case str() if name in ("name", "stem"):
+                last = os.path.basename(base.value)
+                return Known(last if name == "name" else os.path.splitext(last)[0], base.where, base.sure)
+        return None
+
+    def _joined(self, parts: list[ast.expr], scope: Scope, where: str) -> Known | None:
+        found = [self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in parts]
+        formatted = any(isinstance(part, ast.FormattedValue) and part.format_spec for part in parts)
+        known = [each for each in found if each is not None and each.constant]
+        text = "".join(str(each.value) for each in known)
+        if formatted or len(known) < len(found) or len(text) > LONGEST_TEXT:
+            return None
+        return Known(text, where, min((each.sure for each in known), default=0.95))
+
+    # ---- calls
+
+    def _call(self, node: ast.Call, scope: Scope) -> Known | None:
+        base: Known | None = None
+        if isinstance(node.func, ast.Attribute):
+            base = self.value(node.func.value, scope)
+            target = self._attribute(base, node.func.attr, scope.where(node))
+        else:
+            target = self.value(node.func, scope)
+        args, kwargs = self._arguments(node, scope)
+        value = target.value if target is not None else None
+        if isinstance(value, OwnCode):
+            if isinstance(value.node, ast.ClassDef):
+                return self._instance(value, args, kwargs, scope, scope.where(node))
+            if value.node.decorator_list and not args and not kwargs:
+                self._decorators(value.node, value.around)
+                kwargs = {**self._options.for_parameters(value.node)}
+            return self._call_own(value, args, kwargs, scope)
+        if isinstance(value, InstalledName):
+            name = value.dotted
+        elif isinstance(node.func, ast.Attribute):
+            installed = base is not None and isinstance(base.value, InstalledName)
+            name = f"{base.value.dotted if base is not None and installed else '?'}.{node.func.attr}"
+        else:
+            name = node.func.id if isinstance(node.func, ast.Name) else "?"
+        return self._installed(CallSite(name, tuple(args), kwargs, scope.where(node), scope.sure), base, scope)
+
+    def _arguments(self, node: ast.Call, scope: Scope) -> tuple[list[Known | None], dict[str, Known | None]]:
+        args, kwargs = list[Known | None](), dict[str, Known | None]()
+        for arg in node.args:
+            found = self.value(arg, scope)
+            if isinstance(arg, ast.Starred):
+                args += found.value if found is not None and isinstance(found.value, list) else []
+            else:
+                args.append(found)
+        for keyword in node.keywords:
+            found = self.value(keyword.value, scope)
+            if keyword.arg is not None:
+                kwargs[keyword.arg] = found
+            elif found is not None and isinstance(found.value, dict):
+                kwargs.update(found.value)
+        return args, kwargs
+
+    def _call_own(
+        self,
+        own: OwnCode,
+        args: Sequence[Known | None],
+        kwargs: Mapping[str, Known | None],
+        caller: Scope,
+        *,
+        sure: float = 1.0,
+        entry: bool = False,
+    ) -> Known | None:
+        """Scan a function at its first call; returns its first return value that is known."""
+        node, around = own.node, own.around
+        if id(node) in self._returned or caller.depth > self._folders.limits.depth or isinstance(node, ast.ClassDef):
+            return self._returned.get(id(node))
+        self._returned[id(node)] = None
+        self.followed.setdefault(id(node), node)
+        scope = Scope({}, around.module, around, sure=caller.sure * sure, depth=caller.depth + 1)
+        spec = node.args
+        names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
+        bound: dict[str, Known | None] = dict.fromkeys([*names, *(arg.arg for arg in spec.kwonlyargs)])
+        given: list[tuple[str, ast.expr | None]] = [*zip(reversed(names), reversed(spec.defaults), strict=False)]
+        given += zip((arg.arg for arg in spec.kwonlyargs), spec.kw_defaults, strict=True)
+        for name, default in given:
+            found = self.value(default, around)
+            bound[name] = found.weakened(_UNDECIDED) if found is not None else None
+        if own.bound is not None and names:
+            bound[names.pop(0)] = own.bound
+        bound.update(zip(names, args, strict=False))
+        bound.update({name: value for name, value in kwargs.items() if name in bound})
+        for name, value in bound.items():
+            if value is not None:
+                scope.names[name] = value
+                self.recogniser.named(name, value, factor=0.8 * scope.sure, further=entry)
+        self._run(node.body, scope)
+        self._returned[id(node)] = scope.returned
+        return scope.returned
+
+    def _installed(self, site: CallSite, base: Known | None, scope: Scope) -> Known | None:
+        if site.dotted in CONFIG_READERS:
+            return self._config(site, scope.module)
+        if site.last == ADD_ARGUMENT or site.dotted in ("click.option", "click.argument"):
+            self._options.declare(site)
+            return None
+        if site.last in _PARSERS:
+            return self._parsed(site, scope)
+        if site.last.endswith("ArgumentParser"):
+            given = site.args[0] if site.args else None
+            for each in given.value if given is not None and isinstance(given.value, list) else [given]:
+                if each is not None and isinstance(each.value, OwnCode):
+                    self._options.defaults.update(self._fields(each.value))
+        found = result_of(site, base)
+        if found is not None:
+            if isinstance(found.value, NamedFile):
+                self.recogniser.opened(found.value, site.where, site.sure)
+            return found
+        self.recogniser.call(site)
+        for value in (*site.args, *site.kwargs.values()):
+            if value is not None and isinstance(value.value, OwnCode):  # a callback: it will be called
+                self._call_own(value.value, [], {}, scope, sure=0.7)
+        return Known(InstalledName(f"{site.dotted}()"), site.where)
+
+    # ---- options and configs
+
+    def _parsed(self, site: CallSite, scope: Scope) -> Known:
+        self._global(scope.module, ADD_ARGUMENT)
+        options = {name: value.weakened(0.9) for name, value in self._options.defaults.items()}
+        for name, value in options.items():
+            self.recogniser.named(name, value, factor=0.85 * site.sure)
+        values = Known(options, site.where)
+        if site.last == "parse_known_args":
+            return Known([values, None], site.where)
+        return Known([values] * 5, site.where) if site.last.endswith("dataclasses") else values
+
+    def _decorators(self, node: Function, scope: Scope) -> None:
+        for decorator in reversed(node.decorator_list):
+            self.value(decorator, scope)
+
+    def _config(self, site: CallSite, module: SourceModule) -> Known | None:
+        path = site.args[0].value if site.args and site.args[0] is not None else None
+        name = path.path if isinstance(path, NamedFile) else path
+        if not isinstance(name, str) or (site.last == "loads" and not isinstance(path, NamedFile)):
+            self.note(f"{site.where}: the source does not tell which file {site.dotted}(...) reads")
+            return None
+        try:
+            return read_config(name, CONFIG_READERS[site.dotted], self._folders, beside=module.file)
+        except NotReadError as error:
+            self.note(str(error))
+            return None
+
+    # ---- classes
+
+    def _instance(
+        self,
+        made: OwnCode,
+        args: Sequence[Known | None],
+        kwargs: Mapping[str, Known | None],
+        scope: Scope,
+        where: str,
+    ) -> Known:
+        """The fields of a new instance. All methods of its class are scanned, `__init__` first."""
+        classes = self._with_bases(made)
+        fields = self._fields(made)
+        value = Known(fields, where)
+        if any(ast.unparse(base).endswith(_MODEL_BASES) for each in classes for base in _bases_of(each)):
+            self.recogniser.own_model(made.node.name, where, scope.sure)
+        methods = {
+            node.name: OwnCode(node, each.around, value)
+            for each in reversed(classes)
+            for node in each.node.body
+            if isinstance(node, Function)
+        }
+        start = methods.pop("__init__", None)
+        if start is not None:
+            self._call_own(start, args, kwargs, scope)
+        else:
+            given = zip((name for name in _annotated(made)), args, strict=False)
+            for name, each in [*given, *kwargs.items()]:
+                fields.pop(name, None)
+                if each is not None:
+                    fields[name] = each
+            for name, field in [*fields.items()]:
+                self.recogniser.named(name, field, factor=0.8 * scope.sure, further=True)
+        for name, method in methods.items():
+            fields.setdefault(name, Known(method, where))
+        return value
+
+    def _fields(self, made: OwnCode) -> dict[str, Known]:
+        """The fields that the bodies of a class and its bases set."""
+        fields = dict[str, Known]()
+        for each in reversed(self._with_bases(made)):
+            for node in each.node.body:
+                target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+                if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name):
+                    found = self.value(node.value, Scope({}, each.around.module, each.around))
+                    if found is not None and not isinstance(found.value, InstalledName):
+                        fields[target.id] = found.weakened(0.9)
+        return fields
+
+    def _with_bases(self, made: OwnCode) -> list[OwnCode]:
+        """A class and the user's classes that it derives from, each once."""
+        found = [made]
+        for each in found:
+            for base in _bases_of(each):
+                known = self._name(base.id, each.around, "") if isinstance(base, ast.Name) else None
+                own = known.value if known is not None else None
+                if isinstance(own, OwnCode) and own.node not in [other.node for other in found]:
+                    found.append(own)
+        return found
+
+    # ---- modules
+
+    def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+        where = scope.where(node)
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                module = self._modules.module(parts, scope.module)
+                if module is None:
+                    bound = InstalledName(alias.name if alias.asname else parts[0])
+                    scope.names[alias.asname or parts[0]] = Known(bound, where)
+                    self.recogniser.used_module(parts[0], where, 0.95)
+                elif alias.asname or len(parts) == 1:
+                    scope.names[alias.asname or parts[0]] = Known(module, where)
+                else:
+                    folder = self._folders.module(parts[:1], beside=scope.module.file, package=True)
+                    top = self._modules.module(parts[:1], scope.module) or SourceModule(None, parts[0], folder=folder)
+                    scope.names[parts[0]] = Known(top, where)
+            return
+        parts = node.module.split(".") if node.module else []
+        module = self._modules.module(parts, scope.module, node.level)
+        for alias in node.names:
+            name = alias.asname or alias.name
+            if module is not None and alias.name == "*":
+                (scope.module.stars if scope.names is scope.module.names else []).append(module)
+            elif module is not None:
+                found = self._global(module, alias.name) or self._submodule(module, alias.name)
+                if found is not None:
+                    scope.names[name] = found
+            elif node.level:
+                self.note(f"{where}: {'.' * node.level}{node.module or ''} is not in the folders given")
+            elif self._folders.module(parts, beside=scope.module.file) is None:
+                scope.names[name] = Known(InstalledName(f"{node.module}.{alias.name}"), where)
+                self.recogniser.used_module(parts[0], where, 0.95)
+
+    def _submodule(self, package: SourceModule, name: str) -> Known | None:
+        module = self._modules.submodule(package, name)
+        return Known(module, "") if module is not None else None
+
+    def _count(self) -> None:
+        self._nodes_left -= 1
+        if self._nodes_left < 0:
+            raise OutOfBoundsError
+
+
+def _bases_of(made: OwnCode) -> list[ast.expr]:
+    return made.node.bases if isinstance(made.node, ast.ClassDef) else []
+
+
+def _annotated(made: OwnCode) -> list[str]:
+    """The annotated fields of a class's body, as a dataclass takes them."""
+    return [n.target.id for n in made.node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
