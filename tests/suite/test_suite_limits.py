@@ -66,6 +66,7 @@ def suite(tmp_path):
         "suite_compiling.py",
         "suite_guard.py",
         "suite_limits.py",
+        "suite_long.py",
         "suite_order.py",
         "file_seconds.json",
     ):

@@ -17,7 +17,14 @@ TESTS = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def suite(tmp_path):
     (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "suite_compiling.py", "suite_guard.py", "suite_limits.py", "suite_order.py"):
+    for name in (
+        "conftest.py",
+        "suite_compiling.py",
+        "suite_guard.py",
+        "suite_limits.py",
+        "suite_long.py",
+        "suite_order.py",
+    ):
         shutil.copy(TESTS / name, tmp_path / "tests")
     shutil.copy(TESTS.parent / "pyproject.toml", tmp_path)
     (tmp_path / "tests" / "file_seconds.json").write_text('{"test_b.py": 30, "test_gone.py": 9}')
