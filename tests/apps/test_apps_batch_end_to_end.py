@@ -143,6 +143,7 @@ def whole(tmp_path_factory, models, up):
     return read_lines(folder / "run" / "responses.jsonl")
 
 
+@pytest.mark.long
 def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, models, whole, up):
     write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
     arguments = ["r.jsonl", "--model", str(models / "tiny")]
@@ -175,6 +176,7 @@ def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, mode
     assert not list((tmp_path / "run").glob("*.part"))
 
 
+@pytest.mark.long
 def test_a_batch_whose_pilot_is_killed_answers_each_request_once(tmp_path, models, whole):
     write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
     with Running(tmp_path, "r.jsonl", "--model", str(models / "tiny")) as running:
@@ -293,6 +295,7 @@ def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, models, up):
     assert "schema" in refused["response"]["body"]["error"]["message"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="to mount a small disk needs root")
 def test_a_disk_that_is_full_costs_no_answer_that_is_there(tmp_path, models, up):
     """The run folder's disk has room for some answers; the same command goes on when there is more."""

@@ -275,6 +275,7 @@ print(json.dumps({"off": off, "graphs": counters["stats"]["unique_graphs"], **co
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1000)  # a real compiler, twice, on a machine that may be busy
 def test_a_second_process_that_starts_from_the_artifact_compiles_nothing(folder: Path, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def whole(world):
     return list(world.path.glob("runs/*/results.jsonl"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_is_interrupted_again_and_again_and_the_next_one_goes_on(model_world):
     world, chance = model_world, random.Random(11)

@@ -83,6 +83,7 @@ def test_a_gateway_that_was_killed_is_where_it_was_and_its_models_are_hot(gatewa
     until(lambda: loads(gateway)["calls"]["running"] == 0, why="the calls of the killed gateway end")
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_when_its_pilot_is_killed(gateway, world):
     with client_of(gateway) as client:
         whole = text_of(chat(client, stream=True, max_tokens=700))
@@ -157,6 +158,7 @@ def _refused_for(client, code):
     return None
 
 
+@pytest.mark.long
 def test_another_interface_wants_keys(gateway, world):
     other = RunningGateway(gateway.folder)
     with pytest.raises(AssertionError, match="stoker serve keys add NAME"):

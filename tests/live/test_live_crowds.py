@@ -100,6 +100,7 @@ def _is_cut(made: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hard", [1024, 0], ids=["hard limit 1,024", "soft limit 1,024"])
 def test_a_thousand_silent_connections_disturb_no_session(
     hard: int, tmp_path: Path, many_files: None, monkeypatch: pytest.MonkeyPatch

@@ -91,6 +91,7 @@ def test_a_gpu_that_others_may_not_use_is_named(world):
     assert "GPU 0 was left out: its compute mode is PROHIBITED" in of(report, STARTS).why
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_driver_that_hangs_is_named(world):
     report = prove_gpus(world, {}, hangs="all")
@@ -111,6 +112,7 @@ def test_a_site_without_scratch_says_which_folder(world):
     assert of(report, "a context loads once").why == "no pilot started"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_batch_system_that_does_not_answer_is_named(world):
     commands = world.path / "commands"
