@@ -66,6 +66,7 @@ def write_on(model, tokens, begun):
         Path(begun).touch()
 
 
+@pytest.mark.long
 def test_a_pilot_refuses_a_request_that_would_be_late_and_takes_one_that_fits(
     tmp_path: Path, until: Callable[..., Any]
 ) -> None:

@@ -237,6 +237,7 @@ def test_what_cannot_be_answered_is_in_the_errors_and_nothing_else_is_lost(tmp_p
     assert "this run is finished, its results are in run/responses.jsonl" in done.stderr
 
 
+@pytest.mark.long
 def test_one_model_answers_and_embeds(tmp_path, models, up):
     lines = [
         request(0, temperature=0),
@@ -261,6 +262,7 @@ def test_one_model_answers_and_embeds(tmp_path, models, up):
     assert (refused["custom_id"], error["code"], error["param"]) == ("long", "context_length_exceeded", "input")
 
 
+@pytest.mark.long
 def test_a_batch_joins_a_session_that_is_up_and_leaves_it_up(tmp_path, models, up):
     write_lines(tmp_path / "r.jsonl", [request(0), request(1)])
     arguments = ["r.jsonl", "--model", str(models / "tiny"), "--out", "run"]

@@ -143,6 +143,7 @@ def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path, f
     assert len(answers) == 7
 
 
+@pytest.mark.long
 def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
     write_tiny_model(tmp_path / "tiny")
     (tmp_path / "rows.csv").write_text("name,question\na,What is red?\nb,What is two plus two?\n")

@@ -81,6 +81,7 @@ def test_more_ranks_than_samples_in_a_batch(alone):
     assert same(answers[2], tuner.tune(tiny.context(), small, tiny.samples()))
 
 
+@pytest.mark.long
 def test_a_killed_job_goes_on_from_its_last_checkpoint_with_the_same_numbers(alone, tmp_path):
     # The pass in which it dies is the 4th iteration's: evaluations at 0 and 2 take one each.
     answers, codes = tuned(1, each={0: {"die_at": 6, "folder": tmp_path}})
@@ -92,6 +93,7 @@ def test_a_killed_job_goes_on_from_its_last_checkpoint_with_the_same_numbers(alo
     assert (rest.adapter, rest.points, rest.held_out) == (alone.adapter, alone.points, alone.held_out)
 
 
+@pytest.mark.long
 def test_a_lost_rank_is_told_and_the_job_goes_on_with_what_is_left(alone, tmp_path):
     answers, _ = tuned(3, each={1: {"die_at": 6}, 0: {"folder": tmp_path}})
     assert answers[1] is None

@@ -66,6 +66,7 @@ class Strangers:
             sock.close()
 
 
+@pytest.mark.long
 def test_the_gang_meets_while_strangers_knock_and_they_learn_nothing() -> None:
     where, key = gang.rendezvous(), secrets.token_bytes(32)
     specs = [{"rank": rank, "size": 3, "rendezvous": where, "job": JOB, "key": key} for rank in range(3)]

@@ -48,6 +48,7 @@ def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
     until(lambda: world.left() == [], what="nothing left")
 
 
+@pytest.mark.long
 def test_a_pilot_that_finds_no_gpu_of_those_that_were_asked_for(make_cluster, world):
     """Slurm has granted one, and no NVML is there to use it by."""
     make_cluster(Shape(gpus=("a10:1",)))

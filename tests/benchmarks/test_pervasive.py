@@ -29,6 +29,7 @@ KNOWN = Parameters(
 # ---- the fit
 
 
+@pytest.mark.long
 def test_a_search_finds_sets_that_explain_the_static_runs_within_the_bounds() -> None:
     found = next(sets for sets in map(fit.search, range(20)) if any(one.close for one in sets))
     for one in found:
@@ -132,6 +133,7 @@ def test_the_distance_from_a_straight_line_is_what_loads_and_calls_under_way_cos
     assert distance(EventLog(), {}).connected == 0.0
 
 
+@pytest.mark.long
 def test_with_full_awareness_more_is_done_while_gpus_vanish() -> None:
     found = {(one.awareness, one.variant): one for one in predict.figure_8(KNOWN)}
     full = found[Awareness.FULL, predict.NONE_LOST].value

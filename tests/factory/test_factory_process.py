@@ -176,6 +176,7 @@ def test_the_end_cancels_a_job_whose_id_nobody_knows(
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["idle", "before", "after"])
 def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, slurm: FakeSlurm, moment: str) -> None:
     """`before` and `after`: while a submission is on its way to Slurm, and while its answer is on its way back."""
@@ -203,6 +204,7 @@ def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, sl
     assert [job["name"] for job in slurm.jobs().values() if job["id"] != "900"] == ["stoker-k3v9-b0"]
 
 
+@pytest.mark.long
 def test_the_manager_is_killed_and_comes_back_elsewhere(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     manager.start_factory()
     manager.submit("b0")

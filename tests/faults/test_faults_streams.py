@@ -74,6 +74,7 @@ def test_a_pilot_is_killed_while_its_call_yields(quick, world, tmp_path, go):
     assert count_lines(log)["begun"] == 3
 
 
+@pytest.mark.long
 def test_a_library_is_killed_while_its_calls_yield_and_a_future_has_the_whole_list(session, world, tmp_path, go):
     log = tmp_path / "log"
 
@@ -112,6 +113,7 @@ def test_the_manager_is_killed_while_calls_yield_and_none_runs_again(session, wo
     assert [count_lines(log) for log in logs] == [{"begun": 1}, {"begun": 1}]
 
 
+@pytest.mark.long
 def test_a_pilot_and_the_manager_are_killed_together(quick, world, tmp_path, go):
     log = tmp_path / "log"
     stream = stoker.stream(count, str(log), COUNT, go)

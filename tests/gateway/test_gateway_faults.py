@@ -103,6 +103,7 @@ def test_a_gateway_survives_the_manager(gateway, world):
         assert chat(client).choices
 
 
+@pytest.mark.long
 def test_a_gateway_ends_with_its_session_and_the_same_command_serves_again(gateway, world):
     url, session = gateway.url, gateway.session
     subprocess.run([*SERVE, "down", session], cwd=gateway.folder, capture_output=True, timeout=LIMIT_S, check=True)
@@ -122,6 +123,7 @@ def test_a_second_gateway_of_the_same_files_is_told(gateway, world):
         second.start()
 
 
+@pytest.mark.long
 def test_keys_and_their_limits(gateway, world):
     key = keys(world, "add", "ana", "--requests-per-minute", "1", "--concurrent", "1")
     try:

@@ -75,6 +75,7 @@ def test_the_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, wo
     assert page.errors == []
 
 
+@pytest.mark.long
 def test_the_page_goes_on_when_its_gateway_was_killed(gateway, page):
     page.open(gateway.url)
     until(lambda: row_of(page, "small"), why="the figures")

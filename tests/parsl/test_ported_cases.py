@@ -120,6 +120,7 @@ def test_blocks_that_never_bring_a_pilot_are_the_executors_end(load, local, unti
     assert executor.outstanding() == 0
 
 
+@pytest.mark.long
 def test_a_provider_that_raises_is_the_executors_end_too(load, local):
     provider = local()
     provider.submit = _raise
@@ -133,6 +134,7 @@ def _raise(*args, **kwargs):
     raise RuntimeError("no such partition")
 
 
+@pytest.mark.long
 def test_failed_blocks_can_be_left_to_somebody_else(load, local, until):
     asked = []
     executor = load(
@@ -146,6 +148,7 @@ def test_failed_blocks_can_be_left_to_somebody_else(load, local, until):
 # ---- test_htex/test_connected_blocks, test_scaling/test_scale_down, test_drain
 
 
+@pytest.mark.long
 def test_blocks_come_and_go_and_drain_what_they_run(load, local, until):
     executor = load(provider=local(min_blocks=0, max_blocks=2))
     assert double(1).result(60) == 2
@@ -176,6 +179,7 @@ def test_scaling_in_prefers_idle_blocks(load, local, until, tmp_path):
     assert busy.result(60) is None
 
 
+@pytest.mark.long
 def test_idle_blocks_are_scaled_in_by_parsls_strategy(load, local, until):
     executor = load(provider=local(min_blocks=0), config={"max_idletime": 0.5})
     assert double(1).result(60) == 2
@@ -187,6 +191,7 @@ def test_idle_blocks_are_scaled_in_by_parsls_strategy(load, local, until):
 # ---- test_htex/test_manager_failure, test_worker_failure, test_missing_worker
 
 
+@pytest.mark.long
 def test_a_lost_pilot_costs_no_call_and_is_replaced(load, until):
     executor = load()
     pilot = my_pilot().result(60)
@@ -199,6 +204,7 @@ def test_a_lost_pilot_costs_no_call_and_is_replaced(load, until):
     assert executor.ask_status().lost_pilots == 1
 
 
+@pytest.mark.long
 def test_a_killed_library_fails_its_call_and_no_other(load):
     load()
 
@@ -215,6 +221,7 @@ def test_a_killed_library_fails_its_call_and_no_other(load):
         gone.result(60)
 
 
+@pytest.mark.long
 def test_a_killed_manager_is_started_again_and_nothing_is_lost(load, until, caplog):
     executor = load()
     assert double(1).result(60) == 2
@@ -262,6 +269,7 @@ def test_monitoring_gets_tasks_and_no_resources(load, tmp_path, app, monkeypatch
         assert db.execute("select count(*) from block where status = 'RUNNING'").fetchone()[0] >= 1
 
 
+@pytest.mark.long
 def test_calls_report_to_monitoring_by_the_radio_that_was_named(load, tmp_path, monkeypatch):
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("STOKER_TESTS_MONITORING", "1")

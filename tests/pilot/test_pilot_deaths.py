@@ -349,6 +349,7 @@ def _started(manager: FakeManager) -> bool:
     return any(running(path) for path in manager.base.glob("scratch/stoker-*/pilot-*/lib-1/running"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("awareness", [Awareness.NONE, Awareness.DISK])
 def test_without_awareness_each_library_is_a_fresh_interpreter_for_one_call(
     served: FakeManager, awareness: Awareness
@@ -593,6 +594,7 @@ if "stoker.pilot.main" in sys.orig_argv:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("patch", [NO_FORK, NO_ZYGOTE])
 def test_a_pilot_that_can_make_no_process_is_to_blame_and_not_the_context(
     manager: FakeManager, tmp_path: Path, patch: str

@@ -111,6 +111,7 @@ def test_a_manager_on_another_login_node_is_refused_and_told_where_the_first_one
     assert nodes.holder() == "login1"
 
 
+@pytest.mark.long
 def test_when_a_login_node_is_gone_another_one_goes_on_with_the_session(nodes: LoginNodes) -> None:
     first = nodes.first("login1")
     journal = nodes.folder.journal.stat().st_ino
@@ -124,6 +125,7 @@ def test_when_a_login_node_is_gone_another_one_goes_on_with_the_session(nodes: L
     assert second.poll() is None
 
 
+@pytest.mark.long
 def test_of_two_that_follow_at_once_where_locks_do_not_reach_one_has_the_session(nodes: LoginNodes) -> None:
     nodes.crash(nodes.first("login1"))
     both = {host: nodes.start(host, patience_s=3.0) for host in ("login2", "login3")}

@@ -137,6 +137,7 @@ def test_where_another_session_has_its_only_port_it_says_which_and_can_be_ended_
     assert said.returncode == 0, said.stderr
 
 
+@pytest.mark.long
 def test_a_listener_that_is_no_manager_does_not_keep_a_session_from_coming_back(world: World) -> None:
     first = free_ports(2)
     lost = up(world, first, first + 1)
@@ -278,6 +279,7 @@ def test_a_manager_on_another_machine_whose_lease_stands_still_is_gone(
     assert not presence.is_up(folder)
 
 
+@pytest.mark.long
 def test_no_second_manager_starts_beside_one_on_another_machine_that_cannot_be_reached(
     folder: SessionFolder, elsewhere: psutil.Process
 ) -> None:

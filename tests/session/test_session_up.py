@@ -324,6 +324,7 @@ def test_a_manager_that_is_killed_comes_back_under_a_running_program(up: Up) -> 
     assert up.holder().token != before.token
 
 
+@pytest.mark.long
 def test_attach_brings_back_a_manager_whose_keeper_is_dead_too(up: Up) -> None:
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
     up.kill_managers()
@@ -344,6 +345,7 @@ def test_attach_brings_back_a_manager_whose_keeper_is_dead_too(up: Up) -> None:
     assert count_lines(up.log) == {"loaded": 1, "pilot": 1, "call": 1}
 
 
+@pytest.mark.long
 def test_those_who_bring_it_back_at_the_same_time_find_the_one_that_came(up: Up) -> None:
     up.kill_managers()
     with ThreadPoolExecutor(3) as all_at_once:
@@ -353,6 +355,7 @@ def test_those_who_bring_it_back_at_the_same_time_find_the_one_that_came(up: Up)
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
 
 
+@pytest.mark.long
 def test_one_that_is_killed_while_it_comes_back_is_started_once_more(up: Up) -> None:
     up.kill_managers()
     with ThreadPoolExecutor(1) as aside:
@@ -372,6 +375,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_where_another_one_came_first_and_is_killed_before_it_listens_it_is_started_once_more(up: Up) -> None:
     """The soak found it: the program that joined failed with "already has a manager"."""
     up.kill_managers()
@@ -450,6 +454,7 @@ def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> No
     assert world.left() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_downs_at_the_same_time_all_say_that_it_has_ended(world: World, tmp_path: Path, is_dead: bool) -> None:
     """The later ones got no answer, or found that the session which they started again was over."""

@@ -70,6 +70,7 @@ def test_a_site_without_gpus_fails_once_and_tries_nothing_else(world):
     assert {(each.verdict, each.why) for each in others} == {(PromiseVerdict.NOT_TRIED, "no pilot started")}
 
 
+@pytest.mark.long
 def test_a_gpu_that_takes_one_process_is_said_and_not_shared(world):
     gpus = {"mode": 3}, {"name": "NVIDIA TITAN X", "memory": 12e9}
     report = prove_gpus(world, *gpus, chosen="starts or two_devices or share")
@@ -78,6 +79,7 @@ def test_a_gpu_that_takes_one_process_is_said_and_not_shared(world):
     assert of(report, "a context over two devices").why == "no pilot here has two devices of one kind"
 
 
+@pytest.mark.long
 def test_a_part_of_a_gpu_is_a_device_of_its_kind(world):
     part = {"uuid": "MIG-0", "name": "MIG 1g.5gb", "memory": 5e9}
     report = prove_gpus(world, {"mig": [part]})
@@ -99,6 +101,7 @@ def test_a_driver_that_hangs_is_named(world):
     assert of(report, SEES).why == "no pilot started"
 
 
+@pytest.mark.long
 def test_memory_that_other_processes_hold_is_said(world):
     report = prove_gpus(world, {"used": {"1": 20e9}})
     assert report.devices == ("1 x NVIDIA A10 with 24.0 GB", "NVIDIA A10, shared, 20.0 GB held by other processes")
@@ -143,6 +146,7 @@ def test_an_expression_that_selects_no_test_is_an_error(world, chosen):
     assert f"no test of the site suite matches -k {chosen!r}" in err
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_nothing_and_shows_what_was_known(world):
     process = start(world, '[pilot]\ndevices = "cpu:1"\n')
     assert process.stderr is not None

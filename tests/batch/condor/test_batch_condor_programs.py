@@ -81,6 +81,7 @@ def test_a_call_runs_in_a_slot_with_what_the_site_asks_for(pool, world):
     assert pool.queued() == []
 
 
+@pytest.mark.long
 def test_an_evicted_pilot_costs_no_call(pool, world):
     """A path with blanks and quotes is no hurdle, either."""
     folder = world.path / 'it\'s a "path"'
