@@ -134,6 +134,7 @@ def test_an_app_that_is_called_before_a_site_is_loaded_shows_how_to_load_one(tmp
     assert "with stoker.load():" in done.stderr
 
 
+@pytest.mark.long
 def test_a_program_that_forgets_to_stop_leaves_nothing(tmp_path):
     done = run(
         tmp_path,

@@ -19,10 +19,13 @@ from stoker.manager.executor.apps import AppWants, StokerApp
 from stoker.manager.executor.wants import read_wants
 from stoker.protocol.ids import LibraryId
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
-    reason="needs torch and transformers",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
+        reason="needs torch and transformers",
+    ),
+]
 
 
 @stoker.app

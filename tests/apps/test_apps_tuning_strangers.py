@@ -161,6 +161,7 @@ def test_a_question_that_makes_no_sense_ends_its_connection_alone() -> None:
         first.close()
 
 
+@pytest.mark.long
 def test_local_values_wait_for_what_is_set_meanwhile() -> None:
     values = stores.LocalValues()
     threading.Timer(0.05, lambda: values.set("a", b"1")).start()

@@ -212,6 +212,7 @@ def test_a_detached_job_that_is_stopped_goes_on_when_it_is_submitted_again(place
     assert not read_board(place / "away")[0].abandoned
 
 
+@pytest.mark.long
 def test_prompts_of_a_file_are_put_into_a_bank(place, session):
     (place / "mine.jsonl").write_text('{"text": "Say yes or no, please."}\n')
     options = ["mine.jsonl", "--model", "model", "--bank", "own", "--json"]

@@ -132,6 +132,7 @@ def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world
         status_when(session, lambda status: len(status.pilots) == 2, what="a pilot on n1 again")
 
 
+@pytest.mark.long
 def test_a_job_that_is_put_back_into_the_queue_and_held_is_replaced(slurm, world, stream, go):
     with load(world) as session:
         results = stream()

@@ -89,6 +89,7 @@ def test_the_load_fails_where_a_runtime_has_to_be_compiled_and_cannot(
     assert not list(snapshot_folder().glob("[!.]*[!k]")), "nothing is kept of it but a lock"
 
 
+@pytest.mark.long
 def test_a_runtime_that_may_be_compiled_and_cannot_computes_as_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -175,6 +175,7 @@ def test_an_editable_install_that_nobody_knows_is_refused(other: SmallEnvironmen
     assert "pip install /somewhere/odd" in said
 
 
+@pytest.mark.long
 def test_bytecode_goes_along_when_it_is_up_to_date(small: SmallEnvironment, tmp_path: Path) -> None:
     small.run("import compileall, msgspec; compileall.compile_dir(msgspec.__path__[0], quiet=1)")
     folder = tmp_path / "unpacked"

@@ -79,6 +79,7 @@ def test_refused_and_unknown(manager: ManagerEnd, folder: SessionFolder, slurm: 
     assert manager.hear("b9", ENDED).reason == "cancelled: it was never submitted"
 
 
+@pytest.mark.long
 def test_a_controller_that_goes_away_and_comes_back(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     manager.start_factory()
     manager.submit("b0")
@@ -218,6 +219,7 @@ def test_the_manager_is_killed_and_comes_back_elsewhere(manager: ManagerEnd, slu
     assert len(manager.hellos) == 2
 
 
+@pytest.mark.long
 def test_a_manager_that_stays_away(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
     write_sites(folder.sites, [slurm_site(lease_s=2.0)])
     factory = manager.start_factory()

@@ -147,6 +147,7 @@ def test_short_calls_do_not_wait_behind_a_long_one_while_a_device_is_idle(world,
         long.cancel()
 
 
+@pytest.mark.long
 def test_short_calls_do_not_wait_behind_one_that_keeps_the_interpreter_to_itself(world, site):
     """A regular expression that goes through all ways to match never lets another thread of its process run."""
 

@@ -13,6 +13,8 @@ from faults.world import count_lines, kill, note, until
 import stoker
 from stoker.manager.core.state import JOURNAL_LOST
 
+pytestmark = pytest.mark.long
+
 CALLS = 120
 
 

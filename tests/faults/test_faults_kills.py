@@ -124,6 +124,7 @@ def test_the_manager_is_killed_in_a_stream_of_calls_and_finished_work_is_not_run
     assert session.status().pilots[0].state == "here"
 
 
+@pytest.mark.long
 def test_a_pilot_that_freezes_is_given_up_and_taken_back_when_it_wakes(world, tmp_path):
     """Its calls may run elsewhere; its context is hot still, and each call ends once."""
     site, begun = tmp_path / "site.toml", tmp_path / "begun"
@@ -150,6 +151,7 @@ def test_a_pilot_that_freezes_is_given_up_and_taken_back_when_it_wakes(world, tm
         assert (status.failed, status.done) == (0, 6)
 
 
+@pytest.mark.long
 def test_a_frozen_manager_delays_and_changes_nothing(session, world):
     def double(number):
         return number * 2
@@ -318,6 +320,7 @@ with stoker.load() as session:
 """
 
 
+@pytest.mark.long
 def test_a_program_that_forks_keeps_its_session(world):
     """A child that ends ends nothing of its parent's; one that calls is told why it cannot."""
     program = world.start(FORKS)

@@ -58,6 +58,7 @@ def test_the_page_shows_models_devices_queues_and_rates_live(gateway, page, tmp_
     assert page.errors == []
 
 
+@pytest.mark.long
 def test_the_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, world):
     key = keys(world, "add", "ana")
     try:

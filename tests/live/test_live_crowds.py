@@ -156,6 +156,7 @@ def _seconds_of_status(folder: SessionFolder) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.long
 def test_of_too_many_silent_connections_the_oldest_of_the_address_with_most_is_cut() -> None:
     places = UnprovenConnections()
     places.places.most = 4

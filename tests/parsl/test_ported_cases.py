@@ -166,6 +166,7 @@ def test_blocks_come_and_go_and_drain_what_they_run(load, local, until):
     assert [future.result(60) for future in running] == [1.5] * 4
 
 
+@pytest.mark.long
 def test_scaling_in_prefers_idle_blocks(load, local, until, tmp_path):
     executor = load(provider=local(init_blocks=2, max_blocks=2, min_blocks=0), config={"strategy": "none"})
     until(lambda: len(executor.ask_status().pilots) == 2)
@@ -352,6 +353,7 @@ def test_a_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode
     assert sorted(future.result() for future in later.memo_lookup_table.values()) == [3, 4], "the file is whole"
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_cannot_be_written_costs_no_result(load, tmp_path, caplog):
     @python_app(cache=True)
     def double(number):
@@ -363,6 +365,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_no_result(load, tmp_path, cap
     assert "a result of double cannot be kept" in caplog.text
 
 
+@pytest.mark.long
 def test_executors_side_by_side(load, local):
     other = StokerExecutor(label="other", provider=local())
     load(others=(ThreadPoolExecutor(label="threads"), other))
@@ -404,6 +407,7 @@ class PutsInPlace(Staging):
         return wrapped
 
 
+@pytest.mark.long
 def test_a_file_that_parsl_brings_within_the_call_is_there_for_an_app_of_ours(load, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     load(storage_access=[PutsInPlace()])

@@ -247,6 +247,7 @@ def test_a_loader_that_hangs(served: FakeManager) -> None:
     assert "load_limit" in left.failure.message
 
 
+@pytest.mark.long
 def test_a_loader_that_eats_more_memory_than_it_declared(served: FakeManager) -> None:
     def eat() -> bytes:
         data = b"x" * 400_000_000
@@ -626,6 +627,7 @@ def _leave_a_thread_behind(begins: str) -> None:
 SOON = "from stoker.pilot.core import limits; limits.UNBEGUN_S = 2.0"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stuck", ["thread", "stopped"])
 def test_a_library_that_begins_no_call_ends_and_its_calls_run_elsewhere(
     manager: FakeManager, stuck: str, tmp_path: Path

@@ -151,6 +151,7 @@ def test_one_that_was_frozen_and_followed_stops_when_it_wakes(nodes: LoginNodes)
     assert "no longer the session's: its manager is pid 1 on login2" in nodes.folder.manager_log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not allowed(*A_DAY_APART), reason="a clock of its own needs unshare --time")
 def test_clocks_that_differ_or_jump_make_no_second_manager(nodes: LoginNodes) -> None:
     first = nodes.first("login1")

@@ -15,6 +15,8 @@ from session.test_session_up import start, stoker
 from stoker.protocol.session import find_session
 from stoker.protocol.to_client import Status
 
+pytestmark = pytest.mark.long
+
 PROGRAM = """
 import sys, time
 import stoker

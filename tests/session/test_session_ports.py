@@ -175,6 +175,7 @@ def test_a_manager_that_is_frozen_is_there(manager: Manager, monkeypatch: pytest
     assert presence.is_up(manager.folder)
 
 
+@pytest.mark.long
 def test_a_manager_that_comes_back_and_does_not_listen_yet_is_not_up_and_not_gone(
     manager: Manager, folder: SessionFolder, tmp_path: Path
 ) -> None:

@@ -218,6 +218,7 @@ with stoker.load(session=sys.argv[1]):
 """
 
 
+@pytest.mark.long
 def test_a_module_that_registers_itself_in_the_process_may_be_edited(up: Up) -> None:
     """It cannot be imported twice in one process, so the functions of the new one run in a fresh library."""
     for number in (1, 2):
@@ -264,6 +265,7 @@ with stoker.load(session=sys.argv[1]):
 """
 
 
+@pytest.mark.long
 def test_programs_that_each_have_a_module_of_one_name_never_run_anothers(up: Up, tmp_path: Path) -> None:
     """Fresh eyes found it: a pickle in a call was opened with the other program's class, and with slots a third of the
     calls imported the other program's module."""
@@ -392,6 +394,7 @@ def test_where_another_one_came_first_and_is_killed_before_it_listens_it_is_star
         assert coming.result(90).token == up.holder().token
 
 
+@pytest.mark.long
 def test_joining_brings_it_back_as_well(up: Up) -> None:
     up.kill_managers()
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
@@ -443,6 +446,7 @@ def test_down_ends_one_whose_files_are_damaged(world: World, tmp_path: Path, dam
     world.empty()
 
 
+@pytest.mark.long
 def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> None:
     up = Up(world, start(world), log=tmp_path / "calls.log")
     until(lambda: up.status().pilots, limit_s=60)
@@ -480,6 +484,7 @@ def coming_up(world: World, held: Held) -> subprocess.Popen[str]:
     return coming
 
 
+@pytest.mark.long
 def test_ctrl_c_before_the_manager_listens_leaves_nothing(world: World) -> None:
     coming = coming_up(world, Held(world, MANAGER))
     kill(pids := world.of(MANAGER), signal.SIGSTOP)

@@ -59,6 +59,7 @@ def test_promises_that_hold_make_exit_code_0(world):
     assert not list((world.home / "site-tests").iterdir()), "a run without a failure keeps no folder"
 
 
+@pytest.mark.long
 def test_a_site_without_gpus_fails_once_and_tries_nothing_else(world):
     machine = Machine(world.path)
     code, report = prove(world, GPUS, "", **machine.environment)
@@ -88,6 +89,7 @@ def test_a_part_of_a_gpu_is_a_device_of_its_kind(world):
     assert "PyTorch" in of(report, LEDGER).why
 
 
+@pytest.mark.long
 def test_a_gpu_that_others_may_not_use_is_named(world):
     report = prove_gpus(world, {"mode": 2})
     assert "GPU 0 was left out: its compute mode is PROHIBITED" in of(report, STARTS).why
@@ -108,6 +110,7 @@ def test_memory_that_other_processes_hold_is_said(world):
     assert of(report, SEES).verdict is PromiseVerdict.HOLDS
 
 
+@pytest.mark.long
 def test_a_site_without_scratch_says_which_folder(world):
     text = '[pilot]\ndevices = "cpu:1"\nscratch = "/proc/nowhere"\n'
     _, report = prove(world, text, "starts or is_hot")

@@ -58,6 +58,7 @@ def test_the_longest_file_of_the_last_run_begins(suite):
     assert run(suite) == "abc", "each is quick now"
 
 
+@pytest.mark.long
 def test_what_files_take_is_written_for_those_who_never_ran_them(suite):
     (suite / "sleep-c").touch()
     run(suite, "--write-seconds")
