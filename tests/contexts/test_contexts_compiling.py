@@ -107,6 +107,7 @@ def test_a_runtime_that_may_be_compiled_and_cannot_computes_as_it_is(
     assert np.allclose(model.embed(TEXTS), load(folder, length=8, compiled=False).embed(TEXTS), atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_node_without_a_compiler_says_so_in_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/no/such/folder")
     monkeypatch.delenv("CXX", raising=False)

@@ -136,6 +136,7 @@ def test_a_second_run_that_differs_ends_the_stream_and_says_where(quick, world, 
     until(lambda: quick.status().cancelled == 1, why="the call is cancelled")
 
 
+@pytest.mark.long
 def test_a_second_run_may_differ_where_the_program_says_so(quick, world, tmp_path, go):
     stream = stoker.stream(who, str(tmp_path / "log"), go, rerun_may_differ=True)
     first = [next(stream) for _ in range(10)]

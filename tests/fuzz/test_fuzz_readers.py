@@ -54,9 +54,10 @@ def test_only_declared_errors_come(name: str, count: int, by_name: dict[str, Tar
     assert refused > 0 or not reader.declared, "no input was damaged enough to be refused"
 
 
-def test_the_cores_of_a_pilot_keep_their_promises() -> None:
+@pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.long)])
+def test_the_cores_of_a_pilot_keep_their_promises(count: int) -> None:
     found: list[dict[str, Any]] = []
-    live(count=150, seed=SEED, found=found.append)
+    live(count=count, seed=SEED, found=found.append)
     assert not found, found[0]
 
 

@@ -251,6 +251,7 @@ def test_a_manager_that_cannot_run_ends_the_executor_with_its_log(load, until):
 # ---- test_monitoring
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("app", [python_app, stoker.app])
 def test_monitoring_gets_tasks_and_no_resources(load, tmp_path, app, monkeypatch):
     pytest.importorskip("sqlalchemy")

@@ -513,6 +513,7 @@ def test_ctrl_c_while_the_first_block_is_waited_for_says_that_the_session_is_up(
     world.empty()
 
 
+@pytest.mark.long
 def test_a_session_that_is_idle_ends_and_leaves_nothing(world: World) -> None:
     (world.path / "one.toml").write_text(SITE)
     stoker(world, "up", "one.toml", "--idle", "4 s")
