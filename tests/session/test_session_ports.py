@@ -114,6 +114,7 @@ def test_a_session_whose_port_another_session_has_by_now_is_lost_and_comes_back_
     assert set(states(world).values()) == {"over"}
 
 
+@pytest.mark.long
 def test_where_another_session_has_its_only_port_it_says_which_and_can_be_ended_all_the_same(world: World) -> None:
     lost = up(world, free_ports())
     name, port = lost.read().session, port_of(lost)
