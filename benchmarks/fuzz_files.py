@@ -15,8 +15,8 @@ import msgspec
 
 from benchmarks.fuzz_inputs import value_of
 from benchmarks.fuzz_target import Target
-from stoker.config import load_site, parse_site
-from stoker.contexts.published import Published
+from stoker.config import load_site, parse_site, site_text
+from stoker.contexts.objects import Published
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.manager.core.events import Event
 from stoker.manager.factory.batch import BatchTrouble
@@ -25,7 +25,6 @@ from stoker.manager.live import journal, lease
 from stoker.protocol import wire
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 from stoker.run_folder.record_log import RecordLog
-from stoker.site_files import site_text
 
 _pack = msgspec.msgpack.Encoder().encode
 _SITES = (

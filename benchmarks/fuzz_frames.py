@@ -14,11 +14,8 @@ from benchmarks.fuzz_inputs import value_of
 from benchmarks.fuzz_target import Target
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
-from stoker.pilot.library import frames
-from stoker.pilot.library import settings as library_settings
-from stoker.pilot.zygote import client as zygote_client
-from stoker.pilot.zygote import messages as zygote
-from stoker.pilot.zygote import server as zygote_server
+from stoker.pilot.library import connection
+from stoker.pilot.zygote import client, server
 from stoker.protocol import to_agent, to_client, to_library, to_manager, to_pilot, wire
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -75,7 +72,7 @@ def _with_hello(read: Callable[[bytes], object]) -> Callable[[bytes], object]:
 
 def _library_frames(chance: random.Random) -> Target:
     decode = wire.to_agent_decoder()
-    right = [frames.pack_raw(data) for data in _messages(to_agent.ToAgent, chance)]
+    right = [connection.pack_raw(data) for data in _messages(to_agent.ToAgent, chance)]
     right += [b"".join(right[start : start + 3]) for start in range(0, len(right) - 3, 3)]
 
     def read(data: bytes) -> None:
@@ -83,7 +80,7 @@ def _library_frames(chance: random.Random) -> Target:
         with ours, theirs:
             theirs.sendall(data[:100_000])
             theirs.close()
-            reader = frames.FrameReader(ours)
+            reader = connection.FrameReader(ours)
             while reader.fill(block=False):
                 while (frame := reader.next()) is not None:
                     decode(frame)
@@ -94,8 +91,8 @@ def _library_frames(chance: random.Random) -> Target:
 def _zygotes(chance: random.Random) -> list[Target]:
     found = []
     for name, union, decode in (
-        ("zygote, of the agent", zygote.ToZygote, zygote_server._decode),
-        ("agent, of a zygote", zygote.FromZygote, zygote_client._decode),
+        ("zygote, of the agent", client.ToZygote, server._decode),
+        ("agent, of a zygote", client.FromZygote, client._decode),
     ):
         right = [_pack(value_of(kind, chance)) for kind in union.__args__ for _ in range(5)]
         found.append(Target(f"message: {name}", read=decode, declared=UNREADABLE, right=right, share=2))
@@ -103,5 +100,5 @@ def _zygotes(chance: random.Random) -> list[Target]:
 
 
 def _settings(chance: random.Random) -> Target:
-    right = [_pack(value_of(library_settings.Settings, chance)) for _ in range(8)]
-    return Target("library's settings", read=library_settings.decode, declared=UNREADABLE, right=right)
+    right = [_pack(value_of(connection.Settings, chance)) for _ in range(8)]
+    return Target("library's settings", read=connection.decode_settings, declared=UNREADABLE, right=right)

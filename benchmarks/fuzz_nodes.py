@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.fuzz_target import Target
 from stoker.contexts import manifest
-from stoker.pilot.starter import main as starter
+from stoker.pilot.starter import main
 from stoker.pilot.starter.place import StartError, unpack
-from stoker.pilot.transfer import meeting, sources
+from stoker.pilot.transfer import fetch, meeting
 from stoker.pilot.transfer import wire as transfer
 
 
@@ -85,7 +85,7 @@ def _starters(place: Path) -> list[Target]:
 
     def read(data: bytes) -> object:
         facts.write_bytes(data)
-        return starter._read(facts)
+        return main._read(facts)
 
     return [
         Target("archive of an environment", read=unpack_one, declared=(StartError, OSError),
@@ -127,8 +127,8 @@ def _transfers(chance: random.Random) -> list[Target]:
             theirs.close()
             said = ours.receive()
             for field in ("manifest", "have", "data"):
-                sources._body(ours, said, field, most=1 << 20)
-            sources._indices(said, 10)
+                fetch._body(ours, said, field, most=1 << 20)
+            fetch._indices(said, 10)
             meeting.answer(meeting.SeedMeetings(), said)
         finally:
             ours.close()

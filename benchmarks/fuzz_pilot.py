@@ -14,7 +14,7 @@ from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
 from stoker.pilot.core import events
 from stoker.pilot.core.commands import Tell, TellLibrary
 from stoker.pilot.core.core import PilotCore
-from stoker.pilot.core.health import ProbeVerdict
+from stoker.pilot.core.events import ProbeVerdict
 from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_agent, to_pilot
 from stoker.protocol import to_manager as told

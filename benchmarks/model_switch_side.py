@@ -21,7 +21,7 @@ from typing import Any
 
 import stoker
 from stoker.contexts.causal_lm import default_model, load_causal_lm
-from stoker.contexts.state import SNAPSHOTS
+from stoker.contexts.folders import SNAPSHOTS
 from stoker.pilot.devices import cpu
 from stoker.site import Pilot, Site
 

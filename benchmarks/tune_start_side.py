@@ -9,8 +9,7 @@ import time
 import stoker
 from benchmarks.paired import machine
 from stoker.apps.prompt_tuning import tune
-from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
-from stoker.tuning.samples import Sample
+from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
 
 WARM = 3
 LIMIT_S = 600.0

@@ -4,7 +4,7 @@
   an iteration nor an evaluation while tuning: the lookup, the start, checkpoints.
 - *Forecast*: a world is made of what one device took (its lookup, its iterations, the rest as the head of the call),
   and the simulator runs the same job on two: members share the lookup and the iterations, the head they do not. The
-  bar is for the lookup alone, which is what a gang shares live (`stoker.tuning.initial`). Two ranks that share this
+  bar is for the lookup alone, which is what a gang shares live (`stoker.tuning.call`). Two ranks that share this
   machine's cores with other work say little about the rest.
 """
 

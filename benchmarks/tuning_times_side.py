@@ -13,8 +13,7 @@ from typing import Any
 import stoker
 from benchmarks.paired import machine
 from stoker.apps.prompt_tuning import tune
-from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
-from stoker.tuning.samples import Sample
+from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
 
 ITERATIONS = 12
 LIMIT_S = 1800.0

@@ -82,8 +82,7 @@ def tune(answer: Answer, place: Place) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from stoker.contexts.language_model import CausalLM
-    from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
-    from stoker.tuning.samples import Sample
+    from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
     from stoker.tuning.tune import tune as run
 
     if place.lacks_model(answer):

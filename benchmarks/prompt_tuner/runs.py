@@ -17,7 +17,7 @@ from benchmarks.prompt_tuner.result import Result
 from benchmarks.prompt_tuner.simulate import simulate
 from stoker.errors import StokerError
 from stoker.manager.sim.run import SimulationError
-from stoker.manager.study.workers import DiedError, Tell, Workers
+from stoker.manager.study.running import DiedError, Tell, Workers
 from stoker.whole_files import draft_of
 
 _MANAGER = Path(stoker.manager.__file__).parent

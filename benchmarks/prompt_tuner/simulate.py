@@ -18,9 +18,8 @@ from benchmarks.prompt_tuner.cases import Case
 from benchmarks.prompt_tuner.jobs import arrival, jobs
 from benchmarks.prompt_tuner.parameters import MODELS, Model, Parameters
 from benchmarks.prompt_tuner.result import Result, result_of
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient, OfContext
 from stoker.manager.core.seams import Action, Changes, Policies, View
-from stoker.manager.core.subjects import OfContext
 from stoker.manager.sim.client import Arrival, recipe_of
 from stoker.manager.sim.duration import speedup
 from stoker.manager.sim.run import RunOutcome, Simulation

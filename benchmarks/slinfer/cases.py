@@ -107,7 +107,7 @@ LONGEST = {"LongBench": 32_768}
 """The longest text of a workload, which an instance has to have room for; 4,096 tokens else."""
 
 _COMMON = (
-    "contexts/batching.py", "contexts/step_lines.py", "contexts/step_times.py", "manager/core", "manager/sim",
+    "contexts/batching.py", "contexts/step_times.py", "contexts/step_times.py", "manager/core", "manager/sim",
     "manager/policies/base.py", "pilot/core", "benchmarks/slinfer/data.py", "benchmarks/slinfer/worlds.py",
     "benchmarks/slinfer/measures.py", "benchmarks/slinfer/sampling.py", "benchmarks/slinfer/cases.py",
 )  # fmt: skip

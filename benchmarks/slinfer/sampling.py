@@ -9,7 +9,7 @@ import statistics
 
 import msgspec
 
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import LibraryState
 from stoker.manager.sim.run import Simulation
 
 _EVERY_S = 1.0

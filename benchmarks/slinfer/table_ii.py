@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from benchmarks.slinfer.data import OBJECTIVE
 from benchmarks.slinfer.worlds import GPU, ROWS, profile_of
-from stoker.contexts.step_lines import StepSeconds
+from stoker.contexts.step_times import StepSeconds
 
 _MEMORY_BYTES = 80 * 2**30
 _GIB = 2**30 / 1e9

@@ -11,7 +11,7 @@ from benchmarks.schedmate.metric_formats import FORMATS, HEADERS
 from benchmarks.schedmate.metric_noise import noise
 from benchmarks.schedmate.metric_runs import run
 from stoker.manager.advice.metrics import LoggedProgress, MetricTracker, slowdown
-from stoker.manager.advice.metrics.settings import stated_totals
+from stoker.manager.advice.metrics.lines import stated_totals
 from stoker.manager.policies.unpacking import LIMIT
 
 

@@ -21,7 +21,7 @@ from benchmarks.schedmate.scheduling import errors, settings, systems
 from benchmarks.schedmate.scheduling.simulate import Measures, Task, predictions, run_timed
 from benchmarks.schedmate.scheduling.systems import Case
 from benchmarks.schedmate.scheduling.trace import windows
-from stoker.manager.study.workers import Workers
+from stoker.manager.study.running import Workers
 from stoker.whole_files import draft_of
 
 _COMPUTES = ("settings.py", "trace.py", "errors.py", "our_errors.json", "systems.py", "simulate.py")
