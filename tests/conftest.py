@@ -14,6 +14,7 @@ import pytest
 import suite_compiling
 import suite_guard
 import suite_limits
+import suite_long
 from hypothesis import settings
 from suite_order import LongestFirst
 
@@ -25,6 +26,12 @@ _STARTED = Path(__file__).parent / "started"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of this suite."""
     parser.addoption("--write-seconds", action="store_true", help="write what files take into tests/file_seconds.json")
+    suite_long.add_options(parser)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Two workers for each core of this process: many tests wait for other processes."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,9 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda _number, _frame: None)
     if not hasattr(config, "workerinput"):  # xdist's workers inherit the run of the process that starts them
-        config.add_cleanup(suite_guard.Guard().close)
+        guard = suite_guard.Guard()
+        config.pluginmanager.register(guard)
+        config.add_cleanup(guard.close)
     config.pluginmanager.register(suite_compiling)
     config.pluginmanager.register(suite_limits)
+    config.pluginmanager.register(suite_long)
     config.pluginmanager.register(LongestFirst(config))
     cache = getattr(config, "cache", None)
     if cache is not None and "STOKER_SNAPSHOTS" not in os.environ:

@@ -1,8 +1,9 @@
-"""End every process that tests have started once pytest has ended, however it ended: Ctrl-C, SIGTERM or SIGKILL.
+"""End every process of a run within 5 s once pytest has ended or is interrupted: by Ctrl-C, SIGTERM or SIGKILL.
 
 pytest puts `STOKER_TEST_RUN` into its environment, which all processes of a run inherit, also those that leave its
-process group. It starts this file as a process of its own, which reads a pipe that only pytest holds open. At the end
-of the pipe the guard sends SIGTERM to every process of the run, then SIGKILL.
+process group. It starts this file as a separate process, which reads a pipe that only pytest holds open. At the end of
+the pipe the guard sends SIGTERM to every process of the run, then SIGKILL. After Ctrl-C pytest still tears down its
+fixtures, which may take minutes: then it writes a byte, and the guard ends the processes, and at last pytest itself.
 
 `python -I -S suite_guard.py RUN`; standard library alone, so that it starts in milliseconds.
 """
@@ -16,8 +17,10 @@ import sys
 import time
 
 VARIABLE = "STOKER_TEST_RUN"
-_GRACE_S = 5.0
-"""Seconds from SIGTERM to SIGKILL: a lab of Slurm daemons ends its nodes and jobs within this time."""
+_TIDY_S = 1.0
+"""Seconds from an interrupt to SIGTERM, for fixtures that end their processes themselves."""
+_GRACE_S = 2.0
+"""Seconds from SIGTERM to SIGKILL."""
 _KILLING_S = 10.0
 """Seconds in which the guard repeats SIGKILL, since processes start while others end."""
 
@@ -31,6 +34,12 @@ class Guard:
         command = [sys.executable, "-I", "-S", __file__, run]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ, start_new_session=True)
         os.environ[VARIABLE] = run
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """End all processes of the run within 5 s, although fixtures are still torn down."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"i")
+        self._process.stdin.flush()
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -77,6 +86,10 @@ def end(run: str) -> None:
 if __name__ == "__main__":
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    while os.read(0, 4096):
-        pass
+    pytest_process = os.getppid()
+    interrupted = os.read(0, 4096)
+    if interrupted:
+        time.sleep(_TIDY_S)
     end(sys.argv[1])
+    if interrupted and os.getppid() == pytest_process:
+        _send([pytest_process], signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Which files of tests begin: the longest, so that of several workers none is left alone with one at the end.
 
-How long a file takes is what it took in the last runs here (pytest's cache), else what `tests/file_seconds.json` says,
-which `make test ARGS=--write-seconds` writes after a whole run. `make test` asks xdist to keep the order, and all tests
-of a file go to one worker.
+How long a file takes is what it took in the last runs here (pytest's cache, apart for `--long` and `--all`), else what
+`tests/file_seconds.json` says, which `make test ARGS=--write-seconds` writes after a whole run. `make test` asks xdist
+to keep the order, and all tests of a file go to one worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 SHIPPED = Path(__file__).with_name("file_seconds.json")
 SHORTEST_S = 5.0
 """Files that take less are not in the shipped file, and come in the order that pytest-randomly gives them."""
-_KEY = "stoker/file_seconds"
+_KEY = "stoker/seconds"
 
 
 class LongestFirst:
@@ -26,13 +26,14 @@ class LongestFirst:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._measured = Counter[str]()
+        self._key = _KEY + "".join(f"-{part}" for part in ("long", "all") if config.getoption(part))
         told = getattr(config, "workerinput", {}).get("file_seconds")
         self.seconds: Mapping[str, float] = told if told is not None else self._known()
 
     def _known(self) -> dict[str, float]:
         shipped: dict[str, float] = json.loads(SHIPPED.read_text())
         cache = getattr(self._config, "cache", None)
-        return {**shipped, **(cache.get(_KEY, {}) if cache is not None else {})}
+        return {**shipped, **(cache.get(self._key, {}) if cache is not None else {})}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: object) -> None:
@@ -61,7 +62,7 @@ class LongestFirst:
         measured = {name: round(self._measured[name], 1) for name in sorted(whole)}
         cache = getattr(self._config, "cache", None)
         if cache is not None:
-            cache.set(_KEY, {**cache.get(_KEY, {}), **measured})
+            cache.set(self._key, {**cache.get(self._key, {}), **measured})
         if self._config.getoption("write_seconds"):
             kept = {**json.loads(SHIPPED.read_text()), **measured}
             there = {name: s for name, s in sorted(kept.items()) if self._long(s) and (SHIPPED.parent / name).exists()}

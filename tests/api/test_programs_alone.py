@@ -53,6 +53,7 @@ def left_behind(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_figure_5_with_its_import_lines_changed(tmp_path):
     """The paper's program. Only the two import lines differ, and what Figure 5 leaves out (the model, the load)."""
     done = run(
@@ -133,6 +134,7 @@ def test_an_app_that_is_called_before_a_site_is_loaded_shows_how_to_load_one(tmp
     assert "with stoker.load():" in done.stderr
 
 
+@pytest.mark.long
 def test_a_program_that_forgets_to_stop_leaves_nothing(tmp_path):
     done = run(
         tmp_path,
@@ -236,6 +238,7 @@ def test_cells_of_a_notebook(tmp_path):
     assert names["after"].endswith("stopped>")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_context_that_loads_for_long_says_what_it_does(tmp_path):
     done = run(
@@ -286,6 +289,7 @@ def test_importing_stoker_imports_nothing_heavy():
     assert done.stdout == "[]\n[]\nFalse\n"
 
 
+@pytest.mark.long
 def test_a_program_without_standard_error_ends_well(tmp_path):
     """As `sh -c 'python program.py 2>&-'` starts it: `sys.stderr` is None there."""
     (tmp_path / "program.py").write_text(
@@ -296,6 +300,7 @@ def test_a_program_without_standard_error_ends_well(tmp_path):
     assert (ran.returncode, ran.stdout) == (0, "3\n")
 
 
+@pytest.mark.long
 def test_a_python_that_keeps_no_docstrings_runs_programs_too(tmp_path, monkeypatch):
     """PYTHONOPTIMIZE=2 reaches managers, pilots and libraries."""
     monkeypatch.setenv("PYTHONOPTIMIZE", "2")
@@ -355,6 +360,7 @@ def test_exit_mode_skip_leaves_the_session_to_the_program(tmp_path):
     until(lambda: not left_behind(tmp_path))
 
 
+@pytest.mark.long
 def test_contexts_whose_files_fill_the_cache_make_room_for_others_when_they_are_idle(tmp_path):
     (tmp_path / "site.toml").write_text(
         f'name = "small"\n[pilot]\ndevices = "cpu:2"\ncache_size = "20 MB"\nscratch = "{tmp_path}/scratch"\n'

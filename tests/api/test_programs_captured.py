@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from lazily import lazily
 
 lazily("torch")
@@ -120,6 +121,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_each_call_of_a_loop_has_what_was_captured_when_it_was_made(tmp_path):
     """Parsl's kernel sends a call later, and again where it failed."""
     file = tmp_path / "program.py"

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 PROGRAM = """
 import sys
 import time

@@ -19,10 +19,13 @@ from stoker.manager.executor.apps import AppWants, StokerApp
 from stoker.manager.executor.options import read_wants
 from stoker.protocol.ids import LibraryId
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
-    reason="needs torch and transformers",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
+        reason="needs torch and transformers",
+    ),
+]
 
 
 @stoker.app
@@ -66,6 +69,7 @@ def write_on(model, tokens, begun):
         Path(begun).touch()
 
 
+@pytest.mark.long
 def test_a_pilot_refuses_a_request_that_would_be_late_and_takes_one_that_fits(
     tmp_path: Path, until: Callable[..., Any]
 ) -> None:

@@ -37,6 +37,7 @@ def model() -> Iterator[Any]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.long
 def test_a_bank_over_a_real_model(tmp_path: Any, model: Any) -> None:
     candidates = [Candidate(text=text, task=task) for task, texts in TEXTS.items() for text in texts]
     read = reader(model)

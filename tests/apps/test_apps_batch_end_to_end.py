@@ -143,6 +143,7 @@ def whole(tmp_path_factory, models, up):
     return read_lines(folder / "run" / "responses.jsonl")
 
 
+@pytest.mark.long
 def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, models, whole, up):
     write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
     arguments = ["r.jsonl", "--model", str(models / "tiny")]
@@ -175,6 +176,7 @@ def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, mode
     assert not list((tmp_path / "run").glob("*.part"))
 
 
+@pytest.mark.long
 def test_a_batch_whose_pilot_is_killed_answers_each_request_once(tmp_path, models, whole):
     write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
     with Running(tmp_path, "r.jsonl", "--model", str(models / "tiny")) as running:
@@ -235,6 +237,7 @@ def test_what_cannot_be_answered_is_in_the_errors_and_nothing_else_is_lost(tmp_p
     assert "this run is finished, its results are in run/responses.jsonl" in done.stderr
 
 
+@pytest.mark.long
 def test_one_model_answers_and_embeds(tmp_path, models, up):
     lines = [
         request(0, temperature=0),
@@ -259,6 +262,7 @@ def test_one_model_answers_and_embeds(tmp_path, models, up):
     assert (refused["custom_id"], error["code"], error["param"]) == ("long", "context_length_exceeded", "input")
 
 
+@pytest.mark.long
 def test_a_batch_joins_a_session_that_is_up_and_leaves_it_up(tmp_path, models, up):
     write_lines(tmp_path / "r.jsonl", [request(0), request(1)])
     arguments = ["r.jsonl", "--model", str(models / "tiny"), "--out", "run"]
@@ -293,6 +297,7 @@ def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, models, up):
     assert "schema" in refused["response"]["body"]["error"]["message"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="to mount a small disk needs root")
 def test_a_disk_that_is_full_costs_no_answer_that_is_there(tmp_path, models, up):
     """The run folder's disk has room for some answers; the same command goes on when there is more."""

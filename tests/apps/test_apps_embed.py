@@ -142,6 +142,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @needs_torch
 def test_a_run_that_is_killed_goes_on_and_has_each_vector_once(

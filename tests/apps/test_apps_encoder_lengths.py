@@ -122,6 +122,7 @@ def test_the_model_is_asked_for_what_the_command_was_told() -> None:
     assert found == {"step": 32, "dtype": "float16", "compiled": True}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @needs_torch
 def test_an_encoder_is_measured_in_a_session_and_its_family_finds_the_profile(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def whole(tmp_path_factory, facts, up):
     return folder / "run", stoker(folder, *facts, "--batch-size", "1", "--out", "run", *up.joined)
 
 
+@pytest.mark.long
 def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts, whole, up):
     folder, out = whole
     assert "3 prompts x 7 claims = 21 inferences" in out
@@ -127,6 +128,7 @@ def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts
             assert one[field] == pytest.approx(other[field], abs=1e-3)
 
 
+@pytest.mark.long
 def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path, facts, whole, up):
     folder, _ = whole
     first = tomllib.loads(SHIPPED.read_text())["prompts"][0]
@@ -141,6 +143,7 @@ def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path, f
     assert len(answers) == 7
 
 
+@pytest.mark.long
 def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
     write_tiny_model(tmp_path / "tiny")
     (tmp_path / "rows.csv").write_text("name,question\na,What is red?\nb,What is two plus two?\n")
@@ -165,6 +168,7 @@ def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
     assert os.listdir(tmp_path / "runs") == [os.path.basename(summary["run"])]
 
 
+@pytest.mark.long
 def test_a_sweep_killed_and_interrupted_has_each_row_once_and_in_order(tmp_path, up):
     write_tiny_model(tmp_path / "tiny")
     rows = [{"name": f"r{number}", "question": f"What is {number}?"} for number in range(100)]

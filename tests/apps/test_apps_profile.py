@@ -41,6 +41,7 @@ def test_a_site_and_a_session_are_not_both_taken() -> None:
     assert "give one" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),

@@ -53,6 +53,7 @@ def same(one, other):
     )
 
 
+@pytest.mark.long
 def test_four_ranks_have_the_gradient_of_one():
     with gang.gang("gradient", specs(1)) as ranks:
         (one,) = ranks.answers()
@@ -75,12 +76,14 @@ def test_four_ranks_tune_as_one_does(alone):
     assert 0 < answers[0].communication_share < 1
 
 
+@pytest.mark.long
 def test_more_ranks_than_samples_in_a_batch(alone):
     small = tiny.job(batch=2, iterations=2)
     answers, _ = tuned(3, each={rank: {"job": small} for rank in range(3)})
     assert same(answers[2], tuner.tune(tiny.context(), small, tiny.samples()))
 
 
+@pytest.mark.long
 def test_a_killed_job_goes_on_from_its_last_checkpoint_with_the_same_numbers(alone, tmp_path):
     # The pass in which it dies is the 4th iteration's: evaluations at 0 and 2 take one each.
     answers, codes = tuned(1, each={0: {"die_at": 6, "folder": tmp_path}})
@@ -92,6 +95,7 @@ def test_a_killed_job_goes_on_from_its_last_checkpoint_with_the_same_numbers(alo
     assert (rest.adapter, rest.points, rest.held_out) == (alone.adapter, alone.points, alone.held_out)
 
 
+@pytest.mark.long
 def test_a_lost_rank_is_told_and_the_job_goes_on_with_what_is_left(alone, tmp_path):
     answers, _ = tuned(3, each={1: {"die_at": 6}, 0: {"folder": tmp_path}})
     assert answers[1] is None
@@ -102,6 +106,7 @@ def test_a_lost_rank_is_told_and_the_job_goes_on_with_what_is_left(alone, tmp_pa
     assert all(same(answer, alone) for answer in answers)
 
 
+@pytest.mark.long
 def test_all_ranks_make_room_together_when_one_is_asked_to(alone):
     answers, _ = tuned(2, each={1: {"leave_at": 3}})
     assert all(isinstance(answer, Evicted) for answer in answers), answers

@@ -66,6 +66,7 @@ class Strangers:
             sock.close()
 
 
+@pytest.mark.long
 def test_the_gang_meets_while_strangers_knock_and_they_learn_nothing() -> None:
     where, key = gang.rendezvous(), secrets.token_bytes(32)
     specs = [{"rank": rank, "size": 3, "rendezvous": where, "job": JOB, "key": key} for rank in range(3)]
@@ -160,6 +161,7 @@ def test_a_question_that_makes_no_sense_ends_its_connection_alone() -> None:
         first.close()
 
 
+@pytest.mark.long
 def test_local_values_wait_for_what_is_set_meanwhile() -> None:
     values = stores.LocalValues()
     threading.Timer(0.05, lambda: values.set("a", b"1")).start()

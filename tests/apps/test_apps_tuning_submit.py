@@ -121,6 +121,7 @@ def logged(model, order, folder):
     return tune_prompt.function(model, order)
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_in_mid_step_costs_what_was_since_the_last_checkpoint(place, tmp_path):
     ready = check(parse_job(job_text(iterations=200), file="x", folder=place))
     _, order = call_of(ready, bank=None)
@@ -184,6 +185,7 @@ def test_jobs_of_the_command_line_are_each_for_themselves(place, session):
     assert json.loads(dropped.stdout)["jobs"][0]["job"]["phase"] == "dropped"
 
 
+@pytest.mark.long
 def test_a_detached_job_that_is_stopped_goes_on_when_it_is_submitted_again(place, session):
     file = write(place, "away", iterations=3000)
     said = json.loads(stoker_tune(place, session, "submit", file, "--detach", "--json", "--out", "away").stdout)
@@ -209,6 +211,7 @@ def test_a_detached_job_that_is_stopped_goes_on_when_it_is_submitted_again(place
     assert not read_board(place / "away")[0].abandoned
 
 
+@pytest.mark.long
 def test_prompts_of_a_file_are_put_into_a_bank(place, session):
     (place / "mine.jsonl").write_text('{"text": "Say yes or no, please."}\n')
     options = ["mine.jsonl", "--model", "model", "--bank", "own", "--json"]
@@ -219,6 +222,7 @@ def test_prompts_of_a_file_are_put_into_a_bank(place, session):
     assert f"{said['prompts']} scored" in tuned.initial_from
 
 
+@pytest.mark.long
 def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch):
     ready = check(read_job(write(place, "clock", until='slo = "10 min"')))
     folder = open_run(place / "runs", app=APP, prefix="clock", parameters={}, options={}, fresh=True)
@@ -234,6 +238,7 @@ def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch)
     assert submission.entry.known_late_at is None
 
 
+@pytest.mark.long
 def test_a_run_folder_that_cannot_be_written_for_a_while_costs_no_result(place, session):
     ready = check(read_job(write(place, "nowhere", iterations=2)))
     folder = open_run(place / "runs", app=APP, prefix="nowhere", parameters={}, options={}, fresh=True)
@@ -255,6 +260,7 @@ def test_a_run_folder_that_cannot_be_written_for_a_while_costs_no_result(place, 
     assert entry.phase is Phase.DONE
 
 
+@pytest.mark.long
 def test_of_jobs_submitted_together_those_without_a_deadline_are_never_dropped(place, session):
     files = [write(place, "due", iterations=2, until='slo = "10 min"'), write(place, "whenever", iterations=2)]
     done = json.loads(

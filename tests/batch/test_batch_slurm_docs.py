@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from batch.test_batch_slurm_up import stoker
 from docs.pages import ROOT, programs
 from docs.test_docs_commands import CLUSTER
 from faults.world import World
+
+pytestmark = pytest.mark.long
 
 
 def test_the_commands_for_a_cluster_work_as_they_stand(slurm, world: World) -> None:

@@ -53,6 +53,7 @@ def refusals(cluster) -> int:
     return log.count("exceeded association/QOS limit")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_too_many_jobs_of_all_users(make_cluster, world):
     """sbatch does not fail then: it says so, and tries again for minutes."""

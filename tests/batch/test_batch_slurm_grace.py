@@ -69,6 +69,7 @@ def test_a_pilot_works_through_the_grace_time_and_ends_clean(make_cluster, world
         assert "preempted" in " ".join(status.ended_blocks)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_pilots_of_several_nodes_leave_when_the_grace_time_begins(make_cluster, world, stream):
     """Slurm tells steps of srun at once; what they run ends first, nothing is lost, and the block is let go early."""

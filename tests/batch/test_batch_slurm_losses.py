@@ -77,6 +77,7 @@ def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, 
         assert (status.done, status.failed) == (CALLS, 0)
 
 
+@pytest.mark.long
 def test_preempted_and_cancelled_without_grace_another_block_takes_its_place(make_cluster, world, stream, go):
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), preempt=Preempt.CANCEL))
     with load(world, provider={"gpus": "a10:1"}) as session:
@@ -109,6 +110,7 @@ def test_a_job_that_somebody_cancels_is_replaced(slurm, world, stream, go):
         assert (session.status().failed, session.status().losses) == (0, {"cancelled": 1})
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world, stream, go):
     """Its jobs are dead at once; Slurm notices some seconds later, and requeues."""
@@ -130,6 +132,7 @@ def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world
         status_when(session, lambda status: len(status.pilots) == 2, what="a pilot on n1 again")
 
 
+@pytest.mark.long
 def test_a_job_that_is_put_back_into_the_queue_and_held_is_replaced(slurm, world, stream, go):
     with load(world) as session:
         results = stream()
@@ -146,6 +149,7 @@ def test_a_job_that_is_put_back_into_the_queue_and_held_is_replaced(slurm, world
         assert session.status().failed == 0
 
 
+@pytest.mark.long
 def test_a_node_whose_prolog_fails_does_not_stop_the_others(make_cluster, world, stream, go):
     """Slurm drains it, and puts its jobs back into the queue, held."""
     prolog = world.path / "prolog.sh"
@@ -160,6 +164,7 @@ def test_a_node_whose_prolog_fails_does_not_stop_the_others(make_cluster, world,
         assert "held by Slurm: launch failed requeued held" in story
 
 
+@pytest.mark.long
 def test_a_draining_node_keeps_its_pilot_and_gets_no_other(slurm, world, stream, go):
     with load(world, provider={"gpus": "a10:1"}) as session:
         [block] = status_when(session, running, what="the pilot").jobs
@@ -175,6 +180,7 @@ def test_a_draining_node_keeps_its_pilot_and_gets_no_other(slurm, world, stream,
         assert len(nodes_of(world)) == 2, "its successor is elsewhere"
 
 
+@pytest.mark.long
 def test_an_end_of_the_session_leaves_no_job_behind_whatever_they_do(slurm, world, stream):
     """One runs, one waits."""
     slurm.update_node(["n2", "n3", "n4"], "DRAIN")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from batch.lab.commands import until
 
+pytestmark = pytest.mark.long
+
 PROGRAM = """
 import os, sys
 import stoker

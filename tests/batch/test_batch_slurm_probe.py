@@ -48,6 +48,7 @@ def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
     until(lambda: world.left() == [], what="nothing left")
 
 
+@pytest.mark.long
 def test_a_pilot_that_finds_no_gpu_of_those_that_were_asked_for(make_cluster, world):
     """Slurm has granted one, and no NVML is there to use it by."""
     make_cluster(Shape(gpus=("a10:1",)))
@@ -59,6 +60,7 @@ def test_a_pilot_that_finds_no_gpu_of_those_that_were_asked_for(make_cluster, wo
     until(lambda: world.left() == [], what="nothing left")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM])
 def test_a_probe_that_is_ended_by_a_signal_while_its_job_waits_leaves_nothing(slurm, world, how):
     write_site(world.path, provider={"options": ["--begin=now+600"]})

@@ -53,6 +53,7 @@ def test_a_partition_that_is_down_says_so(slurm, world):
         slurm.run("scontrol", "update", "PartitionName=backfill", "State=UP")
 
 
+@pytest.mark.long
 def test_a_slurmctld_that_hangs_is_told_and_the_block_is_submitted_when_it_goes_on(slurm, world):
     """It accepts connections and is silent; what there is is asked first, so that nothing is submitted meanwhile."""
     slurm.freeze("slurmctld")
@@ -67,6 +68,7 @@ def test_a_slurmctld_that_hangs_is_told_and_the_block_is_submitted_when_it_goes_
         assert len(slurm.queue()) == 1
 
 
+@pytest.mark.long
 def test_sbatch_that_hangs_is_told_and_no_block_is_submitted_twice(slurm, world, monkeypatch):
     """It is given up, and its job is there all the same."""
     slow = world.path / "slow"
@@ -89,6 +91,7 @@ def test_sbatch_that_hangs_is_told_and_no_block_is_submitted_twice(slurm, world,
         assert [line[0] for line in slurm.queue()] == [block.job]
 
 
+@pytest.mark.long
 def test_pilots_go_on_while_slurmctld_is_away(slurm, world):
     with load(world) as session:
         assert stoker.app()(double)(1).result(60) == 2

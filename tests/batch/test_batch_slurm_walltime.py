@@ -12,6 +12,8 @@ from faults.world import count_lines, note
 
 import stoker
 
+pytestmark = pytest.mark.long
+
 CALLS = 120
 """Of half a second each: longer than the first pilot may live."""
 

@@ -12,6 +12,8 @@ import stoker
 from benchmarks.baselines.loading import ROOT
 from stoker.site import BASELINES
 
+pytestmark = pytest.mark.long
+
 LIMIT_S = 90
 
 

@@ -39,6 +39,7 @@ def scripted(made: run.Run, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, 
     monkeypatch.setattr(run, "_IMPORTS", "print(1.5)")
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_leaves_its_numbers(tmp_path: Path) -> None:
     places = ["--out", str(tmp_path), "--kit", str(tmp_path / "none")]
     words = [sys.executable, str(SCRIPT), "--rehearse", *places, "device", "turns"]

@@ -158,6 +158,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.long
 def test_it_runs_on_a_tiny_model_and_goes_on_where_it_was(tmp_path: Path, one_thread: None) -> None:
     asked = ("--quick", "--folder", str(tmp_path))
     first = run(options(asked))

@@ -239,11 +239,13 @@ def test_an_unknown_name_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in said for name in BENCHMARKS)
 
 
+@pytest.mark.long
 def test_noop_side_makes_calls() -> None:
     found = run_side("benchmarks.noop_side", "--executor", "stoker", "--how", "app", "--calls", "100", timeout_s=60)
     assert found["calls_per_s"] > 1
 
 
+@pytest.mark.long
 def test_quick_run(tmp_path: Path) -> None:
     names = ["core_events", "memory_per_call", "taskvine", "zygote"]
     done = subprocess.run(

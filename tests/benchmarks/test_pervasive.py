@@ -29,6 +29,7 @@ KNOWN = Parameters(
 # ---- the fit
 
 
+@pytest.mark.long
 def test_a_search_finds_sets_that_explain_the_static_runs_within_the_bounds() -> None:
     found = next(sets for sets in map(fit.search, range(20)) if any(one.close for one in sets))
     for one in found:
@@ -51,6 +52,7 @@ def test_of_many_sets_the_most_central_and_those_farthest_apart_are_chosen() -> 
     assert fit.chosen([at(10.0, worst=0.04)], 3) == ()  # none is close
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("awareness", "batch"),
     [(Awareness.NONE, 1000), (Awareness.DISK, 100), (Awareness.DISK, 1000), (Awareness.FULL, 100)],
@@ -116,6 +118,7 @@ def test_kinds_that_were_not_fitted_lie_on_a_line_through_those_that_were() -> N
 # ---- predictions
 
 
+@pytest.mark.long
 def test_the_distance_from_a_straight_line_is_what_loads_and_calls_under_way_cost() -> None:
     log = EventLog()
     log.note(0.0, Happened.PILOT_CAME, pilot=0)
@@ -132,6 +135,7 @@ def test_the_distance_from_a_straight_line_is_what_loads_and_calls_under_way_cos
     assert distance(EventLog(), {}).connected == 0.0
 
 
+@pytest.mark.long
 def test_with_full_awareness_more_is_done_while_gpus_vanish() -> None:
     found = {(one.awareness, one.variant): one for one in predict.figure_8(KNOWN)}
     full = found[Awareness.FULL, predict.NONE_LOST].value
@@ -141,6 +145,7 @@ def test_with_full_awareness_more_is_done_while_gpus_vanish() -> None:
     assert [gpus for _, gpus in early.looks][::60] == [0.0, 17.0, 10.0 + 7 - 6, 1.0]
 
 
+@pytest.mark.long
 def test_what_is_done_in_figure_8_tells_which_kind_of_gpu_did_it() -> None:
     partial = next(predict.figure_8(KNOWN))
     begins_s = quick.worker(KNOWN, paper.A10, Awareness.DISK, predict.BATCH)[0]
@@ -153,6 +158,7 @@ def test_what_is_done_in_figure_8_tells_which_kind_of_gpu_did_it() -> None:
 # ---- nodes of several GPUs
 
 
+@pytest.mark.long
 def test_loads_get_faster_when_neighbours_are_gone_and_with_all_there_take_what_was_fitted() -> None:
     found = neighbours.simulate(KNOWN)
     alone = predict.static(KNOWN, paper.Run("", Awareness.DISK, 100, 0.0))

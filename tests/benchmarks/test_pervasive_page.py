@@ -21,6 +21,7 @@ FIRST = KEPT.fits[0].parameters
 LONG_CALLS = [run for run in paper.RUNS if run.batch == 1000 or (run.awareness, run.batch) == (Awareness.FULL, 100)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", LONG_CALLS, ids=lambda run: f"{run.awareness.value}-{run.batch}")
 def test_the_page_has_what_its_parameters_give_in_the_simulator(run: paper.Run) -> None:
     assert fitted.static_row(run, predict.static(FIRST, run)) in (FOLDER / PAGE).read_text()
@@ -57,6 +58,7 @@ def test_figures_are_small() -> None:
         assert picture.stat().st_size < 100_000
 
 
+@pytest.mark.long
 def test_a_quick_reproduction_writes_a_page_and_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--jobs", "1", "--out", str(tmp_path / "new")]) == 0
     page = (tmp_path / "new" / PAGE).read_text()

@@ -195,6 +195,7 @@ def test_a_fixed_cluster_is_paid_for_whole() -> None:
     assert one.costs(MEDIUM, NOBODY) == [pytest.approx(1000.0 * price)] * 3
 
 
+@pytest.mark.long
 def test_the_page_sets_paper_and_ours_side_by_side(tmp_path: Path) -> None:
     of = made()
     page = report.write(of)
@@ -242,6 +243,7 @@ class Again:
         return everything.again(self._runs, GRID, old, baseline=INFLESS, tell=tell, command="the command")
 
 
+@pytest.mark.long
 def test_a_baselines_runs_are_done_again_for_what_a_record_lacks(tmp_path: Path) -> None:
     again = Again(tmp_path, CHOSEN)
     new = again.do()
@@ -265,6 +267,7 @@ def test_a_baselines_runs_are_done_again_for_what_a_record_lacks(tmp_path: Path)
         again.do(msgspec.structs.replace(again.old, runs=others))
 
 
+@pytest.mark.long
 def test_a_baseline_whose_best_setting_is_another_one_now_is_run_with_it(tmp_path: Path) -> None:
     better = {**CHOSEN, Reading.HOLD: tuning.candidates(Reading.HOLD)[3]}
     again = Again(tmp_path, better)
@@ -364,6 +367,7 @@ def test_everything_is_run_once_and_the_paper_is_covered() -> None:
 # ---- the command
 
 
+@pytest.mark.long
 def test_an_evaluation_whose_runs_are_kept_is_written_without_doing_any(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

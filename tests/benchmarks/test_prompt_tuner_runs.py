@@ -29,6 +29,7 @@ def test_a_run_has_all_its_jobs_and_holds_no_more_gpus_than_there_are() -> None:
     assert simulate(case(bank=Bank.NEVER)).banked == 0
 
 
+@pytest.mark.long
 def test_replicas_of_four_gpus_are_held_whole() -> None:
     large = Case((("llama-30b", 3),), 1.0, System("default"), 0, gpus=8)
     found = simulate(large)
@@ -36,6 +37,7 @@ def test_replicas_of_four_gpus_are_held_whole() -> None:
     assert found.held_s >= 4 * 20.0 * found.loads  # no load of it takes less
 
 
+@pytest.mark.long
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     cases = [case(seed=seed) for seed in (0, 1, 0)]
@@ -60,6 +62,7 @@ def test_a_file_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
     assert path.stat().st_size > 50
 
 
+@pytest.mark.long
 def test_over_several_processes_it_is_the_same(tmp_path: Path) -> None:
     cases = [case(seed=seed) for seed in range(3)]
     one = Runs(tmp_path / "one", jobs=1).each(cases, tell=lambda *_: None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from benchmarks.prompt_tuner import grid as grids
 from benchmarks.prompt_tuner.cases import NOBODY, at
@@ -58,6 +59,7 @@ def test_sets_count_that_give_every_anchor_within_the_limit(tmp_path: Path) -> N
     assert first == {good: 3, late: 1, full: 2, dear: 3}, "one that is off costs no further runs"
 
 
+@pytest.mark.long
 def test_where_too_few_count_the_limit_is_raised_and_told(tmp_path: Path) -> None:
     near = (96, 5600.0, 3000.0)  # 23 % fewer are late
     values = dict.fromkeys(SOME, near)
@@ -69,6 +71,7 @@ def test_where_too_few_count_the_limit_is_raised_and_told(tmp_path: Path) -> Non
     assert len(found.admitted) == len(SOME)
 
 
+@pytest.mark.long
 def test_the_last_stage_measures_every_anchor_so_that_the_limit_can_be_raised(tmp_path: Path) -> None:
     values = dict.fromkeys(SOME, (93, 5600.0, 3000.0))  # 25 % fewer are late: over the limit of the last stage
     found = search(GRID, SOME, known(tmp_path, values), tell=tell)

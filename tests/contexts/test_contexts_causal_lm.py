@@ -115,6 +115,7 @@ def test_scores_are_the_log_likelihoods(model: Any, expected: list[list[float]],
     assert close(model.label_scores(PROMPTS, LABELS, batch_size=batch_size), expected)
 
 
+@pytest.mark.long
 def test_scores_of_a_real_model(real: Any, really_expected: list[list[float]]) -> None:
     assert close(real.label_scores(PROMPTS, LABELS, batch_size=16), really_expected)
 
@@ -306,6 +307,7 @@ def test_calls_of_several_threads_are_written_in_one_batch(model: Any) -> None:
     assert after.most_running > 2
 
 
+@pytest.mark.long
 def test_a_call_of_one_prompt_does_not_wait_for_all_of_another_call(model: Any) -> None:
     with ThreadPoolExecutor(2) as threads:
         many = threads.submit(model.generate, PROMPTS * 200, max_new_tokens=30)
@@ -335,6 +337,7 @@ def test_a_prompt_that_the_cache_has_no_room_for_is_refused_before_the_others_ar
     small.close()
 
 
+@pytest.mark.long
 def test_a_program_that_ends_while_its_model_writes_ends_well(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "tiny")
     program = (
@@ -437,6 +440,7 @@ def test_graphs_are_an_option_of_the_continuous_engine() -> None:
         causal_lm(graphs="compile")  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_on_a_cpu_graphs_change_nothing(real: Any, snapshots: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         there = load(causal_lm(graphs=True), snapshots)

@@ -89,6 +89,7 @@ def test_the_load_fails_where_a_runtime_has_to_be_compiled_and_cannot(
     assert not list(snapshot_folder().glob("[!.]*[!k]")), "nothing is kept of it but a lock"
 
 
+@pytest.mark.long
 def test_a_runtime_that_may_be_compiled_and_cannot_computes_as_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_runtime_that_may_be_compiled_and_cannot_computes_as_it_is(
     assert np.allclose(model.embed(TEXTS), load(folder, length=8, compiled=False).embed(TEXTS), atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_node_without_a_compiler_says_so_in_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/no/such/folder")
     monkeypatch.delenv("CXX", raising=False)
@@ -275,6 +277,7 @@ print(json.dumps({"off": off, "graphs": counters["stats"]["unique_graphs"], **co
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1000)  # a real compiler, twice, on a machine that may be busy
 def test_a_second_process_that_starts_from_the_artifact_compiles_nothing(folder: Path, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def shell(tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_the_application_of_the_page_is_found_and_runs(shell, tmp_path):
     folder = tmp_path / "word-scores"
     folder.mkdir()
@@ -70,6 +71,7 @@ def test_the_application_of_the_page_is_found_and_runs(shell, tmp_path):
     assert "--limit N" in shell("stoker run word-scores --help")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
@@ -96,6 +98,7 @@ def test_a_copy_of_a_shipped_application_is_found_and_runs(shell, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["app"] == "my_facts"
 
 
+@pytest.mark.long
 def test_the_commands_of_the_page_that_list_applications_run(shell):
     first, second = block("bash", "lists the applications").splitlines()
     listing = first.partition("#")[0]

@@ -41,6 +41,7 @@ def test_the_fields_that_it_names_are_those_that_are_honoured() -> None:
         assert named == HONOURED[endpoint]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),

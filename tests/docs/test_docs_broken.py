@@ -67,6 +67,7 @@ def test_troubleshooting_lists_the_ways() -> None:
         assert re.search(rf"^\| `{way}` \| .*\({WAYS[way][1]}\)", page, re.MULTILINE), way
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_a_program_that_is_broken_so_is_explained(broken: dict[str, dict[str, Any]], way: str) -> None:
     kind, component, *proof, do = WAYS[way]
@@ -81,6 +82,7 @@ def test_a_program_that_is_broken_so_is_explained(broken: dict[str, dict[str, An
     assert f"  do        {verdict['do']}" in shown
 
 
+@pytest.mark.long
 def test_what_was_done_is_told(broken: dict[str, dict[str, Any]]) -> None:
     assert [what.partition(" not on ")[0] for what in broken["disk"]["verdict"]["done"]] == [
         "ran again, for 15 s",
@@ -90,6 +92,7 @@ def test_what_was_done_is_told(broken: dict[str, dict[str, Any]]) -> None:
     assert broken["code"]["verdict"]["done"] == []
 
 
+@pytest.mark.long
 def test_a_job_that_finds_no_python_on_its_node_is_explained(up: SessionUp, tmp_path: Path) -> None:
     site = tmp_path / "away.toml"
     site.write_text(
@@ -112,6 +115,7 @@ def test_a_job_that_finds_no_python_on_its_node_is_explained(up: SessionUp, tmp_
     assert verdict["do"].startswith("mend [environment] python")
 
 
+@pytest.mark.long
 def test_a_pilot_that_was_killed_is_explained(up: SessionUp) -> None:
     for more in polls(PATIENCE_S):
         pilots = json.loads(up.stoker("status", up.name, "--json"))["status"]["pilots"]

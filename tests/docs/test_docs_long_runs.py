@@ -70,6 +70,7 @@ def test_the_program_is_detached_and_followed_to_its_end(place: Place) -> None:
     assert "run.jsonl has 1,000 results of earlier runs" in place.run(f"{sys.executable} long.py").stderr
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_continues(place: Place) -> None:
     kept = place.folder / "run.jsonl"
     slow = (

@@ -54,6 +54,7 @@ def test_the_options_that_it_names_exist() -> None:
     assert named <= known
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(find_spec, ("openai", "starlette", "uvicorn", "prometheus_client", "torch", "transformers"))),

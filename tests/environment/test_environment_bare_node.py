@@ -41,7 +41,7 @@ def can_hide() -> bool:
     ).returncode
 
 
-pytestmark = pytest.mark.skipif(not can_hide(), reason="mount namespaces need root and unshare(1)")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_hide(), reason="mount namespaces need root and unshare(1)")]
 
 
 def _in_sight(manager: FakeManager, small: SmallEnvironment) -> list[str]:

@@ -39,6 +39,7 @@ def other(small: SmallEnvironment, tmp_path: Path) -> SmallEnvironment:
     return made
 
 
+@pytest.mark.long
 def test_it_runs_from_another_place(small: SmallEnvironment, tmp_path: Path) -> None:
     packed = pack(small)
     folder = tmp_path / "a place"
@@ -140,6 +141,7 @@ def test_editable_installs_of_both_kinds(other: SmallEnvironment, tmp_path: Path
         assert not [name for name in tar.getnames() if "__editable__" in name]
 
 
+@pytest.mark.long
 def test_what_pip_has_put_elsewhere_travels_too(other: SmallEnvironment, tmp_path: Path) -> None:
     """`pip install --target` and PYTHONPATH: the package that is found first is the one that travels."""
     for folder, text in ((tmp_path / "elsewhere", "first"), (other.packages, "second")):
@@ -171,6 +173,7 @@ def test_an_editable_install_that_nobody_knows_is_refused(other: SmallEnvironmen
     assert "pip install /somewhere/odd" in said
 
 
+@pytest.mark.long
 def test_bytecode_goes_along_when_it_is_up_to_date(small: SmallEnvironment, tmp_path: Path) -> None:
     small.run("import compileall, msgspec; compileall.compile_dir(msgspec.__path__[0], quiet=1)")
     folder = tmp_path / "unpacked"
@@ -254,6 +257,7 @@ def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_pa
     assert str(ROOT) not in ran.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     "posix_local" in sysconfig.get_scheme_names(),
     reason="this Python is Debian's: it looks for packages in dist-packages, which no conda environment has",

@@ -79,6 +79,7 @@ def test_refused_and_unknown(manager: ManagerEnd, folder: SessionFolder, slurm: 
     assert manager.hear("b9", ENDED).reason == "cancelled: it was never submitted"
 
 
+@pytest.mark.long
 def test_a_controller_that_goes_away_and_comes_back(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     manager.start_factory()
     manager.submit("b0")
@@ -176,6 +177,7 @@ def test_the_end_cancels_a_job_whose_id_nobody_knows(
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["idle", "before", "after"])
 def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, slurm: FakeSlurm, moment: str) -> None:
     """`before` and `after`: while a submission is on its way to Slurm, and while its answer is on its way back."""
@@ -203,6 +205,7 @@ def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, sl
     assert [job["name"] for job in slurm.jobs().values() if job["id"] != "900"] == ["stoker-k3v9-b0"]
 
 
+@pytest.mark.long
 def test_the_manager_is_killed_and_comes_back_elsewhere(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     manager.start_factory()
     manager.submit("b0")
@@ -216,6 +219,7 @@ def test_the_manager_is_killed_and_comes_back_elsewhere(manager: ManagerEnd, slu
     assert len(manager.hellos) == 2
 
 
+@pytest.mark.long
 def test_a_manager_that_stays_away(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
     write_sites(folder.sites, [slurm_site(lease_s=2.0)])
     factory = manager.start_factory()

@@ -81,6 +81,7 @@ def test_calls_run_in_blocks_and_nothing_is_left(slurm: FakeSlurm, tmp_path: Pat
     assert (session.folder / "jobs-left").read_text() == ""
 
 
+@pytest.mark.long
 def test_two_sites_in_one_session(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     (tmp_path / "here.toml").write_text(LOCAL)
@@ -117,6 +118,7 @@ def fail(slurm: FakeSlurm, job: dict[str, Any]) -> None:
     slurm.put(job["id"], state="NODE_FAIL")
 
 
+@pytest.mark.long
 def test_a_factory_that_is_killed_is_followed_by_another(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
@@ -145,6 +147,7 @@ def test_a_block_that_is_wanted_when_the_factory_has_just_come_again_is_submitte
         assert block_of_this().result(120) == ("b1", True)
 
 
+@pytest.mark.long
 def test_managers_that_die_in_their_first_moments_leave_one_factory_and_it_serves(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:

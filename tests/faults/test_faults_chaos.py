@@ -15,6 +15,8 @@ from faults.world import World, count_lines, is_alive, kill, note
 
 import stoker
 
+pytestmark = pytest.mark.long
+
 CALLS = 2_000
 
 

@@ -78,6 +78,7 @@ def filling_its_disk(path: Path, then: str) -> tuple[subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=100), disk
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
 @pytest.mark.parametrize("then", ["os.kill(os.getpid(), signal.SIGKILL)", "session.stop()"])
 def test_nothing_stays_when_a_program_whose_disk_is_full_is_killed_or_ends(world, tmp_path, then):
@@ -105,6 +106,7 @@ session.stop()
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
 def test_a_manager_that_is_killed_while_the_disk_is_full_comes_back(world, tmp_path):
     """It waited for room to write its lease, and its program lost all calls if that took minutes."""

@@ -59,6 +59,7 @@ def test_an_app_that_writes_to_its_sockets_is_poison_and_good_calls_end(world, t
     assert count_lines(tmp_path / "log") == {"bad": 2}
 
 
+@pytest.mark.long
 def test_an_app_that_takes_its_pilots_along_is_poison_and_good_calls_end(world, tmp_path, site):
     log = str(tmp_path / "log")
 
@@ -96,6 +97,7 @@ def test_an_app_that_takes_its_pilots_along_is_poison_and_good_calls_end(world, 
     assert count_lines(tmp_path / "log") == {"bad": int(found[1])}
 
 
+@pytest.mark.long
 def test_a_call_longer_than_the_walltime_fails_after_two_tries_and_says_what_to_do(world, site, monkeypatch):
     monkeypatch.setenv("PBS_WALLTIME", "8")  # each pilot of this machine ends 8 s after its start
 
@@ -145,6 +147,7 @@ def test_short_calls_do_not_wait_behind_a_long_one_while_a_device_is_idle(world,
         long.cancel()
 
 
+@pytest.mark.long
 def test_short_calls_do_not_wait_behind_one_that_keeps_the_interpreter_to_itself(world, site):
     """A regular expression that goes through all ways to match never lets another thread of its process run."""
 
@@ -173,6 +176,7 @@ lease = "4 s"
 """
 
 
+@pytest.mark.long
 def test_a_block_whose_pilot_is_frozen_is_replaced_and_ends(world, tmp_path):
     (tmp_path / "one.toml").write_text(ONE)
 

@@ -149,6 +149,7 @@ def late_to_meet(context, number, folder):
     return work(context, number, folder)
 
 
+@pytest.mark.long
 def test_a_manager_that_is_killed_between_grant_and_start_costs_nothing(world, site, tmp_path, steps):
     with stoker.load(site, run_dir=str(world.runs)):
         gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(late_to_meet)
@@ -164,6 +165,7 @@ def test_a_manager_that_is_killed_between_grant_and_start_costs_nothing(world, s
     assert len((tmp_path / "loads").read_text().split()) == 2
 
 
+@pytest.mark.long
 def test_gangs_end_once_each_while_anything_is_killed_at_any_moment(world, site, tmp_path, steps):
     chance = random.Random(20261122)
     with stoker.load(site, run_dir=str(world.runs)):

@@ -66,7 +66,7 @@ def wait_until_busy(program):
             return
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 def test_a_program_is_interrupted_at_a_random_moment(world, seed):
     program = world.start(PROGRAM.format(held=None))
     program.stdout.readline()
@@ -139,6 +139,7 @@ def whole(world):
     return list(world.path.glob("runs/*/results.jsonl"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_is_interrupted_again_and_again_and_the_next_one_goes_on(model_world):
     world, chance = model_world, random.Random(11)

@@ -13,6 +13,8 @@ from faults.world import count_lines, kill, note, until
 import stoker
 from stoker.manager.core.state import JOURNAL_LOST
 
+pytestmark = pytest.mark.long
+
 CALLS = 120
 
 
@@ -30,6 +32,7 @@ def cut_journal(world, journal: Path, *, keep: float) -> None:
     kill([manager])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", [0.9, 0.5, 0.02, 0.0])
 def test_every_call_ends_once_and_contexts_stay_hot(session, world, tmp_path, keep):
     log = str(tmp_path / "log")

@@ -87,6 +87,7 @@ def test_a_pilot_is_lost_with_its_calls_and_another_block_goes_on(world, tmp_pat
         until(lambda: len(world.pilot_folders()) == 1, why="the dead pilots' scratch folders are swept")
 
 
+@pytest.mark.long
 def test_a_pilot_that_is_told_to_go_before_anybody_has_looked_at_its_block(session, world):
     """As a preempted one is. It was there, so its block did not fail: the executor starts another."""
     assert stoker.app()(abs)(-1).result(60) == 1
@@ -123,6 +124,7 @@ def test_the_manager_is_killed_in_a_stream_of_calls_and_finished_work_is_not_run
     assert session.status().pilots[0].state == "here"
 
 
+@pytest.mark.long
 def test_a_pilot_that_freezes_is_given_up_and_taken_back_when_it_wakes(world, tmp_path):
     """Its calls may run elsewhere; its context is hot still, and each call ends once."""
     site, begun = tmp_path / "site.toml", tmp_path / "begun"
@@ -149,6 +151,7 @@ def test_a_pilot_that_freezes_is_given_up_and_taken_back_when_it_wakes(world, tm
         assert (status.failed, status.done) == (0, 6)
 
 
+@pytest.mark.long
 def test_a_frozen_manager_delays_and_changes_nothing(session, world):
     def double(number):
         return number * 2
@@ -166,6 +169,7 @@ def test_a_frozen_manager_delays_and_changes_nothing(session, world):
     assert (status.lost_pilots, status.rerun_calls, status.failed) == (0, 0, 0)
 
 
+@pytest.mark.long
 def test_pilot_and_manager_are_killed_together(world, tmp_path):
     log = str(tmp_path / "log")
 
@@ -186,6 +190,7 @@ def test_pilot_and_manager_are_killed_together(world, tmp_path):
     assert sum(runs.values()) <= 1000 + 200, "results that the pilot had not handed over are made again"
 
 
+@pytest.mark.long
 def test_a_manager_that_dies_again_and_again_ends_the_session_with_its_log(session, world):
     @stoker.app()
     def wait():
@@ -251,6 +256,7 @@ def test_the_client_is_killed_and_nothing_is_left_of_its_session(world):
         assert "its client is gone" in file.read()
 
 
+@pytest.mark.long
 def test_manager_and_client_are_killed_together_and_pilots_end_by_themselves(world, tmp_path):
     """Nobody is left to tell the pilot: its lease ends it."""
     site = tmp_path / "site.toml"
@@ -314,6 +320,7 @@ with stoker.load() as session:
 """
 
 
+@pytest.mark.long
 def test_a_program_that_forks_keeps_its_session(world):
     """A child that ends ends nothing of its parent's; one that calls is told why it cannot."""
     program = world.start(FORKS)
@@ -325,6 +332,7 @@ def test_a_program_that_forks_keeps_its_session(world):
     assert program.returncode == 0
 
 
+@pytest.mark.long
 def test_a_manager_that_is_killed_again_and_again_while_calls_end_is_not_given_up(session, world):
     """Fifteen kills, a second and a half apart: more than five in a minute are too many only if nothing is done."""
 

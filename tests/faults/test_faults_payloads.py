@@ -33,6 +33,7 @@ def files_of(session):
     return sorted(path.name for path in (session.folder / "objects").iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_300_mb_argument_and_result(shared, shared_world):
     manager = shared_world.manager()
@@ -457,6 +458,7 @@ def test_calls_that_end_while_nobody_holds_their_future(shared):
     until(lambda: shared.executor.outstanding() == 0)
 
 
+@pytest.mark.long
 def test_many_results_at_once_survive_a_killed_manager(shared, shared_world):
     """Results that the client has not acknowledged come again, and only once."""
 

@@ -74,6 +74,7 @@ def test_a_pilot_is_killed_while_its_call_yields(quick, world, tmp_path, go):
     assert count_lines(log)["begun"] == 3
 
 
+@pytest.mark.long
 def test_a_library_is_killed_while_its_calls_yield_and_a_future_has_the_whole_list(session, world, tmp_path, go):
     log = tmp_path / "log"
 
@@ -112,6 +113,7 @@ def test_the_manager_is_killed_while_calls_yield_and_none_runs_again(session, wo
     assert [count_lines(log) for log in logs] == [{"begun": 1}, {"begun": 1}]
 
 
+@pytest.mark.long
 def test_a_pilot_and_the_manager_are_killed_together(quick, world, tmp_path, go):
     log = tmp_path / "log"
     stream = stoker.stream(count, str(log), COUNT, go)
@@ -134,6 +136,7 @@ def test_a_second_run_that_differs_ends_the_stream_and_says_where(quick, world, 
     until(lambda: quick.status().cancelled == 1, why="the call is cancelled")
 
 
+@pytest.mark.long
 def test_a_second_run_may_differ_where_the_program_says_so(quick, world, tmp_path, go):
     stream = stoker.stream(who, str(tmp_path / "log"), go, rerun_may_differ=True)
     first = [next(stream) for _ in range(10)]

@@ -16,6 +16,7 @@ from faults.world import World, kill, until
 from stoker.apps.prompt_tuning.board import CHECKPOINT, read_board
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "peft")),

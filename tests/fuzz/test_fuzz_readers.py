@@ -16,7 +16,7 @@ from benchmarks.fuzz_inputs import damage
 from benchmarks.fuzz_target import Target
 from benchmarks.fuzz_targets import targets
 
-COUNT = 500
+COUNTS = [100, pytest.param(2000, marks=pytest.mark.long)]
 SEED = 11
 
 
@@ -40,22 +40,24 @@ def by_name(tmp_path: Path) -> dict[str, Target]:
     return {target.name: target for target in targets(tmp_path, seed=SEED)}
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", readers())
-def test_only_declared_errors_come(name: str, by_name: dict[str, Target]) -> None:
+def test_only_declared_errors_come(name: str, count: int, by_name: dict[str, Target]) -> None:
     reader = by_name[name]
     for data in reader.right if reader.complete else ():
         reader.read(data)
     found: list[dict[str, Any]] = []
-    counts = fuzz([reader], count=COUNT, seed=SEED, found=found.append)
+    counts = fuzz([reader], count=count, seed=SEED, found=found.append)
     assert not found, f"{len(found)} finds, the first: {found[0]['data']}\n{found[0]['wrong']}"
     inputs, refused, _ = counts[name]
-    assert inputs == COUNT
+    assert inputs == count
     assert refused > 0 or not reader.declared, "no input was damaged enough to be refused"
 
 
-def test_the_cores_of_a_pilot_keep_their_promises() -> None:
+@pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.long)])
+def test_the_cores_of_a_pilot_keep_their_promises(count: int) -> None:
     found: list[dict[str, Any]] = []
-    live(count=150, seed=SEED, found=found.append)
+    live(count=count, seed=SEED, found=found.append)
     assert not found, found[0]
 
 

@@ -76,6 +76,7 @@ def test_a_batch_is_answered(client):
         api.files.retrieve(done.input_file_id)
 
 
+@pytest.mark.long
 def test_a_batch_goes_on_when_the_gateway_is_killed(client, gateway):
     api = client()
     batch = begin(api, lines(40, max_tokens=60))
@@ -132,6 +133,7 @@ def test_what_is_old_is_removed_but_for_what_a_running_batch_reads(tmp_path):
     assert unused.body["expires_at"] == unused.created_at + KEPT_S
 
 
+@pytest.mark.long
 def test_a_batch_has_the_contexts_of_the_gateway(tmp_path):
     write_tiny_model(tmp_path / "tiny")
     models = tmp_path / "models.toml"

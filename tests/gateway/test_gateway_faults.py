@@ -83,6 +83,7 @@ def test_a_gateway_that_was_killed_is_where_it_was_and_its_models_are_hot(gatewa
     until(lambda: loads(gateway)["calls"]["running"] == 0, why="the calls of the killed gateway end")
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_when_its_pilot_is_killed(gateway, world):
     with client_of(gateway) as client:
         whole = text_of(chat(client, stream=True, max_tokens=700))
@@ -102,6 +103,7 @@ def test_a_gateway_survives_the_manager(gateway, world):
         assert chat(client).choices
 
 
+@pytest.mark.long
 def test_a_gateway_ends_with_its_session_and_the_same_command_serves_again(gateway, world):
     url, session = gateway.url, gateway.session
     subprocess.run([*SERVE, "down", session], cwd=gateway.folder, capture_output=True, timeout=LIMIT_S, check=True)
@@ -121,6 +123,7 @@ def test_a_second_gateway_of_the_same_files_is_told(gateway, world):
         second.start()
 
 
+@pytest.mark.long
 def test_keys_and_their_limits(gateway, world):
     key = keys(world, "add", "ana", "--requests-per-minute", "1", "--concurrent", "1")
     try:
@@ -157,6 +160,7 @@ def _refused_for(client, code):
     return None
 
 
+@pytest.mark.long
 def test_another_interface_wants_keys(gateway, world):
     other = RunningGateway(gateway.folder)
     with pytest.raises(AssertionError, match="stoker serve keys add NAME"):

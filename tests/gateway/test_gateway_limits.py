@@ -45,6 +45,7 @@ def test_no_second_library_is_loaded_however_many_requests_wait(gateway):
     assert max(seen) == 1
 
 
+@pytest.mark.long
 def test_an_idle_model_goes_cold_and_the_next_request_wakes_it(gateway, world):
     assert ask(gateway).choices
     until(lambda: shown(gateway)["state"] == "cold", why="a second of idling is over")

@@ -113,6 +113,7 @@ def test_a_gateway_on_a_unix_socket_answers(gateway, beside, tmp_path):
     assert again.is_alive
 
 
+@pytest.mark.long
 def test_an_idle_connection_outlives_those_that_clients_keep(gateway):
     """HTTPX uses a connection for 5 s after its last request. A gateway that closes it at that time answers nothing."""
     address = httpx.URL(gateway.url)
@@ -130,6 +131,7 @@ def test_an_idle_connection_outlives_those_that_clients_keep(gateway):
         connection.close()
 
 
+@pytest.mark.long
 def test_two_gateways_keep_their_files_and_batches_apart_and_one_may_die(gateway, beside):
     other = beside("other.toml")
     assert (other.session, other.url == gateway.url) == (gateway.session, False)

@@ -58,6 +58,7 @@ def test_the_page_shows_models_devices_queues_and_rates_live(gateway, page, tmp_
     assert page.errors == []
 
 
+@pytest.mark.long
 def test_the_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, world):
     key = keys(world, "add", "ana")
     try:
@@ -75,6 +76,7 @@ def test_the_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, wo
     assert page.errors == []
 
 
+@pytest.mark.long
 def test_the_page_goes_on_when_its_gateway_was_killed(gateway, page):
     page.open(gateway.url)
     until(lambda: row_of(page, "small"), why="the figures")

@@ -203,6 +203,7 @@ def test_a_journal_is_compacted_while_its_session_goes_on(
     assert again.restarts <= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 def test_a_manager_that_is_killed_while_it_compacts_loses_nothing(
     compacting: Callable[[str], Compacting], peers: Peers, folder: SessionFolder, step: str

@@ -100,6 +100,7 @@ def _is_cut(made: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hard", [1024, 0], ids=["hard limit 1,024", "soft limit 1,024"])
 def test_a_thousand_silent_connections_disturb_no_session(
     hard: int, tmp_path: Path, many_files: None, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +156,7 @@ def _seconds_of_status(folder: SessionFolder) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.long
 def test_of_too_many_silent_connections_the_oldest_of_the_address_with_most_is_cut() -> None:
     places = UnprovenConnections()
     places.places.most = 4

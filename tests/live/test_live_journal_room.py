@@ -85,6 +85,7 @@ def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: Sessi
     assert len(submits) == 2, "nothing is in it twice"
 
 
+@pytest.mark.long
 def test_a_manager_that_is_killed_while_the_disk_is_full_loses_nothing(
     manager: Manager, peers: Peers, folder: SessionFolder
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_session_ends_with_its_program_though_the_disk_is_full(
     assert "the last records of the session's journal are not written" in folder.manager_log.read_text()
 
 
+@pytest.mark.long
 def test_an_observer_ends_a_session_though_the_disk_is_full(
     manager: Manager, peers: Peers, folder: SessionFolder
 ) -> None:

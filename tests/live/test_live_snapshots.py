@@ -224,6 +224,7 @@ def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts, t
     assert (told / second).read_text() == "made here"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
     """The first pilot has the model's snapshot from before, or makes it; the second has nothing, and takes it from
@@ -249,6 +250,7 @@ def test_a_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) 
     assert not (hosts.disk("host-1") / "snapshots").exists()  # nothing was converted there
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_runtime_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
     for name in ("torch", "transformers"):

@@ -16,6 +16,7 @@ def _suite():
     return module
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_parsls_own_suite(tmp_path):
     done = _suite().run([], folder=str(tmp_path), limit_s=300)

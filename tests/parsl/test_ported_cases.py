@@ -120,6 +120,7 @@ def test_blocks_that_never_bring_a_pilot_are_the_executors_end(load, local, unti
     assert executor.outstanding() == 0
 
 
+@pytest.mark.long
 def test_a_provider_that_raises_is_the_executors_end_too(load, local):
     provider = local()
     provider.submit = _raise
@@ -133,6 +134,7 @@ def _raise(*args, **kwargs):
     raise RuntimeError("no such partition")
 
 
+@pytest.mark.long
 def test_failed_blocks_can_be_left_to_somebody_else(load, local, until):
     asked = []
     executor = load(
@@ -146,6 +148,7 @@ def test_failed_blocks_can_be_left_to_somebody_else(load, local, until):
 # ---- test_htex/test_connected_blocks, test_scaling/test_scale_down, test_drain
 
 
+@pytest.mark.long
 def test_blocks_come_and_go_and_drain_what_they_run(load, local, until):
     executor = load(provider=local(min_blocks=0, max_blocks=2))
     assert double(1).result(60) == 2
@@ -163,6 +166,7 @@ def test_blocks_come_and_go_and_drain_what_they_run(load, local, until):
     assert [future.result(60) for future in running] == [1.5] * 4
 
 
+@pytest.mark.long
 def test_scaling_in_prefers_idle_blocks(load, local, until, tmp_path):
     executor = load(provider=local(init_blocks=2, max_blocks=2, min_blocks=0), config={"strategy": "none"})
     until(lambda: len(executor.ask_status().pilots) == 2)
@@ -176,6 +180,7 @@ def test_scaling_in_prefers_idle_blocks(load, local, until, tmp_path):
     assert busy.result(60) is None
 
 
+@pytest.mark.long
 def test_idle_blocks_are_scaled_in_by_parsls_strategy(load, local, until):
     executor = load(provider=local(min_blocks=0), config={"max_idletime": 0.5})
     assert double(1).result(60) == 2
@@ -187,6 +192,7 @@ def test_idle_blocks_are_scaled_in_by_parsls_strategy(load, local, until):
 # ---- test_htex/test_manager_failure, test_worker_failure, test_missing_worker
 
 
+@pytest.mark.long
 def test_a_lost_pilot_costs_no_call_and_is_replaced(load, until):
     executor = load()
     pilot = my_pilot().result(60)
@@ -199,6 +205,7 @@ def test_a_lost_pilot_costs_no_call_and_is_replaced(load, until):
     assert executor.ask_status().lost_pilots == 1
 
 
+@pytest.mark.long
 def test_a_killed_library_fails_its_call_and_no_other(load):
     load()
 
@@ -215,6 +222,7 @@ def test_a_killed_library_fails_its_call_and_no_other(load):
         gone.result(60)
 
 
+@pytest.mark.long
 def test_a_killed_manager_is_started_again_and_nothing_is_lost(load, until, caplog):
     executor = load()
     assert double(1).result(60) == 2
@@ -243,6 +251,7 @@ def test_a_manager_that_cannot_run_ends_the_executor_with_its_log(load, until):
 # ---- test_monitoring
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("app", [python_app, stoker.app])
 def test_monitoring_gets_tasks_and_no_resources(load, tmp_path, app, monkeypatch):
     pytest.importorskip("sqlalchemy")
@@ -262,6 +271,7 @@ def test_monitoring_gets_tasks_and_no_resources(load, tmp_path, app, monkeypatch
         assert db.execute("select count(*) from block where status = 'RUNNING'").fetchone()[0] >= 1
 
 
+@pytest.mark.long
 def test_calls_report_to_monitoring_by_the_radio_that_was_named(load, tmp_path, monkeypatch):
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("STOKER_TESTS_MONITORING", "1")
@@ -344,6 +354,7 @@ def test_a_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode
     assert sorted(future.result() for future in later.memo_lookup_table.values()) == [3, 4], "the file is whole"
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_cannot_be_written_costs_no_result(load, tmp_path, caplog):
     @python_app(cache=True)
     def double(number):
@@ -355,6 +366,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_no_result(load, tmp_path, cap
     assert "a result of double cannot be kept" in caplog.text
 
 
+@pytest.mark.long
 def test_executors_side_by_side(load, local):
     other = StokerExecutor(label="other", provider=local())
     load(others=(ThreadPoolExecutor(label="threads"), other))
@@ -396,6 +408,7 @@ class PutsInPlace(Staging):
         return wrapped
 
 
+@pytest.mark.long
 def test_a_file_that_parsl_brings_within_the_call_is_there_for_an_app_of_ours(load, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     load(storage_access=[PutsInPlace()])

@@ -50,6 +50,7 @@ def test_apps_maps_and_contexts_run_in_the_named_folder_too(load, tmp_path):
     assert all(os.path.samefile(folder, tmp_path / "here") for folder in where)
 
 
+@pytest.mark.long
 def test_a_map_runs_on_the_executor_that_its_app_names(load, local):
     load(others=(StokerExecutor(label="other", provider=local()),))
 
@@ -79,6 +80,7 @@ def test_a_map_refuses_what_it_does_not_heed_and_says_what_was_not_tried_again(l
     )
 
 
+@pytest.mark.long
 def test_a_block_that_is_scaled_in_is_cancelled_when_its_time_is_over(load, local, until):
     executor = load(provider=local(min_blocks=0), drain_s=0.5, config={"strategy": "none"})
     future = nap(300)
@@ -118,6 +120,7 @@ def test_arguments_that_are_ignored_for_the_cache(load):
     assert who(2, label="b").result(60) == (2, "b")
 
 
+@pytest.mark.long
 def test_the_manager_listens_in_the_range_of_ports(load, tmp_path):
     site = tmp_path / "site.toml"
     site.write_text('[session]\nports = "23400-23460"\n')
@@ -127,6 +130,7 @@ def test_the_manager_listens_in_the_range_of_ports(load, tmp_path):
     assert 23400 <= port <= 23460
 
 
+@pytest.mark.long
 def test_a_program_that_clears_parsl_itself_can_load_again(tmp_path):
     stoker.load(run_dir=str(tmp_path))
     parsl.clear()

@@ -87,6 +87,7 @@ def test_a_call_that_takes_all_descriptors_keeps_its_exception_and_the_next_runs
     assert served.results(served.run(_open_one, [()], library=2)) == [True]
 
 
+@pytest.mark.long
 def test_a_call_that_fails_of_what_short_calls_before_it_left_open_is_tried_elsewhere(served: FakeManager) -> None:
     """Short calls share a look at the process: one of them took the last descriptor just before this one."""
     served.ready(recipe(_limited))
@@ -113,6 +114,7 @@ def test_files_in_rings_of_references_do_not_end_a_library(served: FakeManager) 
     assert served.results(served.run(_pid, [()])) == first
 
 
+@pytest.mark.long
 def test_a_loader_that_leaves_hardly_any_descriptors_is_not_loaded_again_and_again(served: FakeManager) -> None:
     def load() -> None:
         _limited()

@@ -247,6 +247,7 @@ def test_a_loader_that_hangs(served: FakeManager) -> None:
     assert "load_limit" in left.failure.message
 
 
+@pytest.mark.long
 def test_a_loader_that_eats_more_memory_than_it_declared(served: FakeManager) -> None:
     def eat() -> bytes:
         data = b"x" * 400_000_000
@@ -349,6 +350,7 @@ def _started(manager: FakeManager) -> bool:
     return any(running(path) for path in manager.base.glob("scratch/stoker-*/pilot-*/lib-1/running"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("awareness", [Awareness.NONE, Awareness.DISK])
 def test_without_awareness_each_library_is_a_fresh_interpreter_for_one_call(
     served: FakeManager, awareness: Awareness
@@ -593,6 +595,7 @@ if "stoker.pilot.main" in sys.orig_argv:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("patch", [NO_FORK, NO_ZYGOTE])
 def test_a_pilot_that_can_make_no_process_is_to_blame_and_not_the_context(
     manager: FakeManager, tmp_path: Path, patch: str
@@ -624,6 +627,7 @@ def _leave_a_thread_behind(begins: str) -> None:
 SOON = "from stoker.pilot.core import limits; limits.UNBEGUN_S = 2.0"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stuck", ["thread", "stopped"])
 def test_a_library_that_begins_no_call_ends_and_its_calls_run_elsewhere(
     manager: FakeManager, stuck: str, tmp_path: Path

@@ -35,8 +35,8 @@ def run(guard: ReadOnly, policies: Policies, arrivals: Sequence[Arrival]) -> Non
 
 @pytest.mark.parametrize("name", [*SHIPPED, *BASELINES])
 def test_no_policy_writes_into_the_view(guard: ReadOnly, name: str) -> None:
-    plain = [Arrival(2.0 * n, "llm", items=2) for n in range(6)]
-    jobs = [Arrival(10.0 * n, "llm", items=20, deadline_s=60.0, gang=(1, 4)) for n in range(4)]
+    plain = [Arrival(2.0 * n, "llm", items=2) for n in range(4)]
+    jobs = [Arrival(10.0 * n, "llm", items=20, deadline_s=60.0, gang=(1, 4)) for n in range(2)]
     run(guard, policy(name).make(), sorted([*plain, *jobs], key=lambda each: each.at_s))
     assert ASKED - guard.questions <= {"dispatch.dry", "dispatch.place"}  # rounds decide about all, under some
 

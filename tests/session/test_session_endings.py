@@ -125,6 +125,7 @@ def test_a_signal_ends_a_probe_with_its_session(world: World, how: int) -> None:
     until(lambda: not world.of("stoker.manager.main"))
 
 
+@pytest.mark.long
 def test_a_probe_that_is_killed_leaves_a_session_that_ends_by_itself(world: World) -> None:
     process, folder = probe(world)
     process.kill()

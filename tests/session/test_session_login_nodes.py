@@ -111,6 +111,7 @@ def test_a_manager_on_another_login_node_is_refused_and_told_where_the_first_one
     assert nodes.holder() == "login1"
 
 
+@pytest.mark.long
 def test_when_a_login_node_is_gone_another_one_goes_on_with_the_session(nodes: LoginNodes) -> None:
     first = nodes.first("login1")
     journal = nodes.folder.journal.stat().st_ino
@@ -124,6 +125,7 @@ def test_when_a_login_node_is_gone_another_one_goes_on_with_the_session(nodes: L
     assert second.poll() is None
 
 
+@pytest.mark.long
 def test_of_two_that_follow_at_once_where_locks_do_not_reach_one_has_the_session(nodes: LoginNodes) -> None:
     nodes.crash(nodes.first("login1"))
     both = {host: nodes.start(host, patience_s=3.0) for host in ("login2", "login3")}
@@ -149,6 +151,7 @@ def test_one_that_was_frozen_and_followed_stops_when_it_wakes(nodes: LoginNodes)
     assert "no longer the session's: its manager is pid 1 on login2" in nodes.folder.manager_log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not allowed(*A_DAY_APART), reason="a clock of its own needs unshare --time")
 def test_clocks_that_differ_or_jump_make_no_second_manager(nodes: LoginNodes) -> None:
     first = nodes.first("login1")

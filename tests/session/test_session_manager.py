@@ -161,6 +161,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 def test_a_manager_on_another_machine_keeps_its_session_while_it_renews_and_loses_it_when_frozen(
     managers: Managers,
 ) -> None:
@@ -266,6 +267,7 @@ def test_a_kept_session_outlives_its_clients_and_their_calls_do_not(managers: Ma
     pilot.close()
 
 
+@pytest.mark.long
 def test_a_session_that_nobody_uses_ends(managers: Managers) -> None:
     process = managers.start("--detached", "--idle", "0.5")
     assert process.wait(PATIENCE_S) == 0

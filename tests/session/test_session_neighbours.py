@@ -15,6 +15,8 @@ from session.test_session_up import start, stoker
 from stoker.protocol.session import find_session
 from stoker.protocol.to_client import Status
 
+pytestmark = pytest.mark.long
+
 PROGRAM = """
 import sys, time
 import stoker
@@ -91,6 +93,7 @@ def both(world: World, tmp_path: Path) -> tuple[Neighbour, Neighbour]:
     return Neighbour(world, tmp_path), Neighbour(world, tmp_path)
 
 
+@pytest.mark.long
 def test_sessions_of_one_host_share_what_they_fetched_and_do_not_feel_each_others_end(
     world: World, both: tuple[Neighbour, Neighbour]
 ) -> None:

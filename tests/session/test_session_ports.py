@@ -114,6 +114,7 @@ def test_a_session_whose_port_another_session_has_by_now_is_lost_and_comes_back_
     assert set(states(world).values()) == {"over"}
 
 
+@pytest.mark.long
 def test_where_another_session_has_its_only_port_it_says_which_and_can_be_ended_all_the_same(world: World) -> None:
     lost = up(world, free_ports())
     name, port = lost.read().session, port_of(lost)
@@ -137,6 +138,7 @@ def test_where_another_session_has_its_only_port_it_says_which_and_can_be_ended_
     assert said.returncode == 0, said.stderr
 
 
+@pytest.mark.long
 def test_a_listener_that_is_no_manager_does_not_keep_a_session_from_coming_back(world: World) -> None:
     first = free_ports(2)
     lost = up(world, first, first + 1)
@@ -174,6 +176,7 @@ def test_a_manager_that_is_frozen_is_there(manager: Manager, monkeypatch: pytest
     assert presence.is_up(manager.folder)
 
 
+@pytest.mark.long
 def test_a_manager_that_comes_back_and_does_not_listen_yet_is_not_up_and_not_gone(
     manager: Manager, folder: SessionFolder, tmp_path: Path
 ) -> None:
@@ -278,6 +281,7 @@ def test_a_manager_on_another_machine_whose_lease_stands_still_is_gone(
     assert not presence.is_up(folder)
 
 
+@pytest.mark.long
 def test_no_second_manager_starts_beside_one_on_another_machine_that_cannot_be_reached(
     folder: SessionFolder, elsewhere: psutil.Process
 ) -> None:

@@ -218,6 +218,7 @@ with stoker.load(session=sys.argv[1]):
 """
 
 
+@pytest.mark.long
 def test_a_module_that_registers_itself_in_the_process_may_be_edited(up: Up) -> None:
     """It cannot be imported twice in one process, so the functions of the new one run in a fresh library."""
     for number in (1, 2):
@@ -264,6 +265,7 @@ with stoker.load(session=sys.argv[1]):
 """
 
 
+@pytest.mark.long
 def test_programs_that_each_have_a_module_of_one_name_never_run_anothers(up: Up, tmp_path: Path) -> None:
     """Fresh eyes found it: a pickle in a call was opened with the other program's class, and with slots a third of the
     calls imported the other program's module."""
@@ -324,6 +326,7 @@ def test_a_manager_that_is_killed_comes_back_under_a_running_program(up: Up) -> 
     assert up.holder().token != before.token
 
 
+@pytest.mark.long
 def test_attach_brings_back_a_manager_whose_keeper_is_dead_too(up: Up) -> None:
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
     up.kill_managers()
@@ -344,6 +347,7 @@ def test_attach_brings_back_a_manager_whose_keeper_is_dead_too(up: Up) -> None:
     assert count_lines(up.log) == {"loaded": 1, "pilot": 1, "call": 1}
 
 
+@pytest.mark.long
 def test_those_who_bring_it_back_at_the_same_time_find_the_one_that_came(up: Up) -> None:
     up.kill_managers()
     with ThreadPoolExecutor(3) as all_at_once:
@@ -353,6 +357,7 @@ def test_those_who_bring_it_back_at_the_same_time_find_the_one_that_came(up: Up)
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
 
 
+@pytest.mark.long
 def test_one_that_is_killed_while_it_comes_back_is_started_once_more(up: Up) -> None:
     up.kill_managers()
     with ThreadPoolExecutor(1) as aside:
@@ -372,6 +377,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_where_another_one_came_first_and_is_killed_before_it_listens_it_is_started_once_more(up: Up) -> None:
     """The soak found it: the program that joined failed with "already has a manager"."""
     up.kill_managers()
@@ -388,6 +394,7 @@ def test_where_another_one_came_first_and_is_killed_before_it_listens_it_is_star
         assert coming.result(90).token == up.holder().token
 
 
+@pytest.mark.long
 def test_joining_brings_it_back_as_well(up: Up) -> None:
     up.kill_managers()
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
@@ -439,6 +446,7 @@ def test_down_ends_one_whose_files_are_damaged(world: World, tmp_path: Path, dam
     world.empty()
 
 
+@pytest.mark.long
 def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> None:
     up = Up(world, start(world), log=tmp_path / "calls.log")
     until(lambda: up.status().pilots, limit_s=60)
@@ -450,6 +458,7 @@ def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> No
     assert world.left() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_downs_at_the_same_time_all_say_that_it_has_ended(world: World, tmp_path: Path, is_dead: bool) -> None:
     """The later ones got no answer, or found that the session which they started again was over."""
@@ -475,6 +484,7 @@ def coming_up(world: World, held: Held) -> subprocess.Popen[str]:
     return coming
 
 
+@pytest.mark.long
 def test_ctrl_c_before_the_manager_listens_leaves_nothing(world: World) -> None:
     coming = coming_up(world, Held(world, MANAGER))
     kill(pids := world.of(MANAGER), signal.SIGSTOP)
@@ -503,6 +513,7 @@ def test_ctrl_c_while_the_first_block_is_waited_for_says_that_the_session_is_up(
     world.empty()
 
 
+@pytest.mark.long
 def test_a_session_that_is_idle_ends_and_leaves_nothing(world: World) -> None:
     (world.path / "one.toml").write_text(SITE)
     stoker(world, "up", "one.toml", "--idle", "4 s")

@@ -59,6 +59,7 @@ def test_promises_that_hold_make_exit_code_0(world):
     assert not list((world.home / "site-tests").iterdir()), "a run without a failure keeps no folder"
 
 
+@pytest.mark.long
 def test_a_site_without_gpus_fails_once_and_tries_nothing_else(world):
     machine = Machine(world.path)
     code, report = prove(world, GPUS, "", **machine.environment)
@@ -70,6 +71,7 @@ def test_a_site_without_gpus_fails_once_and_tries_nothing_else(world):
     assert {(each.verdict, each.why) for each in others} == {(PromiseVerdict.NOT_TRIED, "no pilot started")}
 
 
+@pytest.mark.long
 def test_a_gpu_that_takes_one_process_is_said_and_not_shared(world):
     gpus = {"mode": 3}, {"name": "NVIDIA TITAN X", "memory": 12e9}
     report = prove_gpus(world, *gpus, chosen="starts or two_devices or share")
@@ -78,6 +80,7 @@ def test_a_gpu_that_takes_one_process_is_said_and_not_shared(world):
     assert of(report, "a context over two devices").why == "no pilot here has two devices of one kind"
 
 
+@pytest.mark.long
 def test_a_part_of_a_gpu_is_a_device_of_its_kind(world):
     part = {"uuid": "MIG-0", "name": "MIG 1g.5gb", "memory": 5e9}
     report = prove_gpus(world, {"mig": [part]})
@@ -86,11 +89,13 @@ def test_a_part_of_a_gpu_is_a_device_of_its_kind(world):
     assert "PyTorch" in of(report, LEDGER).why
 
 
+@pytest.mark.long
 def test_a_gpu_that_others_may_not_use_is_named(world):
     report = prove_gpus(world, {"mode": 2})
     assert "GPU 0 was left out: its compute mode is PROHIBITED" in of(report, STARTS).why
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_driver_that_hangs_is_named(world):
     report = prove_gpus(world, {}, hangs="all")
@@ -98,12 +103,14 @@ def test_a_driver_that_hangs_is_named(world):
     assert of(report, SEES).why == "no pilot started"
 
 
+@pytest.mark.long
 def test_memory_that_other_processes_hold_is_said(world):
     report = prove_gpus(world, {"used": {"1": 20e9}})
     assert report.devices == ("1 x NVIDIA A10 with 24.0 GB", "NVIDIA A10, shared, 20.0 GB held by other processes")
     assert of(report, SEES).verdict is PromiseVerdict.HOLDS
 
 
+@pytest.mark.long
 def test_a_site_without_scratch_says_which_folder(world):
     text = '[pilot]\ndevices = "cpu:1"\nscratch = "/proc/nowhere"\n'
     _, report = prove(world, text, "starts or is_hot")
@@ -111,6 +118,7 @@ def test_a_site_without_scratch_says_which_folder(world):
     assert of(report, "a context loads once").why == "no pilot started"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_batch_system_that_does_not_answer_is_named(world):
     commands = world.path / "commands"
@@ -141,6 +149,7 @@ def test_an_expression_that_selects_no_test_is_an_error(world, chosen):
     assert f"no test of the site suite matches -k {chosen!r}" in err
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_nothing_and_shows_what_was_known(world):
     process = start(world, '[pilot]\ndevices = "cpu:1"\n')
     assert process.stderr is not None

@@ -144,6 +144,7 @@ def test_more_blocks_than_calls_can_use_are_not_advised(store: PerformanceStore)
     assert found.best_blocks <= 4
 
 
+@pytest.mark.long
 def test_pilots_that_are_lost_cost_time(store: PerformanceStore) -> None:
     measure(store)
     site, work = batch('walltime = "24 h"'), Work("verify", "verify", 1000)
@@ -218,6 +219,7 @@ def test_calls_that_are_simulated_as_one_fit_into_a_walltime_many_times() -> Non
     assert calls_as_one(work, devices=1000, walltime_s=3600.0, each_s=0.1) == 2
 
 
+@pytest.mark.long
 def test_calls_that_are_longer_than_a_pilot_lives_are_never_done(store: PerformanceStore) -> None:
     measure(store, run_s=100.0)
     site, work = batch('walltime = "1 min"'), Work("verify", "verify", 200)

@@ -16,7 +16,9 @@ import suite_guard
 
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
-        config.add_cleanup(suite_guard.Guard().close)
+        guard = suite_guard.Guard()
+        config.pluginmanager.register(guard)
+        config.add_cleanup(guard.close)
 """
 
 STARTS_CHILDREN = """
@@ -40,8 +42,10 @@ def tests(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _start(folder: Path, *, wait_s: float, options: list[str], words: list[list[str]]) -> subprocess.Popen[bytes]:
-    text = STARTS_CHILDREN.replace("WAIT_S", str(wait_s)).replace("WORDS", repr(words))
+def _start(
+    folder: Path, *, wait_s: float, options: list[str], words: list[list[str]], program: str = STARTS_CHILDREN
+) -> subprocess.Popen[bytes]:
+    text = program.replace("WAIT_S", str(wait_s)).replace("WORDS", repr(words))
     (folder / "test_children.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "test_children.py"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ["PYTHONPATH"]])}
@@ -68,4 +72,31 @@ def test_finished_pytest_leaves_no_process(tests: Path) -> None:
     run = _start(tests, wait_s=0, options=[], words=[*ORDINARY, *STUBBORN])
     children = _children(tests, run)
     assert run.wait(timeout=60) == 0
+    assert not any(map(is_alive, children))
+
+
+HANGS_IN_A_FIXTURE = """
+import pathlib, subprocess, time
+import pytest
+
+@pytest.fixture
+def stubborn():
+    yield
+    while True:
+        time.sleep(1)
+
+def test_that_starts_children(stubborn):
+    children = [subprocess.Popen(words) for words in WORDS]
+    pathlib.Path("part").write_text(" ".join(str(child.pid) for child in children))
+    pathlib.Path("part").rename("children")
+    time.sleep(WAIT_S)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["alone", "workers"])
+def test_interrupted_pytest_ends_although_a_fixture_hangs(tests: Path, options: list[str]) -> None:
+    run = _start(tests, wait_s=600, options=options, words=[*ORDINARY, *STUBBORN], program=HANGS_IN_A_FIXTURE)
+    children = _children(tests, run)
+    run.send_signal(signal.SIGINT)
+    run.wait(timeout=60)
     assert not any(map(is_alive, children))

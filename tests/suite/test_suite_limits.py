@@ -66,6 +66,7 @@ def suite(tmp_path):
         "suite_compiling.py",
         "suite_guard.py",
         "suite_limits.py",
+        "suite_long.py",
         "suite_order.py",
         "file_seconds.json",
     ):
@@ -104,6 +105,7 @@ def test_a_test_that_hangs_is_ended_with_stacks_and_its_processes_and_the_run_go
     until(lambda: not is_alive(pid), why="the process of the test that hung is killed")
 
 
+@pytest.mark.long
 def test_a_test_that_no_signal_reaches_ends_its_worker_and_another_one_goes_on(suite):
     ran = run(suite, HANGS_IN_C, LIMIT, "-o", "faulthandler_timeout=6", "-n", "1")
     assert "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
@@ -111,6 +113,7 @@ def test_a_test_that_no_signal_reaches_ends_its_worker_and_another_one_goes_on(s
     assert "time.sleep(600)" in ran.stderr or "test_that_no_signal_reaches" in ran.stderr
 
 
+@pytest.mark.long
 def test_a_slow_test_may_take_longer(suite):
     slow = HANGS.replace("def test_that_hangs", "@pytest.mark.slow\ndef test_that_hangs").replace("600", "4")
     ran = run(suite, slow, LIMIT)

@@ -17,7 +17,14 @@ TESTS = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def suite(tmp_path):
     (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "suite_compiling.py", "suite_guard.py", "suite_limits.py", "suite_order.py"):
+    for name in (
+        "conftest.py",
+        "suite_compiling.py",
+        "suite_guard.py",
+        "suite_limits.py",
+        "suite_long.py",
+        "suite_order.py",
+    ):
         shutil.copy(TESTS / name, tmp_path / "tests")
     shutil.copy(TESTS.parent / "pyproject.toml", tmp_path)
     (tmp_path / "tests" / "file_seconds.json").write_text('{"test_b.py": 30, "test_gone.py": 9}')
@@ -51,6 +58,7 @@ def test_the_longest_file_of_the_last_run_begins(suite):
     assert run(suite) == "abc", "each is quick now"
 
 
+@pytest.mark.long
 def test_what_files_take_is_written_for_those_who_never_ran_them(suite):
     (suite / "sleep-c").touch()
     run(suite, "--write-seconds")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("src", "apps", "contexts", "manager", "pilot", "site-configs", "tests/site")
 OUTSIDE = ("reproduce", "benchmarks", "pervasive/", "infless", "elastic_flow", "scattered", "forgetful")

@@ -7,6 +7,8 @@ import pytest
 from benchmarks.network import why_not
 from benchmarks.paired import run_side
 
+pytestmark = pytest.mark.long
+
 SIZE = 12_000_000
 
 

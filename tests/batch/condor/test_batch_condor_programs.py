@@ -81,6 +81,7 @@ def test_a_call_runs_in_a_slot_with_what_the_site_asks_for(pool, world):
     assert pool.queued() == []
 
 
+@pytest.mark.long
 def test_an_evicted_pilot_costs_no_call(pool, world):
     """A path with blanks and quotes is no hurdle, either."""
     folder = world.path / 'it\'s a "path"'
@@ -123,6 +124,7 @@ def machine_of(ad):
     return ad["RemoteHost"].rstrip("@").rpartition("@")[2]
 
 
+@pytest.mark.long
 def test_a_condor_master_that_is_killed_costs_no_call(pool, world):
     """Its starters end and execute folders are cleared; the pilots live on until they see it."""
     with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
@@ -139,6 +141,7 @@ def test_a_condor_master_that_is_killed_costs_no_call(pool, world):
     assert pool.queued() == []
 
 
+@pytest.mark.long
 def test_a_machine_that_dies_is_replaced_although_condor_says_that_its_job_runs(make_pool, world):
     pool = make_pool(machine("n1"), machine("n2"))
     site = write_site(world.path)
@@ -157,6 +160,7 @@ def test_a_machine_that_dies_is_replaced_although_condor_says_that_its_job_runs(
         assert "the batch system still says that its job runs" in str(session.explain(block.block))
 
 
+@pytest.mark.long
 def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, world):
     why = "Error from slot1_1@n1: Job has gone over memory limit of 2048 megabytes."
     with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
@@ -180,6 +184,7 @@ HOG = """python3 -c 'import time; held = b"1" * 600_000_000; time.sleep(600)' &"
 """What a job runs beside its pilot, and what takes more memory than the job asked for."""
 
 
+@pytest.mark.long
 def test_a_pool_that_releases_held_jobs_does_not_run_them_forever(make_pool, world):
     pool = make_pool(machine("n1"), hold_over_memory=True, release_s=2)
     provider = f"memory = \"256 MB\"\nworker_init = '''{HOG}'''"
@@ -244,6 +249,7 @@ def needed(name: str, *, known: frozenset[str] = frozenset()) -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_machines_that_see_nothing_of_ours_get_everything_sent(pool, world, small):
     site = write_site(world.path, provider="shared_files = false", more='[environment]\nkind = "packed"')
     (world.path / "program.py").write_text(PROGRAM)

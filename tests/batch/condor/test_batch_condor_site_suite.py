@@ -7,6 +7,8 @@ from batch.condor.machines import machine
 from batch.condor.test_batch_condor_programs import write_site
 from batch.test_batch_site_suite import NOT_TRIED, prove
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.slow
 def test_every_promise_holds_on_htcondor(make_pool, world):

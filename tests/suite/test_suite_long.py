@@ -1,0 +1,93 @@
+"""The suite itself: long tests run with --long, all with --all, and each property tries few examples in a short run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from suite_long import SHORT_EXAMPLES
+
+TESTS = Path(__file__).resolve().parents[1]
+
+FILE = """
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+def note(name):
+    with open("ran", "a") as file:
+        file.write(name + " ")
+
+@given(st.integers())
+def test_property(number):
+    note("property")
+
+@settings(max_examples=FEW)
+@given(st.integers())
+def test_small(number):
+    note("small")
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        note("machine")
+
+    @rule()
+    def step(self):
+        pass
+
+TestMachine = Machine.TestCase
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [1, 2])
+def test_long(number):
+    note("long")
+
+def test_short():
+    note("short")
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    (tmp_path / "tests").mkdir()
+    for path in [*TESTS.glob("suite_*.py"), TESTS / "conftest.py", TESTS / "file_seconds.json"]:
+        shutil.copy(path, tmp_path / "tests")
+    shutil.copy(TESTS.parent / "pyproject.toml", tmp_path)
+    (tmp_path / "tests" / "test_one.py").write_text(FILE.replace("FEW", str(SHORT_EXAMPLES)))
+    return tmp_path
+
+
+def run(suite: Path, *options: str) -> dict[str, int]:
+    """How often each test ran."""
+    (suite / "ran").unlink(missing_ok=True)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environ["STOKER_SNAPSHOTS"] = str(suite)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options], cwd=suite, capture_output=True, text=True, timeout=90, env=environ
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = (suite / "ran").read_text().split()
+    return {name: names.count(name) for name in names}
+
+
+def test_each_test_runs_in_the_short_or_in_the_long_part(suite: Path) -> None:
+    short, long = run(suite), run(suite, "--long")
+    assert set(short) == {"property", "small", "machine", "short"}
+    assert short["property"] <= SHORT_EXAMPLES
+    assert short["machine"] <= SHORT_EXAMPLES + 5, "Hypothesis makes a few more machines than examples"
+    assert set(long) == {"long", "property", "machine"}
+    assert long["long"] == 2
+    assert long["property"] == 100
+    assert long["machine"] >= 100
+    assert set(run(suite, "--all")) == set(short) | set(long)
+
+
+def test_a_long_test_that_is_named_runs(suite: Path) -> None:
+    assert run(suite, "tests/test_one.py::test_long") == {"long": 2}
+    assert run(suite, "tests/test_one.py::test_long[2]") == {"long": 1}
