@@ -84,7 +84,7 @@ gpu-kit: ## wheels for `make gpu` on a machine without a network, into .gpu-kit 
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu/kit.py $(ARGS)
 
 fuzz: $(STAMP) ## ten million damaged inputs for every reader of frames and files (ten minutes); make fuzz ARGS="--count 100000"
-	$(BIN)/python -m benchmarks.fuzz $(ARGS)
+	$(BIN)/python -m benchmarks.reliability.fuzz $(ARGS)
 
 reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/reproduction/ anew (hours; what is done is kept)
 	$(BIN)/python -m benchmarks.pervasive $(ARGS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.facts import Facts
+from benchmarks.harness import Facts
 from benchmarks.prompt_tuner import bars, drawing, everything, paper, readings, report, texts, tuning
 from benchmarks.prompt_tuner.__main__ import LOOK, PAGE, main
 from benchmarks.prompt_tuner.bars import Bar
