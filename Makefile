@@ -65,15 +65,15 @@ gpu-kit: ## wheels for `make gpu` on a machine without a network, into .gpu-kit 
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu/kit.py $(ARGS)
 
 fuzz: $(STAMP) ## ten million damaged inputs for every reader of frames and files (ten minutes); make fuzz ARGS="--count 100000"
-	$(BIN)/python -m benchmarks.fuzz $(ARGS)
+	$(BIN)/python -m benchmarks.reliability.fuzz $(ARGS)
 
 reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/reproduction/ anew (hours; what is done is kept)
-	$(BIN)/python -m benchmarks.pervasive $(ARGS)
-	$(BIN)/python -m benchmarks.prompt_tuner $(TUNER_ARGS)
+	$(BIN)/python -m benchmarks.papers.pervasive $(ARGS)
+	$(BIN)/python -m benchmarks.papers.prompt_tuner $(TUNER_ARGS)
 	$(BIN)/python -m benchmarks.quotes
-	$(BIN)/python -m benchmarks.slinfer --table all --skip
-	$(BIN)/python -m benchmarks.arlo --table all --skip
-	$(BIN)/python -m benchmarks.schedmate.scheduling --skip
+	$(BIN)/python -m benchmarks.papers.slinfer --table all --skip
+	$(BIN)/python -m benchmarks.papers.arlo --table all --skip
+	$(BIN)/python -m benchmarks.papers.schedmate.scheduling --skip
 
 format: $(STAMP) ## put the code into its format, and mend what the linter can mend
 	$(BIN)/ruff format .

@@ -16,39 +16,26 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import (
+from benchmarks import page
+from benchmarks.engine import (
     awareness,
     concurrent_requests,
-    embeddings,
     fact_batches,
-    fidelity,
-    journal,
-    live_models,
     manager_core,
-    model_switch,
     noop,
-    openai_batch,
-    page,
-    preemption,
-    prompt_bank,
-    prompt_groups,
-    prompt_quality,
-    recovery,
-    scheduling_rounds,
-    simulator,
-    step_times,
     streams,
     taskvine,
     transfers,
-    tune_start,
-    tuning_times,
     turns,
-    vanishing,
     zygote,
 )
-from benchmarks.facts import Clock, Facts
-from benchmarks.slinfer import decisions
-from benchmarks.table import Table, passes, show
+from benchmarks.harness import Clock, Facts
+from benchmarks.papers.slinfer import decisions
+from benchmarks.reliability import journal, preemption, recovery, vanishing
+from benchmarks.scale import fidelity, scheduling_rounds, simulator
+from benchmarks.serving import embeddings, live_models, model_switch, openai_batch, step_times
+from benchmarks.tables import Table, passes, show
+from benchmarks.tuning import prompt_bank, prompt_groups, prompt_quality, tune_start, tuning_times
 
 BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     noop.NAME: (noop.TITLE, noop.measure),

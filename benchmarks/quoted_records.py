@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks import prompt_quality
-from benchmarks.facts import Facts
-from benchmarks.paired import spread
-from benchmarks.table import Line, Table
-from benchmarks.words import row
+from benchmarks.harness import Facts, spread
+from benchmarks.tables import Line, Table, row
+from benchmarks.tuning import prompt_quality
 
 RECORDS = Path(__file__).parent / "records"
 _HTEX = "python_app, calls/s"

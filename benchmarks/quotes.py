@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import quoted_records
-from benchmarks.paired import ROOT
-from benchmarks.pervasive import report as context
-from benchmarks.pervasive.__main__ import RECORD as CONTEXT_RECORD
-from benchmarks.pervasive.__main__ import read as read_context
-from benchmarks.prompt_tuner import bars, paper, readings
-from benchmarks.prompt_tuner.cases import INFLESS, MEDIUM, NOBODY, System
-from benchmarks.prompt_tuner.grid import read_grid
-from benchmarks.prompt_tuner.page import Page
-from benchmarks.prompt_tuner.readings import Condition, Reading
-from benchmarks.prompt_tuner.record import Record, read
-from benchmarks.prompt_tuner.report import RECORD as TUNER_RECORD
-from benchmarks.prompt_tuner.report_sets import again_anchored
-from benchmarks.prompt_tuner.summary import Evaluation, evaluations, over, show
-from benchmarks.words import row
+from benchmarks.harness import ROOT
+from benchmarks.papers.pervasive import report as context
+from benchmarks.papers.pervasive.__main__ import RECORD as CONTEXT_RECORD
+from benchmarks.papers.pervasive.__main__ import read as read_context
+from benchmarks.papers.prompt_tuner import bars, paper, readings
+from benchmarks.papers.prompt_tuner.cases import INFLESS, MEDIUM, NOBODY, System
+from benchmarks.papers.prompt_tuner.grid import read_grid
+from benchmarks.papers.prompt_tuner.page import Page
+from benchmarks.papers.prompt_tuner.readings import Condition, Reading
+from benchmarks.papers.prompt_tuner.record import Record, read
+from benchmarks.papers.prompt_tuner.report import RECORD as TUNER_RECORD
+from benchmarks.papers.prompt_tuner.report_sets import again_anchored
+from benchmarks.papers.prompt_tuner.summary import Evaluation, evaluations, over, show
+from benchmarks.tables import row
 from stoker.manager.study.statistics import estimate
 
 FOLDER = ROOT / "docs" / "reproduction"

@@ -55,8 +55,8 @@ def model(answer: Answer, place: Place) -> None:
 
 def turns(answer: Answer, _: Place) -> None:
     """What it costs that libraries on one device take turns: iterations of 20 ms on a core."""
-    from benchmarks.paired import run_side
-    from benchmarks.turns import _CASES, SIDE
+    from benchmarks.engine.turns import _CASES, SIDE
+    from benchmarks.harness import run_side
 
     total = 16 if REHEARSAL else 100
     for case, (count, how) in _CASES.items():

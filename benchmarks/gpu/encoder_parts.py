@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import stoker
-from benchmarks.embeddings_side import texts, write_model
 from benchmarks.gpu.place import REHEARSAL, Answer, Place
+from benchmarks.serving.embeddings import texts, write_model
 from stoker import encoder as encoder_recipe
 from stoker import encoder_family
 

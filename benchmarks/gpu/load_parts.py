@@ -23,7 +23,7 @@ from benchmarks.gpu.place import PINNED, REHEARSAL, Answer, Place, device_memory
 from stoker import causal_lm, context
 
 CLAIMS = 16
-"""Claims of a call, as in benchmarks/awareness.py."""
+"""Claims of a call, as in benchmarks/engine/awareness.py."""
 _READY = re.compile(r"ready: ([0-9.]+) s to start, ([0-9.]+) s to load")
 _OWN = re.compile(r", in ([0-9.]+) (ms|s)(?: \(|$)")
 _STREAM = re.compile(r"of weights in .*?, ([0-9.]+) GB/s")

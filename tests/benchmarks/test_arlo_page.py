@@ -7,14 +7,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.arlo import records, report, summary, tables, texts
-from benchmarks.arlo.__main__ import main
-from benchmarks.arlo.cases import ARLO, ARLO_EVEN, ARLO_GLOBAL, DT, INFAAS, INFAAS_SHORT, ST, Case, Measures, Result
-from benchmarks.arlo.intervals import Interval
-from benchmarks.arlo.overheads import Measured, SolvingTime
-from benchmarks.arlo.records import Records
-from benchmarks.arlo.tables import TABLES
-from benchmarks.arlo.workload import missing
+from benchmarks.papers.arlo import records, report, summary, tables, texts
+from benchmarks.papers.arlo.__main__ import main
+from benchmarks.papers.arlo.cases import (
+    ARLO,
+    ARLO_EVEN,
+    ARLO_GLOBAL,
+    DT,
+    INFAAS,
+    INFAAS_SHORT,
+    ST,
+    Case,
+    Measures,
+    Result,
+)
+from benchmarks.papers.arlo.intervals import Interval
+from benchmarks.papers.arlo.overheads import Measured, SolvingTime
+from benchmarks.papers.arlo.records import Records
+from benchmarks.papers.arlo.tables import TABLES
+from benchmarks.papers.arlo.workload import missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 here = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -146,7 +157,7 @@ def test_every_table_names_cases_that_are_told_apart() -> None:
 def test_without_its_data_it_is_skipped_or_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("benchmarks.arlo.__main__.missing", lambda: "no tweets")
+    monkeypatch.setattr("benchmarks.papers.arlo.__main__.missing", lambda: "no tweets")
     assert main(["--skip", "--out", str(tmp_path)]) == 0
     assert main(["--out", str(tmp_path)]) == 2
     assert "no tweets" in capsys.readouterr().err

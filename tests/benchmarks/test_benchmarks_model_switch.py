@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import model_switch
-from benchmarks.model_switch_side import first_piece
-from benchmarks.table import Verdict
+from benchmarks.serving import model_switch
+from benchmarks.serving.model_switch import first_piece
+from benchmarks.tables import Verdict
 
 
 @pytest.mark.parametrize(("copied_s", "verdict"), [(1.0, Verdict.MET), (2.0, Verdict.MISSED)])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.prompt_bank import table_of
-from benchmarks.prompt_bank_side import judge
+from benchmarks.tuning.prompt_bank import judge, table_of
 
 
 def found(scores: list[int]) -> dict[str, object]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from benchmarks.prompt_groups import CLUSTER_COUNTS, groupings, similarities, table_of
+from benchmarks.tuning.prompt_groups import CLUSTER_COUNTS, groupings, similarities, table_of
 from stoker.tuning.bank.candidate import Candidate
 
 

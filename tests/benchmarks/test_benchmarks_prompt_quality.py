@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.prompt_quality import interval, table_of
-from benchmarks.prompt_quality_side import (
+from benchmarks.tables import Verdict
+from benchmarks.tuning.prompt_quality import interval, table_of
+from benchmarks.tuning.prompt_quality_side import (
     CHOSEN,
     Settings,
     crossing,
@@ -22,8 +23,7 @@ from benchmarks.prompt_quality_side import (
     spread_of,
     target,
 )
-from benchmarks.prompt_tasks import TASKS
-from benchmarks.table import Verdict
+from benchmarks.tuning.prompt_tasks import TASKS
 
 CURVE = [(0, 5.0), (3, 3.0), (6, 2.0), (9, 1.0)]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fact_batches, manager_core, noop, page, results, taskvine
+from benchmarks import page, results
 from benchmarks.__main__ import BENCHMARKS, conclude, main
-from benchmarks.facts import Facts
-from benchmarks.lacking import lacks
-from benchmarks.paired import ROOT, ratios, run_side, take_turns
-from benchmarks.table import Bar, Line, Table, Verdict, passes, show
+from benchmarks.engine import fact_batches, manager_core, noop, taskvine
+from benchmarks.harness import ROOT, Facts, ratios, run_side, take_turns
+from benchmarks.results import lacks
+from benchmarks.tables import Bar, Line, Table, Verdict, passes, show
 
 FAST, SLOW = Bar(at_least=4), Bar(at_most=0.6)
 
@@ -228,7 +228,7 @@ def test_memory_bar(resident: float, verdict: Verdict, monkeypatch: pytest.Monke
 
 def test_a_side_that_fails_is_no_number() -> None:
     with pytest.raises(RuntimeError, match="--executor"):
-        run_side("benchmarks.noop_side", "--executor", "nobody's", "--how", "app")
+        run_side("benchmarks.engine.noop", "--executor", "nobody's", "--how", "app")
 
 
 def test_an_unknown_name_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,7 +240,7 @@ def test_an_unknown_name_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_noop_side_makes_calls() -> None:
-    found = run_side("benchmarks.noop_side", "--executor", "stoker", "--how", "app", "--calls", "100", timeout_s=60)
+    found = run_side("benchmarks.engine.noop", "--executor", "stoker", "--how", "app", "--calls", "100", timeout_s=60)
     assert found["calls_per_s"] > 1
 
 

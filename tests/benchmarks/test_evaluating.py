@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.evaluating import exit_status
+from benchmarks.papers.common import exit_status
 from stoker.errors import StokerError
 
 

@@ -1,12 +1,12 @@
-"""The requests of `benchmarks.live_models`, its simulation, and what its table says; no session is started."""
+"""The requests of `benchmarks.serving.live_models`, its simulation, and what its table says; no session is started."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks import live_models, live_models_world
-from benchmarks.live_models_world import MODELS, Machine, choose_rate, objective_of, requests_at, simulate
-from benchmarks.table import Verdict
+from benchmarks.serving import live_models, live_models_world
+from benchmarks.serving.live_models_world import MODELS, Machine, choose_rate, objective_of, requests_at, simulate
+from benchmarks.tables import Verdict
 from stoker.contexts.step_times import StepCell, StepTimes
 
 DECODE = tuple(StepCell(rows, 128, 0.01 + 0.001 * rows) for rows in (1, 4, 16, 64))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.pervasive import fit, neighbours, paper, predict, quick, shares, worlds
-from benchmarks.pervasive.fit import Fit
-from benchmarks.pervasive.parameters import BOUNDS, Parameters, possible
-from benchmarks.pervasive.proportion import distance
+from benchmarks.papers.pervasive import fit, neighbours, paper, predict, quick, shares, worlds
+from benchmarks.papers.pervasive.fit import Fit
+from benchmarks.papers.pervasive.parameters import BOUNDS, Parameters, possible
+from benchmarks.papers.pervasive.proportion import distance
 from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.log import EventLog, Happened
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.pervasive import claims, fitted, gains, paper, predict, report, scenario_files
-from benchmarks.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read
-from benchmarks.pervasive.found import at_most
-from benchmarks.pervasive.predict import Prediction
+from benchmarks.papers.pervasive import claims, fitted, gains, paper, predict, report, scenario_files
+from benchmarks.papers.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read
+from benchmarks.papers.pervasive.found import at_most
+from benchmarks.papers.pervasive.predict import Prediction
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study.running import run_all
 from stoker.manager.study.scenario import load_scenario, shipped

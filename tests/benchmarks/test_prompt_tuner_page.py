@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.facts import Facts
-from benchmarks.prompt_tuner import bars, drawing, everything, paper, readings, report, texts, tuning
-from benchmarks.prompt_tuner.__main__ import LOOK, PAGE, main
-from benchmarks.prompt_tuner.bars import Bar
-from benchmarks.prompt_tuner.cases import (
+from benchmarks.harness import Facts
+from benchmarks.papers.prompt_tuner import bars, drawing, everything, paper, readings, report, texts, tuning
+from benchmarks.papers.prompt_tuner.__main__ import LOOK, PAGE, main
+from benchmarks.papers.prompt_tuner.bars import Bar
+from benchmarks.papers.prompt_tuner.cases import (
     ELASTIC_FLOW,
     HEAVY,
     HIGH,
@@ -28,18 +28,18 @@ from benchmarks.prompt_tuner.cases import (
     at,
     of_bank,
 )
-from benchmarks.prompt_tuner.everything import Extent
-from benchmarks.prompt_tuner.grid import every_choice, read_grid
-from benchmarks.prompt_tuner.page import Page
-from benchmarks.prompt_tuner.readings import Condition, Reading
-from benchmarks.prompt_tuner.record import KeptRun, Record, keep, read
-from benchmarks.prompt_tuner.report_kept import apart_at_the_same_cost
-from benchmarks.prompt_tuner.report_sets import still_within
-from benchmarks.prompt_tuner.result import Result
-from benchmarks.prompt_tuner.runs import Runs
-from benchmarks.prompt_tuner.search import Anchored, Searched
-from benchmarks.prompt_tuner.summary import evaluations
-from benchmarks.prompt_tuner.tuning import Search
+from benchmarks.papers.prompt_tuner.everything import Extent
+from benchmarks.papers.prompt_tuner.grid import every_choice, read_grid
+from benchmarks.papers.prompt_tuner.page import Page
+from benchmarks.papers.prompt_tuner.readings import Condition, Reading
+from benchmarks.papers.prompt_tuner.record import KeptRun, Record, keep, read
+from benchmarks.papers.prompt_tuner.report_kept import apart_at_the_same_cost
+from benchmarks.papers.prompt_tuner.report_sets import still_within
+from benchmarks.papers.prompt_tuner.result import Result
+from benchmarks.papers.prompt_tuner.runs import Runs
+from benchmarks.papers.prompt_tuner.search import Anchored, Searched
+from benchmarks.papers.prompt_tuner.summary import evaluations
+from benchmarks.papers.prompt_tuner.tuning import Search
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.statistics import MeanEstimate
 
@@ -48,7 +48,7 @@ GRID = read_grid()
 SETS = tuple(every_choice(GRID)[:2])
 CHOSEN = {reading: tuning.candidates(reading)[0] for reading in Reading}
 SEEDS, FEW = (11, 12, 13), (11, 12)
-FACTS = Facts("python -m benchmarks.prompt_tuner", "abc", "a machine", "2026-11-26", (0.5, 1.0))
+FACTS = Facts("python -m benchmarks.papers.prompt_tuner", "abc", "a machine", "2026-11-26", (0.5, 1.0))
 Late = Callable[[Group, System], int]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.schedmate import estimates_side
-from benchmarks.schedmate.estimates_side import BAR, HELD_OUT, collection, constants, estimated, facts_of, shares
+from benchmarks.papers.schedmate import estimates_side
+from benchmarks.papers.schedmate.estimates_side import BAR, HELD_OUT, collection, constants, estimated, facts_of, shares
 
 
 def test_run_times_of_the_held_out_recipes_meet_the_bar_and_no_constant_comes_near():

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.schedmate.scheduling import drawing, intervals, records, report, settings, systems
-from benchmarks.schedmate.scheduling.__main__ import main
-from benchmarks.schedmate.scheduling.intervals import Interval
-from benchmarks.schedmate.scheduling.records import ErrorFacts, Records, WindowFacts
-from benchmarks.schedmate.scheduling.simulate import Measures, Task
-from benchmarks.schedmate.scheduling.systems import FIFO, OURS, Case
-from benchmarks.schedmate.scheduling.trace import Job, Window, missing
+from benchmarks.papers.schedmate.scheduling import drawing, intervals, records, report, settings, systems
+from benchmarks.papers.schedmate.scheduling.__main__ import main
+from benchmarks.papers.schedmate.scheduling.intervals import Interval
+from benchmarks.papers.schedmate.scheduling.records import ErrorFacts, Records, WindowFacts
+from benchmarks.papers.schedmate.scheduling.simulate import Measures, Task
+from benchmarks.papers.schedmate.scheduling.systems import FIFO, OURS, Case
+from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 here = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -86,7 +86,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace of one window, in which nothing waits."""
     window = Window("a", 0, tuple(Job(float(n), 60.0, 1) for n in range(4)))
     monkeypatch.setattr(records, "windows", lambda: (window,))
-    monkeypatch.setattr("benchmarks.schedmate.scheduling.simulate.windows", lambda: (window,))
+    monkeypatch.setattr("benchmarks.papers.schedmate.scheduling.simulate.windows", lambda: (window,))
 
 
 def test_a_case_is_run_once_and_again_when_its_code_has_changed(
@@ -114,7 +114,7 @@ def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
 def test_without_its_data_it_is_skipped_or_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("benchmarks.schedmate.scheduling.__main__.missing", lambda: "no jobs")
+    monkeypatch.setattr("benchmarks.papers.schedmate.scheduling.__main__.missing", lambda: "no jobs")
     assert main(["--skip", "--out", str(tmp_path)]) == 0
     assert main(["--out", str(tmp_path)]) == 2
     assert "no jobs" in capsys.readouterr().err

@@ -16,10 +16,10 @@ from scheduling_replay import in_order, least_attained
 from benchmarks.baselines.loading import policy
 from benchmarks.baselines.shortest_first import fifo, shortest_first
 from benchmarks.baselines.tiresias import tiresias
-from benchmarks.schedmate.scheduling import errors, settings, systems
-from benchmarks.schedmate.scheduling.simulate import call_of, completion_times_s, predictions
-from benchmarks.schedmate.scheduling.systems import Case
-from benchmarks.schedmate.scheduling.trace import Job, Window, missing, windows, windows_of
+from benchmarks.papers.schedmate.scheduling import errors, settings, systems
+from benchmarks.papers.schedmate.scheduling.simulate import call_of, completion_times_s, predictions
+from benchmarks.papers.schedmate.scheduling.systems import Case
+from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing, windows, windows_of
 from stoker.chance import Stream
 from stoker.manager.core.seams import Policies
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.slinfer import data, records, report, summary
-from benchmarks.slinfer.cases import SLINFER, SLLM, SLLM_C, SLLM_CS, Case, Result
-from benchmarks.slinfer.measures import TTFT_POINTS_S, KindUse, Measures
-from benchmarks.slinfer.paper import SIZES
-from benchmarks.slinfer.records import Records
-from benchmarks.slinfer.sampling import Sampled
-from benchmarks.slinfer.tables import TABLES
+from benchmarks.papers.slinfer import data, records, report, summary
+from benchmarks.papers.slinfer.cases import SLINFER, SLLM, SLLM_C, SLLM_CS, Case, Result
+from benchmarks.papers.slinfer.measures import TTFT_POINTS_S, KindUse, Measures
+from benchmarks.papers.slinfer.paper import SIZES
+from benchmarks.papers.slinfer.records import Records
+from benchmarks.papers.slinfer.sampling import Sampled
+from benchmarks.papers.slinfer.tables import TABLES
 
 here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import tuning_times
-from benchmarks.table import Verdict
+from benchmarks.tables import Verdict
+from benchmarks.tuning import tuning_times
 
 
 def side(*, lookup_s: float) -> dict[str, object]:

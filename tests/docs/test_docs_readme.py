@@ -11,7 +11,7 @@ from docs.pages import ROOT, programs, text_of
 from benchmarks.quotes import quotes
 
 README = text_of("README.md")
-BENCHMARKS = text_of("benchmarks/README.md") + text_of("benchmarks/results.md")
+BENCHMARKS = text_of("benchmarks/README.md") + text_of("benchmarks/RESULTS.md")
 
 
 def test_readme_has_at_most_900_words_and_a_first_program() -> None:

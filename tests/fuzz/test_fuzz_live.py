@@ -12,7 +12,7 @@ import pytest
 from fake_manager import FakeManager, recipe
 from live.peers import Manager, Peer, pilot_hello, session_folder
 
-from benchmarks.fuzz_inputs import damage, value_of
+from benchmarks.reliability.fuzz_inputs import damage, value_of
 from stoker.contexts.recipe import BARE
 from stoker.errors import ProtocolError
 from stoker.protocol import to_client, to_manager, to_pilot, wire

@@ -1,4 +1,5 @@
-"""No event of the right types makes the manager's core raise, whatever its values (see `benchmarks.fuzz_manager`).
+"""No event of the right types makes the manager's core raise, whatever its values (see
+`benchmarks.reliability.fuzz_manager`).
 
 `STOKER_FUZZ_EVENTS=1000000 pytest tests/fuzz/test_fuzz_manager_core.py` gives it so many.
 """
@@ -10,7 +11,7 @@ import random
 
 import pytest
 
-from benchmarks import fuzz_manager
+from benchmarks.reliability import fuzz_manager
 
 SEEDS = 8
 EVENTS = max(300, int(os.environ.get("STOKER_FUZZ_EVENTS", "0")) // SEEDS)

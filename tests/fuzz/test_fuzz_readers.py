@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fuzz import fuzz, live
-from benchmarks.fuzz_inputs import damage
-from benchmarks.fuzz_target import Target
-from benchmarks.fuzz_targets import targets
+from benchmarks.reliability.fuzz import fuzz, live
+from benchmarks.reliability.fuzz_inputs import Target, damage
+from benchmarks.reliability.fuzz_targets import targets
 
 COUNT = 500
 SEED = 11

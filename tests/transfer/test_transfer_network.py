@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.network import why_not
-from benchmarks.paired import run_side
+from benchmarks.engine.network import why_not
+from benchmarks.harness import run_side
 
 SIZE = 12_000_000
 
@@ -20,7 +20,7 @@ def _network() -> None:
 @pytest.mark.slow
 def test_an_object_leaves_its_host_once() -> None:
     found = run_side(
-        "benchmarks.transfers_side", "--pilots", "3", "--bytes", str(SIZE), "--rate", "100mbit", timeout_s=300
+        "benchmarks.engine.transfers", "--pilots", "3", "--bytes", str(SIZE), "--rate", "100mbit", timeout_s=300
     )
     assert SIZE <= found["origin_bytes"] <= 1.1 * SIZE
     assert found["origin_bytes"] + found["peer_bytes"] >= 3 * SIZE
@@ -30,7 +30,15 @@ def test_an_object_leaves_its_host_once() -> None:
 def test_pilots_that_cannot_reach_each_other_go_to_the_source_and_status_says_so() -> None:
     """Two hosts that reach manager and seed; what one sends to the other is lost without a word."""
     found = run_side(
-        "benchmarks.transfers_side", "--pilots", "2", "--bytes", str(SIZE), "--rate", "1gbit", "--parted", timeout_s=200
+        "benchmarks.engine.transfers",
+        "--pilots",
+        "2",
+        "--bytes",
+        str(SIZE),
+        "--rate",
+        "1gbit",
+        "--parted",
+        timeout_s=200,
     )
     assert found["origin_bytes"] == 2 * SIZE
     assert found["peer_bytes"] == 0

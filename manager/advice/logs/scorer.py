@@ -1,7 +1,7 @@
 """The learned part of the classifier: logistic regression over facts of a failure, from `scorer.json`.
 
-`python -m benchmarks.schedmate train` makes the file, with NumPy, from the training part of the labelled corpus. Here
-it is only applied, in plain Python: a login node needs no NumPy.
+`python -m benchmarks.papers.schedmate train` makes the file, with NumPy, from the training part of the labelled
+corpus. Here it is only applied, in plain Python: a login node needs no NumPy.
 """
 
 from __future__ import annotations

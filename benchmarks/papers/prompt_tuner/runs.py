@@ -1,0 +1,121 @@
+"""Many runs, over all cores. What is done is kept in a folder, by the case and by the code that it depends on: an
+evaluation that was stopped goes on where it was, and one after a change of a policy begins anew.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+import stoker.manager
+from benchmarks.papers.prompt_tuner.cases import Case
+from benchmarks.papers.prompt_tuner.result import Result
+from benchmarks.papers.prompt_tuner.simulate import simulate
+from stoker.errors import StokerError
+from stoker.manager.sim.run import SimulationError
+from stoker.manager.study.workers import DiedError, Tell, Workers
+from stoker.whole_files import draft_of
+
+_MANAGER = Path(stoker.manager.__file__).parent
+_HERE = Path(__file__).parent
+_MATTERS = (
+    *(_MANAGER / name for name in ("core", "policies", "sim")),
+    _HERE.parents[1] / "baselines",
+    *(_HERE / f"{name}.py" for name in ("jobs", "parameters", "paper", "result", "simulate", "worlds")),
+)
+"""Files and folders whose code decides what comes of a case."""
+
+Found = dict[Case, Result]
+
+
+class Runs:
+    """The outcomes of runs, kept in a folder. `jobs` processes make the runs that are missing."""
+
+    def __init__(self, folder: Path, *, jobs: int) -> None:
+        self._folder = folder
+        self._jobs = jobs
+        self._code = code_digest()
+
+    def each(self, cases: Iterable[Case], *, tell: Callable[[int, int], None]) -> Found:
+        """What comes of the cases. `tell` hears how many of how many are done. Raises SimulationError."""
+        every = list(dict.fromkeys(cases))
+        found = {case: kept for case in every if (kept := self._kept(case)) is not None}
+        for case, result in self._do([case for case in every if case not in found]):
+            found[case] = result
+            self.keep(case, result)
+            tell(len(found), len(every))
+        return found
+
+    def keep(self, case: Case, result: Result) -> None:
+        """Write down what came of a case."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with draft_of(self._path(case)) as draft:
+            draft.write_bytes(msgspec.json.encode(_Kept(case, result)))
+
+    def _do(self, todo: list[Case]) -> Iterator[tuple[Case, Result]]:
+        if self._jobs <= 1 or len(todo) <= 1:
+            yield from (_do(case, _deaf) for case in todo)
+            return
+        try:
+            with Workers(_do, count=min(self._jobs, len(todo))) as workers:
+                yield from workers.each(todo, hear=_deaf)
+        except DiedError as error:
+            raise SimulationError(f"the process that simulated {error.task} died ({error.how})") from None
+
+    def _path(self, case: Case) -> Path:
+        digest = blake2b(self._code + msgspec.json.encode(case), digest_size=12).hexdigest()
+        return self._folder / f"{digest}.json"
+
+    def _kept(self, case: Case) -> Result | None:
+        try:
+            kept = msgspec.json.decode(self._path(case).read_bytes(), type=_Kept)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return kept.result
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """A file of the folder. The case is for people who look into it."""
+
+    case: Case
+    result: Result
+
+
+def code_digest() -> bytes:
+    """The same as long as the code is that a case's result depends on; its words may change."""
+    digest = blake2b(digest_size=12)
+    for part in _MATTERS:
+        for path in sorted(part.rglob("*.py")) if part.is_dir() else [part]:
+            digest.update(path.name.encode() + b"\0" + _without_words(path.read_text()).encode())
+    return digest.digest()
+
+
+def _without_words(text: str) -> str:
+    """A module without its comments and docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _do(case: Case, tell: Tell) -> tuple[Case, Result]:  # noqa: ARG001 (Workers)
+    try:
+        return case, simulate(case)
+    except StokerError as error:
+        raise SimulationError(f"{case}: {error}") from error
+    except Exception as error:
+        raise SimulationError(f"{case}: {type(error).__name__}: {error}") from error
+
+
+def _deaf(*_: object) -> None:
+    pass
