@@ -1,18 +1,59 @@
-"""What the programs that write the pages on papers are asked with.
-
-How the evaluation of a paper ends: its exit status, and what is said of a stop or a failure.
-"""
+"""What the evaluations of papers share: their options, their results by release, their exit status."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol, TypeVar
 
+import msgspec
+
+import stoker
 from stoker.errors import StokerError
 
-# ---- asking
+RELEASE = stoker.__version__
+"""What results are kept with: a run is made once a release."""
+
+T = TypeVar("T")
+
+
+class Named(Protocol):
+    """A case: its name says all that decides its result."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Released(Protocol):
+    """A result, with the release that computed it."""
+
+    @property
+    def release(self) -> str: ...
+
+
+C = TypeVar("C", bound=Named)
+R = TypeVar("R", bound=Released)
+
+
+def read_results(path: Path, kind: type[T]) -> T | None:
+    """What a file keeps; None without a file. Raises ValueError for a file that holds no results."""
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} holds no results: {error}; remove it, and all is computed anew") from error
+
+
+def unknown(cases: Iterable[C], known: Callable[[C], R | None]) -> list[C]:
+    """Each case once whose known result, if any, is of another release."""
+    return [
+        case
+        for case in {case.name: case for case in cases}.values()
+        if (result := known(case)) is None or result.release != RELEASE
+    ]
 
 
 def number(*, most: int) -> Callable[[str], int]:
@@ -24,9 +65,6 @@ def number(*, most: int) -> Callable[[str], int]:
         return int(text)
 
     return read
-
-
-# ---- evaluating
 
 
 def exit_status(evaluate: Callable[[], int], *, what: str, kept: Path, missing: str = "", skip: bool = False) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.papers import common
 from benchmarks.papers.schedmate.scheduling import drawing, intervals, records, report, settings, systems
 from benchmarks.papers.schedmate.scheduling.__main__ import main
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
@@ -29,7 +30,7 @@ def test_the_records_have_every_case_and_every_window() -> None:
     of = Records(FOLDER / "schedmate.json")
     assert {result.case.name for result in of.kept.runs} == {case.name for case in systems.cases()}
     assert {len(result.windows) for result in of.kept.runs} == {len(of.kept.windows)}
-    assert len({result.code for result in of.kept.runs}) == 1, "all by the same code"
+    assert len({result.release for result in of.kept.runs}) == 1, "all by one release"
     assert of.kept.fixed_on == settings.FIXED_ON
 
 
@@ -59,7 +60,7 @@ def with_ratio(folder: Path, ratio: float) -> Records:
         factors = (0.5, 0.5, 0.5, ratio, ratio, ratio) if case.system == OURS else (1.0,) * 6
         means = [factor * (100.0 + place) for place, factor in enumerate(factors)]
         found = [(Task(case, place), Measures(mean, 1.0, 1.0, 1.0, 0), 0.0, 0) for place, mean in enumerate(means)]
-        of._keep(case, "", found)
+        of._keep(case, found)
     of.kept.errors = {system: ErrorFacts(0.9, 0.8) for system in systems.ERRORS}
     return of
 
@@ -89,7 +90,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.papers.schedmate.scheduling.simulate.windows", lambda: (window,))
 
 
-def test_a_case_is_run_once_and_again_when_its_code_has_changed(
+def test_a_case_is_run_once_and_again_by_another_release(
     tmp_path: Path, ran: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases, told = [Case(FIFO, 0.8), Case(OURS, 0.8, 1)], list[str]()
@@ -100,7 +101,7 @@ def test_a_case_is_run_once_and_again_when_its_code_has_changed(
     (found,) = Records(path).get(cases[0]).windows
     assert found.mean_s == pytest.approx(60.0, abs=0.3)
     assert Records(path).kept.windows[0].gpus == (8, 8, 8)
-    monkeypatch.setattr(records, "code_digest", lambda: "another")
+    monkeypatch.setattr(common, "RELEASE", "another")
     Records(path).bring(cases[:1], jobs=1, tell=told.append)
     assert len(told) == 3
 

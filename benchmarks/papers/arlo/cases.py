@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import ROOT
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.demand import best_allocation, demands, even_allocation
 from benchmarks.papers.arlo.dispatch import (
@@ -24,6 +21,7 @@ from benchmarks.papers.arlo.profile import LONGEST, LatencyProfile, lengths_of
 from benchmarks.papers.arlo.queues import Served, serve
 from benchmarks.papers.arlo.scaling import Allocator, Headroom, Reallocation, TargetTracking, percentile
 from benchmarks.papers.arlo.workload import Trace, Workload, trace_of
+from benchmarks.papers.common import RELEASE
 from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
 
 RS, ILB, IG, PACK_ANY, PACK_SHORTEST = "rs", "ilb", "ig", "pack any", "pack shortest"
@@ -105,10 +103,10 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of a case. `code`: the digest of what computed it; `took_s`: seconds of a core, without the trace."""
+    """What came of a case. `release`: of Stoker, that computed it; `took_s`: seconds of a core, without the trace."""
 
     case: Case
-    code: str
+    release: str
     measures: Measures
     took_s: float
 
@@ -118,7 +116,7 @@ def run(case: Case) -> Result:
     trace = trace_of(case.workload)
     began = time.process_time()
     measures = simulate(case, trace)
-    return Result(case, code_digest(), measures, round(time.process_time() - began, 2))
+    return Result(case, RELEASE, measures, round(time.process_time() - began, 2))
 
 
 def simulate(case: Case, trace: Trace) -> Measures:
@@ -183,13 +181,3 @@ def _measure(case: Case, fleet: Fleet, served: Served) -> Measures:
         most_out=fleet.most_out,
         at_once=max(1, int(settings.REPLACED_AT_ONCE * case.devices)),
     )
-
-
-_COMPUTES = ("settings", "profile", "workload", "dispatch", "demand", "fleet", "scaling", "queues", "cases")
-
-
-def code_digest(*, root: Path = ROOT) -> str:
-    """Of the files that compute results."""
-    files = [root / "benchmarks" / "arlo" / f"{name}.py" for name in _COMPUTES]
-    files += [root / "manager" / "policies" / "arlo" / f"{name}.py" for name in ("allocation", "runtime_queues")]
-    return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()

@@ -7,18 +7,16 @@ on both sides, and so are the requests of that time.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import ROOT
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import ARLO, Case, Measures, simulate, within_capacity
 from benchmarks.papers.arlo.profile import LatencyProfile, lengths_of
 from benchmarks.papers.arlo.scaling import percentile
 from benchmarks.papers.arlo.workload import Trace, Workload, trace_of
+from benchmarks.papers.common import RELEASE
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.sim.calls_log import EachCall, LibraryPlace
 from stoker.manager.sim.client import Arrival
@@ -39,11 +37,11 @@ _GB = 1_000_000_000
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """One seed: what the session's policy and the model make of the same requests. `code`: the digest of the policy."""
+    """One seed: what the session's policy and the model make of the same requests. `release`: of Stoker."""
 
     seed: int
     rate: float
-    code: str
+    release: str
     requests: int
     mean_ms: float
     p98_ms: float
@@ -81,18 +79,12 @@ def compare(seed: int, rate: float) -> Deployed:
         raise ValueError(f"calls of the session failed: {outcome.failed}")
     rising = sorted(latency for came_at, latency in log.found if came_at >= BEGINS_S)
     return Deployed(
-        seed, rate, digest(), len(rising),
+        seed, rate, RELEASE, len(rising),
         mean_ms=round(1000 * sum(rising) / len(rising), 4),
         p98_ms=round(1000 * percentile(rising, 0.98), 4),
         late=round(sum(latency > profile.slo_s for latency in rising) / len(rising), 6),
         model=simulate(Case(within_capacity(ARLO), profile, DEVICES, workload), _later(trace)),
     )  # fmt: skip
-
-
-def digest() -> str:
-    """Of the policy, and of what compares it."""
-    files = [*sorted((ROOT / "manager" / "policies" / "arlo").glob("*.py")), Path(__file__)]
-    return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()
 
 
 def _later(trace: Trace) -> Trace:

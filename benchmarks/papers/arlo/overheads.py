@@ -6,19 +6,17 @@ two for each instance, to runtimes whose instances have something to do. Times a
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import time
-from pathlib import Path
 from random import Random
 
 import msgspec
 
-from benchmarks.papers.arlo.cases import code_digest
 from benchmarks.papers.arlo.demand import demands
 from benchmarks.papers.arlo.profile import lengths_of
 from benchmarks.papers.arlo.tables import SLOWEST
 from benchmarks.papers.arlo.workload import read_lengths
+from benchmarks.papers.common import RELEASE
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, allocate
 from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
 
@@ -57,9 +55,9 @@ class DispatchTime(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """All of it. `code`: the digest of what computed it."""
+    """All of it. `release`: of Stoker, that was measured."""
 
-    code: str
+    release: str
     solving: list[SolvingTime]
     dispatching: list[DispatchTime]
 
@@ -71,12 +69,7 @@ def measure_all() -> Measured:
         DispatchTime(instances, 2 * instances, peeked, round(_dispatch_ms(instances, peeked), 3))
         for instances in INSTANCES for peeked in PEEKED
     ]  # fmt: skip
-    return Measured(measured_digest(), solving, dispatching)
-
-
-def measured_digest() -> str:
-    """Of the files that compute and measure."""
-    return hashlib.blake2b(code_digest().encode() + Path(__file__).read_bytes(), digest_size=8).hexdigest()
+    return Measured(RELEASE, solving, dispatching)
 
 
 def _solve(devices: int, runtimes: int) -> SolvingTime:

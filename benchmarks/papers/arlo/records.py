@@ -1,4 +1,4 @@
-"""Results that were computed, in one file: a case is computed again only if what computes it has changed."""
+"""Results that were computed, in one file: a release computes each case once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.papers.arlo import settings
-from benchmarks.papers.arlo.cases import Case, Result, code_digest, run
-from benchmarks.papers.arlo.deployed import ENDS_S, Deployed, compare, digest
-from benchmarks.papers.arlo.overheads import Measured, measure_all, measured_digest
+from benchmarks.papers.arlo.cases import Case, Result, run
+from benchmarks.papers.arlo.deployed import ENDS_S, Deployed, compare
+from benchmarks.papers.arlo.overheads import Measured, measure_all
+from benchmarks.papers.common import RELEASE, read_results, unknown
 from stoker.whole_files import draft_of
 
 
@@ -25,12 +26,7 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        kept = _Kept()
-        if path.is_file():
-            try:
-                kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
-            except msgspec.DecodeError as error:
-                raise ValueError(f"{path} holds no results: {error}; remove it, and all is computed anew") from error
+        kept = read_results(path, _Kept) or _Kept()
         self.measured = kept.measured
         self.deployed = kept.deployed
         self._found = {result.case.name: result for result in kept.runs}
@@ -49,27 +45,23 @@ class Records:
         return self._found.get(case.name)
 
     def bring(self, cases: Iterable[Case], *, tell: Callable[[str], None]) -> None:
-        """Run the cases that were not run by the code that stands here, and keep each result at once."""
-        todo = list({case.name: case for case in cases}.values())
-        code = code_digest()
+        """Run the cases that this release has not run, and keep each result at once."""
+        todo = unknown(cases, self.get)
         for number, case in enumerate(todo, 1):
-            known = self.get(case)
-            if known is not None and known.code == code:
-                continue
             tell(f"{number} of {len(todo)}: {case.system}, {case.devices} GPUs, {case.workload.rate:,.0f} requests/s")
-            self._found[case.name] = msgspec.structs.replace(run(case), code=code)  # files may change meanwhile
+            self._found[case.name] = run(case)
             self._write()
 
     def measure(self, *, tell: Callable[[str], None]) -> None:
-        """Measure Table 2 and Figure 9 if the code that stands here has not."""
-        if self.measured is None or self.measured.code != measured_digest():
+        """Measure Table 2 and Figure 9 if this release has not."""
+        if self.measured is None or self.measured.release != RELEASE:
             tell("Table 2 and Figure 9")
             self.measured = measure_all()
             self._write()
 
     def compare_deployed(self, *, tell: Callable[[str], None]) -> None:
-        """Compare the policy of a session with the model where the code that stands here has not."""
-        known = {(each.seed, each.rate) for each in self.deployed if each.code == digest()}
+        """Compare the policy of a session with the model where this release has not."""
+        known = {(each.seed, each.rate) for each in self.deployed if each.release == RELEASE}
         for seed in settings.SEEDS:
             for rate in ENDS_S:
                 if (seed, rate) not in known:

@@ -33,7 +33,7 @@ lengths of requests are those of tweets in a file that is not in this repository
 `make reproduce` writes this page anew, and so does `python -m benchmarks.papers.arlo --table all`, from `arlo.json`
 beside it.
 `--table 6a` runs what one figure or table needs: {", ".join(f"`{name}`" for name in tables.TABLES)}. A run is repeated
-only where the code that computes it has changed.
+only where an earlier release has made it.
 
 What is under test is `manager/policies/arlo`: `allocate` (equations 1 to 7) and `RuntimeQueues` (Algorithm 1), called
 by a model of instances that answer one by one (`benchmarks/papers/arlo/queues.py`), which is quick enough for hundreds

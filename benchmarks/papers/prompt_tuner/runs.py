@@ -1,17 +1,15 @@
-"""Many runs, over all cores. What is done is kept in a folder, by the case and by the code that it depends on: an
-evaluation that was stopped goes on where it was, and one after a change of a policy begins anew.
-"""
+"""Many runs, over all cores. Each is kept in a folder, by its case and the release: an evaluation that was stopped goes
+on where it was."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
-import stoker.manager
+from benchmarks.papers.common import RELEASE
 from benchmarks.papers.prompt_tuner.cases import Case
 from benchmarks.papers.prompt_tuner.result import Result
 from benchmarks.papers.prompt_tuner.simulate import simulate
@@ -19,15 +17,6 @@ from stoker.errors import StokerError
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.workers import DiedError, Tell, Workers
 from stoker.whole_files import draft_of
-
-_MANAGER = Path(stoker.manager.__file__).parent
-_HERE = Path(__file__).parent
-_MATTERS = (
-    *(_MANAGER / name for name in ("core", "policies", "sim")),
-    _HERE.parents[1] / "baselines",
-    *(_HERE / f"{name}.py" for name in ("jobs", "parameters", "paper", "result", "simulate", "worlds")),
-)
-"""Files and folders whose code decides what comes of a case."""
 
 Found = dict[Case, Result]
 
@@ -38,7 +27,6 @@ class Runs:
     def __init__(self, folder: Path, *, jobs: int) -> None:
         self._folder = folder
         self._jobs = jobs
-        self._code = code_digest()
 
     def each(self, cases: Iterable[Case], *, tell: Callable[[int, int], None]) -> Found:
         """What comes of the cases. `tell` hears how many of how many are done. Raises SimulationError."""
@@ -67,7 +55,7 @@ class Runs:
             raise SimulationError(f"the process that simulated {error.task} died ({error.how})") from None
 
     def _path(self, case: Case) -> Path:
-        digest = blake2b(self._code + msgspec.json.encode(case), digest_size=12).hexdigest()
+        digest = blake2b(RELEASE.encode() + msgspec.json.encode(case), digest_size=12).hexdigest()
         return self._folder / f"{digest}.json"
 
     def _kept(self, case: Case) -> Result | None:
@@ -83,29 +71,6 @@ class _Kept(msgspec.Struct, frozen=True):
 
     case: Case
     result: Result
-
-
-def code_digest() -> bytes:
-    """The same as long as the code is that a case's result depends on; its words may change."""
-    digest = blake2b(digest_size=12)
-    for part in _MATTERS:
-        for path in sorted(part.rglob("*.py")) if part.is_dir() else [part]:
-            digest.update(path.name.encode() + b"\0" + _without_words(path.read_text()).encode())
-    return digest.digest()
-
-
-def _without_words(text: str) -> str:
-    """A module without its comments and docstrings."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
-    return ast.dump(tree)
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _do(case: Case, tell: Tell) -> tuple[Case, Result]:  # noqa: ARG001 (Workers)

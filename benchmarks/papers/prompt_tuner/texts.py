@@ -30,12 +30,11 @@ what that is worth stands beside it, for all systems and for ours alone.
 
 SEARCH = """What the text leaves open of the jobs was written down with the values that are tried of each, in
 `benchmarks/papers/prompt_tuner/grid.toml`, before any set was run (decision 031). What was known by then: an earlier
-page with
-one set of values, and a review that had tried others by hand and found that shorter jobs and half of the cold start in
-an SLO come nearer to the paper; both values are among the grid's. That combinations are drawn was added after the first
-runs, when the machine turned out to be busy, and before a result was looked at. A set counts when it gives the numbers
-of the text that are its anchors; none of them is about INFless. What is predicted runs on seeds that the search has not
-seen."""
+page with one set of values, and a review that had tried others by hand and found that shorter jobs and half of the cold
+start in an SLO come nearer to the paper; both values are among the grid's. That combinations are drawn was added after
+the first runs, when the machine turned out to be busy, and before a result was looked at. A set counts when it gives
+the numbers of the text that are its anchors; none of them is about INFless. What is predicted runs on seeds that the
+search has not seen."""
 
 TERMS = """## Words
 

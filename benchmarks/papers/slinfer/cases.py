@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import ROOT
+from benchmarks.papers.common import RELEASE
 from benchmarks.papers.slinfer import worlds
 from benchmarks.papers.slinfer.data import read_workload
 from benchmarks.papers.slinfer.measures import Measures, measure
@@ -46,10 +44,10 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of a case. `code`: the digest of what computed it; `took_s`: seconds of a core."""
+    """What came of a case. `release`: of Stoker, that computed it; `took_s`: seconds of a core."""
 
     case: Case
-    code: str
+    release: str
     measures: Measures
     sampled: dict[str, Sampled]
     took_s: float
@@ -74,7 +72,7 @@ def run(case: Case) -> Result:
     kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
     return Result(
         case=case,
-        code=code_digest(case.system),
+        release=RELEASE,
         measures=measure(simulation.log, arrivals, kinds, for_s=for_s),
         sampled=sampler.found(),
         took_s=round(time.process_time() - began, 1),
@@ -105,18 +103,3 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
 
 LONGEST = {"LongBench": 32_768}
 """The longest text of a workload, which an instance has to have room for; 4,096 tokens else."""
-
-_COMMON = (
-    "contexts/batching.py", "contexts/step_lines.py", "contexts/step_times.py", "manager/core", "manager/sim",
-    "manager/policies/base.py", "pilot/core",
-    *(f"benchmarks/papers/slinfer/{name}.py" for name in ("data", "worlds", "measures", "sampling", "cases")),
-)  # fmt: skip
-_OF = {SLINFER: ("manager/policies/slinfer",)}
-_OF_SLLM = ("benchmarks/papers/slinfer/sllm.py", "manager/policies/keep_alive.py", "manager/policies/late_drops.py")
-
-
-def code_digest(system: str, *, root: Path = ROOT) -> str:
-    """Of the files that compute a system's results."""
-    paths = [root / name for name in (*_COMMON, *_OF.get(system, _OF_SLLM))]
-    files = sorted(file for path in paths for file in (path.rglob("*.py") if path.is_dir() else (path,)))
-    return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()

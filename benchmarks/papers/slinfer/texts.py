@@ -8,8 +8,7 @@ times are those that its authors published (github.com/BarrinXu/SLINFER). They h
 repository, and neither this page nor the tests of these numbers can be made without them.
 
 `make reproduce` writes this page anew, and so does `python -m benchmarks.papers.slinfer --table all`, from
-`slinfer.json`
-beside it: a table is computed again only where the code that computes it has changed. Where nothing is kept that takes
+`slinfer.json` beside it: a run is repeated only where an earlier release has made it. Where nothing is kept that takes
 about 20 minutes of one core, by the times of the single runs. The bars of the paper's figures are not in its text;
 where it gives a number, that stands beside ours. SLINFER itself is the policy `slinfer`, with the manager and the
 pilots of a session in virtual time; the baselines are `benchmarks/papers/slinfer/sllm.py`.

@@ -13,6 +13,6 @@ report.py       the page of them, docs/reproduction/schedmate.md: texts.py has i
 
 The policies are benchmarks/baselines/shortest_first.py and benchmarks/baselines/tiresias.py.
 
-`python -m benchmarks.papers.schedmate.scheduling` runs what was not run by the code that stands here, and writes the
+`python -m benchmarks.papers.schedmate.scheduling` runs what this release has not run, and writes the
 page.
 """

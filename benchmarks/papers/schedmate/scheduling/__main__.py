@@ -1,7 +1,7 @@
 """`python -m benchmarks.papers.schedmate.scheduling`: run SchedMate's scheduling on Philly, and write the page and its
 figure.
 
-A case that was run by the code that stands here is not run again, and a stopped run goes on where it was.
+A case that this release has run is not run again, and a stopped run goes on where it was.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Results that were computed, in one file: a case is computed again only if what computes it has changed.
+"""Results that were computed, in one file: a release computes each case once.
 
 The file has numbers of whole windows, none of single jobs: the trace is not ours to hand on.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 import subprocess
@@ -17,15 +16,13 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.harness import ROOT, machine
+from benchmarks.papers.common import RELEASE, read_results, unknown
 from benchmarks.papers.schedmate.scheduling import errors, settings, systems
 from benchmarks.papers.schedmate.scheduling.simulate import Measures, Task, predictions, run_timed
 from benchmarks.papers.schedmate.scheduling.systems import Case
 from benchmarks.papers.schedmate.scheduling.trace import windows
 from stoker.manager.study.workers import Workers
 from stoker.whole_files import draft_of
-
-_COMPUTES = ("settings.py", "trace.py", "errors.py", "our_errors.json", "systems.py", "simulate.py")
-_POLICIES = ("one_line.py", "shortest_first.py", "tiresias.py", "replicas.py")
 
 
 class WindowFacts(msgspec.Struct, frozen=True):
@@ -47,10 +44,10 @@ class ErrorFacts(msgspec.Struct, frozen=True):
 
 
 class CaseResult(msgspec.Struct, frozen=True):
-    """What came of a case in each window. `code`: the digest of what computed it; `took_s`: seconds of a core."""
+    """What came of a case in each window. `release`: of Stoker, that computed it; `took_s`: seconds of a core."""
 
     case: Case
-    code: str
+    release: str
     took_s: float
     windows: tuple[Measures, ...]
 
@@ -76,12 +73,7 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.kept = Kept()
-        if path.is_file():
-            try:
-                self.kept = msgspec.json.decode(path.read_bytes(), type=Kept)
-            except msgspec.DecodeError as error:
-                raise ValueError(f"{path} holds no results: {error}; remove it, and all is computed anew") from error
+        self.kept = read_results(path, Kept) or Kept()
         self._found = {result.case.name: result for result in self.kept.runs}
 
     @property
@@ -111,10 +103,9 @@ class Records:
         ]
 
     def bring(self, cases: Iterable[Case], *, jobs: int, tell: Callable[[str], None]) -> None:
-        """Run the cases that were not run by the code that stands here, and keep each result at once. `jobs`:
-        processes; 1 is this one."""
-        code, places = code_digest(), range(len(windows()))
-        todo = [case for case in cases if (known := self.get(case)) is None or known.code != code]
+        """Run the cases that this release has not run, and keep each result at once. `jobs`: processes; 1 is this
+        one."""
+        todo, places = unknown(cases, self.get), range(len(windows()))
         if not todo:
             return
         before = os.getloadavg()[0]
@@ -125,7 +116,7 @@ class Records:
                 tell(f"{number} of {len(todo)}: {case.system}, load {case.load:g}, draw {case.draw}")
                 tasks = [Task(case, place) for place in places]
                 found = map(_do, tasks) if workers is None else workers.each(tasks, hear=_heard)
-                self._keep(case, code, sorted(found, key=lambda each: each[0].place))
+                self._keep(case, sorted(found, key=lambda each: each[0].place))
                 self._write(before)
 
     def drop_others(self, cases: Iterable[Case]) -> None:
@@ -138,9 +129,9 @@ class Records:
         self.kept.summary = summary
         self._write_file()
 
-    def _keep(self, case: Case, code: str, found: Sequence[tuple[Task, Measures, float, int]]) -> None:
+    def _keep(self, case: Case, found: Sequence[tuple[Task, Measures, float, int]]) -> None:
         took_s = round(sum(each[2] for each in found), 1)
-        self._found[case.name] = CaseResult(case, code, took_s, tuple(each[1] for each in found))
+        self._found[case.name] = CaseResult(case, RELEASE, took_s, tuple(each[1] for each in found))
         self.kept.peak_bytes = max(self.kept.peak_bytes, *(each[3] for each in found))
 
     def _write(self, load_before: float) -> None:
@@ -197,13 +188,6 @@ def error_facts() -> dict[str, ErrorFacts]:
         shares = errors.share_under_100(durations, said), errors.share_within_two(durations, said)
         found[system] = ErrorFacts(*(round(share, 4) for share in shares))
     return found
-
-
-def code_digest(*, root: Path = ROOT) -> str:
-    """Of the files that compute results."""
-    files = [root / "benchmarks" / "schedmate" / "scheduling" / name for name in _COMPUTES]
-    files += [root / "benchmarks" / "baselines" / name for name in _POLICIES]
-    return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()
 
 
 def commit() -> str:

@@ -30,7 +30,7 @@ elsewhere ([estimates](../../benchmarks/papers/schedmate/estimates.md)); here th
 The jobs are those of Microsoft's Philly clusters, in a file that this repository does not ship. So results cannot be
 computed anew without it; this page and its figure are made from `schedmate.json` beside it, which has numbers of whole
 weeks and none of single jobs. `make reproduce` writes all three anew, and so does
-`python -m benchmarks.papers.schedmate.scheduling`. A run is repeated only where the code that computes it has changed.
+`python -m benchmarks.papers.schedmate.scheduling`. A run is repeated only where an earlier release has made it.
 
 Each policy runs in Stoker's manager, in the simulator: `shortest_first.py` and `tiresias.py` in
 [benchmarks/baselines](../../benchmarks/baselines) are policies that a session can name too. A job is a call for a gang
