@@ -54,7 +54,7 @@ check: $(STAMP) ## format, lint, types and import contracts (the tests are `make
 	@sound=true; for step in "ruff format --check ." "ruff check ." mypy lint-imports "python .ci/check_imports.py"; do \
 	  echo "$$step"; $(BIN)/$$step || sound=false; done; $$sound
 
-bench: $(STAMP) ## measure the engine against its peers; the numbers go into benchmarks/README.md
+bench: $(STAMP) ## measure the engine against its peers; python -m benchmarks --list says what there is
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Needs no installation and no network: it runs in .venv if there is one, else in $(PYTHON) with what `make gpu-kit` brought.

@@ -183,7 +183,7 @@ def whole_run() -> tuple[str, str]:
 
 
 def quality() -> Iterator[tuple[str, str]]:
-    """What benchmarks/README.md says of the prompt that a score chooses, and docs/prompt-bank.md of random ones."""
+    """What benchmarks/FINDINGS.md says of the prompt that a score chooses, and docs/prompt-bank.md of random ones."""
     found = []
     for place, (_, _, bar) in enumerate(prompt_quality.KINDS):
         middle, low, high = _of_tasks(place)

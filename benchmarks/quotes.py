@@ -54,7 +54,7 @@ def quotes() -> list[Quote]:
         quoted_records.preempted(), quoted_records.fidelity(), quoted_records.gpu(), quoted_records.tuning(),
     )  # fmt: skip
     found += [_quote(performance, begins, line) for begins, line in lines]
-    benchmarks, bank = ROOT / "benchmarks" / "README.md", ROOT / "docs" / "prompt-bank.md"
+    benchmarks, bank = ROOT / "benchmarks" / "FINDINGS.md", ROOT / "docs" / "prompt-bank.md"
     found += [
         _quote(path, begins, line)
         for path, (begins, line) in zip((benchmarks, bank), quoted_records.quality(), strict=True)

@@ -79,9 +79,9 @@ HEAD = (
     "# Results that have a record\n\n"
     + paragraph("""`python -m benchmarks.results` writes this page from those [records](records) that
     `make bench ARGS="NAME --json FILE"` and `make gpu` have written: each table is what one run found, the median of
-    its repeats, then their range. Records that other commands have written are named where [README.md](README.md) has
-    their numbers. Pairs run in the order A B B A where a record has a command; the older ones ran A B A B. A benchmark
-    that was run twice has a record of each: the load stands in its heading.""")
+    its repeats, then their range. Records that other commands have written are named where
+    [FINDINGS.md](FINDINGS.md) has their numbers. Pairs run in the order A B B A where a record has a command; the
+    older ones ran A B A B. A benchmark that was run twice has a record of each: the load stands in its heading.""")
     + "\n\n"
     + paragraph("""*Runs* is how many numbers a median is of: runs, or pairs of runs; in benchmarks of prompts tasks;
     1 where a line is one number that was made of medians. *Met* is by the median, whatever the range.""")

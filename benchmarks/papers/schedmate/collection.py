@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from pathlib import Path
 
 import msgspec
 
-SOURCES = Path(__file__).parent / "recipe_sources"
+from benchmarks import corpora
+
+SOURCES = "recipe_sources"
 A_FAMILY = 9
 """Recipes of each family, drawn from its grid."""
 
@@ -99,9 +100,9 @@ FAMILIES = (
 def recipes(*, held_out: bool = False) -> list[CollectedRecipe]:
     """The recipes, always the same: of each family so many points of its grid, drawn with a fixed seed; or as many
     others, on which nothing was decided."""
-    found = []
+    found, sources = [], corpora.members(SOURCES)
     for family in FAMILIES:
-        text = (SOURCES / f"{family.name}.py").read_text()
+        text = sources[f"{family.name}.py"].decode()
         every = {**family.load, **family.run, **family.constants}
         grid = [dict(zip(every, values, strict=True)) for values in itertools.product(*every.values())]
         drawn = random.Random(family.name).sample(grid, A_FAMILY)

@@ -19,23 +19,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import corpora
 from stoker.contexts.performance import PerformanceStore
 from stoker.manager.advice.estimates.estimator import Estimator, joined_facts
 from stoker.manager.advice.estimates.history import SourceHistory
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts
 
-FOLDER = Path(__file__).parent
-MEASURED, HELD_OUT = FOLDER / "collection.json", FOLDER / "collection_held_out.json"
+MEASURED, HELD_OUT = "collection.json", "collection_held_out.json"
 BAR = 0.86
 KIND = "cpu"
 Row = dict[str, Any]
 Facts = dict[str, tuple[WorkloadFacts, WorkloadFacts]]
 
 
-def collection(file: Path = MEASURED) -> list[Row]:
+def collection(name: str = MEASURED) -> list[Row]:
     """The measured recipes."""
-    return list(json.loads(file.read_text())["recipes"])
+    return list(json.loads(corpora.read(name))["recipes"])
 
 
 def facts_of(rows: list[Row]) -> Facts:

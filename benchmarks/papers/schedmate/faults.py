@@ -31,13 +31,14 @@ from pathlib import Path
 from typing import Any
 
 import stoker
+from benchmarks.harness import ROOT
 from benchmarks.papers.schedmate.faults_lab import files, nodes
 from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, attempt, device
 from benchmarks.papers.schedmate.faults_lab.neighbours import Neighbours
 from stoker.sessions import sent_call
 from stoker.site import Pilot, Provider, Site
 
-RECORD = Path(__file__).parent / "records" / "faults.json"
+RECORD = ROOT / "benchmarks" / "records" / "schedmate-faults.json"
 PILOTS, TIMES, SEED = 3, 20, 11
 LIMIT_S = 1800.0
 _COUNTED = re.compile(r"of 2 before it is given up|may have run when|it ended its library \d+ times")

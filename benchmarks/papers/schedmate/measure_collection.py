@@ -19,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import corpora
 from benchmarks.papers.schedmate.collection import CollectedRecipe, recipes
 
-FOLDER = Path(__file__).parent
 LOADS, RUNS = 5, 7
 LONGEST_S = 1.0
 QUIET = Path("/tmp/quiet")
@@ -50,8 +50,8 @@ def main() -> int:
             continue
         rows.append(row)
     machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
-    measured = FOLDER / f"collection{'_held_out' if held_out else ''}.json"
-    measured.write_text(json.dumps({"machine": machine, "recipes": rows}, indent=1) + "\n")
+    name = f"collection{'_held_out' if held_out else ''}.json"
+    corpora.write(name, json.dumps({"machine": machine, "recipes": rows}, indent=1).encode() + b"\n")
     return 0
 
 

@@ -13,13 +13,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks import corpora
 from benchmarks.harness import machine
 from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS
 from benchmarks.papers.schedmate.metric_noise import noise
 from benchmarks.papers.schedmate.metric_runs import START, Log, run
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, read_metrics
 
-LOGS = Path(__file__).parent / "metric_logs"
+LOGS = "metric_logs"
 SEEDS = range(1, 7)
 RIGHT = 0.1
 _AT_0 = START.timestamp()
@@ -84,12 +85,13 @@ def _true(values: dict[str, float], name: str) -> float:
 
 
 def _real_cases() -> Iterator[Case]:
-    for answers in sorted(LOGS.glob("*.json")):
-        told = json.loads(answers.read_text())
-        content, look = answers.with_suffix(".log").read_bytes(), int(told["look"]["bytes"])
-        form, _, seed = answers.stem.rpartition("-")
+    logs = corpora.members(LOGS)
+    for name in sorted(file.removesuffix(".json") for file in logs if file.endswith(".json")):
+        told = json.loads(logs[f"{name}.json"])
+        content, look = logs[f"{name}.log"], int(told["look"]["bytes"])
+        form, _, seed = name.rpartition("-")
         if int(seed) % 2 == 0:
-            chance = random.Random(f"noise-{answers.stem}")
+            chance = random.Random(f"noise-{name}")
             before, look_length, original = b"", 0, 0
             for line in content.splitlines(keepends=True):
                 if original + len(line) > look and not look_length:
@@ -102,7 +104,7 @@ def _real_cases() -> Iterator[Case]:
         truth = told["values"]
         if form in ("xgboost", "lightgbm", "lightning", "hf_trainer", "tqdm_nested") and form not in _TELL_FRACTION:
             truth.pop("fraction")
-        yield Case(form, answers.stem, content, look, told["look"]["at_s"], told["end_s"], truth)
+        yield Case(form, name, content, look, told["look"]["at_s"], told["end_s"], truth)
 
 
 _TELL_FRACTION = ("hf_trainer", "tqdm_nested")

@@ -26,6 +26,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.harness import ROOT
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.subjects import OfFailure
 from stoker.manager.live import advisor
@@ -33,7 +34,7 @@ from stoker.manager.live.advisor import AdvisorLink
 from stoker.protocol.ids import CallId, LibraryId, PilotId
 from stoker.protocol.session import SessionFolder
 
-RECORD = Path(__file__).parent / "records" / "stall.json"
+RECORD = ROOT / "benchmarks" / "records" / "schedmate-stall.json"
 BAR_MS = 1.0
 SECONDS = 25.0
 TURN_S = 0.002

@@ -11,7 +11,6 @@ ordinary one (`ORDINARY`). Paths and users are replaced as in `recording`; nodes
 
 from __future__ import annotations
 
-import lzma
 import random
 import re
 import socket
@@ -25,9 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from benchmarks import corpora
 from benchmarks.harness import ROOT
 from benchmarks.papers.schedmate.failures.recording import RECORDED_ON_CLUSTERS, USERS, Run
-from stoker.whole_files import write_whole
 
 if TYPE_CHECKING:
     from batch.lab.cluster import Cluster
@@ -229,7 +228,7 @@ def record(mpi_python: str) -> None:
             for number in range(TIMES):
                 runs.append(_run(cluster, place, scenario, f"{at} {number}", mpi_python))
                 print(scenario.fault or "good", scenario.program, runs[-1].truth, len(runs[-1].lines), flush=True)
-    write_whole(RECORDED_ON_CLUSTERS, lzma.compress(msgspec.msgpack.encode(runs), preset=9), mode=0o644)
+    corpora.write(RECORDED_ON_CLUSTERS, msgspec.msgpack.encode(runs))
 
 
 def _run(cluster: Cluster, place: Path, scenario: Scenario, name: str, mpi_python: str) -> Run:

@@ -9,7 +9,6 @@ exception; it is taken out again, and its place is the truth.
 from __future__ import annotations
 
 import linecache
-import lzma
 import os
 import random
 import re
@@ -22,14 +21,13 @@ from typing import Any
 
 import msgspec
 
+from benchmarks import corpora
 from benchmarks.papers.schedmate.failures.catalogue import TYPES
 from benchmarks.papers.schedmate.failures.injections import Injection
 from benchmarks.papers.schedmate.failures.programs import FUNCTIONS, LOG_FORMATS, PROGRAMS
-from stoker.whole_files import write_whole
 
 MARK = "\x1e--fault--"
-RECORDED = Path(__file__).with_name("recorded.msgpack.xz")
-RECORDED_ON_CLUSTERS = Path(__file__).with_name("recorded_on_clusters.msgpack.xz")
+RECORDED, RECORDED_ON_CLUSTERS = "failures.msgpack", "failures_on_clusters.msgpack"
 PACKAGES = "/opt/conda/lib/python3.11/site-packages/"
 USERS = ("ada", "grace", "linus", "barbara")
 _HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
@@ -60,13 +58,13 @@ def record() -> None:
             for program in injection.programs:
                 runs.append(_run(fault.name, program, injection, hash_of(f"{fault.name} {at} {program}")))
                 print(fault.name, program, runs[-1].truth, len(runs[-1].lines), flush=True)
-    write_whole(RECORDED, lzma.compress(msgspec.msgpack.encode(runs), preset=9), mode=0o644)
+    corpora.write(RECORDED, msgspec.msgpack.encode(runs))
 
 
 def recorded() -> list[Run]:
     """All runs that were recorded: of programs with injected failures, and of jobs on real clusters (`clusters`)."""
     files = (RECORDED, RECORDED_ON_CLUSTERS)
-    return [run for file in files for run in msgspec.msgpack.decode(lzma.decompress(file.read_bytes()), type=list[Run])]
+    return [run for file in files for run in msgspec.msgpack.decode(corpora.read(file), type=list[Run])]
 
 
 def hash_of(text: str) -> int:
