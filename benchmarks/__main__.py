@@ -34,8 +34,8 @@ SUBJECTS = {
 """Experiments by the folder that has them."""
 
 ELSEWHERE = {
-    "core_events": ("benchmarks.engine.manager_core", "events", "EVENTS_TITLE"),
-    "memory_per_call": ("benchmarks.engine.manager_core", "memory", "MEMORY_TITLE"),
+    "core_events": ("benchmarks.engine.core_events", "events", "EVENTS_TITLE"),
+    "memory_per_call": ("benchmarks.engine.core_events", "memory", "MEMORY_TITLE"),
     "slinfer_decisions": ("benchmarks.papers.slinfer.decisions", "measure", "TITLE"),
     "many_pilots": ("benchmarks.reliability.recovery", "many_pilots", "MANY_TITLE"),
     "restart": ("benchmarks.reliability.recovery", "restart", "RESTART_TITLE"),

@@ -22,9 +22,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-# ---- paired
-
-
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 """Where `benchmarks` is a package: sides run elsewhere."""
@@ -100,9 +97,6 @@ def missing(*modules: str) -> str:
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed; make install brings it"
     return ""
-
-
-# ---- facts
 
 
 class Facts(msgspec.Struct, frozen=True):

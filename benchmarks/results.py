@@ -20,9 +20,6 @@ from benchmarks.gpu.page import render
 from benchmarks.harness import Facts
 from benchmarks.tables import Table, head, paragraph, row, show
 
-# ---- lacking
-
-
 _UNKNOWN = ("unknown", "not known")
 _NAMES = {"command": ("command",), "commit": ("commit", "commits", "here"), "load": ("load", "load_before")}
 """What each is called in records. `here`: the commit, of records that compare this checkout with another."""
@@ -68,9 +65,6 @@ def _said(record: Any) -> Iterator[tuple[str, Any]]:
 def _of_sentence(text: str) -> tuple[str, str]:
     first, _, rest = text.partition(" ")
     return ("command", text) if text.startswith("`python") else (first, rest)
-
-
-# ---- results
 
 
 HERE = Path(__file__).parent

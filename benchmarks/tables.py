@@ -18,8 +18,6 @@ import msgspec
 
 from benchmarks.harness import spread
 
-# ---- table
-
 
 class Verdict(enum.Enum):
     """What is said of a line."""
@@ -136,9 +134,6 @@ def show(table: Table, *, quick: bool = False) -> list[str]:
         bar = str(line.bar) if line.bar else ""
         out.append(f"| {line.what} | {line.runs} | {' | '.join(shown)} | {bar} | {line.verdict(quick=quick).value} |")
     return [*out, "", *(f"{note}  " for note in table.notes), *([""] if table.notes else [])]
-
-
-# ---- words
 
 
 WIDTH = 119

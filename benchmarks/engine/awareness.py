@@ -45,9 +45,6 @@ from stoker.apps.fact_verification.options import VerificationOptions, choose_pr
 from stoker.apps.fact_verification.run import make_recipe, plan
 from stoker.sessions import facts_of
 
-# ---- awareness
-
-
 NAME, TITLE = "awareness", "fact verification at the three levels of awareness"
 SIDE = "benchmarks.engine.awareness"
 PROMPTS, BATCH = 3, 16
@@ -171,9 +168,6 @@ class Runner:
 
 def _path() -> str:
     return os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
-
-
-# ---- awareness side
 
 
 def main() -> None:

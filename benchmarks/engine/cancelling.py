@@ -65,9 +65,6 @@ def _say(what: str, numbers: list[float], bar: float = 0.0) -> None:
     sys.stdout.flush()
 
 
-# ---- a client of the gateway leaves
-
-
 def gateway_gaps(folder: Path, repeats: int) -> tuple[list[float], list[float], int]:
     """The longest gap of each repeat in seconds, without and with a client that leaves, and the libraries started."""
     (folder / "models.toml").write_text(f'[models.smollm2]\npath = "{default_model()}"\n')
@@ -116,9 +113,6 @@ def _gap(url: str, *, leaves: bool) -> float:
     if leaves:
         other.join()
     return max(later - earlier for earlier, later in pairwise(times))
-
-
-# ---- a program cancels
 
 
 def generate(model: Any, begun: str) -> Any:

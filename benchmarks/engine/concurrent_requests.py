@@ -22,9 +22,6 @@ from benchmarks.harness import ratios, run_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.site import Pilot, Site
 
-# ---- concurrent requests
-
-
 NAME, TITLE = "concurrent_requests", "requests at once into one library with 32 slots: ms in Stoker a request"
 SIDE = "benchmarks.engine.concurrent_requests"
 
@@ -55,9 +52,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         what = f"flat ({ms} ms): {most:,} against {least:,} requests"
         lines.append(Line(what=what, cells=cells, bar=Bar(at_most=1.2), digits=2))
     return Table(name=NAME, title=TITLE, lines=lines)
-
-
-# ---- concurrent requests side
 
 
 def main() -> None:

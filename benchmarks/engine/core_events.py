@@ -1,4 +1,6 @@
-"""How many events a second the pure core handles, with few and with many calls queued.
+"""The manager's core by itself: `core_events` and `memory_per_call`, each in a fresh process, with their bars.
+
+How many events a second the pure core handles, with few and with many calls queued.
 
 An event is a call's arrival, or a call's end. They come as the live loop delivers them: arrivals in Submit messages of
 256 calls, ends in frames of 16 to 32, from 1,000 pilots with one hot library each, in random order. Each frame of ends
@@ -23,7 +25,10 @@ import pstats
 import random
 import statistics
 import time
+from collections.abc import Callable
 
+from benchmarks.harness import run_side
+from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.commands import Command, ToPilot
 from stoker.manager.core.core import Core
@@ -50,6 +55,51 @@ from stoker.protocol.to_manager import (
     FromPilot as PilotMessage,
 )
 from stoker.protocol.to_pilot import RunCalls, StartLibrary
+
+EVENTS, EVENTS_TITLE = "core_events", "events a second of the pure core at 1,000 pilots"
+MEMORY, MEMORY_TITLE = "memory_per_call", "the manager's memory for each queued call with 64 bytes of arguments"
+
+
+def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """By the number of queued calls; and how flat that is."""
+    sizes, repeats = ((1000, 4000), 1) if quick else ((1000, 100_000, 1_000_000), 5)
+    small = ("--pilots", "50", "--events", "20000") if quick else ()
+    rates: dict[int, list[float]] = {size: [] for size in sizes}
+    for repeat in range(repeats):
+        for size in sizes:  # in turn, each in a fresh process: a machine that drifts does so for all
+            found = run_side("benchmarks.engine.core_events", "--json", "--queued", str(size), "--repeats", "1", *small)
+            rates[size] += found["events_per_second"][str(size)]
+        say(
+            f"{repeat + 1} of {repeats}: "
+            + ", ".join(f"{size:,} queued {some[-1]:,.0f}" for size, some in rates.items())
+        )
+    lines = []
+    for queued, numbers in rates.items():
+        bar = Bar(at_least=200_000)
+        lines.append(Line(what=f"{queued:,} queued", cells={"events/s": numbers}, bar=bar, last_digits=0))
+    medians = [statistics.median(numbers) for numbers in rates.values()]
+    lines.append(
+        Line(
+            what="the slowest of these against the fastest (medians)",
+            cells={"slowest / fastest": [min(medians) / max(medians)]},
+            bar=Bar(at_least=0.8, repeats=1),
+        )
+    )
+    return Table(name=EVENTS, title=EVENTS_TITLE, lines=lines)
+
+
+def memory(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Bytes a call, as the process grew."""
+    calls, repeats = (5000, 1) if quick else (200_000, 3)
+    found = [run_side("benchmarks.engine.memory_per_call", "--json", "--calls", str(calls)) for _ in range(repeats)]
+    say(", ".join(f"{one['resident_bytes_per_call']:.0f} bytes" for one in found))
+    cells = {
+        "traced bytes": [one["traced_bytes_per_call"] for one in found],
+        "resident bytes": [one["resident_bytes_per_call"] for one in found],
+    }
+    line = Line(what=f"{calls:,} queued", cells=cells, bar=Bar(at_most=1000), last_digits=0)
+    return Table(name=MEMORY, title=MEMORY_TITLE, lines=[line])
+
 
 SUBMIT, PAYLOAD = 256, b"x" * 64
 

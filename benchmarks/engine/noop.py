@@ -33,9 +33,6 @@ from benchmarks.harness import ratios, run_side, take_turns
 from benchmarks.tables import Bar, Line, Table
 from stoker.manager.executor.garbage import THRESHOLDS
 
-# ---- noop
-
-
 NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
 SIDE = "benchmarks.engine.noop"
 AHEAD = 1000
@@ -92,9 +89,6 @@ def _rate(executor: str, how: str, calls: int, *more: str) -> float:
 def _p50_ms(executor: str, calls: int) -> float:
     found = run_side(SIDE, "--executor", executor, "--how", "sequential", "--calls", str(calls))
     return float(found["p50_ms"])
-
-
-# ---- noop side
 
 
 def nothing(x: int) -> int:

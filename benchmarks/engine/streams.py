@@ -20,9 +20,6 @@ import stoker
 from benchmarks.harness import run_side
 from benchmarks.tables import Bar, Line, Table
 
-# ---- streams side
-
-
 SLOTS = 8
 EVERY_S = 0.02
 """A piece of each stream: 50 tokens a second."""
@@ -96,13 +93,6 @@ def main() -> None:
     print(json.dumps({**at, "pieces": len(found)}))
 
 
-if __name__ == "__main__":
-    main()
-
-
-# ---- streams
-
-
 NAME, TITLE = "streams", "from `yield` in a library until its program has the piece, 50 pieces a second and stream"
 CASES = {
     "one stream": ("1", "0"),
@@ -134,3 +124,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         for name, bar in (("p50", P50_MS), ("p99", P99_MS))
     ]
     return Table(name=NAME, title=TITLE, lines=lines)
+
+
+if __name__ == "__main__":
+    main()

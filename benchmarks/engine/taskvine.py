@@ -35,9 +35,6 @@ from typing import Any
 from benchmarks.harness import ratios, run_side, take_turns
 from benchmarks.tables import Bar, Line, Table
 
-# ---- taskvine side
-
-
 WARM_S = 120.0
 
 
@@ -171,13 +168,6 @@ def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None
                 worker.wait()
 
 
-if __name__ == "__main__":
-    main()
-
-
-# ---- taskvine
-
-
 NAME, TITLE = "taskvine", "no-op calls against TaskVine's FunctionCall"
 OURS, THEIRS = "benchmarks.engine.noop", "benchmarks.engine.taskvine"
 SHAPES = {"direct": ("--workers", "2", "--slots", "1"), "fork": ("--workers", "1", "--slots", "2")}
@@ -236,3 +226,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         for mode in ("direct", "fork")
     ]
     return Table(name=NAME, title=TITLE, lines=lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -48,9 +48,6 @@ from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- transfers
-
-
 NAME, TITLE = "transfers", "an object to pilots on separate hosts"
 PILOTS, BYTES, RATE = 16, 256_000_000, "50mbit"
 SIDE = "benchmarks.engine.transfers"
@@ -95,9 +92,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     ]
     note = f"{size / 1e6:.0f} MB; each link carries {rate} either way; pilots see no file of the session."
     return Table(name=NAME, title=TITLE, lines=lines, notes=[note])
-
-
-# ---- transfers side
 
 
 HEAD = 0

@@ -39,9 +39,6 @@ from stoker.contexts.device_turns import work_of
 from stoker.pilot.library.library_turns import LibraryTurns
 from stoker.protocol.ids import DeviceId, LibraryId
 
-# ---- turns
-
-
 NAME, TITLE = "turns", "libraries on one device take turns: time beside their iterations of 20 ms, in %"
 SIDE = "benchmarks.engine.turns"
 _CASES = {
@@ -74,9 +71,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         for case in _CASES
     ]
     return Table(name=NAME, title=TITLE, lines=lines)
-
-
-# ---- turns side
 
 
 def main() -> None:

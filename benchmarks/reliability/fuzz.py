@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reliability.fuzz_cores import EVENTS, lives
+from benchmarks.reliability.fuzz_files import targets
 from benchmarks.reliability.fuzz_inputs import Target, damage
-from benchmarks.reliability.fuzz_targets import targets
 
 LONGEST_S = 2.0
 """No input may take longer to read."""

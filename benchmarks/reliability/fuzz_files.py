@@ -1,4 +1,7 @@
-"""Readers of files, for the fuzzers: a session's journal, keys and lease, site files, and others that programs read."""
+"""Readers of files, for the fuzzers: a session's journal, keys and lease, site files, and others that programs read.
+
+Every reader of bytes from outside, for the fuzzers: right inputs, what reads them, and the errors it declares.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.reliability.fuzz_inputs import Target, value_of
+from benchmarks.reliability.fuzz_nodes import frame_targets, node_targets
 from stoker.config import load_site, parse_site
 from stoker.contexts.published import Published
 from stoker.errors import ConfigError, SessionError, StokerError
@@ -182,3 +186,10 @@ def _condor_ads() -> Target:
         declared=(BatchTrouble,),
         right=[json.dumps(ads).encode()],
     )
+
+
+def targets(place: Path, *, seed: int, recorded: Path | None = None) -> list[Target]:
+    """All readers. `place` is a folder of the caller's for files; `recorded` the journal of a real session."""
+    chance = random.Random(seed)
+    place.mkdir(parents=True, exist_ok=True)
+    return [*frame_targets(chance), *file_targets(chance, place, recorded=recorded), *node_targets(chance, place)]

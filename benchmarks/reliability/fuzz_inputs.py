@@ -19,9 +19,6 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-# ---- fuzz inputs
-
-
 HARD = (
     b"",
     b"\xff",
@@ -167,9 +164,6 @@ def _count(chance: random.Random, depth: int) -> int:
 def plain(value: Any) -> Any:
     """A value with its enums as what travels."""
     return value.value if isinstance(value, enum.Enum) else msgspec.to_builtins(value)
-
-
-# ---- fuzz target
 
 
 Errors = tuple[type[BaseException], ...]

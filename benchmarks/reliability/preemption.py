@@ -36,9 +36,6 @@ import stoker
 from benchmarks.harness import ROOT, run_side
 from benchmarks.tables import Bar, Line, Table
 
-# ---- preemption
-
-
 NAME, TITLE = "preemption", "calls on pilots of a real Slurm that are preempted one after the other"
 SIDE = "benchmarks.reliability.preemption"
 _LAB = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
@@ -62,9 +59,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     }
     what = f"{calls:,} calls of {runs[0]['call_s']:g} s on 8 nodes, a pilot preempted every 5 s"
     return Table(name=NAME, title=TITLE, lines=[Line(what=what, cells=cells, bar=Bar(at_least=0.85))])
-
-
-# ---- preemption side
 
 
 NODES, EVERY_S, PUSHED_S, CALL_S = 8, 5.0, 2.0, 0.1

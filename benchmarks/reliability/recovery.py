@@ -39,9 +39,6 @@ from stoker.protocol.to_client import Status
 from stoker.protocol.to_manager import EndSession
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- recovery
-
-
 MANY, MANY_TITLE = "many_pilots", "one live manager with 2,000 connected pilots against one pilot"
 LOST, LOST_TITLE = "lost_pilot", "from the loss of a pilot until the call that it ran runs on another"
 RESTART, RESTART_TITLE = "restart", "kill -9 of the manager with 100,000 calls queued and 200 running"
@@ -115,9 +112,6 @@ def lost_pilot(say: Callable[[str], None], *, quick: bool = False) -> Table:
             say(f"{how}: " + ", ".join(f"{one:.2f} s" for one in seconds))
             lines.append(Line(what=f"the pilot is {how}", cells={"s": seconds}, bar=Bar(at_most=bar)))
     return Table(name=LOST, title=LOST_TITLE, lines=lines)
-
-
-# ---- recovery side
 
 
 LIMIT_S = 300.0

@@ -33,9 +33,6 @@ from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Awareness
 from stoker.site import Pilot, Site
 
-# ---- vanishing
-
-
 LOAD_IN_CALLS = 0.8
 NAME, TITLE = "vanishing", "calls done when 20 pilots have been killed one by one, awareness full against disk"
 
@@ -61,9 +58,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         for name, numbers in failed.items()
     ]
     return Table(name=NAME, title=TITLE, lines=lines)
-
-
-# ---- vanishing side
 
 
 def main() -> None:

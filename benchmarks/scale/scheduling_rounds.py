@@ -49,9 +49,6 @@ from stoker.protocol.to_manager import FromClient as ClientMessage
 from stoker.protocol.to_manager import FromPilot as PilotMessage
 from stoker.protocol.to_pilot import RunCalls, StartLibrary
 
-# ---- scheduling rounds
-
-
 NAME, TITLE = "scheduling_rounds", "rounds of the scheduler for jobs with deadlines (prompt-tuner)"
 REPEATS = 5
 
@@ -89,9 +86,6 @@ def _run(case: str, say: Callable[[str], None], *, quick: bool) -> dict[str, flo
     found: dict[str, float] = json.loads(done.stdout)
     say(f"{case}: " + ", ".join(f"{name} {value:.3g}" for name, value in found.items()))
     return found
-
-
-# ---- scheduling rounds side
 
 
 GB = 10**9

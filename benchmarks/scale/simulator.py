@@ -32,9 +32,6 @@ from stoker.protocol.blocks import Rule
 from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 
-# ---- simulator
-
-
 NAME, TITLE = "simulator", "the simulator: whole runs of the deployed cores in virtual time"
 REPEATS = 5
 
@@ -100,9 +97,6 @@ def _line(
 ) -> Line:
     cells = {"calls/s": [one["calls"] / one["spent_s"] for one in runs], unit: [value(one) for one in runs]}
     return Line(what=what, cells=cells, bar=bar)
-
-
-# ---- simulator side
 
 
 GB = 1_000_000_000

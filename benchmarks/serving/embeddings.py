@@ -30,9 +30,6 @@ from typing import Any
 from benchmarks.harness import missing, ratios, run_side
 from benchmarks.tables import Bar, Line, Table
 
-# ---- embeddings
-
-
 NAME, TITLE = "embeddings", "embedding texts as long as tweets: Stoker, a script that sorts them, padding to 512"
 SIDE = "benchmarks.serving.embeddings"
 
@@ -56,9 +53,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         cells = {"ratio": ratios(found["stoker"], found[other])}
         lines.append(Line(what=f"stoker against {other}", cells=cells, bar=Bar(at_least=least), digits=2))
     return Table(name=NAME, title=TITLE, lines=lines)
-
-
-# ---- embeddings side
 
 
 LENGTHS = Path(os.environ.get("STOKER_TRACES", ""), "lengths", "tweet_token_lengths.csv.gz")

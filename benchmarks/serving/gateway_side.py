@@ -24,7 +24,7 @@ import msgspec
 import psutil
 
 import stoker
-from benchmarks.serving.gateway_memory import cpu_seconds
+from benchmarks.serving.session_processes import cpu_seconds
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai.request import ApiRequest
 from stoker.apps.common.openai.writing import TextBegun, TextEnded, TextPiece

@@ -70,9 +70,6 @@ from stoker.manager.sim.token_times import TokenTimes
 from stoker.pilot.devices import cpu
 from stoker.protocol.calls import Objective
 
-# ---- live models
-
-
 NAME, TITLE = "live_models", "eight models on two devices, live and simulated: requests in time"
 SIDE = "benchmarks.serving.live_models"
 SEEDS, FOR_S = (1, 2, 3), 30.0
@@ -132,9 +129,6 @@ def table_of(runs: list[dict[str, Any]]) -> Table:
         ],
         notes=notes,
     )
-
-
-# ---- live models side
 
 
 TOKEN_BYTES = 2 * 6 * 64 * 4

@@ -41,9 +41,6 @@ from stoker.contexts.state import SNAPSHOTS
 from stoker.pilot.devices import cpu
 from stoker.site import Pilot, Site
 
-# ---- model switch
-
-
 NAME, TITLE = "model_switch", "from the request for a model until its first token, while another is hot in its place"
 SIDE = "benchmarks.serving.model_switch"
 
@@ -95,9 +92,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     return Table(name=NAME, title=TITLE, lines=lines, notes=[note])
 
 
-# ---- model switch side
-
-
 PROMPT = "The capital of France is"
 TOKENS = 8
 THREADS = 1
@@ -117,9 +111,6 @@ def first_piece(pieces: Iterator[str], *, since: float) -> float:
     for _ in pieces:
         found = found or time.monotonic() - since
     return found
-
-
-# ---- through a session
 
 
 def switch_in_session(*, switches: int, snapshot: bool) -> dict[str, Any]:
@@ -151,9 +142,6 @@ def switch_in_session(*, switches: int, snapshot: bool) -> dict[str, Any]:
     if loads != switches + 1 or ready != 1:
         raise RuntimeError(f"{loads} loads for {switches} switches, {ready} models hot: not each was a switch")
     return {"seconds": seconds, "hot": hot}
-
-
-# ---- without a session: what libraries would do if they could sleep
 
 
 def serve(pipe: Connection) -> None:

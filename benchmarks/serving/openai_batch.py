@@ -36,9 +36,6 @@ from tiny_model import write_tiny_model
 from benchmarks.harness import ROOT, missing, run_side
 from benchmarks.tables import Bar, Line, Table
 
-# ---- openai batch
-
-
 NAME, TITLE = "openai_batch", "an OpenAI batch file while the manager and every pilot are killed once"
 SIDE = "benchmarks.serving.openai_batch"
 _TESTS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
@@ -55,9 +52,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     cells = {heading: [run[name]] for heading, name in names.items()}
     what = f"{requests:,} requests of 16 to 48 tokens, two pilots and the manager killed"
     return Table(name=NAME, title=TITLE, lines=[Line(what=what, cells=cells, bar=Bar(at_least=0.85, repeats=1))])
-
-
-# ---- openai batch side
 
 
 PILOTS = 2

@@ -47,9 +47,6 @@ from stoker.tuning.bank.candidate import Candidate, read_candidates
 from stoker.tuning.bank.layers import CLUSTERS, Layers
 from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, brute_force, look_up, two_layers
 
-# ---- prompt bank
-
-
 LANGUAGE_MODEL, SAMPLE_SEED = "SmolLM2-135M-Instruct", 0
 """What the bank is built over, and what the samples of a task are drawn with."""
 SETTING = f"Model: {LANGUAGE_MODEL}; the samples of a task are drawn with seed {SAMPLE_SEED}."
@@ -105,9 +102,6 @@ def table_of(found: dict[str, Any]) -> Table:
         f" {found['score_s'] * 1000:.0f} ms",
     ]
     return Table(name=NAME, title=TITLE, lines=lines, notes=notes)
-
-
-# ---- prompt bank side
 
 
 FIRST = ("claims", "statements", "climate", "evidence", "sums", "steps", "programs")

@@ -27,9 +27,6 @@ from stoker.apps.prompt_tuning import tune
 from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
 from stoker.tuning.samples import Sample
 
-# ---- tune start
-
-
 NAME, TITLE = "tune_start", "a prompt-tuning job: from its submission to its first optimizer step"
 
 
@@ -61,9 +58,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         Line(what="warm, times sooner than from a snapshot", cells={"times": ratios(kept, warm)}, last_digits=1),
     ]
     return Table(name=NAME, title=TITLE, lines=lines, notes=[found[0]["machine"]])
-
-
-# ---- tune start side
 
 
 WARM = 3

@@ -33,9 +33,6 @@ from stoker.site import Duration, Size
 from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
 from stoker.tuning.samples import Sample
 
-# ---- tuning times
-
-
 NAME, TITLE = "tuning_times", "a prompt-tuning job: where its time goes, and a gang of two forecast from one device"
 _ITERATIONS = ("data", "compute", "communication", "evaluation")
 
@@ -119,9 +116,6 @@ def simulated_s(side: dict[str, Any]) -> float:
     job = Arrival(0.0, "llm", items, gang=(2, 2), shared_s=spent["bank"])
     simulation = Simulation(world, [job], default_policies())
     return simulation.run().ended_at
-
-
-# ---- tuning times side
 
 
 ITERATIONS = 12

@@ -23,7 +23,7 @@ from benchmarks.papers.arlo.cases import (
     Result,
 )
 from benchmarks.papers.arlo.intervals import Interval
-from benchmarks.papers.arlo.overheads import Measured, SolvingTime
+from benchmarks.papers.arlo.measured import Measured, SolvingTime
 from benchmarks.papers.arlo.records import Records
 from benchmarks.papers.arlo.tables import TABLES
 from benchmarks.papers.arlo.workload import missing

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from polling import polls
 
-from benchmarks.gpu import budget, kit, parts, run, suites
+from benchmarks.gpu import budget, kit, parts, run
 from benchmarks.gpu.bars import FULL_OF_NONE, MET, OF_LIMIT, OF_PINNED, bars
 from benchmarks.gpu.load_parts import told_by
 from benchmarks.gpu.page import render
@@ -184,7 +184,7 @@ def test_site_suite_that_fails_misses_its_bar() -> None:
 
 def test_site_results_are_read_by_promise(tmp_path: Path) -> None:
     file = tmp_path / "site.json"
-    suite = suites.Suite(["x"], results=file)
+    suite = budget.Suite(["x"], results=file)
     log = tmp_path / "log"
     log.write_text("one.py::test_hello PASSED  [ 50%]\none.py::test_pair SKIPPED (one GPU) [100%]\n")
     assert suite.numbers(log) == {

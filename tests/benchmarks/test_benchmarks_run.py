@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import page, results
 from benchmarks.__main__ import BENCHMARKS, conclude, main
-from benchmarks.engine import fact_batches, manager_core, noop, taskvine
+from benchmarks.engine import core_events, fact_batches, noop, taskvine
 from benchmarks.harness import ROOT, Facts, ratios, run_side, take_turns
 from benchmarks.results import lacks
 from benchmarks.tables import Bar, Line, Table, Verdict, passes, show
@@ -210,8 +210,8 @@ def test_core_bars(monkeypatch: pytest.MonkeyPatch) -> None:
             queued = arguments[arguments.index("--queued") + 1]
             return {"events_per_second": {queued: [rates[queued]]}}
 
-        monkeypatch.setattr(manager_core, "run_side", side)
-        return [line.verdict() for line in manager_core.events(lambda _: None).lines]
+        monkeypatch.setattr(core_events, "run_side", side)
+        return [line.verdict() for line in core_events.events(lambda _: None).lines]
 
     good, bad = Verdict.MET, Verdict.MISSED
     assert events(250_000, 240_000, 201_000) == [good, good, good, good]
@@ -222,8 +222,8 @@ def test_core_bars(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("resident", "verdict"), [(999.0, Verdict.MET), (1001.0, Verdict.MISSED)])
 def test_memory_bar(resident: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"resident_bytes_per_call": resident, "traced_bytes_per_call": 1.0}
-    monkeypatch.setattr(manager_core, "run_side", lambda *_, **__: found)
-    assert manager_core.memory(lambda _: None).lines[0].verdict() is verdict
+    monkeypatch.setattr(core_events, "run_side", lambda *_, **__: found)
+    assert core_events.memory(lambda _: None).lines[0].verdict() is verdict
 
 
 def test_a_side_that_fails_is_no_number() -> None:

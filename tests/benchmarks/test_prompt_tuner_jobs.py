@@ -12,8 +12,10 @@ import pytest
 
 from benchmarks.papers.prompt_tuner import paper
 from benchmarks.papers.prompt_tuner.jobs import (
+    MODELS,
     Bank,
     Job,
+    Parameters,
     arrival,
     arrival_times,
     jobs,
@@ -21,9 +23,8 @@ from benchmarks.papers.prompt_tuner.jobs import (
     slo_s,
     uses_bank,
 )
-from benchmarks.papers.prompt_tuner.parameters import MODELS, Parameters
-from benchmarks.papers.prompt_tuner.result import result_of
-from benchmarks.papers.prompt_tuner.why import WHY
+from benchmarks.papers.prompt_tuner.simulate import result_of
+from benchmarks.papers.prompt_tuner.texts import WHY
 from stoker.chance import Stream
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened

@@ -10,9 +10,9 @@ import msgspec
 from benchmarks.papers.prompt_tuner import grid as grids
 from benchmarks.papers.prompt_tuner.cases import NOBODY, at
 from benchmarks.papers.prompt_tuner.grid import Choice, read_grid
-from benchmarks.papers.prompt_tuner.result import Result
 from benchmarks.papers.prompt_tuner.runs import Runs
 from benchmarks.papers.prompt_tuner.search import RESIZES, search
+from benchmarks.papers.prompt_tuner.simulate import Result
 
 GRID = read_grid()
 SOME = grids.drawn(GRID)[:4]

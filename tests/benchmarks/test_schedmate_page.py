@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers import common
-from benchmarks.papers.schedmate.scheduling import drawing, intervals, records, report, settings, systems
+from benchmarks.papers.schedmate.scheduling import drawing, intervals, records, report, settings, simulate
 from benchmarks.papers.schedmate.scheduling.__main__ import main
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
 from benchmarks.papers.schedmate.scheduling.records import ErrorFacts, Records, WindowFacts
-from benchmarks.papers.schedmate.scheduling.simulate import Measures, Task
-from benchmarks.papers.schedmate.scheduling.systems import FIFO, OURS, Case
+from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, Case, Measures, Task
 from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
@@ -28,7 +27,7 @@ def test_the_page_is_what_the_records_say() -> None:
 
 def test_the_records_have_every_case_and_every_window() -> None:
     of = Records(FOLDER / "schedmate.json")
-    assert {result.case.name for result in of.kept.runs} == {case.name for case in systems.cases()}
+    assert {result.case.name for result in of.kept.runs} == {case.name for case in simulate.cases()}
     assert {len(result.windows) for result in of.kept.runs} == {len(of.kept.windows)}
     assert len({result.release for result in of.kept.runs}) == 1, "all by one release"
     assert of.kept.fixed_on == settings.FIXED_ON
@@ -56,12 +55,12 @@ def with_ratio(folder: Path, ratio: float) -> Records:
     of.kept.windows = [
         WindowFacts(cluster, week, 100, 60.0, 6.0, (8, 8, 8)) for cluster in ("a", "b") for week in range(3)
     ]
-    for case in systems.cases():
+    for case in simulate.cases():
         factors = (0.5, 0.5, 0.5, ratio, ratio, ratio) if case.system == OURS else (1.0,) * 6
         means = [factor * (100.0 + place) for place, factor in enumerate(factors)]
         found = [(Task(case, place), Measures(mean, 1.0, 1.0, 1.0, 0), 0.0, 0) for place, mean in enumerate(means)]
         of._keep(case, found)
-    of.kept.errors = {system: ErrorFacts(0.9, 0.8) for system in systems.ERRORS}
+    of.kept.errors = {system: ErrorFacts(0.9, 0.8) for system in simulate.ERRORS}
     return of
 
 

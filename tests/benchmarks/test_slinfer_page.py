@@ -8,12 +8,11 @@ import msgspec
 import pytest
 
 from benchmarks.papers import common
-from benchmarks.papers.slinfer import data, records, report, summary
-from benchmarks.papers.slinfer.cases import SLINFER, SLLM, SLLM_C, SLLM_CS, Case, Result
-from benchmarks.papers.slinfer.measures import TTFT_POINTS_S, KindUse, Measures
+from benchmarks.papers.slinfer import cases as slinfer_cases
+from benchmarks.papers.slinfer import data, report, summary
+from benchmarks.papers.slinfer.cases import SLINFER, SLLM, SLLM_C, SLLM_CS, Case, Records, Result
+from benchmarks.papers.slinfer.measures import TTFT_POINTS_S, KindUse, Measures, Sampled
 from benchmarks.papers.slinfer.paper import SIZES
-from benchmarks.papers.slinfer.records import Records
-from benchmarks.papers.slinfer.sampling import Sampled
 from benchmarks.papers.slinfer.tables import TABLES
 
 here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
@@ -37,7 +36,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[Ca
         ran.append(case)
         return _result(case)
 
-    monkeypatch.setattr(records, "run", run)
+    monkeypatch.setattr(slinfer_cases, "run", run)
     return tmp_path / "slinfer.json", ran
 
 

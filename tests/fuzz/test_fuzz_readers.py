@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.reliability.fuzz import fuzz, live
+from benchmarks.reliability.fuzz_files import targets
 from benchmarks.reliability.fuzz_inputs import Target, damage
-from benchmarks.reliability.fuzz_targets import targets
 
 COUNT = 500
 SEED = 11

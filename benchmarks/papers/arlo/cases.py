@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import msgspec
 
 from benchmarks.papers.arlo import settings
-from benchmarks.papers.arlo.demand import best_allocation, demands, even_allocation
 from benchmarks.papers.arlo.dispatch import (
     BucketDispatcher,
     Dispatcher,
@@ -16,11 +15,20 @@ from benchmarks.papers.arlo.dispatch import (
     pack_any_runtime,
     pack_shortest_runtime,
 )
-from benchmarks.papers.arlo.fleet import Agenda, Fleet
-from benchmarks.papers.arlo.profile import LONGEST, LatencyProfile, lengths_of
+from benchmarks.papers.arlo.fleet import (
+    Agenda,
+    Allocator,
+    Fleet,
+    Headroom,
+    Reallocation,
+    TargetTracking,
+    best_allocation,
+    demands,
+    even_allocation,
+    percentile,
+)
 from benchmarks.papers.arlo.queues import Served, serve
-from benchmarks.papers.arlo.scaling import Allocator, Headroom, Reallocation, TargetTracking, percentile
-from benchmarks.papers.arlo.workload import Trace, Workload, trace_of
+from benchmarks.papers.arlo.workload import LONGEST, LatencyProfile, Trace, Workload, lengths_of, trace_of
 from benchmarks.papers.common import RELEASE
 from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
 

@@ -9,8 +9,7 @@ import msgspec
 
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import Case, Result, run
-from benchmarks.papers.arlo.deployed import ENDS_S, Deployed, compare
-from benchmarks.papers.arlo.overheads import Measured, measure_all
+from benchmarks.papers.arlo.measured import ENDS_S, Deployed, Measured, compare, measure_all
 from benchmarks.papers.common import RELEASE, read_results, unknown
 from stoker.whole_files import draft_of
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.papers.arlo import experiments, paper, summary, tables, texts, texts_of_misses
-from benchmarks.papers.arlo.cells import NAMED, PLAIN, Cells, late, latencies_of, of_latency, table
+from benchmarks.papers.arlo import experiments, paper, summary, tables, texts
 from benchmarks.papers.arlo.intervals import mean_ms, p98_ms
 from benchmarks.papers.arlo.records import Records
+from benchmarks.papers.arlo.tables import NAMED, PLAIN, Cells, late, latencies_of, of_latency, table
 
 
 def write(records: Records) -> str:
@@ -15,7 +15,7 @@ def write(records: Records) -> str:
         texts.head(), _summary(records), texts.readings(), experiments.example(), _figure(cells, "6a"),
         _figure(cells, "6b"), _figure_7(cells), _figure_8(cells), _figure(cells, "10a"), _figure(cells, "10b"),
         _figure_11(cells), experiments.table_2(measured), _table_3(cells), _table_4(cells),
-        experiments.figure_9(measured), experiments.deployed(records.deployed), texts_of_misses.EXPLAINED,
+        experiments.figure_9(measured), experiments.deployed(records.deployed), texts.EXPLAINED,
         experiments.padding(), experiments.against_st(cells),
         experiments.still(cells),
         experiments.overhead(cells), experiments.lower_loads(cells), experiments.table_4_apart(cells),

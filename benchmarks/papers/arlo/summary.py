@@ -100,9 +100,6 @@ def _always(held: Sequence[bool], *, why: str = "") -> Finding:
     return Finding(f"{sum(held)} of {len(held)}", all(held), "" if all(held) else why)
 
 
-# ---- figures with a fixed number of devices
-
-
 def _less(of: Of, cases: Sequence[Case], other: str, said: float, what: Callable[[Measures], float]) -> Verdict:
     """A reduction against a system of the paper; where it has several readings, which of them have the number."""
     name = "mean" if what is mean_ms else "98th percentile"
@@ -166,9 +163,6 @@ def _tails(of: Of, pair: str) -> Iterator[Verdict]:
         yield msgspec.structs.replace(
             verdict, bar=f"Figure {pair}, a and b: {verdict.bar}", paper=f"up to {verdict.paper}"
         )
-
-
-# ---- the parts of Arlo
 
 
 def _table_3(of: Of) -> Iterator[Verdict]:
@@ -269,9 +263,6 @@ def _more_runtimes(of: Of, read: Reading) -> Interval | None:
             if eight is not None and sixteen is not None:
                 ratios.append(sixteen.measures.mean_ms / eight.measures.mean_ms)
     return Interval.of(ratios)
-
-
-# ---- measured, and what holds in all runs
 
 
 def _table_2(records: Records) -> Verdict:

@@ -16,7 +16,7 @@ import msgspec
 
 from benchmarks.harness import Clock
 from benchmarks.papers.common import number
-from benchmarks.papers.pervasive import drawing, fit, neighbours, paper, predict, report, scenario_files
+from benchmarks.papers.pervasive import drawing, fit, paper, predict, report, scenario_files
 from benchmarks.papers.pervasive.fit import Fit
 from benchmarks.papers.pervasive.found import Found
 from benchmarks.papers.pervasive.parameters import Parameters
@@ -102,7 +102,7 @@ def _reproduce(asked: argparse.Namespace) -> int:
     predict_one = predict.a_look if asked.quick else predict.everything
     every = [each.parameters for each in kept.fits]
     predicted = [tuple(row) for row in _each("Figures 8 and 9", predict_one, every, jobs=asked.jobs)]
-    shared = list(_each("neighbours", neighbours.simulate, every, jobs=asked.jobs))
+    shared = list(_each("neighbours", predict.simulate, every, jobs=asked.jobs))
     found = Found(
         facts=clock.facts(),
         starts=kept.starts,

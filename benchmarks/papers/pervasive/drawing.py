@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.papers.pervasive import paper, quick
+from benchmarks.papers.pervasive import fit, paper
 from benchmarks.papers.pervasive.fit import Fit
 from benchmarks.papers.pervasive.predict import BATCHES, LOOK_S, Prediction
 from stoker.contexts.recipe import Awareness
@@ -51,7 +51,7 @@ def _static(axes: Axes, fits: Sequence[Fit], simulated: Sequence[tuple[paper.Run
     axes.bar([place - 0.2 for place in places], said, 0.38, color="#a0a0a0", label="paper")
     axes.bar([place + 0.2 for place in places], [seconds for _, seconds in simulated], 0.38, label="simulated")
     for place, (run, _) in enumerate(simulated):
-        values = [quick.seconds(each.parameters, run.awareness, run.batch) for each in fits]
+        values = [fit.seconds(each.parameters, run.awareness, run.batch) for each in fits]
         axes.vlines(place + 0.2, min(values), max(values), color="black", linewidth=1.2)
         if run.most:
             axes.vlines(place - 0.2, run.seconds, run.most, color="black", linewidth=1.2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.papers.pervasive import paper, quick
+from benchmarks.papers.pervasive import fit, paper
 from benchmarks.papers.pervasive.claims import called
 from benchmarks.papers.pervasive.drawing import NAMES
 from benchmarks.papers.pervasive.fit import SEED
@@ -41,7 +41,7 @@ def static(found: Found) -> str:
         *head("figure", "context", "inferences a call", "paper, s", "simulated, s", "error", "all sets, s"),
     ]
     for run, seconds in found.simulated:
-        values = [quick.seconds(each.parameters, run.awareness, run.batch) for each in found.fits]
+        values = [fit.seconds(each.parameters, run.awareness, run.batch) for each in found.fits]
         lines.append(f"{static_row(run, seconds)} {between(values)} |")
     lines += ["", "![Figures 6 and 7](context-paper-figures-6-7.png)", ""]
     return "\n".join(lines)
@@ -57,10 +57,7 @@ def static_row(run: paper.Run, seconds: float) -> str:
 def _apart(found: Found) -> float:
     """How far the closed form is from the simulator, at most."""
     first = found.fits[0].parameters
-    return max(abs(quick.seconds(first, run.awareness, run.batch) / seconds - 1.0) for run, seconds in found.simulated)
-
-
-# ---- RQ1 and RQ2
+    return max(abs(fit.seconds(first, run.awareness, run.batch) / seconds - 1.0) for run, seconds in found.simulated)
 
 
 def ratios(found: Found) -> str:
@@ -68,7 +65,7 @@ def ratios(found: Found) -> str:
     runs = [run for run, _ in found.simulated]
     simulated = {(run.awareness, run.batch): seconds for run, seconds in found.simulated}
     every = [
-        {(run.awareness, run.batch): quick.seconds(each.parameters, run.awareness, run.batch) for run in runs}
+        {(run.awareness, run.batch): fit.seconds(each.parameters, run.awareness, run.batch) for run in runs}
         for each in found.fits
     ]
     lines = [
@@ -97,9 +94,6 @@ def _reduction(times: _Times, one: paper.Reduction) -> float:
 def _spread(times: _Times) -> float:
     full = [seconds for (awareness, _), seconds in times.items() if awareness is Awareness.FULL]
     return max(full) / min(full) - 1.0
-
-
-# ---- the parameters
 
 
 def unknowns(found: Found) -> str:

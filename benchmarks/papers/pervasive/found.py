@@ -10,8 +10,7 @@ import msgspec
 from benchmarks.harness import Facts
 from benchmarks.papers.pervasive import fit, paper
 from benchmarks.papers.pervasive.fit import Fit
-from benchmarks.papers.pervasive.neighbours import Shared
-from benchmarks.papers.pervasive.predict import Prediction
+from benchmarks.papers.pervasive.predict import Prediction, Shared
 
 
 class Found(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from benchmarks.papers.pervasive import gains
+from benchmarks.papers.pervasive import claims as pervasive_claims
 from benchmarks.papers.pervasive.claims import CLAIMS, Claim, Variant, called
 from benchmarks.papers.pervasive.drawing import NAMES
 from benchmarks.papers.pervasive.found import Found, between
@@ -19,9 +19,6 @@ _PANELS = (
     "Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants. Number of"
     " GPUs: calls of both sizes."
 )
-
-
-# ---- in short
 
 
 def in_short(found: Found) -> list[str]:
@@ -86,12 +83,9 @@ def together(found: Found) -> str:
     return f"{said}{': ' if misses else ''}{', '.join(misses)}."
 
 
-# ---- the section
-
-
 def section(found: Found) -> str:
     """Intervals, pictures, variants, and full awareness over partial."""
-    return "\n".join([_intervals(found), _held(found), _variants(found), gains.section(found)])
+    return "\n".join([_intervals(found), _held(found), _variants(found), pervasive_claims.gains_section(found)])
 
 
 def _intervals(found: Found) -> str:

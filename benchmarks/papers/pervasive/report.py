@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks import quoted_records
 from benchmarks.harness import spread
-from benchmarks.papers.pervasive import capacity, disks, fitted, gains, kinds, paper, predicted, shares
+from benchmarks.papers.pervasive import claims, disks, fitted, kinds, paper, predicted
 from benchmarks.papers.pervasive.claims import CLAIMS
 from benchmarks.papers.pervasive.drawing import NAMES
 from benchmarks.papers.pervasive.fit import CLOSE, FAIR, FIRST_COMMIT, FIRST_SEARCHED, SEARCHED_AGAIN, SEED
@@ -26,9 +26,9 @@ def write(found: Found) -> str:
         fitted.ratios(found),
         fitted.unknowns(found),
         predicted.section(found),
-        shares.section(found.fits, found.predictions),
-        disks.section(found),
-        capacity.section(found),
+        disks.shares_section(found.fits, found.predictions),
+        disks.disks_section(found),
+        claims.capacity_section(found),
         kinds.section(found),
         _UNKNOWABLE,
     )
@@ -114,11 +114,11 @@ def _vanishing(found: Found) -> str:
     times = f"{spread(ratios, digits=line.last_digits)} times as many calls"
     real = f"""Real pilots whose calls and loads sleep, none lost early: `make bench ARGS=vanishing` (found:
         `benchmarks/RESULTS.md`) has {times} with full awareness as with partial."""
-    simulated = [one for each in gains.pairs(found.predictions, batch=BATCH, none_lost=True).values() for one in each]
+    simulated = [one for each in claims.pairs(found.predictions, batch=BATCH, none_lost=True).values() for one in each]
     if simulated:
         real += f""" Its loads take {LOAD_IN_CALLS:g} of a call because that is put in, so this may be compared with
             what the simulator has of that case, {between(simulated, ".2f")} in calls of {BATCH}, and not with the
-            paper's {gains.SAID:.2f}."""
+            paper's {claims.SAID:.2f}."""
     return " ".join(real.split())
 
 
@@ -143,9 +143,9 @@ def _short(found: Found) -> str:
     told = [
         f"Figures 6 and 7 are fitted: {fitted.in_short(found)}.",
         *predicted.in_short(found),
-        gains.in_short(found),
+        claims.gains_in_short(found),
         *disks.in_short(found),
-        capacity.in_short(found),
+        claims.capacity_in_short(found),
     ]
     return "\n".join(["## In short", "", *(paragraph(each, bullet=True) for each in told), ""])
 

@@ -125,9 +125,6 @@ def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = pa
     return float(f"{fitted[paper.A10] * (peaks[paper.A10] / peaks[kind]) ** power:.{_DIGITS}g}")
 
 
-# ---- pools
-
-
 def static() -> Pools:
     """§4.1: ten of each."""
     return {paper.A10: ((0.0, paper.EACH),), paper.TITAN: ((0.0, paper.EACH),)}

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from benchmarks.papers.prompt_tuner import paper
-from benchmarks.papers.prompt_tuner.jobs import Bank
-from benchmarks.papers.prompt_tuner.parameters import Parameters
+from benchmarks.papers.prompt_tuner.jobs import Bank, Parameters
 
 OURS, INFLESS, ELASTIC_FLOW = "prompt-tuner", "infless", "elastic-flow"
 TUNING_SEEDS = (1000, 1001, 1002, 1003)

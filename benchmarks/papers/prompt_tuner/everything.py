@@ -30,7 +30,7 @@ from benchmarks.papers.prompt_tuner.cases import (
     of_bank,
 )
 from benchmarks.papers.prompt_tuner.grid import Choice, Grid
-from benchmarks.papers.prompt_tuner.parameters import Parameters
+from benchmarks.papers.prompt_tuner.jobs import Parameters
 from benchmarks.papers.prompt_tuner.readings import POLICIES, Chosen, Condition, Reading
 from benchmarks.papers.prompt_tuner.record import KeptRun, Record
 from benchmarks.papers.prompt_tuner.runs import Runs

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.papers.prompt_tuner.parameters import Parameters
+from benchmarks.papers.prompt_tuner.jobs import Parameters
 from stoker.chance import Stream
 
 PATH = Path(__file__).parent / "grid.toml"

@@ -11,8 +11,8 @@ from benchmarks.harness import Facts
 from benchmarks.papers.prompt_tuner.cases import STATIC, Group, System
 from benchmarks.papers.prompt_tuner.grid import Choice
 from benchmarks.papers.prompt_tuner.readings import Reading
-from benchmarks.papers.prompt_tuner.result import Result
 from benchmarks.papers.prompt_tuner.search import Searched
+from benchmarks.papers.prompt_tuner.simulate import Result
 from benchmarks.papers.prompt_tuner.tuning import Search
 from stoker.whole_files import draft_of
 

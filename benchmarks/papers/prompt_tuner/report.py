@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks import quoted_records
-from benchmarks.papers.prompt_tuner import index, report_bars, report_figures, texts
+from benchmarks.papers.prompt_tuner import report_bars, report_figures, texts
+from benchmarks.papers.prompt_tuner.jobs import MODELS
 from benchmarks.papers.prompt_tuner.page import Page, lines_of, span
-from benchmarks.papers.prompt_tuner.parameters import MODELS
 from benchmarks.papers.prompt_tuner.readings import Reading
 from benchmarks.papers.prompt_tuner.record import Record
-from benchmarks.papers.prompt_tuner.report_compared import compared
-from benchmarks.papers.prompt_tuner.report_kept import kept
-from benchmarks.papers.prompt_tuner.report_sets import early, sets_that_count
+from benchmarks.papers.prompt_tuner.report_bars import compared
+from benchmarks.papers.prompt_tuner.report_sets import early, kept, sets_that_count
 from benchmarks.papers.prompt_tuner.short import short
-from benchmarks.papers.prompt_tuner.why import WHY
+from benchmarks.papers.prompt_tuner.texts import WHY
 from benchmarks.tables import head, paragraph, row
 
 RECORD = "prompttuner.json"
@@ -26,7 +25,7 @@ def write(record: Record) -> str:
     """The page, in Markdown."""
     page = Page(record)
     parts = (
-        texts.HEAD, _made(page), texts.TERMS, short(page), index.write(), report_bars.against(page),
+        texts.HEAD, _made(page), texts.TERMS, short(page), texts.write(), report_bars.against(page),
         report_bars.ablations(page), report_bars.experiments(page), sets_that_count(page),
         report_figures.figure_3c(page), report_figures.figure_7(page), report_figures.table_7(page),
         report_figures.figure_8(page), compared(page), kept(page), _settings(page), _workload(page), texts.UNKNOWABLE,

@@ -11,8 +11,7 @@ import msgspec
 
 from benchmarks.papers.common import RELEASE
 from benchmarks.papers.prompt_tuner.cases import Case
-from benchmarks.papers.prompt_tuner.result import Result
-from benchmarks.papers.prompt_tuner.simulate import simulate
+from benchmarks.papers.prompt_tuner.simulate import Result, simulate
 from stoker.errors import StokerError
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.workers import DiedError, Tell, Workers

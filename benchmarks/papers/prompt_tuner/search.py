@@ -14,9 +14,9 @@ import msgspec
 
 from benchmarks.papers.prompt_tuner.cases import ELASTIC_FLOW, NOBODY, Case, Group, System, at
 from benchmarks.papers.prompt_tuner.grid import Choice, Grid
-from benchmarks.papers.prompt_tuner.parameters import Parameters
-from benchmarks.papers.prompt_tuner.result import Result
+from benchmarks.papers.prompt_tuner.jobs import Parameters
 from benchmarks.papers.prompt_tuner.runs import Runs
+from benchmarks.papers.prompt_tuner.simulate import Result
 
 RESIZES = System(ELASTIC_FLOW, (("slot_s", 1.0),))
 STEP = 0.05

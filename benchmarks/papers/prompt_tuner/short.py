@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import fmean
 
-from benchmarks.papers.prompt_tuner import bars, paper, readings
-from benchmarks.papers.prompt_tuner.bars import Bar
+from benchmarks.papers.prompt_tuner import paper, readings, report_bars
 from benchmarks.papers.prompt_tuner.cases import FEWER_GPUS, HEAVY, MAIN, MEDIUM, NOBODY, Group, at, of_bank
 from benchmarks.papers.prompt_tuner.page import TEXT, Page, lines_of
 from benchmarks.papers.prompt_tuner.readings import OF_INFLESS, Condition, Reading
-from benchmarks.papers.prompt_tuner.report_compared import starts, starts_most
-from benchmarks.papers.prompt_tuner.report_kept import apart_at_the_same_cost, theirs
-from benchmarks.papers.prompt_tuner.report_sets import still_within
+from benchmarks.papers.prompt_tuner.report_bars import Bar, starts, starts_most
+from benchmarks.papers.prompt_tuner.report_sets import apart_at_the_same_cost, still_within, theirs
 from benchmarks.papers.prompt_tuner.summary import Evaluation, Spread, over, show
 from benchmarks.tables import paragraph
 from stoker.manager.study.statistics import MeanEstimate, estimate
@@ -22,9 +20,9 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 
 def short(page: Page) -> str:
     """The section."""
-    found = list(bars.against_baselines(page.sets, page.chosen, Condition.NOBODY))
+    found = list(report_bars.against_baselines(page.sets, page.chosen, Condition.NOBODY))
     text = [bar for bar in found if any(reading.value in bar.what for reading in TEXT)]
-    signs = [bar for _, *pair in bars.ablations(page.sets) for bar in pair]
+    signs = [bar for _, *pair in report_bars.ablation_bars(page.sets) for bar in pair]
     sets = len(page.sets)
     told = [
         _distances(page),
@@ -83,7 +81,7 @@ def _both(found: Spread, *, digits: int = 1) -> str:
 
 def _held(found: Sequence[Bar], sets: int) -> str:
     everywhere = sum(bar.sets == sets for bar in found)
-    return f"{bars.held(found)} hold by their interval with the most central set and {everywhere} with each set"
+    return f"{report_bars.held(found)} hold by their interval with the most central set and {everywhere} with each set"
 
 
 def _less(page: Page) -> str:
@@ -162,7 +160,7 @@ def _range(values: Sequence[float]) -> str:
 
 def _reversed(page: Page) -> Iterator[str]:
     one, hold = page.central, page.chosen[Reading.HOLD]
-    for part, more, times in bars.ablations(page.sets):
+    for part, more, times in report_bars.ablation_bars(page.sets):
         if not more.holds_by_mean(more.found[0]):
             yield f"{part.what} {show(more.found[0], sign=True)} points ({part.points})"
         elif against := [each for each in more.found if each.high < 0.0]:

@@ -9,7 +9,7 @@ import msgspec
 
 from benchmarks.papers.prompt_tuner.cases import Group, System
 from benchmarks.papers.prompt_tuner.grid import Choice, read_grid
-from benchmarks.papers.prompt_tuner.parameters import Parameters
+from benchmarks.papers.prompt_tuner.jobs import Parameters
 from benchmarks.papers.prompt_tuner.record import KeptRun, Record
 from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 

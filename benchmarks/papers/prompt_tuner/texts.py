@@ -1,10 +1,96 @@
-"""The words of the page that have no result in them. Numbers in them are the paper's or the settings'."""
+"""Every figure and table of the paper, and where the page or another benchmark has ours.
+
+Where the usual value of each parameter comes from, and why it is what it is.
+
+The words of the page that have no result in them. Numbers in them are the paper's or the settings'.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
+
 from benchmarks.papers.prompt_tuner.cases import TUNING_SEEDS
-from benchmarks.papers.prompt_tuner.parameters import Parameters
-from benchmarks.papers.prompt_tuner.why import MODELS_WHY
+from benchmarks.papers.prompt_tuner.jobs import Parameters
+from benchmarks.quoted_records import chosen_prompt, communication, fixed_costs, prompt_spread
+from benchmarks.tables import head, row
+
+_QUALITY = "`make bench ARGS=prompt_quality`, real tunings of ten tasks (found: `benchmarks/RESULTS.md`)"
+
+
+def write() -> str:
+    """The section of the page."""
+    lines = ["## Every figure and table of the paper", "", *head("paper", "what it has", "here")]
+    lines += [row(*part) for part in _parts()]
+    said = (
+        "What is in the simulator comes of `python -m benchmarks.papers.prompt_tuner`, under the seeds that stand above"
+        " (96 GPUs: the first three of them)."
+    )
+    return "\n".join([*lines, "", said, ""])
+
+
+def _parts() -> tuple[tuple[str, str, str], ...]:
+    """Each with what it has, and where ours is."""
+    return (
+        ("Figures 1, 4 to 6, Tables 2 to 5", "an example, drawings, notation", "nothing to measure"),
+        ("Table 1", "scores of tuned prompts against few shots, five large models",
+         "not measured: none of them runs here"),
+        ("Figure 2a", "where a job's time goes: communication, allocation",
+         f"a real job: {communication()}, and {fixed_costs()} (`make bench ARGS=tuning_times`; found:"
+         " `benchmarks/RESULTS.md`); in the simulator `prepare_s` and `gang_efficiency`, under *The jobs*"),
+        ("Figure 2b", "the trace: a minute with five times the mean", "made up, under *The jobs*"),
+        ("Figure 2c", "iterations from 20 prompts",
+         f"{prompt_spread()} ({_QUALITY}); in the simulator `prompt_spread` is put in"),
+        ("Figure 3a", "ElasticFlow's allocation, 56 %",
+         "its mean is an anchor: *The sets that count*; its course over time is not compared"),
+        ("Figure 3b", "INFless's waiting for instances that start", "*What was no anchor, and can be compared*"),
+        ("Figure 3c", "violations by the number of GPUs", "the section of that name"),
+        ("Table 6", "twelve tasks and their targets", "its data sets are not ours: ten others in `prompt_quality`"),
+        ("Figure 7, Table 7", "violations and cost of the three systems", "the sections of those names"),
+        ("Figure 8, Table 8", "the parts of the scheduler", "the sections of those names"),
+        ("Figure 9", "the chosen prompt against the ideal and the induced one", f"{chosen_prompt()} ({_QUALITY})"),
+        ("Figure 10", "the bank's two layers",
+         "`python -m benchmarks.tuning.prompt_bank --samples 16 --tasks ...`, then `make bench ARGS=prompt_groups`"
+         " (found, with the tasks: `benchmarks/RESULTS.md`); 10b by regret, not ITA"),
+    )  # fmt: skip
+
+
+class Why(msgspec.Struct, frozen=True):
+    """Where a value comes from, and why it is what it is."""
+
+    source: str
+    reason: str
+
+
+_OURS = "ours"
+WHY: Mapping[str, Why] = {
+    "peak": Why("§2.2", "the fullest minute has five times the jobs of the mean one, rounded to whole jobs"),
+    "mixed": Why("§6.1", '"three 20-minute LPT traces" for three loads: the models of a load come in one trace'),
+    "duration_median_s": Why(_OURS, "durations \"from a few seconds to several minutes\" (§6.1): the grid has four"),
+    "duration_spread": Why("Philly", "standard deviation of the logarithm, of its 30,610 jobs of 5 s to 10 min"),
+    "duration_least_s": Why("§6.1", '"from a few seconds": what is drawn below is this long'),
+    "duration_most_s": Why("§6.1", '"to several minutes": what is drawn above is this long'),
+    "replicas": Why(_OURS, "GPUs (of a large model: replicas) that a job had in the trace, with their shares"),
+    "widest": Why(_OURS, 'most GPUs of a job, half a server or two ("at most tens", §7): the grid has both'),
+    "bound": Why(_OURS, "iterations at most, over those that a job needs from an induced prompt"),
+    "speedup": Why("Figure 9b", "factor on the speedups by model; log-uniform between least and most, drawn by job"),
+    "prepare_s": Why("§2.2", 'before a model is read: "tens of seconds" (§3.2), 37-41 % of a job; the grid has three'),
+    "read_bytes_per_s": Why(_OURS, "weights into one GPU; each GPU of a replica reads its part of them"),
+    "overhead": Why("§6.1", '"resource allocation overhead" in an SLO: so many cold starts of the model'),
+    "meet_s": Why("§5.1", "members of a gang meet: at most 2 s, and so long here"),
+    "gang_efficiency": Why("§2.2", "communication takes 0.4-0.5 %: kept with each doubling"),
+    "budget": Why("§4.4.3", "the bank is skipped when its lookup takes more of the SLO"),
+    "bank_size": Why("§4.3.3", "candidates; a lookup scores 50 and a fiftieth of these, shared by the GPUs of a job"),
+    "prompt_spread": Why("Figure 2c", "of the iterations' logarithm: the worst of 20 prompts takes 4.5 times the best"),
+    "price_per_hour": Why("AWS", "p4de.24xlarge (8 GPUs) on demand, US East, 2024; ratios do not depend on it"),
+}  # fmt: skip
+MODELS_WHY = (
+    "`bank_s`: §6.3 for the first three; the two large ones by these over the weights that a GPU reads. "
+    "`speedup`: the least are those of Figure 9b (§6.3), GPT2-B's most too; the others' most are ours, under GPT2-B's, "
+    "which §6.3 calls the highest. The 4.7 of §4.4.3 are not used. `weights_bytes`: parameters of 16 bits (GPT-2: 32)."
+)
+
 
 HEAD = f"""# PromptTuner §6, in the simulator
 

@@ -17,7 +17,7 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.papers.prompt_tuner.cases import MEDIUM, STATIC, TUNING_SEEDS, Case, Settings, System
-from benchmarks.papers.prompt_tuner.parameters import Parameters
+from benchmarks.papers.prompt_tuner.jobs import Parameters
 from benchmarks.papers.prompt_tuner.readings import POLICIES, Chosen, Reading
 from benchmarks.papers.prompt_tuner.runs import Found
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from benchmarks.papers.common import exit_status, number
 from benchmarks.papers.slinfer import report
-from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, Case, is_there, run
+from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, Case, Records, is_there, run
 from benchmarks.papers.slinfer.data import missing
-from benchmarks.papers.slinfer.records import Records
 from benchmarks.papers.slinfer.tables import QUICK_S, TABLES
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.whole_files import draft_of

@@ -1,17 +1,20 @@
-"""One run of the evaluation: a system, its models, its nodes and its workload; and what came of it."""
+"""One run of the evaluation: a system, its models, its nodes and its workload; and what came of it.
+
+Results that were computed, in one file: a release computes each case once.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import msgspec
 
-from benchmarks.papers.common import RELEASE
+from benchmarks.papers.common import RELEASE, read_results, unknown
 from benchmarks.papers.slinfer import worlds
 from benchmarks.papers.slinfer.data import read_workload
-from benchmarks.papers.slinfer.measures import Measures, measure
-from benchmarks.papers.slinfer.sampling import Sampled, Sampler
+from benchmarks.papers.slinfer.measures import Measures, Sampled, Sampler, measure
 from benchmarks.papers.slinfer.sllm import sllm
 from benchmarks.papers.slinfer.worlds import CPU, GPU, Nodes
 from stoker.manager.core.seams import Policies
@@ -19,6 +22,7 @@ from stoker.manager.policies.named import SHIPPED
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import World
+from stoker.whole_files import draft_of
 
 SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, SLINFER = "sllm", "sllm+c", "sllm+c+s", "sllm+c+s, static", "slinfer"
 BASELINES = (SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC)
@@ -103,3 +107,32 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
 
 LONGEST = {"LongBench": 32_768}
 """The longest text of a workload, which an instance has to have room for; 4,096 tokens else."""
+
+
+class Records:
+    """The results of a file, by case. Raises ValueError for a file that holds none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found = {result.case.name: result for result in read_results(path, list[Result]) or ()}
+
+    def get(self, case: Case) -> Result | None:
+        """What came of a case, whatever computed it; None if nobody has run it."""
+        return self._found.get(case.name)
+
+    def bring(self, cases: Iterable[Case], *, tell: Callable[[str], None]) -> None:
+        """Run the cases that this release has not run, and keep each result at once. Systems that are not there are
+        left out."""
+        todo = unknown((case for case in cases if is_there(case.system)), self.get)
+        for number, case in enumerate(todo, 1):
+            tell(f"{number} of {len(todo)}: {case.system}, {case.models} x {', '.join(case.sizes)}, {case.workload}")
+            self._found[case.name] = run(case)
+            self._write()
+
+    def _write(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        lines = b",\n".join(
+            msgspec.json.encode(self._found[name], order="deterministic") for name in sorted(self._found)
+        )
+        with draft_of(self._path) as draft:
+            draft.write_bytes(b"[" + lines + b"]\n")

@@ -14,13 +14,13 @@ from benchmarks.papers.slinfer.cases import (
     SLLM_CS,
     SLLM_CS_STATIC,
     Case,
+    Records,
     Result,
     is_there,
 )
 from benchmarks.papers.slinfer.measures import TTFT_POINTS_S
 from benchmarks.papers.slinfer.paper import BAR_GPUS, LOADS, MET, NODES_USED, SHORT, SIZES
-from benchmarks.papers.slinfer.records import Records
-from benchmarks.papers.slinfer.table_ii import concurrency
+from benchmarks.papers.slinfer.tables import concurrency
 from benchmarks.papers.slinfer.worlds import CPU, GPU, Nodes
 
 _MISSING = "–"

@@ -1,12 +1,21 @@
-"""The tables and figures of SLINFER's evaluation as cases, by the names that `--table` takes."""
+"""The tables and figures of SLINFER's evaluation as cases, by the names that `--table` takes.
+
+Table II by hand: how many requests of one length an instance with a whole node serves at once.
+
+The largest batch whose decode step is no longer than the time per output token, and whose weights and cache fit into
+the 80 GiB of a GPU; a CPU has memory enough. What an engine needs besides is left out, so a GPU holds one or two more
+here than in the paper.
+"""
 
 from __future__ import annotations
 
 from itertools import product
 
 from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, Case
+from benchmarks.papers.slinfer.data import OBJECTIVE
 from benchmarks.papers.slinfer.paper import LOADS, SIZES
-from benchmarks.papers.slinfer.worlds import Nodes
+from benchmarks.papers.slinfer.worlds import GPU, ROWS, Nodes, profile_of
+from stoker.contexts.step_lines import StepSeconds
 
 SYSTEMS = (*BASELINES, SLINFER)
 MIXED = SIZES
@@ -102,3 +111,19 @@ TABLES = {
     "doubts": doubts,
 }
 """What has to be run for each table; `II` is computed from the profile alone."""
+
+
+_MEMORY_BYTES = 80 * 2**30
+_GIB = 2**30 / 1e9
+"""The authors' file gives weights in GiB; `data` reads them as GB."""
+
+
+def concurrency(kind: str, size: str, length: int) -> int:
+    """Requests at once."""
+    profile = profile_of(size, kind)
+    seconds = StepSeconds(profile.times)
+    fits = ROWS
+    if kind == GPU:
+        fits = int((_MEMORY_BYTES - profile.weights_bytes * _GIB) // (profile.token_bytes * length))
+    in_time = (rows for rows in range(ROWS, 0, -1) if seconds.decode_s(rows, length)[0] <= OBJECTIVE.tpot_s)
+    return min(fits, next(in_time, 0))

@@ -5,15 +5,7 @@ All but the device's memory really happen when the code runs.
 
 from __future__ import annotations
 
-from benchmarks.papers.schedmate.failures.injections import (
-    LINEAR,
-    TORCH_ONLY,
-    USER,
-    FaultType,
-    coded,
-    killed,
-    raised,
-)
+from benchmarks.papers.schedmate.failures.injections import LINEAR, TORCH_ONLY, USER, FaultType, coded, killed, raised
 
 _OOM = (
     "CUDA out of memory. Tried to allocate 3.91 GiB. GPU {gpu} has a total capacity of 39.39 GiB of which 1.87 GiB "

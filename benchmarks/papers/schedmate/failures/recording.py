@@ -23,8 +23,7 @@ import msgspec
 
 from benchmarks import corpora
 from benchmarks.papers.schedmate.failures.catalogue import TYPES
-from benchmarks.papers.schedmate.failures.injections import Injection
-from benchmarks.papers.schedmate.failures.programs import FUNCTIONS, LOG_FORMATS, PROGRAMS
+from benchmarks.papers.schedmate.failures.injections import FUNCTIONS, LOG_FORMATS, PROGRAMS, Injection
 
 MARK = "\x1e--fault--"
 RECORDED, RECORDED_ON_CLUSTERS = "failures.msgpack", "failures_on_clusters.msgpack"

@@ -116,9 +116,6 @@ def attempt(device: Device, case: Case) -> str:
     return pilots[-1]
 
 
-# ---- faults
-
-
 def _memory_error(device: Device, run: Run) -> None:
     if run.strikes:
         device.strike(*texts.MEMORY_ERRORS[run.case.variant])
@@ -192,9 +189,6 @@ def _host_memory(_device: Device, run: Run) -> None:
         del kept
     finally:
         Path("/proc/self/oom_score_adj").write_text("0")
-
-
-# ---- mistakes
 
 
 def _value(_device: Device, run: Run) -> None:

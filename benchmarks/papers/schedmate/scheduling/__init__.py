@@ -3,7 +3,7 @@
 settings.py     windows, loads, errors and seeds, fixed before any result was seen
 trace.py        the jobs of a file that this repository does not ship, its windows, and the GPUs that they imply
 errors.py       how wrong predictions are: not at all, as ours, as the paper's, as Lucid's, without any information
-our_errors.py   the errors of our estimates, taken from benchmarks/papers/schedmate/estimates_side.py
+our_errors.py   the errors of our estimates, taken from benchmarks/papers/schedmate/estimates.py
 our_errors.json what it found
 systems.py      the policies that are compared, and with which errors
 simulate.py     one window under one policy: the manager's core and its pilots, in virtual time

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.papers.common import exit_status
-from benchmarks.papers.schedmate.scheduling import drawing, report, systems
+from benchmarks.papers.schedmate.scheduling import drawing, report, simulate
 from benchmarks.papers.schedmate.scheduling.records import Records
 from benchmarks.papers.schedmate.scheduling.trace import missing
 from stoker.whole_files import draft_of
@@ -38,7 +38,7 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _reproduce(asked: argparse.Namespace) -> int:
-    records, cases = Records(asked.out / RECORDS), systems.cases()
+    records, cases = Records(asked.out / RECORDS), simulate.cases()
     asked.out.mkdir(parents=True, exist_ok=True)
     records.drop_others(cases)
     records.bring(cases, jobs=asked.jobs, tell=_tell)

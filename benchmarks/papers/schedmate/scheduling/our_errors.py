@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import math
 
-from benchmarks.papers.schedmate import estimates_side
+from benchmarks.papers.schedmate import estimates
 from benchmarks.papers.schedmate.scheduling.errors import OUR_ERRORS
 
 
 def log_ratios() -> dict[str, list[float]]:
     """By method, in the order of the collection."""
-    history, rows = estimates_side.collection(), estimates_side.collection(estimates_side.HELD_OUT)
-    facts = estimates_side.facts_of([*history, *rows])
-    said = estimates_side.estimated(rows, history, facts, apart=lambda row, other: row is not other)
+    history, rows = estimates.collection(), estimates.collection(estimates.HELD_OUT)
+    facts = estimates.facts_of([*history, *rows])
+    said = estimates.estimated(rows, history, facts, apart=lambda row, other: row is not other)
     return {
         name: [
             round(math.log(said[row["name"]][what] / row["run_s"]), 4) for row in rows if said[row["name"]][what] > 0

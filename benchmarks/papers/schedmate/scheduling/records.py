@@ -17,9 +17,8 @@ import msgspec
 
 from benchmarks.harness import ROOT, machine
 from benchmarks.papers.common import RELEASE, read_results, unknown
-from benchmarks.papers.schedmate.scheduling import errors, settings, systems
-from benchmarks.papers.schedmate.scheduling.simulate import Measures, Task, predictions, run_timed
-from benchmarks.papers.schedmate.scheduling.systems import Case
+from benchmarks.papers.schedmate.scheduling import errors, settings, simulate
+from benchmarks.papers.schedmate.scheduling.simulate import Case, Measures, Task, predictions, run_timed
 from benchmarks.papers.schedmate.scheduling.trace import windows
 from stoker.manager.study.workers import Workers
 from stoker.whole_files import draft_of
@@ -92,7 +91,7 @@ class Records:
 
     def of(self, system: str, what: str, *, load: float = settings.MAIN_LOAD) -> list[float]:
         """One number of `Measures` for each window, the mean over draws. Raises ValueError for one that was not run."""
-        found = [self.get(Case(system, load, draw)) for draw in range(systems.draws(system))]
+        found = [self.get(Case(system, load, draw)) for draw in range(simulate.draws(system))]
         runs = [each for each in found if each is not None]
         if len(runs) < len(found):
             raise ValueError(
@@ -180,7 +179,7 @@ def facts() -> list[WindowFacts]:
 def error_facts() -> dict[str, ErrorFacts]:
     """How wrong the predictions of each system are, of the first draw."""
     found = {}
-    for system in systems.ERRORS:
+    for system in simulate.ERRORS:
         durations, said = list[float](), list[float]()
         for window in windows():
             durations += [job.duration_s for job in window.jobs]

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.papers.arlo.cells import table
+from benchmarks.papers.arlo.tables import table
 from benchmarks.papers.arlo.texts import filled
-from benchmarks.papers.schedmate.scheduling import intervals, settings, systems, texts
+from benchmarks.papers.schedmate.scheduling import intervals, settings, simulate, texts
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
 from benchmarks.papers.schedmate.scheduling.records import Records
-from benchmarks.papers.schedmate.scheduling.systems import FIFO, OURS, SJF, TIRESIAS
+from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, SJF, TIRESIAS
 
 PREDICTING = {
-    systems.OURS: "shortest first, our error",
-    systems.PAPER: "shortest first, SchedMate's error",
-    systems.LUCID: "shortest first, Lucid's error",
-    systems.SHUFFLED: "shortest first, shuffled predictions",
-    systems.SJF: "SJF (no error)",
-    systems.OUR_AVERAGE: "shortest first, average of similar recipes",
-    systems.OURS_UNKNOWN: "shortest first, our error, 30 % of jobs without an estimate",
-    systems.FIFO_SKIP: "FIFO, others may pass",
-    systems.SJF_SKIP: "SJF, others may pass",
-    systems.OURS_SKIP: "shortest first, our error, others may pass",
-    systems.TIRESIAS_OTHER: "Tiresias with three queues",
-    systems.TIRESIAS_FREE: "Tiresias, preempting costs nothing",
+    simulate.OURS: "shortest first, our error",
+    simulate.PAPER: "shortest first, SchedMate's error",
+    simulate.LUCID: "shortest first, Lucid's error",
+    simulate.SHUFFLED: "shortest first, shuffled predictions",
+    simulate.SJF: "SJF (no error)",
+    simulate.OUR_AVERAGE: "shortest first, average of similar recipes",
+    simulate.OURS_UNKNOWN: "shortest first, our error, 30 % of jobs without an estimate",
+    simulate.FIFO_SKIP: "FIFO, others may pass",
+    simulate.SJF_SKIP: "SJF, others may pass",
+    simulate.OURS_SKIP: "shortest first, our error, others may pass",
+    simulate.TIRESIAS_OTHER: "Tiresias with three queues",
+    simulate.TIRESIAS_FREE: "Tiresias, preempting costs nothing",
 }
 """What the page calls a system, where that is another name."""
 
@@ -80,7 +80,7 @@ def summary(records: Records) -> dict[str, dict[str, tuple[float, float, float]]
     """The main numbers with their intervals, by system and load: value, low, high. For programs that read the file."""
     cells, found = Cells(records), dict[str, dict[str, tuple[float, float, float]]]()
     for load in settings.LOADS:
-        for system in systems.MAIN:
+        for system in simulate.MAIN:
             several = {
                 "completion_mean_s": cells.mean_s(system, load),
                 "over_fifo": cells.ratio(system, FIFO, load),
@@ -122,10 +122,10 @@ def findings(cells: Cells) -> str:
     load = settings.MAIN_LOAD
     costs = [
         f"{name} {100 * (ratio.value - 1):.0f} % ({100 * (ratio.low - 1):.0f} to {100 * (ratio.high - 1):.0f})"
-        for name, system in (("ours", OURS), ("SchedMate's", systems.PAPER), ("Lucid's", systems.LUCID))
+        for name, system in (("ours", OURS), ("SchedMate's", simulate.PAPER), ("Lucid's", simulate.LUCID))
         for ratio in (cells.ratio(system, SJF, load),)
     ]
-    shuffled = cells.ratio(systems.SHUFFLED, FIFO, load)
+    shuffled = cells.ratio(simulate.SHUFFLED, FIFO, load)
     places = range(len(cells.strata))
     worse = sorted(ratio for each in settings.LOADS for ratio in cells.worse_weeks(OURS, FIFO, each, places))
     count = f"{len(places)} weeks at {len(settings.LOADS)} loads"
@@ -147,7 +147,7 @@ def told(ratio: Interval, whose: str) -> str:
 
 def main_table(cells: Cells) -> str:
     """All systems at the main load."""
-    return f"{texts.MAIN}\n{_systems(cells, systems.MAIN)}"
+    return f"{texts.MAIN}\n{_systems(cells, simulate.MAIN)}"
 
 
 def _systems(cells: Cells, which: Sequence[str]) -> str:
@@ -174,7 +174,7 @@ def _systems(cells: Cells, which: Sequence[str]) -> str:
 def by_load(cells: Cells) -> str:
     """Ratios at each load."""
     rows = []
-    for system in systems.MAIN:
+    for system in simulate.MAIN:
         if system != FIFO:
             row = [named(system), *(cells.ratio(system, FIFO, load).text() for load in settings.LOADS)]
             row += [
@@ -213,7 +213,7 @@ def by_cluster(cells: Cells) -> str:
 def sweep(cells: Cells) -> str:
     """By the spread of the error."""
     rows, load = [], settings.MAIN_LOAD
-    for system in (SJF, *systems.SWEEP, systems.SHUFFLED):
+    for system in (SJF, *simulate.SWEEP, simulate.SHUFFLED):
         shares = cells.records.kept.errors[system]
         rows.append([
             "0" if system == SJF else system.removeprefix("spread "),
@@ -232,7 +232,7 @@ def sweep(cells: Cells) -> str:
 
 def hidden(cells: Cells) -> str:
     """What the share of errors under 100 % says, and what it hides."""
-    which = (OURS, systems.OUR_AVERAGE, systems.PAPER, systems.LUCID, systems.SHUFFLED)
+    which = (OURS, simulate.OUR_AVERAGE, simulate.PAPER, simulate.LUCID, simulate.SHUFFLED)
     shares, load = cells.records.kept.errors, settings.MAIN_LOAD
     rows = [
         [
@@ -242,13 +242,13 @@ def hidden(cells: Cells) -> str:
         for system in which
     ]  # fmt: skip
     columns = ("predictions", "errors under 100 %", "within a factor of two", "over FIFO")
-    return f"{texts.hidden(shuffled=shares[systems.SHUFFLED].under_100)}\n{table(columns, rows)}"
+    return f"{texts.hidden(shuffled=shares[simulate.SHUFFLED].under_100)}\n{table(columns, rows)}"
 
 
 def beside(cells: Cells) -> str:
     """Variants that were run at the main load."""
-    passing = cells.ratio(systems.OURS_SKIP, systems.FIFO_SKIP, settings.MAIN_LOAD)
-    return f"{texts.beside(passing=passing.text())}\n{_systems(cells, systems.BESIDE)}"
+    passing = cells.ratio(simulate.OURS_SKIP, simulate.FIFO_SKIP, settings.MAIN_LOAD)
+    return f"{texts.beside(passing=passing.text())}\n{_systems(cells, simulate.BESIDE)}"
 
 
 def windows_table(records: Records) -> str:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.papers.schedmate.estimates_side`: how good estimates for recipes are that were never measured.
+"""`python -m benchmarks.papers.schedmate.estimates`: how good estimates for recipes are that were never measured.
 
 Leave one recipe out: each recipe of the collection is estimated from the measurements of all others, and what it took
 is compared. SchedMate reports relative errors under 100 % for 85.7 % of its estimates of durations, Lucid 27.7 %
