@@ -82,3 +82,22 @@ def exit_status(evaluate: Callable[[], int], *, what: str, kept: Path, missing: 
     except KeyboardInterrupt:
         sys.stderr.write(f"\nstopped: the same again goes on with {kept}\n")
         return 130
+
+
+def say(line: str) -> None:
+    """A line on stderr."""
+    sys.stderr.write(f"{line}\n")
+
+
+def progress(what: str) -> Callable[[int, int], None]:
+    """What tells of each part that is done: one line that stands still in a terminal, at most ten lines elsewhere."""
+
+    def tell(done: int, total: int) -> None:
+        line = f"{what}: {done} of {total}"
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{line}\n" if done == total else f"\r{line}")
+        elif done * 10 // total > (done - 1) * 10 // total:
+            say(line)
+        sys.stderr.flush()
+
+    return tell

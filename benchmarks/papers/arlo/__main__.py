@@ -13,7 +13,7 @@ from benchmarks.papers.arlo import report
 from benchmarks.papers.arlo.records import Records
 from benchmarks.papers.arlo.tables import TABLES
 from benchmarks.papers.arlo.workload import missing
-from benchmarks.papers.common import exit_status
+from benchmarks.papers.common import exit_status, say
 from stoker.whole_files import draft_of
 
 PAGE, RECORDS = "arlo.md", "arlo.json"
@@ -40,15 +40,12 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
 def _reproduce(asked: argparse.Namespace) -> int:
     records = Records(asked.out / RECORDS)
 
-    def tell(line: str) -> None:
-        sys.stderr.write(f"{line}\n")
-
     every = [case for cases in TABLES.values() for case in cases()]
-    records.bring(every if asked.table == "all" else TABLES[asked.table](), tell=tell)
+    records.bring(every if asked.table == "all" else TABLES[asked.table](), tell=say)
     if asked.table in ("all", "measured"):
-        records.measure(tell=tell)
+        records.measure(tell=say)
     if asked.table in ("all", "deployed"):
-        records.compare_deployed(tell=tell)
+        records.compare_deployed(tell=say)
     records.drop_others(every)
     asked.out.mkdir(parents=True, exist_ok=True)
     with draft_of(asked.out / PAGE) as draft:

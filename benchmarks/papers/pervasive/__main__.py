@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from benchmarks.harness import Clock
-from benchmarks.papers.common import number
+from benchmarks.papers.common import number, progress
 from benchmarks.papers.pervasive import drawing, fit, paper, predict, report, scenario_files
 from benchmarks.papers.pervasive.fit import Fit
 from benchmarks.papers.pervasive.found import Found
@@ -148,22 +148,12 @@ def _static(parameters: Parameters, run: paper.Run) -> float:
 
 def _each(what: str, do: Callable[[_T], _R], over: Iterable[_T], *, jobs: int) -> Iterator[_R]:
     """Apply `do` to each value in `jobs` processes, and print the progress on stderr."""
-    todo = list(over)
+    todo, tell = list(over), progress(what)
     with ProcessPoolExecutor(jobs) as pool:
         results = pool.map(do, todo) if jobs > 1 else map(do, todo)
         for number, result in enumerate(results, 1):
-            _tell(what, number, total=len(todo))
+            tell(number, len(todo))
             yield result
-
-
-def _tell(what: str, number: int, *, total: int) -> None:
-    """One line that stands still in a terminal; at most ten of them elsewhere."""
-    line = f"{what}: {number} of {total}"
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r{line}\n" if number == total else f"\r{line}")
-    elif number * 10 // total > (number - 1) * 10 // total:
-        sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.papers.common import number
+from benchmarks.papers.common import number, progress
 from benchmarks.papers.prompt_tuner import drawing, report
 from benchmarks.papers.prompt_tuner.cases import ELASTIC_FLOW, INFLESS
 from benchmarks.papers.prompt_tuner.everything import Extent, again, evaluate, whole
@@ -76,7 +75,7 @@ def _reproduce(asked: argparse.Namespace) -> int:
             Runs(asked.runs, jobs=asked.jobs),
             f"python -m benchmarks.papers.prompt_tuner --again {asked.again}",
         )
-        keep(path, again(runs, grid, read(path), baseline=asked.again, tell=_tell, command=command))
+        keep(path, again(runs, grid, read(path), baseline=asked.again, tell=progress, command=command))
     elif not asked.page_only:
         runs = Runs(asked.runs, jobs=asked.jobs)
         if asked.quick:
@@ -90,27 +89,13 @@ def _reproduce(asked: argparse.Namespace) -> int:
                 *(f"--{name} {limit}" for name, limit in limits.items() if limit),
             ]
         )
-        keep(path, evaluate(runs, grid, extent=extent, tell=_tell, command=command, found=found))
+        keep(path, evaluate(runs, grid, extent=extent, tell=progress, command=command, found=found))
     record = read(path)
     drawing.draw(asked.out, record)
     with draft_of(asked.out / PAGE) as draft:
         draft.write_text(report.write(record))
     sys.stdout.write(f"{asked.out / PAGE}\n")
     return 0
-
-
-def _tell(what: str) -> Callable[[int, int], None]:
-    """One line that stands still in a terminal; at most ten of them elsewhere."""
-
-    def tell(number: int, total: int) -> None:
-        line = f"{what}: {number} of {total}"
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{line}\n" if number == total else f"\r{line}")
-        elif number * 10 // total > (number - 1) * 10 // total:
-            sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-
-    return tell
 
 
 if __name__ == "__main__":

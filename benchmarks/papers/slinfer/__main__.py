@@ -7,16 +7,14 @@ system serves one workload, and what came of it is printed.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.papers.common import exit_status, number
+from benchmarks.papers.common import exit_status, number, say
 from benchmarks.papers.slinfer import report
 from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, Case, Records, is_there, run
 from benchmarks.papers.slinfer.data import missing
 from benchmarks.papers.slinfer.tables import QUICK_S, TABLES
-from stoker.manager.sim.log import EventLog, Happened
 from stoker.whole_files import draft_of
 
 PAGE, RECORDS = "slinfer.md", "slinfer.json"
@@ -57,7 +55,7 @@ def _reproduce(asked: argparse.Namespace) -> int:
     wanted = TABLES.values() if asked.table == "all" else [TABLES[asked.table]]
     every = [case for cases in wanted for case in cases()]
     cases = [report.shortened(case, for_s) for case in every if not asked.only or case.system in asked.only]
-    records.bring(cases, tell=lambda line: sys.stderr.write(f"{line}\n"))
+    records.bring(cases, tell=say)
     asked.out.mkdir(parents=True, exist_ok=True)
     with draft_of(asked.out / PAGE) as draft:
         draft.write_text(report.write(records, for_s=for_s))
@@ -81,23 +79,6 @@ def _run_one(asked: argparse.Namespace) -> int:
     ]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
-
-
-def token_lines(log: EventLog) -> list[str]:
-    """What the log says of tokens."""
-    found: dict[int, list[float]] = {what: [] for what in Happened}
-    for what, value in zip(log.what, log.value, strict=True):
-        found[what].append(value)
-    late = found[Happened.TOKEN_LATE]
-    lines = [f"objective met: {sum(each <= 0 for each in late):,} of {len(late):,}"]
-    for what, name in (
-        (Happened.TOKEN_FIRST, "time to first token"),
-        (Happened.TOKEN_MEAN, "mean time per output token"),
-        (Happened.TOKEN_GAP, "longest time between two tokens"),
-    ):
-        parts = statistics.quantiles(found[what], n=100)
-        lines.append(f"{name}: p50 {parts[49]:.3f} s, p90 {parts[89]:.3f} s, p99 {parts[98]:.3f} s")
-    return lines
 
 
 if __name__ == "__main__":

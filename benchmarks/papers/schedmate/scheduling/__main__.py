@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.papers.common import exit_status
+from benchmarks.papers.common import exit_status, say
 from benchmarks.papers.schedmate.scheduling import drawing, report, simulate
 from benchmarks.papers.schedmate.scheduling.records import Records
 from benchmarks.papers.schedmate.scheduling.trace import missing
@@ -41,17 +41,13 @@ def _reproduce(asked: argparse.Namespace) -> int:
     records, cases = Records(asked.out / RECORDS), simulate.cases()
     asked.out.mkdir(parents=True, exist_ok=True)
     records.drop_others(cases)
-    records.bring(cases, jobs=asked.jobs, tell=_tell)
+    records.bring(cases, jobs=asked.jobs, tell=say)
     records.keep_summary(report.summary(records))
     drawing.draw(asked.out, records)
     with draft_of(asked.out / PAGE) as draft:
         draft.write_text(report.write(records))
     sys.stdout.write(f"{asked.out / PAGE}\n")
     return 0
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
 
 
 if __name__ == "__main__":
