@@ -10,7 +10,7 @@ from typing import Any
 from stoker.contexts.code_payloads import loads_code
 from stoker.contexts.recipe import Recipe
 from stoker.errors import RecipeError
-from stoker.largest import MOST_AT_ONCE
+from stoker.units import MOST_AT_ONCE
 
 
 class ObjectPath:

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from stoker.contexts.recipe import Awareness, LibraryLimits, Needs
 from stoker.errors import RecipeError
-from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER
-from stoker.units import parse_bytes, parse_seconds
+from stoker.units import LONGEST_S, MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, parse_bytes, parse_seconds
 
 Size = str | Literal[0] | None
 

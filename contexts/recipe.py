@@ -67,7 +67,7 @@ class LibraryLimits(msgspec.Struct, frozen=True):
     its room is wanted).
 
     They are no part of what a context is: recipes of one key may have different ones, and several programs name each
-    their own (`stoker.manager.core.limits`).
+    their own (`stoker.manager.core.registry`).
     """
 
     least: int = 0

@@ -24,7 +24,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import NamedTuple
 
-from stoker.version import RELEASE
+from stoker.startup import RELEASE
 
 _STDLIB = frozenset(sys.stdlib_module_names)
 _MAIN = ("__main__", "__mp_main__")

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from stoker import descriptors
+from stoker import connections
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
 from stoker.manager.live import interfaces, journal, keeper, lease
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.kept:
         given = [each for each in (sys.argv[1:] if arguments is None else arguments) if each != "--kept"]
         return keeper.keep([sys.executable, "-P", "-m", "stoker.manager.main", *given], progress=folder.progress)
-    descriptors.raise_limit()
+    connections.raise_descriptor_limit()
     try:
         check_folder(folder)
         held = lease.take(lease.lease_file(folder), room_s=lease.ROOM_S if folder.file.exists() else 0.0)

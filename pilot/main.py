@@ -20,8 +20,8 @@ from pathlib import Path
 
 import zmq
 
-from stoker import descriptors
-from stoker.contexts.state import SNAPSHOTS
+from stoker import connections
+from stoker.contexts.folders import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
 from stoker.pilot.agent import environment, probing
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _make(given: argparse.Namespace) -> Agent:
     umask = os.umask(0o077)
-    descriptors.raise_limit()
+    connections.raise_descriptor_limit()
     session = SessionFolder(given.session)
     there = session.read()
     pilot = _take_name(session)

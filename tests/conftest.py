@@ -17,7 +17,7 @@ import suite_limits
 from hypothesis import settings
 from suite_order import LongestFirst
 
-from stoker.contexts.state import snapshot_folder
+from stoker.contexts.folders import snapshot_folder
 
 _STARTED = Path(__file__).parent / "started"
 

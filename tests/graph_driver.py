@@ -10,8 +10,8 @@ import transformers
 from engine_contract import EngineDriver, Ids
 
 from stoker.contexts.forward import ModelRunner
+from stoker.contexts.inference.adapter import ModelTexts
 from stoker.contexts.inference.choosing import own_engine
-from stoker.contexts.inference.written import ModelTexts
 
 SMALL = {
     "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

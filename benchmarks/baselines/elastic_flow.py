@@ -14,7 +14,7 @@ It is a platform for training, and PromptTuner's second baseline (§3.1, §6.1).
 4. All devices belong to it all the time: whoever reckons its costs counts all of them, used or not.
 
 A job is planned with all of its items; with `learn`, with the most of them that the last jobs of its kind did
-(`stoker.manager.core.paces`). While nobody knows how long a job takes it has no share, and the fewest devices that it
+(`stoker.manager.core.per_context`). While nobody knows how long a job takes it has no share, and the fewest devices that it
 can run on.
 
 A job whose function never reports progress cannot be evicted: it gets to its end, and the plan goes on without what it
@@ -44,8 +44,7 @@ from benchmarks.baselines.replicas import (
     send,
     starts_in_s,
 )
-from stoker.manager.core.nouns import Call, Device, Gang, Library
-from stoker.manager.core.phases import CallState
+from stoker.manager.core.nouns import Call, CallState, Device, Gang, Library
 from stoker.manager.core.seams import Action, Changes, Drop, Evict, Forecast, Policies, Provisioning, Unload, View
 
 

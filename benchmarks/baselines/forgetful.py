@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.core.nouns import Context, Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import Context, Library, LibraryState
 from stoker.manager.core.seams import Action, Policies, Provisioning, Unload, View
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.provisioning import KeepBlocks

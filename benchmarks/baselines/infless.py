@@ -9,7 +9,7 @@ replica here: one library with its devices to itself.
 
 1. *How many*: when a job comes, the fewest instances with which it is predicted to be in time. A prediction is taken a
    tenth longer than it is (`margin`; INFless does so); it is of all the job's items, or with `learn` of the most that
-   the last jobs of its kind did (`stoker.manager.core.paces`). Idle instances of its model are used first. If those
+   the last jobs of its kind did (`stoker.manager.core.per_context`). Idle instances of its model are used first. If those
    are not enough, the others are launched at once, and the job waits for the slowest (PromptTuner §3.2): the time of
    a launch is in the prediction, and the idle ones are kept waiting beside it. Instances that were launched for
    traffic, and are not up yet, come before new ones.
@@ -59,8 +59,7 @@ from benchmarks.baselines.replicas import (
     starts_in_s,
     waiting,
 )
-from stoker.manager.core.nouns import Call, Context, Device, Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Policies, Provisioning, Unload, View
 
 _LOOK_AGAIN_S = 1.0

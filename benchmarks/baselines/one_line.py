@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from benchmarks.baselines.replicas import InRounds, is_free, send
-from stoker.manager.core.nouns import Call, Context, Library
-from stoker.manager.core.phases import CallState
+from stoker.manager.core.nouns import Call, CallState, Context, Library
 from stoker.manager.core.seams import Action, Changes, Load, View
 from stoker.manager.policies.exclusive import WholeDevice
 from stoker.protocol.ids import RecipeKey

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from stoker.manager.core.nouns import Call, Context, Device, Gang, Library
-from stoker.manager.core.paces import LEAST_S, work_of
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import Call, Context, Device, Gang, Library, LibraryState
+from stoker.manager.core.per_context import LEAST_S, work_of
 from stoker.manager.core.seams import (
     Action,
     Dispatch,

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from itertools import islice
 
 from stoker.chance import Stream
+from stoker.manager.core.deadlines import call_fits
 from stoker.manager.core.nouns import Call, Context, Device
 from stoker.manager.core.seams import Action, Policies, Provisioning, View
-from stoker.manager.core.walltime import call_fits
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted

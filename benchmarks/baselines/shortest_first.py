@@ -16,8 +16,7 @@ import heapq
 from collections.abc import Callable, Iterator
 
 from benchmarks.baselines.one_line import PERIOD_S, EveryDevice, OneLine, start, waiting_among
-from stoker.manager.core.nouns import Call, Context
-from stoker.manager.core.phases import CallState
+from stoker.manager.core.nouns import Call, CallState, Context
 from stoker.manager.core.seams import Action, Changes, Policies, Provisioning, View
 from stoker.manager.policies.provisioning import KeepBlocks
 

@@ -21,8 +21,7 @@ from bisect import insort
 from collections.abc import Iterator, Sequence
 
 from benchmarks.baselines.one_line import PERIOD_S, EveryDevice, OneLine, start, waiting_among
-from stoker.manager.core.nouns import Call, Context
-from stoker.manager.core.phases import CallState, LibraryState
+from stoker.manager.core.nouns import Call, CallState, Context, LibraryState
 from stoker.manager.core.seams import Action, Changes, Evict, Policies, Provisioning, Timer, View
 from stoker.manager.policies.provisioning import KeepBlocks
 

@@ -30,9 +30,8 @@ from collections.abc import Callable
 from benchmarks.harness import run_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
-from stoker.manager.core.commands import Command, ToPilot
-from stoker.manager.core.core import Core
-from stoker.manager.core.events import FromClient, FromPilot
+from stoker.manager.core.events import Command, FromClient, FromPilot, ToPilot
+from stoker.manager.core.reactor import Core
 from stoker.manager.policies import default_policies
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallSpec

@@ -19,9 +19,8 @@ from collections.abc import Callable
 import stoker
 from benchmarks.harness import MODEL, missing, run_side
 from benchmarks.tables import Bar, Line, Table
-from stoker.apps.fact_verification.claims import SAMPLE, read_claims
+from stoker.apps.fact_verification.claims import SAMPLE, SHIPPED, read_claims, read_prompts
 from stoker.apps.fact_verification.functions import Question, verify
-from stoker.apps.fact_verification.prompts import SHIPPED, read_prompts
 from stoker.contexts.causal_lm import causal_lm, default_model
 
 NAME, TITLE = "fact_batches", "fact verification in calls of 1, 16 and 256 claims, awareness full, loads excluded"

@@ -18,8 +18,8 @@ import tracemalloc
 import psutil
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import FromClient
+from stoker.manager.core.reactor import Core
 from stoker.manager.policies import default_policies
 from stoker.protocol import wire
 from stoker.protocol.calls import CallSpec

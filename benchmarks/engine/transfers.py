@@ -41,7 +41,7 @@ from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.factory import block_keys
-from stoker.pilot.transfer.client import SEED_FILE
+from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol import show_status
 from stoker.protocol.calls import CallEnd, CallOptions, CallProgress
 from stoker.protocol.ids import CallId, FunctionKey

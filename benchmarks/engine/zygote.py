@@ -19,11 +19,9 @@ import stoker
 from benchmarks.harness import missing, ratios, take_turns
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
-from stoker.pilot.agent.process import LibraryProcess
-from stoker.pilot.agent.zygotes import Zygotes
-from stoker.pilot.library import frames, settings
-from stoker.pilot.zygote.client import Zygote
-from stoker.pilot.zygote.messages import Exited, Fork, Preloaded
+from stoker.pilot.agent.process import LibraryProcess, Zygotes
+from stoker.pilot.library import connection
+from stoker.pilot.zygote.client import Exited, Fork, Preloaded, Zygote
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 from stoker.protocol.to_agent import Loaded, LoadFailed
 from stoker.protocol.to_library import Load
@@ -93,10 +91,10 @@ class Starter:
             fresh=fresh,
         )
         zygote.fork(fork, theirs)
-        told = settings.Settings(
+        told = connection.Settings(
             pilot=PilotId("bench"), library=number, folder=str(folder), log=log, objects=str(folder), search_path=()
         )
-        library.send_bytes(frames.pack_raw(settings.encode(told)))
+        library.send_bytes(connection.pack_raw(connection.encode_settings(told)))
         library.send([Load(recipe=recipe, devices=devices, objects={})])
         _wait_until_loaded(library, log)
         library.hang_up()

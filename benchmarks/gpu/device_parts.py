@@ -23,7 +23,7 @@ def device(answer: Answer, _: Place) -> None:
     """Which devices are here, and their bandwidth."""
     import torch
 
-    from stoker.pilot.devices import find_devices, nvml
+    from stoker.pilot.devices import find_devices, gpu
 
     where, size = device_name(), 256 if REHEARSAL else 8192
     kind = torch.float32 if where == "cpu" else torch.bfloat16
@@ -46,10 +46,10 @@ def device(answer: Answer, _: Place) -> None:
             answer[f"{facts.device} processes at once"] = facts.processes
     for trouble in found.troubles:
         answer["trouble"] = trouble
-    driver = nvml.load()
+    driver = gpu.load()
     try:
         driver.nvmlInit()
-        answer["driver"] = nvml.text(driver.nvmlSystemGetDriverVersion())
+        answer["driver"] = gpu.text(driver.nvmlSystemGetDriverVersion())
     except Exception as error:
         answer["driver"] = f"none ({error})"
     answer["PID namespace"] = os.readlink("/proc/self/ns/pid")
@@ -208,8 +208,7 @@ def tune(answer: Answer, place: Place) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from stoker.contexts.language_model import CausalLM
-    from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
-    from stoker.tuning.samples import Sample
+    from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
     from stoker.tuning.tune import tune as run
 
     if place.lacks_model(answer):

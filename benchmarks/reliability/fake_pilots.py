@@ -44,9 +44,9 @@ from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_agent, to_library, wire
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId, DeviceId, LibraryId
-from stoker.protocol.reliable import Outbox
 from stoker.protocol.session import KeyPair, SessionFolder
 from stoker.protocol.to_manager import DeviceFacts, FromPilot
+from stoker.protocol.wire import Outbox
 
 HEARTBEAT_S = 5.0
 _MB = 1_000_000

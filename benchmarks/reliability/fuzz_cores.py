@@ -19,13 +19,11 @@ from typing import Any
 
 from benchmarks.reliability import fuzz_manager
 from stoker.contexts.recipe import BARE, Awareness, Needs, ObjectRef, Recipe
-from stoker.pilot.core import events, holding, lifecycle
+from stoker.pilot.core import events, lifecycle
 from stoker.pilot.core.commands import Tell, TellLibrary
 from stoker.pilot.core.core import PilotCore
-from stoker.pilot.core.health import DeviceHealth, ProbeVerdict
-from stoker.pilot.core.ledger import Ledger
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import PilotFacts, PilotLibrary
+from stoker.pilot.core.events import DeviceHealth, ProbeVerdict
+from stoker.pilot.core.state import Ledger, PilotFacts, PilotLibrary, Stage
 from stoker.pilot.core.turns import FirstCome
 from stoker.protocol import to_agent, to_pilot
 from stoker.protocol import to_manager as told
@@ -295,20 +293,20 @@ def _library(chance: random.Random) -> None:
         try:
             match chance.randrange(5):
                 case 0:
-                    lifecycle.move(library, chance.choice([each for each in Stage if each is not Stage.GONE]))
+                    lifecycle.move_to(library, chance.choice([each for each in Stage if each is not Stage.GONE]))
                 case 1:
                     new = [CallId(fresh + number) for number in range(chance.randrange(4))]
-                    holding.hold(library, new, limit_s=chance.choice([0.0, 5.0]))
+                    lifecycle.hold_calls(library, new, limit_s=chance.choice([0.0, 5.0]))
                     fresh += len(new)
                     inside.update(new)
                 case 2:
-                    left += holding.ended(library, some)
+                    left += lifecycle.drop_ended(library, some)
                 case 3:
-                    left += holding.returned(library, some)
+                    left += lifecycle.drop_returned(library, some)
                 case _ if chance.random() < 0.03:
                     if library.stage is not Stage.GONE:
-                        lifecycle.move(library, Stage.GONE)
-                    gone = holding.depart(library, some)
+                        lifecycle.move_to(library, Stage.GONE)
+                    gone = lifecycle.drop_all(library, some)
                     left += [*gone.running, *gone.unstarted]
         except ValueError:
             assert library.stage is was, "it changed something"

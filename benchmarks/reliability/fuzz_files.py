@@ -18,8 +18,8 @@ import msgspec
 
 from benchmarks.reliability.fuzz_inputs import Target, value_of
 from benchmarks.reliability.fuzz_nodes import frame_targets, node_targets
-from stoker.config import load_site, parse_site
-from stoker.contexts.published import Published
+from stoker.config import load_site, parse_site, site_text
+from stoker.contexts.objects import Published
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.manager.core.events import Event
 from stoker.manager.factory.batch import BatchTrouble
@@ -28,7 +28,6 @@ from stoker.manager.live import journal, lease
 from stoker.protocol import wire
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 from stoker.run_folder.record_log import RecordLog
-from stoker.site_files import site_text
 
 _pack = msgspec.msgpack.Encoder().encode
 _SITES = (

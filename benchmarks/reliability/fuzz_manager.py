@@ -15,8 +15,6 @@ import msgspec
 from msgspec import inspect
 
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.manager.core.commands import SetTimer
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import (
     AdviceArrived,
     ClientGone,
@@ -25,15 +23,17 @@ from stoker.manager.core.events import (
     FromClient,
     FromPilot,
     ManagerRestarted,
+    OfContext,
     PilotCut,
     PilotLost,
     SessionDefined,
     SessionKept,
+    SetTimer,
     TimerFired,
 )
-from stoker.manager.core.subjects import OfContext
-from stoker.manager.core.validate import validate
+from stoker.manager.core.reactor import Core
 from stoker.manager.policies import default_policies
+from stoker.manager.sim.validate import validate
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire
 from stoker.protocol.blocks import Rule, Source

@@ -23,15 +23,12 @@ from benchmarks.reliability.fuzz_inputs import Target, value_of
 from stoker.contexts import manifest
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
-from stoker.pilot.library import frames
-from stoker.pilot.library import settings as library_settings
-from stoker.pilot.starter import main as starter
+from stoker.pilot.library import connection
+from stoker.pilot.starter import main
 from stoker.pilot.starter.place import StartError, unpack
-from stoker.pilot.transfer import meeting, sources
+from stoker.pilot.transfer import fetch, meeting
 from stoker.pilot.transfer import wire as transfer
-from stoker.pilot.zygote import client as zygote_client
-from stoker.pilot.zygote import messages as zygote
-from stoker.pilot.zygote import server as zygote_server
+from stoker.pilot.zygote import client, server
 from stoker.protocol import to_agent, to_client, to_library, to_manager, to_pilot, wire
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -88,7 +85,7 @@ def _with_hello(read: Callable[[bytes], object]) -> Callable[[bytes], object]:
 
 def _library_frames(chance: random.Random) -> Target:
     decode = wire.to_agent_decoder()
-    right = [frames.pack_raw(data) for data in _messages(to_agent.ToAgent, chance)]
+    right = [connection.pack_raw(data) for data in _messages(to_agent.ToAgent, chance)]
     right += [b"".join(right[start : start + 3]) for start in range(0, len(right) - 3, 3)]
 
     def read(data: bytes) -> None:
@@ -96,7 +93,7 @@ def _library_frames(chance: random.Random) -> Target:
         with ours, theirs:
             theirs.sendall(data[:100_000])
             theirs.close()
-            reader = frames.FrameReader(ours)
+            reader = connection.FrameReader(ours)
             while reader.fill(block=False):
                 while (frame := reader.next()) is not None:
                     decode(frame)
@@ -107,8 +104,8 @@ def _library_frames(chance: random.Random) -> Target:
 def _zygotes(chance: random.Random) -> list[Target]:
     found = []
     for name, union, decode in (
-        ("zygote, of the agent", zygote.ToZygote, zygote_server._decode),
-        ("agent, of a zygote", zygote.FromZygote, zygote_client._decode),
+        ("zygote, of the agent", client.ToZygote, server._decode),
+        ("agent, of a zygote", client.FromZygote, client._decode),
     ):
         right = [_pack(value_of(kind, chance)) for kind in union.__args__ for _ in range(5)]
         found.append(Target(f"message: {name}", read=decode, declared=UNREADABLE, right=right, share=2))
@@ -116,8 +113,8 @@ def _zygotes(chance: random.Random) -> list[Target]:
 
 
 def _settings(chance: random.Random) -> Target:
-    right = [_pack(value_of(library_settings.Settings, chance)) for _ in range(8)]
-    return Target("library's settings", read=library_settings.decode, declared=UNREADABLE, right=right)
+    right = [_pack(value_of(connection.Settings, chance)) for _ in range(8)]
+    return Target("library's settings", read=connection.decode_settings, declared=UNREADABLE, right=right)
 
 
 def node_targets(chance: random.Random, place: Path) -> list[Target]:
@@ -185,7 +182,7 @@ def _starters(place: Path) -> list[Target]:
 
     def read(data: bytes) -> object:
         facts.write_bytes(data)
-        return starter._read(facts)
+        return main._read(facts)
 
     return [
         Target("archive of an environment", read=unpack_one, declared=(StartError, OSError),
@@ -224,8 +221,8 @@ def _transfers(chance: random.Random) -> list[Target]:
             theirs.close()
             said = ours.receive()
             for field in ("manifest", "have", "data"):
-                sources._body(ours, said, field, most=1 << 20)
-            sources._indices(said, 10)
+                fetch._body(ours, said, field, most=1 << 20)
+            fetch._indices(said, 10)
             meeting.answer(meeting.SeedMeetings(), said)
         finally:
             ours.close()

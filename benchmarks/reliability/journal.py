@@ -27,10 +27,9 @@ from typing import Any
 from benchmarks.harness import ratios, run_side, take_turns
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
-from stoker.manager.core.commands import SetTimer, ToPilot
-from stoker.manager.core.core import Core
-from stoker.manager.core.events import Event, FromClient, FromPilot, TimerFired
-from stoker.manager.core.heartbeats import is_heartbeat, must_be_recorded
+from stoker.manager.core.events import Event, FromClient, FromPilot, SetTimer, TimerFired, ToPilot
+from stoker.manager.core.pilot_reports import is_heartbeat, must_be_recorded
+from stoker.manager.core.reactor import Core
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.live import compaction
 from stoker.manager.live.compaction import Compaction

@@ -28,8 +28,7 @@ from benchmarks.tuning import tuning_times
 from stoker.manager.live.chosen import policies_of
 from stoker.manager.live.verify import verify
 from stoker.manager.policies import default_policies
-from stoker.manager.study.calibrate import Calibrated, calibrate, compare
-from stoker.manager.study.recorded import read_session
+from stoker.manager.study.calibrate import Calibrated, calibrate, compare, read_session
 from stoker.protocol.session import SessionFolder
 
 NAME, TITLE = "fidelity", "fact verification against its simulation: makespan"

@@ -26,9 +26,8 @@ from collections.abc import Callable
 
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Needs, Recipe
-from stoker.manager.core.commands import Command, SetTimer, ToPilot
-from stoker.manager.core.core import Core
-from stoker.manager.core.events import Event, FromClient, FromPilot, TimerFired
+from stoker.manager.core.events import Command, Event, FromClient, FromPilot, SetTimer, TimerFired, ToPilot
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes

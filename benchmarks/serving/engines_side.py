@@ -88,9 +88,8 @@ def _continuous(asked: argparse.Namespace) -> Write:
 
 def _static(asked: argparse.Namespace) -> Write:
     from stoker.contexts.forward import ModelRunner
-    from stoker.contexts.inference.adapter import GenerationRequest, Sampling
+    from stoker.contexts.inference.adapter import GenerationRequest, ModelTexts, Sampling
     from stoker.contexts.inference.static import StaticEngine
-    from stoker.contexts.inference.written import ModelTexts
 
     model, tokenizer = _parts(asked.model)
     texts = ModelTexts(decode=tokenizer.decode, ends=frozenset(), longest=0)

@@ -26,8 +26,8 @@ import psutil
 import stoker
 from benchmarks.serving.session_processes import cpu_seconds
 from stoker.apps.common.models_file import ModelSettings
-from stoker.apps.common.openai.request import ApiRequest
-from stoker.apps.common.openai.writing import TextBegun, TextEnded, TextPiece
+from stoker.apps.common.openai_answers import TextBegun, TextEnded, TextPiece
+from stoker.apps.common.openai_requests import ApiRequest
 from stoker.apps.gateway.served import ServedModel, ServedModels
 
 MOST_STREAMS = 1000
@@ -65,10 +65,9 @@ def serve(every_s: float) -> None:
     """A gateway at a free port, which is printed."""
     import uvicorn
 
-    from stoker.apps.gateway.guard import Guard
     from stoker.apps.gateway.http import Gateway
-    from stoker.apps.gateway.key_file import KeyFile
-    from stoker.apps.gateway.watch import SessionWatch
+    from stoker.apps.gateway.keys import Guard, KeyFile
+    from stoker.apps.gateway.served import SessionWatch
 
     with stoker.load(progress=False) as session, socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         models = ServedModels({})
@@ -101,8 +100,8 @@ async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
 
 async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
     """The pieces of text of one stream."""
-    from stoker.apps.common.openai.request import Endpoint
-    from stoker.apps.gateway.wishes import read_asked
+    from stoker.apps.common.openai_requests import Endpoint
+    from stoker.apps.gateway.answering import read_asked
 
     body = json.dumps({**REQUEST, "max_tokens": tokens}).encode()
     [choice] = read_asked(body, endpoint=Endpoint.CHAT, name="x").choices

@@ -37,7 +37,7 @@ import stoker
 from benchmarks.harness import MODEL, missing, ratios, run_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
-from stoker.contexts.state import SNAPSHOTS
+from stoker.contexts.folders import SNAPSHOTS
 from stoker.pilot.devices import cpu
 from stoker.site import Pilot, Site
 

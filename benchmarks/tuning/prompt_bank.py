@@ -39,11 +39,11 @@ from benchmarks.tuning.prompt_tasks import DATA, PROMPTS, TASKS
 from stoker.chance import Stream
 from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load_causal_lm
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.run_folder.record_log import RecordLog
-from stoker.tuning.bank import scoring
+from stoker.tuning.bank import build
 from stoker.tuning.bank.build import Readings, ensure_bank
-from stoker.tuning.bank.candidate import Candidate, read_candidates
+from stoker.tuning.bank.candidates import Candidate, read_candidates
 from stoker.tuning.bank.layers import CLUSTERS, Layers
 from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, brute_force, look_up, two_layers
 
@@ -197,13 +197,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     def read(texts: Sequence[str]) -> Any:
         nonlocal read_s
         begun = time.perf_counter()
-        features = scoring.reader(model)(texts)
+        features = build.reader(model)(texts)
         read_s += time.perf_counter() - begun
         return features
 
     begun = time.perf_counter()
     bank = ensure_bank(
-        folder, some, model=Path(default_model()).name, reading=scoring.reading_of(), read=read, again=True,
+        folder, some, model=Path(default_model()).name, reading=build.reading_of(), read=read, again=True,
         k=options.clusters, capacity=len(some), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
     )  # fmt: skip
     layers, group_s = bank.layers, time.perf_counter() - begun - read_s
@@ -212,11 +212,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     of_task: dict[str, Scores] = {}
     for task in tasks:
         pairs = [pair for pair in TASKS[task]() if len("".join(pair)) <= LONGEST]
-        chosen = scoring.evaluation_samples(pairs, count=samples, seed=SAMPLE_SEED)
+        chosen = build.evaluation_samples(pairs, count=samples, seed=SAMPLE_SEED)
         ends = model.tokenizer.eos_token_id
         of = (Path(default_model()).name, str(model.model.dtype), task, chosen, ends)
         score = Scores(
-            options.folder, task, samples, scoring.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of
+            options.folder, task, samples, build.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of
         )
         of_task[task] = score
         losses = ranked(brute_force(layers, score).losses.values())
@@ -226,7 +226,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             found.setdefault(kind, []).append(judge(one, losses, scores=default))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]
-    readings = Readings(folder, model=Path(default_model()).name, reading=scoring.reading_of())
+    readings = Readings(folder, model=Path(default_model()).name, reading=build.reading_of())
     features = readings.features(some)
     from benchmarks.tuning.prompt_groups import groupings, similarities
 

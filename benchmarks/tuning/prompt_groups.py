@@ -18,11 +18,9 @@ import numpy as np
 
 from benchmarks.tables import Line, Table
 from benchmarks.tuning.prompt_bank import SETTING, scored
-from stoker.tuning.bank.candidate import Candidate
-from stoker.tuning.bank.features import scale_of
-from stoker.tuning.bank.layers import build
+from stoker.tuning.bank.candidates import Candidate
+from stoker.tuning.bank.layers import Array, build, scale_of
 from stoker.tuning.bank.lookup import Score, brute_force, two_layers
-from stoker.tuning.bank.medoids import Array
 
 CLUSTER_COUNTS = (10, 25, 50, 100, 200, 400)
 NEAREST = 5

@@ -26,15 +26,14 @@ from benchmarks.tuning.prompt_tasks import PROMPTS, TASKS, Pairs
 from stoker.chance import Stream
 from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load_causal_lm
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.run_folder.record_log import RecordLog
-from stoker.tuning.bank import scoring
+from stoker.tuning.bank import build
 from stoker.tuning.bank.build import ensure_bank
-from stoker.tuning.bank.candidate import Candidate, read_candidates
+from stoker.tuning.bank.candidates import Candidate, read_candidates
 from stoker.tuning.bank.layers import CLUSTERS, Layers
 from stoker.tuning.bank.lookup import look_up
-from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
-from stoker.tuning.samples import Sample, split
+from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until, split
 
 if TYPE_CHECKING:
     from stoker.contexts.language_model import CausalLM
@@ -100,7 +99,7 @@ class Bench:
         self.model, self.layers, self.settings, self.log, self.task = model, layers, settings, log, task
         self.data = Data(path=task, template="{input}", evaluation_samples=settings.evaluation, held_out=0.02)
         some = [pair for pair in pairs if len("".join(pair)) <= settings.longest]
-        self.samples = [Sample(*pair) for pair in scoring.evaluation_samples(some, count=settings.samples)]
+        self.samples = [Sample(*pair) for pair in build.evaluation_samples(some, count=settings.samples)]
         parts = split(self.samples, data=self.data, seed=settings.seed)
         self.training = [(one.input, one.target) for one in parts.training]
 
@@ -159,8 +158,8 @@ class Bench:
     def look_up(self) -> Record:
         """The best candidates by score."""
         settings = self.settings
-        chosen = scoring.evaluation_samples(self.training, count=settings.scored)
-        score = scoring.scorer(self.model, chosen, tokens=settings.tokens, batch_size=4)
+        chosen = build.evaluation_samples(self.training, count=settings.scored)
+        score = build.scorer(self.model, chosen, tokens=settings.tokens, batch_size=4)
         found = look_up(self.layers, score, limit=len(self.layers) // settings.share)
         losses = {key: round(loss, 4) for key, loss in found.losses.items()}
         return {"best": found.best(settings.shortlist), "scores": found.scores, "losses": losses}
@@ -174,7 +173,7 @@ class Bench:
 
     def induce(self) -> Record:
         """What the model writes after a few demonstrations."""
-        shown = scoring.evaluation_samples(self.training, count=self.settings.demonstrations)
+        shown = build.evaluation_samples(self.training, count=self.settings.demonstrations)
         pairs = "".join(f"Input:{one}\nOutput:{two}\n" for one, two in shown)
         said = self.model.generate([DEMONSTRATIONS.format(pairs=pairs)], max_new_tokens=2 * self.settings.tokens)[0]
         return {"text": " ".join(said.split()) or "Answer."}
@@ -304,7 +303,7 @@ def fill(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: argpar
         )
         bank = ensure_bank(
             asked.bank or asked.folder / f"bank-{settings.digest}", candidates, model=settings.model,
-            reading=scoring.reading_of(), read=scoring.reader(model), k=8 if asked.quick else CLUSTERS,
+            reading=build.reading_of(), read=build.reader(model), k=8 if asked.quick else CLUSTERS,
             capacity=len(candidates), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
         )  # fmt: skip
         benches = [

@@ -24,8 +24,7 @@ import stoker
 from benchmarks.harness import MODEL, machine, missing, ratios, run_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.prompt_tuning import tune
-from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
-from stoker.tuning.samples import Sample
+from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
 
 NAME, TITLE = "tune_start", "a prompt-tuning job: from its submission to its first optimizer step"
 

@@ -4,7 +4,7 @@
   an iteration nor an evaluation while tuning: the lookup, the start, checkpoints.
 - *Forecast*: a world is made of what one device took (its lookup, its iterations, the rest as the head of the call),
   and the simulator runs the same job on two: members share the lookup and the iterations, the head they do not. The
-  bar is for the lookup alone, which is what a gang shares live (`stoker.tuning.initial`). Two ranks that share this
+  bar is for the lookup alone, which is what a gang shares live (`stoker.tuning.call`). Two ranks that share this
   machine's cores with other work say little about the rest.
 
 The side of `tuning_times`: tuning jobs in one session, alone and on two devices; prints JSON.
@@ -30,8 +30,7 @@ from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
 from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Size
-from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
-from stoker.tuning.samples import Sample
+from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
 
 NAME, TITLE = "tuning_times", "a prompt-tuning job: where its time goes, and a gang of two forecast from one device"
 _ITERATIONS = ("data", "compute", "communication", "evaluation")

@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cached_property
 
+from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
-from stoker.contexts.state import state_folder
 from stoker.manager.advice.judging import fault_of_call
 from stoker.manager.advice.logs import Fault
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, slowdown
@@ -18,11 +18,19 @@ from stoker.manager.advice.source.agent import facts_with_agent
 from stoker.manager.advice.source.endpoint import LanguageModel
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts, without_secrets
-from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, PaceAdvice, VerdictAdvice
-from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
-from stoker.protocol.program_source import read_source
-from stoker.protocol.session import SessionFolder
+from stoker.manager.core.events import (
+    AdviceArrived,
+    AskAdvice,
+    ContextAdvice,
+    CostAdvice,
+    OfContext,
+    OfFailure,
+    OfFunction,
+    OfPace,
+    PaceAdvice,
+    VerdictAdvice,
+)
+from stoker.protocol.session import SessionFolder, read_source
 
 log = logging.getLogger("stoker.advisor")
 

@@ -13,16 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from stoker.config import read_sites
 from stoker.errors import ConfigError
 from stoker.log_files import keep_log
 from stoker.manager.advice.answers import Advisor
 from stoker.manager.advice.source.endpoint import LanguageModel
-from stoker.manager.core.advice_channel import LONGEST_MESSAGE, Answer, decode_question, encode
-from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.events import AdviceArrived
-from stoker.manager.core.subjects import OfContext, OfFunction
+from stoker.manager.core.events import (
+    LONGEST_MESSAGE,
+    AdviceArrived,
+    Answer,
+    AskAdvice,
+    OfContext,
+    OfFunction,
+    decode_question,
+    encode,
+)
 from stoker.protocol.session import SessionFolder
-from stoker.site_files import read_sites
 
 log = logging.getLogger("stoker.advisor")
 

@@ -18,7 +18,7 @@ from stoker.errors import ConfigError
 from stoker.manager.cli import console
 from stoker.manager.cli.prune import size_bytes
 from stoker.pilot.agent.scratch import base_folder, sweep
-from stoker.pilot.cache import ObjectCache, snapshot_names
+from stoker.pilot.cache import ObjectCache, store
 from stoker.pilot.starter.place import Environments
 from stoker.site import Site
 from stoker.units import show_bytes, show_seconds
@@ -67,11 +67,11 @@ def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
     kept_s = 0.0 if clear else float("inf")
     if (base / "cache").is_dir():
         cache = ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s)
-        snapshot_names.tidy(cache)  # what a pilot does first
+        store.tidy_snapshots(cache)  # what a pilot does first
         if clear:
             sweep(base)
             if not any(base.glob("pilot-*")):  # a library of a pilot that lives may be loading one
-                snapshot_names.sweep(cache, kept_s=0.0)
+                store.sweep_snapshots(cache, kept_s=0.0)
     if (base / "environments").is_dir():
         Environments(base, kept_s=kept_s).expire()
     after = size_bytes(base)

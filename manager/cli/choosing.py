@@ -26,7 +26,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import console, runs
 from stoker.manager.executor import standing

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.cli import down, dry_run, machine
 from stoker.manager.cli.ask import Observer
@@ -22,7 +22,7 @@ from stoker.manager.cli.surroundings import HostFacts, inspect_host
 from stoker.manager.executor import detached
 from stoker.manager.factory import pacing
 from stoker.manager.live import interfaces
-from stoker.pilot.taskvine import finding
+from stoker.pilot.taskvine import factory
 from stoker.protocol import show_blocks
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.session import SessionFolder
@@ -178,9 +178,9 @@ def _is_open(folder: Path) -> bool:
 
 def _taskvine(topic: str) -> Finding:
     try:
-        programs = finding.find()
+        programs = factory.find_programs()
     except ConfigError as error:
-        return Finding(topic, Level.NEED, f"{topic}: {error}", finding.INSTALL)
+        return Finding(topic, Level.NEED, f"{topic}: {error}", factory.INSTALL)
     return Finding(topic, Level.OK, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
 
 

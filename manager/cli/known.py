@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError, UnitError
 from stoker.manager.cli import console, detaching, prune, runs
 from stoker.manager.executor import standing

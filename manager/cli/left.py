@@ -16,7 +16,7 @@ from stoker.manager.executor import detached, engines
 from stoker.manager.factory.batch import JOBS_LEFT, Batch
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.manager.live import lease
-from stoker.pilot.taskvine.plan import POOL
+from stoker.pilot.taskvine.engine import POOL
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.show_blocks import job_ids
 from stoker.protocol.to_client import Status

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.manager.cli import known
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.cli.known import SessionState

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zmq
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli.finding import Finding, Level
 from stoker.pilot.devices import PilotDevice, find_devices, gpu

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli import left
 from stoker.manager.cli.finding import Finding, Level

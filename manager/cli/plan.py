@@ -23,7 +23,7 @@ from stoker.units import show_seconds
 
 if TYPE_CHECKING:
     from stoker.contexts.performance import PerformanceStore
-    from stoker.manager.advice.unmeasured import EstimatedFunction
+    from stoker.manager.advice.estimating import EstimatedFunction
     from stoker.manager.study.evidence import Work
     from stoker.manager.study.plan import PlanForecast, Range, RunPlan
 
@@ -129,8 +129,7 @@ _OFFERED = 12
 def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
     """What a function of a file that never ran would cost. Raises ConfigError."""
     try:
-        from stoker.manager.advice.estimating import history
-        from stoker.manager.advice.unmeasured import estimated
+        from stoker.manager.advice.estimating import estimated, history
     except ImportError as error:
         raise ConfigError(f"{app} cannot be estimated: {error}; pip install 'stoker[advice]' brings it") from error
     named = OF_A_FILE.fullmatch(app)

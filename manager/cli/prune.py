@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError, StokerError
 from stoker.locks import is_locked
 from stoker.manager.cli import left

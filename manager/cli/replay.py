@@ -120,8 +120,7 @@ def _lives(folder: SessionFolder, journal: Path) -> bool:
 
 def _simulated(journal: Path, session: str, folder: SessionFolder) -> MakespanComparison:
     from stoker.manager.live.chosen import policies_of
-    from stoker.manager.study.calibrate import calibrate, compare
-    from stoker.manager.study.recorded import read_session
+    from stoker.manager.study.calibrate import calibrate, compare, read_session
 
     recorded = read_session(journal, session=session, policies=policies_of(folder))
     return compare(calibrate(recorded), policies=lambda: policies_of(folder), seeds=range(_SEEDS))

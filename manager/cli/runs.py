@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 from stoker.locks import is_locked, machine, started

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.manager.cli import slurm_facts
 from stoker.manager.cli.slurm_facts import Slurm
 from stoker.manager.factory.batch import BatchTrouble

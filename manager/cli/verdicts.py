@@ -11,14 +11,12 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from stoker.manager.advice.judging import ProofLine, judged, raised_part, told_part
-from stoker.manager.advice.log_parts import LogPart
+from stoker.manager.advice.judging import LogPart, ProofLine, judged, raised_part, told_part
 from stoker.manager.advice.logs import FaultKind
-from stoker.manager.advice.logs.own_words import OF_CALLS, OF_JOBS
-from stoker.manager.advice.logs.remedies import remedy
+from stoker.manager.advice.logs.failures import OF_CALLS, OF_JOBS, remedy
 from stoker.manager.cli import printed
 from stoker.manager.cli.logs import files, is_call
-from stoker.manager.core.verdicts import LEAST_SURE
+from stoker.manager.core.blame import LEAST_SURE
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Story
 from stoker.units import first_words, show_seconds

@@ -10,7 +10,7 @@ from stoker.manager.core.commands import RecordPilots
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.sources import Block, SourceState
-from stoker.protocol import show_blocks, to_client
+from stoker.protocol import show_status, to_client
 from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock, Source
 from stoker.protocol.ids import BlockId
 from stoker.units import show_seconds
@@ -109,7 +109,7 @@ def emptied(manager: Manager, id: str) -> None:
         return
     gone_s = show_seconds(manager.state.now - block.emptied_at)
     blocks.abandon(block)
-    suspended = show_blocks.is_suspended(block.reason)
+    suspended = show_status.is_suspended(block.reason)
     job = "has suspended its job" if suspended else "still says that its job runs"
     release(manager, block, f"its pilots went {gone_s} ago, and the batch system {job}")
     manager.demand_changed = True

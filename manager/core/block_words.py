@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.manager.core.sources import Block, SourceState
 from stoker.protocol.blocks import BlockPhase, BlockStatus
-from stoker.protocol.show_blocks import READ_JOB, SILENT_S, is_suspended
+from stoker.protocol.show_status import READ_JOB, SILENT_S, is_suspended
 from stoker.units import show_seconds
 
 

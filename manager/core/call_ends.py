@@ -22,7 +22,7 @@ from stoker.manager.core import (
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Group, Library
-from stoker.protocol import recent
+from stoker.protocol import pace
 from stoker.protocol.calls import CallEnd
 
 
@@ -91,7 +91,7 @@ def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
             if counts and counts[-1][0] == second:  # `recent.add`, without the call
                 counts[-1][1] += total
             else:
-                recent.add(counts, total, now=now)
+                pace.count_recent(counts, total, now=now)
     feeding.pull(manager, library)
 
 

@@ -13,8 +13,8 @@ from itertools import islice
 from stoker.manager.core import failure_groups
 from stoker.manager.core.nouns import Call, Context, Gang, Library
 from stoker.manager.core.state import State
+from stoker.protocol.calls import ListedCall, ListedState
 from stoker.protocol.ids import show_call, show_library
-from stoker.protocol.listed import ListedCall, ListedState
 from stoker.protocol.to_client import Calls
 from stoker.units import first_words
 

@@ -7,8 +7,8 @@ from collections import deque
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import ClientId
 from stoker.protocol.pace import WorkPace
-from stoker.protocol.reliable import Inbox
 from stoker.protocol.to_manager import MapReport
+from stoker.protocol.wire import Inbox
 
 
 class MapRecord:

@@ -11,9 +11,8 @@ from signal import Signals
 
 from stoker.manager.core.nouns import Call, CountedFailures
 from stoker.manager.core.state import State
-from stoker.protocol.calls import CallEnd
+from stoker.protocol.calls import CallEnd, FailureGroup
 from stoker.protocol.ids import CallId, show_call
-from stoker.protocol.listed import FailureGroup
 from stoker.units import first_words
 
 MOST = 200

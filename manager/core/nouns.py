@@ -23,9 +23,9 @@ from stoker.manager.core.queue import Queue
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
-from stoker.protocol.recent import Counts
-from stoker.protocol.reliable import Inbox
+from stoker.protocol.pace import Counts
 from stoker.protocol.to_manager import DeviceFacts, LibraryPhase
+from stoker.protocol.wire import Inbox
 
 # When, and what happened.
 Note = tuple[float, str]

@@ -17,7 +17,7 @@ from stoker.manager.core import maps
 from stoker.manager.core.nouns import Context, Gang, Library
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import State
-from stoker.protocol import recent
+from stoker.protocol import pace
 from stoker.protocol.blocks import BlockPhase
 
 _ROUNDS = 2
@@ -110,9 +110,9 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
     if not slots:
         count = max(1, (_devices_here(state) or _devices_expected(state)) // max(1, context.recipe.needs.devices))
         slots = [context.slots] * count
-    is_measured = recent.since_s(context.rate, now=state.now) >= _MEASURED_S
-    if ready and is_measured and recent.total(context.rate, now=state.now) >= _ROUNDS * sum(ready):
-        return recent.per_second(context.rate, now=state.now), count
+    is_measured = pace.recent_since_s(context.rate, now=state.now) >= _MEASURED_S
+    if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _ROUNDS * sum(ready):
+        return pace.recent_per_second(context.rate, now=state.now), count
     run_s = max(context.run_s, _runs_for_s(state, context)) if context.run_s else 0.0
     return (sum(slots) / gang / run_s if run_s else 0.0), count
 

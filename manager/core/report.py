@@ -7,7 +7,7 @@ from stoker.manager.core.nouns import Context, Device, Library, Pilot
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import State
 from stoker.manager.core.story import waits_for
-from stoker.protocol import recent, to_client
+from stoker.protocol import pace, to_client
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, StoryLine
 from stoker.units import show_line
 
@@ -27,7 +27,7 @@ def status(state: State) -> to_client.Status:
         running=len(state.calls) - queued,
         done=state.done - state.failures - state.cancelled,
         failed=state.failures,
-        rate=recent.per_second(state.rate, now=state.now),
+        rate=pace.recent_per_second(state.rate, now=state.now),
         left_s=left.left_s,
         pilots=tuple(_pilot(state, p) for p in state.pilots.values()),
         libraries=tuple(_library(state, x) for x in state.libraries.values()),
@@ -80,7 +80,7 @@ def _pilot(state: State, pilot: Pilot) -> PilotStatus:
         devices=tuple(_device(d) for d in pilot.devices.values()),
         folder=pilot.folder,
         ended=pilot.ended,
-        rate=recent.per_second(pilot.rate, now=state.now),
+        rate=pace.recent_per_second(pilot.rate, now=state.now),
         ends_in_s=max(0.0, pilot.ends_at - state.now) if pilot.ends_at else 0.0,
         source=pilot.source,
         objects=len(state.transfers.peers[pilot.id].has) if pilot.id in state.transfers.peers else 0,
@@ -134,7 +134,7 @@ def _context(state: State, context: Context) -> ContextStatus:
         waits_for=show_line(waits_for(state, context)) if context.queue.count else "",
         last_failure=show_line(context.last_failure.message) if context.last_failure is not None else "",
         arguments=context.recipe.arguments,
-        rate=recent.per_second(context.rate, now=state.now),
+        rate=pace.recent_per_second(context.rate, now=state.now),
         left_s=outlook.of_context(state, context),
         served=context.served,
     )

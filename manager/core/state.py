@@ -15,7 +15,7 @@ from stoker.manager.core.trials import Trial
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.protocol.ids import BlockId, ClientId, FunctionKey, LibraryId, PilotId
-from stoker.protocol.recent import Counts
+from stoker.protocol.pace import Counts
 from stoker.protocol.to_pilot import FunctionBlob
 
 JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have said anew what they hold"

@@ -29,10 +29,10 @@ from pathlib import Path
 import msgspec
 
 from stoker import version
-from stoker.contexts.published import publish
+from stoker.contexts.objects import publish
 from stoker.errors import SessionError
 from stoker.manager.environment.packing import Packed
-from stoker.pilot.transfer.client import SEED_FILE
+from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.session import SessionFolder
 from stoker.site import Site
 from stoker.whole_files import draft_of, write_whole

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from stoker import locks
+from stoker.contexts.folders import state_folder
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef
-from stoker.contexts.state import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.manager.environment.archive import Progress, write_archive

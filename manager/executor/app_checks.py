@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from stoker.contexts.callables import gives_pieces, how_it_yields
+from stoker.contexts.function_code import gives_pieces, how_it_yields
 from stoker.errors import ConfigError
 from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.wants import SpecificationError

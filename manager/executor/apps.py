@@ -14,10 +14,10 @@ from parsl.data_provider.files import File
 from parsl.dataflow.dflow import DataFlowKernel
 
 from stoker.contexts.code_payloads import dumps_arguments
+from stoker.contexts.encoder_runtimes import Family
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.payloads import plain_bytes
 from stoker.contexts.recipe import Recipe
-from stoker.contexts.runtime_family import Family
 from stoker.errors import ConfigError, SerializationError
 from stoker.manager.executor.app_checks import (
     check_has_result,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parsl.app import errors
 
-from stoker.pilot.library.bash_failures import in_words
+from stoker.pilot.library.failures import in_words
 
 
 class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped

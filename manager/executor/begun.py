@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.locks import is_locked
 from stoker.protocol.session import changed_at, is_begun
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from stoker.contexts.objects import manifest_of
-from stoker.contexts.published import publish
+from stoker.contexts.objects import manifest_of, publish
 from stoker.contexts.recipe import Recipe
 from stoker.errors import RecipeError
 from stoker.protocol.to_manager import DefineManifest

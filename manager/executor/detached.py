@@ -18,9 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.config import load_sites, read_sites, write_sites
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError
-from stoker.manager.environment.preparing import prepare
+from stoker.folders import working_folder
+from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import engines, standing
 from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
@@ -30,8 +32,6 @@ from stoker.manager.live.chosen import check_policies, keep_policies
 from stoker.manager.live.taken import TAKEN_OVER
 from stoker.protocol.session import SessionFolder, find_session
 from stoker.site import Site
-from stoker.site_files import load_sites, read_sites, write_sites
-from stoker.working_folder import working_folder
 
 log = logging.getLogger("stoker")
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stoker.errors import ConfigError
-from stoker.manager.core import wishes
+from stoker.manager.core import seams
 from stoker.manager.live import interfaces
 from stoker.manager.taskvine import planning, refusals
-from stoker.pilot.taskvine import finding, plan
+from stoker.pilot.taskvine import engine, factory
 from stoker.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
 
@@ -37,7 +37,7 @@ def check(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -
 def must_be_here(sites: Iterable[Site]) -> None:
     """Raise ConfigError if TaskVine is wanted and is not here."""
     if any(site.engine is Engine.TASKVINE for site in sites):
-        finding.find()
+        factory.find_programs()
 
 
 def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
@@ -65,7 +65,7 @@ def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> 
     takes into account; None = only the manager of a joined session knows, and refuses the others."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
-        refused = wishes.refusal(
+        refused = seams.refusal(
             wants.options, honours, policy=name, deadline=wants.deadline_s > 0, features=wants.features,
             limits=wants.recipe.limits,
         )  # fmt: skip
@@ -77,7 +77,7 @@ def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> 
 
 def engine_of(folder: SessionFolder) -> Engine:
     """What carries the calls of a session that is there."""
-    return Engine.TASKVINE if plan.is_there(folder) else Engine.STOKER
+    return Engine.TASKVINE if engine.is_there(folder) else Engine.STOKER
 
 
 def local_provider(site: Site) -> LocalProvider:
@@ -103,7 +103,7 @@ def prepare(
     for site in sites:
         if site.engine is Engine.TASKVINE:
             made = planning.plan_of(site, session=session, kept=kept, python=sys.executable, search_path=python_path)
-            plan.write(made, folder, site=site.name)
+            engine.write(made, folder, site=site.name)
 
 
 def factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
@@ -114,7 +114,7 @@ def factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
     elsewhere = site.provider.kind is not ProviderKind.LOCAL
     made = planning.plan_of(site, session=session, kept=True)
     own = folder.pilot("taskvine") / "taskvine"
-    words = plan.factory_command(
+    words = engine.factory_command(
         made,
         factory="vine_factory",
         worker="vine_worker",

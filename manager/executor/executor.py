@@ -28,11 +28,12 @@ from parsl.monitoring.radios.base import RadioConfig
 from parsl.monitoring.radios.filesystem import FilesystemRadio
 from parsl.providers.base import ExecutionProvider
 
-from stoker.config import Site, load_site
-from stoker.contexts.program_folder import program_folder
+from stoker.config import Site, load_site, load_sites, write_sites
+from stoker.contexts.folders import program_folder
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
-from stoker.manager.environment.preparing import prepare
+from stoker.folders import refuse_odd_path, working_folder
+from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import blocks, detached, engines, garbage
 from stoker.manager.executor.block_upkeep import BlockUpkeep
 from stoker.manager.executor.futures import CANCELLED, CallFuture
@@ -57,14 +58,11 @@ from stoker.manager.executor.wants import CallPlace
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
 from stoker.manager.live.chosen import honoured_in, keep_policies, policies_for
-from stoker.plain_text import refuse_odd_path
 from stoker.protocol.ids import FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
 from stoker.protocol.to_manager import EndSession
 from stoker.site import Engine
-from stoker.site_files import load_sites, write_sites
-from stoker.working_folder import working_folder
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from stoker.errors import (
     StokerError,
 )
 from stoker.manager.executor.bash_failures import with_its_command
-from stoker.manager.executor.large import read_result
+from stoker.manager.executor.packing import read_result
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed
 from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_bytes

@@ -19,7 +19,7 @@ from stoker.errors import ConfigError
 from stoker.manager.executor import callbacks
 from stoker.manager.executor.checkpoints import make_safe
 from stoker.manager.executor.failures import opens_at_once, outcome
-from stoker.manager.executor.large import discard_result
+from stoker.manager.executor.packing import discard_result
 from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.reading import PieceReader, open_piece
 from stoker.manager.executor.settling import SLOW_S

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from stoker.contexts.runtime_family import Family
+from stoker.contexts.encoder_runtimes import Family
 from stoker.errors import ConfigError
 from stoker.protocol.calls import Features
 

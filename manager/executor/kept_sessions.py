@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.config import site_text
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.executor import detached, standing
 from stoker.protocol.session import SessionFolder, holds_session
 from stoker.site import Site
-from stoker.site_files import site_text
 
 
 class KeptSession(msgspec.Struct, frozen=True):

@@ -18,15 +18,10 @@ from typing import Any
 
 import msgspec
 
-from stoker.contexts.loaders import loader_of
+from stoker.contexts.factory import loader_of
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
-from stoker.protocol.program_source import (
-    LONGEST_TEXT,
-    ProgramSource,
-    source_file,
-    text_file,
-)
+from stoker.protocol.session import LONGEST_TEXT, ProgramSource, source_file, text_file
 from stoker.whole_files import write_whole
 
 log = logging.getLogger("stoker")

@@ -33,11 +33,12 @@ from uuid import uuid4
 
 from stoker.dealer import COPY_BELOW, ConnectionChange, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError, StreamDiffersError
+from stoker.log_files import SeldomLog
 from stoker.manager.executor.clocks import on_this_clock
 from stoker.manager.executor.describing import describe
-from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
 from stoker.manager.executor.outgoing import Outgoing, Replaced, Submission, Waiter
+from stoker.manager.executor.packing import LargeArguments
 from stoker.manager.executor.piece_inbox import PieceInbox, wake_tasks
 from stoker.manager.executor.questions import Questions
 from stoker.manager.executor.session_errors import forked_process, other_python, refused_key, session_over
@@ -48,7 +49,6 @@ from stoker.protocol.calls import CallSpec, Features, Payload
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import JOURNAL
-from stoker.seldom import SeldomLog
 
 logger = logging.getLogger(__name__)
 

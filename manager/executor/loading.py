@@ -28,7 +28,6 @@ from stoker.contexts.factory import as_recipe
 from stoker.contexts.loading import is_loaded
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
-from stoker.largest import MOST_AT_ONCE
 from stoker.log_files import BoundedLog
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import CallFuture
@@ -42,7 +41,8 @@ from stoker.manager.executor.wants import read_wants
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.show_status import calls_in_words
 from stoker.protocol.to_client import Status, Story
-from stoker.version import RELEASE
+from stoker.startup import RELEASE
+from stoker.units import MOST_AT_ONCE
 
 _current: Session | None = None
 _lock = threading.Lock()

@@ -10,9 +10,9 @@ import itertools
 import time
 from collections.abc import Callable
 
-from stoker.largest import MOST_NUMBER
 from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import MapReport
+from stoker.units import MOST_NUMBER
 
 _EVERY_S = 1.0
 _numbers = itertools.count()

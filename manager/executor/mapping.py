@@ -23,7 +23,6 @@ from typing import Any
 from parsl.dataflow.dflow import DataFlowKernel
 
 from stoker.errors import ConfigError
-from stoker.largest import MOST_NUMBER
 from stoker.manager.executor.apps import labels_of
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.keeping import Keeping, path_of
@@ -35,6 +34,7 @@ from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.progress import Follow, MapProgress
 from stoker.manager.executor.rows import rows_of
 from stoker.manager.executor.stream import ResultStream
+from stoker.units import MOST_NUMBER
 
 WINDOW = 2_000
 

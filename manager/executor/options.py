@@ -17,8 +17,8 @@ from parsl.providers.base import ExecutionProvider
 from typeguard import TypeCheckError
 
 from stoker.errors import ConfigError
-from stoker.largest import LONGEST_S
 from stoker.site import ProvisioningName, Site
+from stoker.units import LONGEST_S
 
 _LOADS = ("site", "session", "provider", "label", "run_dir", "retries", "working_dir", "drain_s", "progress")
 _PARSLS = tuple(

@@ -21,8 +21,8 @@ from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec
 from stoker.protocol.ids import CallId, FunctionKey, RecipeKey
-from stoker.protocol.reliable import Outbox
 from stoker.protocol.to_pilot import FunctionBlob
+from stoker.protocol.wire import Outbox
 
 FRAME_CALLS = 2_000
 FRAME_BYTES = 8_000_000

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from zmq import curve_keypair
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
+from stoker.folders import refuse_odd_path
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.restarts import Restarts, after
-from stoker.plain_text import refuse_odd_path
 from stoker.protocol.session import KeyPair, SessionFolder, changed_at, holds_session, is_begun
 from stoker.site import ProviderKind, Site
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ProtocolError
-from stoker.manager.executor.large import LargeArguments, discard_result
 from stoker.manager.executor.outgoing import Waiter
+from stoker.manager.executor.packing import LargeArguments, discard_result
 from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, CallSpec, LeftFiles, Payload
 from stoker.protocol.ids import CallId, show_call

@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 import msgspec
 from parsl.executors.errors import InvalidResourceSpecification
 
+from stoker.contexts.encoder_runtimes import Family
 from stoker.contexts.factory import as_recipe, recipe_of
-from stoker.contexts.program_folder import ProgramFolder
+from stoker.contexts.folders import ProgramFolder
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.contexts.runtime_family import Family
 from stoker.errors import ConfigError, RecipeError
-from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER
 from stoker.manager.executor.input_lengths import input_length, is_countable
 from stoker.protocol.calls import CallOptions, Features, Objective
 from stoker.protocol.ids import RecipeKey
-from stoker.units import parse_seconds
+from stoker.units import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER, parse_seconds
 
 KEYS = {
     "context": "the recipe of the context that the call wants",

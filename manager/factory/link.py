@@ -12,11 +12,11 @@ from uuid import uuid4
 
 from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError, SessionError
+from stoker.log_files import SeldomLog
 from stoker.manager.factory.keeper import FactoryUpdate
 from stoker.protocol import to_client, to_manager, wire
-from stoker.protocol.reliable import Outbox
 from stoker.protocol.session import SessionFolder
-from stoker.seldom import SeldomLog
+from stoker.protocol.wire import Outbox
 
 log = logging.getLogger("stoker.factory")
 

@@ -13,13 +13,13 @@ import os
 import signal
 import sys
 
+from stoker.config import read_python_path, read_sites
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
 from stoker.manager.factory import commands, parsl_parts
 from stoker.manager.factory.factory import END_LIMIT_S, Ending, Factory
 from stoker.manager.factory.turn import TURN_LIMIT_S, take_turn, wait_for_commands
 from stoker.protocol.session import SessionFolder
-from stoker.site_files import read_python_path, read_sites
 
 log = logging.getLogger("stoker.factory")
 

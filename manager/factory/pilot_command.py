@@ -9,12 +9,11 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 
+from stoker.folders import refuse_odd_path, working_folder
 from stoker.manager.environment.carrying import starter_command
 from stoker.manager.live import interfaces
-from stoker.plain_text import refuse_odd_path
 from stoker.protocol.session import SessionFolder
 from stoker.site import AUTO_PROBE, Engine, EnvironmentKind, Pilot, ProviderKind, Site
-from stoker.working_folder import working_folder
 
 PILOT, TASKVINE_PILOT = "stoker.pilot.main", "stoker.pilot.taskvine.main"
 """The modules that pilots run."""

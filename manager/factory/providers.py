@@ -28,7 +28,7 @@ from parsl.launchers.base import Launcher
 from parsl.providers import GridEngineProvider, LSFProvider, PBSProProvider, SlurmProvider
 from parsl.providers.cluster_provider import ClusterProvider
 
-from stoker import own_options
+from stoker import site_options
 from stoker.errors import ConfigError
 from stoker.manager.factory.commands import CommandResult
 from stoker.manager.factory.pilot_command import walltime_s
@@ -263,7 +263,7 @@ _MAKERS: dict[ProviderKind, Callable[[Provider, str], BoundedProvider]] = {
 
 def _lines(given: Provider) -> str:
     """The site's own lines for the head of the script."""
-    mark = own_options.MARKS[given.kind.value]
+    mark = site_options.MARKS[given.kind.value]
     return "".join(f"{line if line.startswith('#') else f'{mark} {line}'}\n" for line in given.options)
 
 

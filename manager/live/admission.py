@@ -17,11 +17,11 @@ import msgspec
 from zmq.utils import z85
 
 from stoker.errors import SessionError
+from stoker.log_files import SeldomLog
 from stoker.manager.core.state import State
 from stoker.protocol.ids import PilotId
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import FromPilot, PilotHello
-from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.manager")
 

@@ -17,11 +17,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from stoker import descriptors
-from stoker.manager.core.advice_channel import LONGEST_MESSAGE, decode_answer, encode
-from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.events import AdviceArrived
-from stoker.manager.core.subjects import About, OfContext, OfFunction, OfPace
+from stoker import connections
+from stoker.manager.core.events import (
+    LONGEST_MESSAGE,
+    About,
+    AdviceArrived,
+    AskAdvice,
+    OfContext,
+    OfFunction,
+    OfPace,
+    decode_answer,
+    encode,
+)
 from stoker.protocol.session import SessionFolder
 
 log = logging.getLogger("stoker.manager")
@@ -189,7 +196,7 @@ class AdvisorLink:
             mine.close()
             log.warning("the advisor cannot be started (%s); it is tried again", error)
             return False
-        descriptors.restore_limit(self._process.pid)
+        connections.restore_descriptor_limit(self._process.pid)
         mine.setblocking(False)
         self._channel, self._heard_at = mine, now
         self._watch(mine.fileno())

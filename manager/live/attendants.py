@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker import descriptors
+from stoker import connections
 from stoker.config import load_site
 from stoker.protocol.blocks import Rule, Source
 from stoker.protocol.session import SessionFolder
@@ -117,7 +117,7 @@ class Attendant:
                 stderr=output,
                 start_new_session=True,
             )
-        descriptors.restore_limit(self._process.pid)
+        connections.restore_descriptor_limit(self._process.pid)
 
     def _what_is_wrong(self, process: subprocess.Popen[bytes]) -> str:
         code = process.poll()

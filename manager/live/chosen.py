@@ -23,13 +23,13 @@ import msgspec
 from stoker.contexts.recipe import Awareness
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
+from stoker.folders import working_folder
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.own_policies import find
 from stoker.manager.live.policy_files import copy_policy
 from stoker.manager.policies import default_policies
 from stoker.protocol.session import SessionFolder
 from stoker.site import Policy, Site, policy_file
-from stoker.working_folder import working_folder
 
 log = logging.getLogger("stoker")
 

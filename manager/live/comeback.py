@@ -21,8 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import FromPilot, ManagerRestarted
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import segments
 from stoker.manager.live.decisions import check_of

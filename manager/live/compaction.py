@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker.manager.core.core import Core
+from stoker.manager.core.reactor import Core
 from stoker.manager.live import segments, snapshot
 from stoker.manager.live.journal import Journal
 from stoker.manager.live.past import policies_modules

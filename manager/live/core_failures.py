@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from stoker.manager.core.clients import refusal_of
 from stoker.manager.core.events import Event
-from stoker.manager.core.refusing import refusal_of
 from stoker.manager.live.raised import raised
 
 MOST_FAILURES, FAILURES_S = 20, 600.0

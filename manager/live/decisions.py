@@ -21,7 +21,7 @@ from zlib import crc32
 
 import msgspec
 
-from stoker.manager.core.commands import (
+from stoker.manager.core.events import (
     AskAdvice,
     Command,
     DiscardObject,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from stoker.log_files import SeldomLog
 from stoker.protocol.session import SessionFolder
-from stoker.seldom import SeldomLog
 
 _lines = SeldomLog(logging.getLogger("stoker.manager"))
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stoker.errors import ProtocolError
+from stoker.log_files import SeldomLog
 from stoker.manager.core.events import FromClient, FromPilot
 from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role, User, foreign
@@ -19,7 +20,6 @@ from stoker.manager.live.doors import Doors, name_of, text_of
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.to_manager import AskCalls, AskStatus, AskStory, ClientHello
-from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.manager")
 

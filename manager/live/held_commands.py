@@ -10,7 +10,7 @@ import math
 from collections import Counter, deque
 from typing import TypeGuard
 
-from stoker.manager.core.commands import Command, ToPilot
+from stoker.manager.core.events import Command, ToPilot
 from stoker.manager.live.journal import Journal
 from stoker.protocol import to_pilot
 from stoker.protocol.ids import PilotId

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from stoker.contexts.availability import AvailabilityStore, DeviceSet
+from stoker.contexts.folders import state_folder
+from stoker.contexts.measurements import AvailabilityStore, DeviceSet
 from stoker.contexts.performance import Estimate, PerformanceStore
-from stoker.contexts.state import state_folder
-from stoker.manager.core.commands import (
+from stoker.manager.core.events import (
+    AdviceArrived,
     AskAdvice,
+    ContextAdvice,
+    CostAdvice,
+    OfContext,
     Record,
     RecordLoad,
     RecordPace,
@@ -19,8 +23,6 @@ from stoker.manager.core.commands import (
     RecordSteps,
     RecordWait,
 )
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
-from stoker.manager.core.subjects import OfContext
 
 
 def performance() -> PerformanceStore:

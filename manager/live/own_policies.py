@@ -6,7 +6,7 @@ such an object, or whole `Policies`. An `awareness` in it says what a context ke
 simulated run applies to its contexts.
 
 What would be passed over in silence is refused: an object that is named for a seam and does not answer there, and a
-method that nobody asks for where one of nearly that name is asked (`stoker.manager.live.misspelt`).
+method that nobody asks for where one of nearly that name is asked (`stoker.manager.live.own_policies`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
+from stoker.folders import working_folder
 from stoker.manager.core.seams import Policies, Provisioning
-from stoker.manager.live.misspelt import misspelt
+from stoker.manager.live.own_policies import misspelt
 from stoker.manager.live.policy_files import import_policy
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.named import Named, named
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.site import OWN_POLICY
-from stoker.working_folder import working_folder
 
 COMMON = ("period_s", "round", "rests", "timer", "advised", "failure_judged", "pace_told")
 """What every policy has; `stoker.manager.policies.Quiet` brings it along."""

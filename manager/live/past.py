@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import SessionError
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import Event, ManagerRestarted, RecordsLost
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import segments, snapshot
 from stoker.manager.live.pickled import Unreadable

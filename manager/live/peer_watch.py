@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterator
 
-from stoker.manager.core.phases import PilotState
+from stoker.manager.core.nouns import PilotState
 from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role
 from stoker.manager.live.patience import Patience

@@ -26,8 +26,8 @@ from stoker.errors import StokerError
 _PACKAGES = ("stoker.manager.core.", "stoker.manager.policies", "stoker.protocol.", "stoker.pilot.core")
 _MODULES = frozenset(
     {
-        "stoker.contexts.inference.adapter", "stoker.contexts.recipe", "stoker.contexts.step_lines",
-        "stoker.contexts.step_times", "stoker.chance",
+        "stoker.contexts.inference.adapter", "stoker.contexts.recipe", "stoker.contexts.step_times",
+        "stoker.chance",
     }
 )  # fmt: skip
 _CONTAINERS = frozenset({OrderedDict, deque, defaultdict, Counter, set, frozenset, bytearray, complex, range})

@@ -10,18 +10,17 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import SessionError
-from stoker.manager.core import call_list, report, story
-from stoker.manager.core.commands import Command
-from stoker.manager.core.core import Core
-from stoker.manager.core.events import Event
+from stoker.manager.core import report, story
+from stoker.manager.core.events import Command, Event
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.chosen import policies_of
 from stoker.manager.live.past import JournalPast
 from stoker.manager.live.records import Decided
 from stoker.manager.policies import default_policies
 from stoker.protocol import to_client
+from stoker.protocol.calls import ListedState
 from stoker.protocol.ids import parse_call
-from stoker.protocol.listed import ListedState
 from stoker.protocol.session import SessionFolder
 
 log = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
     except ValueError:
         watch = frozenset()
     core, since = _replayed(folder, watch)
-    told = story.tell(core.state, subject)
+    told = story.tell_story(core.state, subject)
     if told.found or not since:
         return told
     compacted = f"what happened before {datetime.fromtimestamp(since):%Y-%m-%d %H:%M:%S} was compacted"
@@ -96,12 +95,12 @@ def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Stor
 
 def status_of_ended_session(folder: SessionFolder) -> to_client.Status:
     """What `stoker status` says of a session that is over. Raises SessionError."""
-    return report.status(_replayed(folder, frozenset())[0].state)
+    return report.session_status(_replayed(folder, frozenset())[0].state)
 
 
 def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedState | None) -> to_client.Calls:
     """What `stoker calls` says of a session that is over. Raises SessionError."""
-    return call_list.list_calls(_replayed(folder, frozenset())[0].state, limit=limit, only=only)
+    return report.list_calls(_replayed(folder, frozenset())[0].state, limit=limit, only=only)
 
 
 def _replayed(folder: SessionFolder, watch: frozenset[int]) -> tuple[Core, float]:

@@ -23,7 +23,7 @@ import msgspec
 from stoker.errors import SessionError
 from stoker.manager.live.records import MAGIC, OLD_MAGIC, Damage, SegmentHead, scan
 from stoker.protocol.wire import VERSION
-from stoker.version import RELEASE
+from stoker.startup import RELEASE
 
 NEXT = "next"
 KEPT = 3

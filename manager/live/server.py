@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 
 from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
-from stoker.manager.core.commands import (
+from stoker.manager.core.events import (
     AskAdvice,
     Command,
     DiscardObject,
@@ -31,10 +31,10 @@ from stoker.manager.core.commands import (
     ToClient,
     ToPilot,
 )
-from stoker.manager.core.core import Core
-from stoker.manager.core.heartbeats import is_heartbeat, must_be_recorded
-from stoker.manager.core.pieces import are_pieces
+from stoker.manager.core.pilot_reports import is_heartbeat, must_be_recorded
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
+from stoker.manager.core.sending import are_pieces
 from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
 from stoker.manager.live.admission import Role, User
 from stoker.manager.live.advisor import LIMIT_S, AdvisorLink
@@ -334,7 +334,7 @@ class ManagerServer:
         if notice := trouble.changed_notice(now):
             self._notice(notice)
         if trouble.is_untold(now):
-            told = report.status(self.core.state)
+            told = report.session_status(self.core.state)
             clients = [each for each in self.core.state.clients.values() if each.connected and not each.observer]
             self._carry_out(ToClient(client.id, told) for client in clients)
 

@@ -17,14 +17,14 @@ from typing import BinaryIO
 
 import msgspec
 
-from stoker.manager.core.core import Core
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.state import State
 from stoker.manager.live import pickled
 from stoker.manager.live.pickled import Layout, Unreadable
 from stoker.manager.live.records import SegmentHead
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import ClientId
-from stoker.version import RELEASE
+from stoker.startup import RELEASE
 from stoker.whole_files import draft_of
 
 _MAGIC = b"stoker snapshot 1\n"

@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 import socket
 
-from stoker import descriptors
+from stoker import connections
+from stoker.connections import UnprovenPlaces
 from stoker.errors import SessionError
-from stoker.seldom import SeldomLog
-from stoker.unproven_places import UnprovenPlaces
+from stoker.log_files import SeldomLog
 
 log = logging.getLogger("stoker.manager")
 
@@ -35,7 +35,7 @@ class UnprovenConnections:
     """
 
     def __init__(self) -> None:
-        limit = descriptors.limit()
+        limit = connections.descriptor_limit()
         if limit < KEPT_FREE + _LEAST:  # every connection would be cut, and every program and pilot wait for ever
             raise SessionError(
                 f"a process may open {limit} files here (ulimit -n), and the manager needs at least "

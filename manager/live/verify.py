@@ -16,9 +16,17 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import SessionError
-from stoker.manager.core.commands import Command, ToClient, ToPilot
-from stoker.manager.core.core import Core
-from stoker.manager.core.events import Event, FromClient, FromPilot, ManagerRestarted, RecordsLost
+from stoker.manager.core.events import (
+    Command,
+    Event,
+    FromClient,
+    FromPilot,
+    ManagerRestarted,
+    RecordsLost,
+    ToClient,
+    ToPilot,
+)
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.decisions import NO_DECISIONS, check_of
 from stoker.manager.live.journal import MOST_CHECKS

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.manager.core.events import PaceAdvice, VerdictAdvice
+from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.seams import Action, Changes, View
-from stoker.manager.core.subjects import OfFailure, OfPace
 from stoker.manager.policies.serve_order import hottest_first
 
 

@@ -4,12 +4,12 @@ Among free libraries the hottest (last used) comes first (`serve_order`), so tha
 and can be evicted least recently used first. A library is given a small backlog beyond its slots when calls are shorter
 than a round trip to the manager: as many as take `prefetch_s` to run. Nobody takes more than its share of what is
 queued, and a library that runs dry takes back what another has not begun. One that is stuck in a long call has no
-backlog (`stoker.manager.core.stuck`). Of calls that come together the very short ones go to one library until a frame
+backlog (`stoker.manager.core.queues`). Of calls that come together the very short ones go to one library until a frame
 to the next is worth its price: with thousands of libraries a frame for each call would cost more than the calls; and
 the more of them end in a second, the scarcer the manager is, and the fuller frames get. A call whose function has not
 run yet, or runs long, is never prefetched.
 
-A call that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.walltime`).
+A call that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.deadlines`).
 
 A gang starts when enough libraries of its context are free. Once as many are ready as it needs, those that fall free
 are kept for it when its turn has come, so it does start: it waits for the longest call that runs there at most. While
@@ -23,11 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain, islice
 
-from stoker.manager.core.load_index import Burst
-from stoker.manager.core.nouns import Call, Context, Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.deadlines import call_fits
+from stoker.manager.core.nouns import Call, Context, Library, LibraryState
+from stoker.manager.core.per_context import Burst
 from stoker.manager.core.seams import Action, SendGang, TakeBack, View
-from stoker.manager.core.walltime import call_fits
 from stoker.manager.policies.base import Quiet
 from stoker.protocol.ids import LibraryId
 

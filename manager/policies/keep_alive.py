@@ -13,8 +13,7 @@ time that is left; so a call costs nothing here, and a timer is set as often as 
 
 from __future__ import annotations
 
-from stoker.manager.core.nouns import Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import Library, LibraryState
 from stoker.manager.core.seams import Timer, Unload, View
 from stoker.protocol.ids import LibraryId
 

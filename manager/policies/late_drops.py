@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import heapq
 
-from stoker.manager.core.nouns import Call
-from stoker.manager.core.phases import CallState, LibraryState
+from stoker.manager.core.nouns import Call, CallState, LibraryState
 from stoker.manager.core.seams import Drop, Timer, View
 from stoker.protocol.ids import CallId
 

@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from stoker.manager.core.nouns import Call, Context, Library, Pilot
-from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.deadlines import call_fits, run_fits, walltime_left_s
+from stoker.manager.core.nouns import Call, Context, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Timer, Unload, View
-from stoker.manager.core.walltime import call_fits, left_s, run_fits
 from stoker.protocol.ids import RecipeKey
 
 HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})
@@ -82,7 +81,7 @@ def able_first(view: View, context: Context, pilot: Pilot) -> tuple[bool, bool, 
     can run, and for a call that can run in none that there is one without a library, or with the most time left."""
     lacks = lacks_able_one(context)
     has_one = lacks and any(library.context is context for library in pilot.libraries.values())
-    return not runs_next(view, context, pilot), has_one, -left_s(pilot, view.now) if lacks else 0.0
+    return not runs_next(view, context, pilot), has_one, -walltime_left_s(pilot, view.now) if lacks else 0.0
 
 
 def runs_next(view: View, context: Context, pilot: Pilot) -> bool:

@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from stoker.manager.core.nouns import Context, Device, Library
-from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Unload, View
 from stoker.manager.policies.sizes import suits
 from stoker.manager.policies.where_to_load import may_load

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable
 
 from stoker.contexts.recipe import NO_LIMITS
-from stoker.manager.core.fitness import is_lasting, unfit
-from stoker.manager.core.nouns import Context, Pilot
-from stoker.manager.core.phases import PilotState
+from stoker.manager.core.blame import is_lastingly_unfit, why_unfit
+from stoker.manager.core.deadlines import load_fits, load_fits_source
+from stoker.manager.core.nouns import Context, Pilot, PilotState
 from stoker.manager.core.seams import FailCall, Provisioning, View
-from stoker.manager.core.walltime import load_fits, load_fits_source
 from stoker.manager.policies.making_room import Minimum
 from stoker.manager.policies.sizes import is_of_kind, known_bytes, may_suit, names_cpus
 from stoker.protocol.calls import Failure, FailureKind
@@ -123,8 +122,8 @@ def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patienc
         return None
     there = (PilotState.HERE, PilotState.CUT)
     able = [p for p in view.pilots.values() if p.state in there and _is_able(context, p, minimum)]
-    reasons = [unfit(pilot, context.recipe.key, view.now) for pilot in able]
-    if not reasons or not all(reasons) or not all(is_lasting(pilot, context.recipe.key) for pilot in able):
+    reasons = [why_unfit(pilot, context.recipe.key, view.now) for pilot in able]
+    if not reasons or not all(reasons) or not all(is_lastingly_unfit(pilot, context.recipe.key) for pilot in able):
         return None
     said = [f"none of the pilots that are here can hold context {context.recipe.name}:", *dict.fromkeys(reasons)]
     if len(said) > _SHOWN_LINES:

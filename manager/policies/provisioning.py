@@ -28,11 +28,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from stoker.manager.core.nouns import Context, Pilot
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.deadlines import load_fits_source
+from stoker.manager.core.nouns import Context, LibraryState, Pilot
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
-from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.core.walltime import load_fits_source
+from stoker.manager.core.state import Block, SourceState
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.library_limits import LeastNumbers, is_spared, room_for_pilots
 from stoker.manager.policies.sizes import is_of_kind, known_bytes

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.manager.core.events import VerdictAdvice
-from stoker.manager.core.nouns import Context, Judged, Pilot
-from stoker.manager.core.phases import PilotState
+from stoker.manager.core.events import OfFailure, VerdictAdvice
+from stoker.manager.core.nouns import Context, Judged, Pilot, PilotState
 from stoker.manager.core.seams import Action, Quarantine, View
-from stoker.manager.core.subjects import OfFailure
 from stoker.manager.policies.sizes import suits
 
 INFRASTRUCTURE = "infrastructure"

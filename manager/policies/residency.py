@@ -4,7 +4,7 @@ needed.
 A context with waiting calls is loaded on one more device as long as its calls would wait longer behind the libraries
 that are hot or on their way than the load takes, and no more libraries than calls. While no run was measured the wait
 counts as endless: idle devices cost nothing. So does the wait behind calls that have run for longer than a load takes
-and far longer than usual (`stoker.manager.core.stuck`). Several contexts share a device while their memory fits: what a
+and far longer than usual (`stoker.manager.core.queues`). Several contexts share a device while their memory fits: what a
 context takes is what it declares, else what was measured, else (the first time) what is free on the device but for a
 corner for calls that want no context, given back once measured.
 
@@ -27,12 +27,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from stoker.manager.core.events import PaceAdvice, VerdictAdvice
-from stoker.manager.core.nouns import Context, Device, Library
-from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
+from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
+from stoker.manager.core.queues import is_lingering
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View
-from stoker.manager.core.stuck import lingers
-from stoker.manager.core.subjects import OfFailure, OfPace
 from stoker.manager.policies import library_limits
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.library_limits import (
@@ -55,7 +53,7 @@ from stoker.manager.policies.sizes import (
 )
 from stoker.manager.policies.unpacking import Unpacking
 from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes
-from stoker.pilot.core.declared_memory import declared_bytes, takes_one_process
+from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import RecipeKey
 
@@ -93,7 +91,7 @@ class LoadWhereWanted(Quiet):
         if context.queue.count <= _kept(context):
             return plan
         load_s = context.load_s or UNKNOWN_LOAD_S
-        more = self.worth_loading(context, [x for x in alive if not lingers(view.now, x, load_s=load_s)])
+        more = self.worth_loading(context, [x for x in alive if not is_lingering(view.now, x, load_s=load_s)])
         room = room_for_more(view, context, cut_s=self.cut_s)
         if room is not None and room <= 0 < more:
             plan += self._leave_for_able_one(view, context)
@@ -297,7 +295,7 @@ def is_alive(view: View, library: Library, *, cut_s: float) -> bool:
 
 
 def _kept(context: Context) -> int:
-    """Waiting calls of a context for which one of its libraries is kept (`stoker.manager.core.suspects`)."""
+    """Waiting calls of a context for which one of its libraries is kept (`stoker.manager.core.retries`)."""
     reserved = (library.pilot.reserved for library in context.libraries.values())
     return len({call.id for call in reserved if call is not None and call.id in context.queue.apart})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.manager.core.nouns import Context, Device
-from stoker.pilot.core.declared_memory import declared_bytes, takes_one_process
+from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.to_manager import DeviceFacts
 
 BARE_BYTES = 256_000_000

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from stoker.manager.core.events import PaceAdvice
-from stoker.manager.core.nouns import Call, Context, Device, Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.events import OfPace, PaceAdvice
+from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Action, Evict, Load, Unload, View
-from stoker.manager.core.subjects import OfPace
 from stoker.protocol.ids import RecipeKey
 
 LIMIT = 0.35

@@ -2,23 +2,22 @@
 policies ask.
 
 After a failed load a context is *probed*: one library is loaded at a time until a load works, or until the core gives
-the context up (`stoker.manager.core.loads`). Pilots on which it failed least come first. A pilot on which it failed
+the context up (`stoker.manager.core.libraries`). Pilots on which it failed least come first. A pilot on which it failed
 `GIVE_UP_ON_PILOT` times is left alone, unless the context has no library and no other pilot.
 
 A pilot that lacks what a load needs (a full disk) is left alone until it is time to try again
-(`stoker.manager.core.fitness`): that says nothing of the context, and no probing follows. A pilot whose walltime ends
-before the load would be of use is left alone too (`stoker.manager.core.walltime`).
+(`stoker.manager.core.blame`): that says nothing of the context, and no probing follows. A pilot whose walltime ends
+before the load would be of use is left alone too (`stoker.manager.core.deadlines`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.manager.core.fitness import unfit
-from stoker.manager.core.nouns import Context, Device, Library, Pilot
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.blame import why_unfit
+from stoker.manager.core.deadlines import load_fits
+from stoker.manager.core.nouns import Context, Device, Library, LibraryState, Pilot
 from stoker.manager.core.seams import View
-from stoker.manager.core.walltime import load_fits
 
 GIVE_UP_ON_PILOT = 2
 """A pilot on which a context failed to load so often is left alone while others hold the context or could."""
@@ -30,7 +29,7 @@ def may_load(view: View, context: Context, device: Device, *, desperate: bool = 
     pilot = device.pilot
     if not desperate and failures(context, pilot) >= GIVE_UP_ON_PILOT:
         return False
-    return load_fits(view, context, device) and not unfit(pilot, context.recipe.key, view.now)
+    return load_fits(view, context, device) and not why_unfit(pilot, context.recipe.key, view.now)
 
 
 def failures(context: Context, pilot: Pilot) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from stoker.manager.sim.agenda import Agenda
-from stoker.pilot.core.device_turns import TurnRequest, next_turns
+from stoker.pilot.core.turns import TurnRequest, next_turns
 from stoker.protocol.ids import DeviceId, LibraryId
 
 

@@ -13,23 +13,27 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from stoker.chance import Stream
-from stoker.contexts.step_lines import StepSeconds
+from stoker.contexts.step_times import StepSeconds
 from stoker.errors import StokerError
-from stoker.manager.core.commands import AskAdvice, Command, SetTimer, ToClient, ToPilot
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import (
     AdviceArrived,
+    AskAdvice,
+    Command,
     ContextAdvice,
     CostAdvice,
     Event,
     FromClient,
+    OfContext,
     SessionDefined,
+    SetTimer,
     TimerFired,
+    ToClient,
+    ToPilot,
 )
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.report import device_seconds
 from stoker.manager.core.seams import Policies, PolicyError
 from stoker.manager.core.story import waits_for
-from stoker.manager.core.subjects import OfContext
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.batch import BatchSystem
 from stoker.manager.sim.calls_log import CallsLog, CountedCalls, EachCall, items_of

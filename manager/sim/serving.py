@@ -22,13 +22,13 @@ from stoker.manager.sim.runs import RunHost, RunMember
 from stoker.manager.sim.surroundings import Surroundings
 from stoker.manager.sim.token_times import TokenTimes
 from stoker.manager.sim.virtual_engine import VirtualEngine
-from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.protocol import to_agent
 from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, DeviceId, LibraryId
 
 _REPORT_S = 10.0
-"""How often a library says how full its batch is, as `stoker.pilot.library.batch_reports` does."""
+"""How often a library says how full its batch is, as `stoker.pilot.library.connection` does."""
 
 
 class EngineRun(msgspec.Struct, frozen=True, gc=False):

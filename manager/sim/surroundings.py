@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from stoker.chance import Stream
-from stoker.contexts.step_lines import StepSeconds
+from stoker.contexts.step_times import StepSeconds
 from stoker.manager.core.events import Event
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.calls_log import CallsLog

@@ -20,11 +20,10 @@ import msgspec
 
 from stoker.contexts.batching import BatchedRequest, BatchLimits, RunningBatch, Step
 from stoker.contexts.inference.adapter import EngineLoad
-from stoker.contexts.step_lines import StepSeconds
-from stoker.contexts.step_times import attended
+from stoker.contexts.step_times import StepSeconds, attended
 from stoker.manager.sim.engine_model import TICK_S
 from stoker.manager.sim.token_times import TokenTimes
-from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.protocol.ids import LibraryId
 
 _LONGEST_BURST = 512
@@ -121,7 +120,7 @@ class VirtualEngine:
         return self._ahead[at] if at < len(self._ahead) else now
 
     def outlook(self, library: LibraryId, now: float, *, ready_at: float = 0.0) -> EngineOutlook:
-        """What it has to do, as a shadow validation sees it (`stoker.pilot.core.shadow_validation`). `ready_at`: it
+        """What it has to do, as a shadow validation sees it (`stoker.pilot.core.turns`). `ready_at`: it
         takes no step before."""
         done = len(self._behind) + bisect_left(self._ahead, now)
         writing = set(self._step.requests) if self._step is not None and not self._step.prefill else ()

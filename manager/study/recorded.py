@@ -12,20 +12,21 @@ import msgspec
 
 from stoker.contexts.recipe import Recipe
 from stoker.errors import SessionError
-from stoker.manager.core.commands import Command, ToPilot
 from stoker.manager.core.events import (
     AdviceArrived,
+    Command,
     ContextAdvice,
     CostAdvice,
     Event,
     FromClient,
     FromPilot,
+    OfContext,
     PilotCut,
     PilotLost,
+    ToPilot,
 )
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
-from stoker.manager.core.subjects import OfContext
 from stoker.manager.live.replay import Replay
 from stoker.protocol import to_manager, to_pilot
 from stoker.protocol.calls import CallEnd

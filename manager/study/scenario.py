@@ -50,8 +50,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import explain, parse_toml
-from stoker.config_lines import line_of
+from stoker.config_errors import explain, line_of, parse_toml
 from stoker.decoding import read_text
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import impossible, nearest

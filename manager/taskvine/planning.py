@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stoker.manager.factory import condor_description as description
 from stoker.manager.factory.batch import job_name
-from stoker.pilot.taskvine.plan import NEVER_IDLE_S, VinePlan
+from stoker.pilot.taskvine.engine import NEVER_IDLE_S, VinePlan
 from stoker.site import ProviderKind, Site
 
 _WALLTIME_MARGIN_S = 30

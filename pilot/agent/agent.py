@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.folders import folders_here
 from stoker.pilot.agent.fetches import Fetches
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.agent.offers import BOARD, OfferScales
@@ -25,8 +26,7 @@ from stoker.pilot.cache import ObjectCache
 from stoker.pilot.core.commands import Command
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import Event, FromLibrary, LibraryGarbled, LibraryHungUp
-from stoker.pilot.core.state import CoreState, PilotFacts
-from stoker.pilot.core.timers import Timers
+from stoker.pilot.core.state import CoreState, PilotFacts, Timers
 from stoker.pilot.devices import PilotDevice, memory
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.devices.host_memory import OomKills, anonymous_bytes
@@ -34,7 +34,6 @@ from stoker.pilot.devices.monitor import Monitor
 from stoker.pilot.zygote.processes import tree
 from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.protocol.session import SessionFolder
-from stoker.working_folder import folders_here
 
 GRACE_S = 2.0
 """How long calls that run may still take when the pilot is told to go at once (a signal from the batch system)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from stoker.pilot.cache import DiskError
-from stoker.pilot.core.disk import takes_no_writes
+from stoker.pilot.core.infrastructure import takes_no_writes
 
 
 def is_pilots_fault(error: BaseException) -> bool:

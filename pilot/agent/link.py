@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError
+from stoker.log_files import SeldomLog
 from stoker.pilot.core.events import ManagerAway, UnacknowledgedFacts
 from stoker.protocol import wire
-from stoker.protocol.reliable import Outbox
 from stoker.protocol.session import IDENTITY_MARK, SessionFolder
 from stoker.protocol.to_manager import (
     CallEvicted,
@@ -33,7 +33,7 @@ from stoker.protocol.to_manager import (
     PilotHello,
 )
 from stoker.protocol.to_pilot import ToPilot
-from stoker.seldom import SeldomLog
+from stoker.protocol.wire import Outbox
 
 log = logging.getLogger("stoker.pilot")
 

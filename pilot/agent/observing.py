@@ -12,8 +12,7 @@ from stoker.pilot.agent.usage import cpu_seconds, resident_bytes, tail
 from stoker.pilot.core import limits
 from stoker.pilot.core.events import DevicesMeasured, Observation, Observed, UsageMeasured
 from stoker.pilot.core.presence import FIRST_LINE_S
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import PilotLibrary
+from stoker.pilot.core.state import PilotLibrary, Stage
 from stoker.pilot.devices import PilotDevice, memory
 from stoker.pilot.devices.monitor import Reading
 from stoker.pilot.zygote.processes import tree

@@ -18,14 +18,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stoker.contexts.device_turns import EngineWork
-from stoker.contexts.step_lines import StepSeconds
-from stoker.contexts.step_times import StepTimes
-from stoker.pilot.core import step_knowledge
-from stoker.pilot.core.declared_memory import declared_bytes
+from stoker.contexts.step_times import StepSeconds, StepTimes
+from stoker.pilot.core import starting
 from stoker.pilot.core.events import OfferWeighed
-from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.pilot.core.memory import declared_bytes
+from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
+from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.pilot.library.engine_rows import unpacked
 from stoker.pilot.library.turn_board import TurnRow, TurnState, rows_in
 from stoker.protocol.ids import CallId, LibraryId
@@ -147,7 +145,7 @@ class OfferScales:
     # ---- what is known
 
     def _cost(self, library: PilotLibrary) -> StepSeconds | None:
-        times = step_knowledge.known(self._state, library)
+        times = starting.known_step_times(self._state, library)
         if times is None:
             return None
         found = self._seconds.get(id(times))

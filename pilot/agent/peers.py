@@ -6,7 +6,7 @@ import hmac
 import logging
 from contextlib import suppress
 
-from stoker.addresses import split_address
+from stoker.connections import split_address
 from stoker.errors import SessionError
 from stoker.pilot.cache import ObjectCache, ServedCache
 from stoker.pilot.transfer import wire

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable
 
 from stoker.pilot.agent.agent import Agent, PilotOptions
 from stoker.pilot.core import probes
-from stoker.pilot.core.events import DriverSaid, Probed, Tick
-from stoker.pilot.core.health import ProbeVerdict
+from stoker.pilot.core.events import DriverSaid, Probed, ProbeVerdict, Tick
 from stoker.pilot.devices import PilotDevice, visible
 from stoker.protocol.ids import DeviceId
 

@@ -16,11 +16,7 @@ from stoker.pilot.agent.offers import BOARD
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.agent.usage import tail
 from stoker.pilot.cache import disk
-from stoker.pilot.core.events import (
-    LibraryPrepared,
-    ProcessEnded,
-    ProcessMade,
-)
+from stoker.pilot.core.events import LibraryPrepared, ProcessEnded, ProcessMade
 from stoker.pilot.devices import visible
 from stoker.pilot.library import frames
 from stoker.pilot.library import settings as library_settings

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from stoker import locks
 from stoker.errors import SessionError
+from stoker.folders import refuse_odd_path
 from stoker.pilot.starter.place import own_folder
-from stoker.plain_text import refuse_odd_path
 
 _LOCK = "alive"
 

@@ -16,9 +16,9 @@ import shutil
 import threading
 from pathlib import Path
 
+from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.objects import copy_object, manifest_of, object_of
 from stoker.contexts.recipe import ObjectRef
-from stoker.contexts.state import snapshot_folder
 from stoker.errors import StokerError
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.cache import ObjectCache, disk, snapshot_names

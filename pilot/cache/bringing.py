@@ -13,7 +13,7 @@ from stoker.contexts.objects import manifest_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.cache import disk
 from stoker.pilot.cache.store import CacheError, ChangedError, DiskError, ObjectCache, Pin
-from stoker.pilot.core.disk import takes_no_writes
+from stoker.pilot.core.infrastructure import takes_no_writes
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
 from stoker.pilot.transfer.copy import ObjectCopy

@@ -19,7 +19,7 @@ from stoker import locks
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.cache import disk
 from stoker.pilot.cache.entries import EntryFacts, read_facts
-from stoker.pilot.core.cache import CachedObject, file_name
+from stoker.pilot.core.objects import CachedObject, file_name
 
 STUCK_S = 30.0
 """Who brings an object and has got nothing of it for so long (its session may be cut off) is not waited for."""

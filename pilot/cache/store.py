@@ -35,7 +35,7 @@ from stoker.pilot.cache import disk
 from stoker.pilot.cache.claims import Claims
 from stoker.pilot.cache.entries import CacheEntry, Entries, EntryFacts, read_facts, write_small
 from stoker.pilot.cache.safe import SafeMarks
-from stoker.pilot.core.cache import CachedObject, Shortage, file_name, make_room
+from stoker.pilot.core.objects import CachedObject, Shortage, file_name, make_room
 from stoker.units import show_bytes
 
 KEPT_S = 14 * 86400.0

@@ -8,7 +8,7 @@ address, a collective that the ranks call in different order, a timeout) have no
 
 Types are names, `module.Class`, so that nothing is imported for them; a subclass counts as its bases do. Whether an
 exception was really raised by the kernel or by a compiled library, and not by a `raise` of the user's, is looked up by
-who asks (`stoker.pilot.library.evidence`).
+who asks (`stoker.pilot.library.failures`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import assert_never
 
-from stoker.addresses import join_address
+from stoker.connections import join_address
 from stoker.pilot.core import holding, lifecycle, pieces, resizing, running, station, step_knowledge, stopping
 from stoker.pilot.core.commands import OfferSnapshot, Severity
 from stoker.pilot.core.events import FromLibrary

@@ -19,7 +19,7 @@ import sys
 from array import array
 from typing import Protocol
 
-from stoker.pilot.core.health import ProbeVerdict
+from stoker.pilot.core.events import ProbeVerdict
 from stoker.pilot.devices.cuda import DeviceError, NoDriverError, open_first
 
 SIZE = 512

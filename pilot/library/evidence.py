@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from stoker.pilot.core.health import ProbeVerdict
+from stoker.pilot.core.events import ProbeVerdict
 from stoker.pilot.core.infrastructure import Proof, Sign, matching
 from stoker.pilot.library import full_disks
 

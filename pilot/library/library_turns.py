@@ -1,6 +1,6 @@
 """A library's turns on its devices: it asks before each iteration, and hands the devices on after it.
 
-Who is next is the pilot core's to say (`stoker.pilot.core.device_turns`: the shortest headroom first, SLINFER §VI-A).
+Who is next is the pilot core's to say (`stoker.pilot.core.turns`: the shortest headroom first, SLINFER §VI-A).
 The library whose iteration has ended works it out from the board (`turn_board`), writes it there, and wakes the next
 one by a datagram; the agent takes no part. A library that shares its devices with nobody makes no system call, and
 neither does one that keeps its turn because it is still the most urgent.
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from stoker.contexts.device_turns import EngineWork
-from stoker.pilot.core.device_turns import TurnRequest, next_turns
+from stoker.pilot.core.turns import TurnRequest, next_turns
 from stoker.pilot.library.engine_rows import packed
 from stoker.pilot.library.turn_board import TurnBoard, TurnRow, TurnState
 from stoker.protocol.ids import DeviceId, LibraryId

@@ -18,12 +18,11 @@ from typing import Any
 
 from stoker.contexts import ambient, carried_modules
 from stoker.contexts.device_turns import offer_turns
-from stoker.contexts.hub import HubWatch
-from stoker.contexts.loading import load_context, slots_of
+from stoker.contexts.loading import HubWatch, load_context, slots_of
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
-from stoker.pilot.core import exits
-from stoker.pilot.core.disk import takes_no_writes
+from stoker.pilot.core import infrastructure
+from stoker.pilot.core.infrastructure import takes_no_writes
 from stoker.pilot.library import attaching, frames, os_changes
 from stoker.pilot.library import settings as settings_module
 from stoker.pilot.library.batch_reports import BatchReports
@@ -160,7 +159,9 @@ def _make_way(server: LibraryServer, began: float) -> None:
     programs take turns, which would end it at every call, the modules are imported anew here."""
     if time.monotonic() - began > _YOUNG_S:
         server.leave(
-            LibraryFault(exits.OTHER_MODULES, "a function came with other versions of modules that it has imported")
+            LibraryFault(
+                infrastructure.OTHER_MODULES, "a function came with other versions of modules that it has imported"
+            )
         )
 
 
@@ -206,7 +207,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
         if os.getpid() != pid:
             leave_child(error)
         if ground.is_gone:
-            os._exit(exits.FOLDER_GONE)
+            os._exit(infrastructure.FOLDER_GONE)
         trace = error.__traceback__
         text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
         print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from stoker.contexts.ranks import Gang
+from stoker.contexts.ambient import Gang
 from stoker.errors import GangBroken
 from stoker.protocol.calls import GangPlace
 from stoker.protocol.ids import CallId

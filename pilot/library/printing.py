@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from stoker.pilot.core.disk import takes_no_writes
+from stoker.pilot.core.infrastructure import takes_no_writes
 from stoker.protocol.calls import Printed
 
 _GAP_S = 0.001

@@ -18,11 +18,10 @@ from typing import Any, NoReturn
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.call_stop import CallStop, Evicted, comes_of_stop
-from stoker.contexts.ranks import SeatHook
+from stoker.contexts.ambient import CallStop, Evicted, SeatHook, comes_of_stop
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
-from stoker.pilot.core import exits
+from stoker.pilot.core import infrastructure
 from stoker.pilot.library import bash_failures, evidence
 from stoker.pilot.library.forks import leave_child, leave_fork
 from stoker.pilot.library.functions import Function
@@ -224,7 +223,7 @@ class Runner:
         try:
             self._workplace.clean()
         except Exception as error:
-            code = exits.FOLDER_GONE if self._ground.is_gone else exits.NOT_CLEARED
+            code = infrastructure.FOLDER_GONE if self._ground.is_gone else infrastructure.NOT_CLEARED
             return LibraryFault(code, f"the files that a call left could not be removed: {error}")
         return None
 
@@ -293,14 +292,14 @@ class Runner:
     def _leave_if_unsound(self, *, lacked_descriptors: bool) -> None:
         """End the library if the pilot or an earlier call may have made this call fail; the call runs elsewhere."""
         if self._ground.is_gone:
-            os._exit(exits.FOLDER_GONE)  # the agent has every call of this library run elsewhere
+            os._exit(infrastructure.FOLDER_GONE)  # the agent has every call of this library run elsewhere
         soundness = self._soundness
         if soundness is None or self._leave is None:
             return
         fault = soundness.why_no_descriptors() if lacked_descriptors else None
         if fault is None and soundness.unchecked > 1:
             fault = soundness.fault()
-            if fault is not None and fault.code == exits.NO_DESCRIPTORS and not lacked_descriptors:
+            if fault is not None and fault.code == infrastructure.NO_DESCRIPTORS and not lacked_descriptors:
                 return
         if fault is not None:
             self._leave(fault)

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from stoker.contexts import carried_modules
-from stoker.pilot.core import exits
+from stoker.pilot.core import infrastructure
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import frames
 from stoker.pilot.library.functions import Functions
@@ -252,12 +252,14 @@ class LibraryServer:
             return
         self._faults += 1
         if failure.device:
-            self.leave(LibraryFault(exits.DEVICE_FAILED, failure.message))
+            self.leave(LibraryFault(infrastructure.DEVICE_FAILED, failure.message))
         if self._faults >= _FAULTS:
             with self._handling:
                 if self._is_alone(own):
                     self.leave(
-                        LibraryFault(exits.NODE_FAILED, f"{self._faults} calls in a row failed: {failure.message}")
+                        LibraryFault(
+                            infrastructure.NODE_FAILED, f"{self._faults} calls in a row failed: {failure.message}"
+                        )
                     )
 
     def _clean(self, runner: Runner) -> None:
@@ -441,7 +443,7 @@ def _nothing() -> None:
 
 def _leave(error: OSError | None) -> NoReturn:
     """The agent is gone, and nobody is left to work for; or user code has closed the socket under our feet."""
-    os._exit(exits.SOCKET_LOST if _is_closed_here(error) else 1)
+    os._exit(infrastructure.SOCKET_LOST if _is_closed_here(error) else 1)
 
 
 def _is_closed_here(error: OSError | None) -> bool:

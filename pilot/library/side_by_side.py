@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from stoker.contexts.carried_modules import versions_of_context
 from stoker.contexts.code_payloads import versions_carried
-from stoker.contexts.program_folder import ProgramFolder, is_seen_here
+from stoker.contexts.folders import ProgramFolder, is_seen_here
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function

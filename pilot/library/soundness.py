@@ -31,8 +31,8 @@ import threading
 from contextlib import suppress
 from typing import NamedTuple
 
-from stoker import descriptors
-from stoker.pilot.core import exits
+from stoker import connections
+from stoker.pilot.core import infrastructure
 from stoker.pilot.library.os_changes import CHANGES, watch
 from stoker.pilot.library.printing import stream_to
 from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary
@@ -84,7 +84,7 @@ class Soundness:
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
         lowest = _lowest_free()
         self._lowest_at_load = self._lowest = self._lowest_seen = lowest or 0
-        free = descriptors.limit() - lowest if lowest is not None else 0
+        free = connections.descriptor_limit() - lowest if lowest is not None else 0
         self._margin = min(_MARGIN, free // 4)
         self._had_descriptors = free > 8
         """False if the loader has used them up: another library of this context could do no better."""
@@ -142,11 +142,11 @@ class Soundness:
         modules = sys.modules
         for name, module in self._modules.items():
             if modules.get(name) is not module:
-                return LibraryFault(exits.RUINED, f"a call in it removed or replaced sys.modules[{name!r}]")
+                return LibraryFault(infrastructure.RUINED, f"a call in it removed or replaced sys.modules[{name!r}]")
         for name, which in _LIMITS.items():
             soft, _ = self._limits[which]
             if _is_lower(resource.getrlimit(which)[0], soft) and not _may_raise(which, soft):
-                return LibraryFault(exits.RUINED, f"a call in it lowered {name} for good")
+                return LibraryFault(infrastructure.RUINED, f"a call in it lowered {name} for good")
         return self._lack_of_descriptors()
 
     def why_no_descriptors(self) -> LibraryFault | None:
@@ -164,22 +164,22 @@ class Soundness:
         return self._no_descriptors()
 
     def _no_descriptors(self) -> LibraryFault:
-        most = descriptors.limit()
+        most = connections.descriptor_limit()
         return LibraryFault(
-            exits.NO_DESCRIPTORS, f"calls in it left files open; it may have {most:,}: close them (`with`)"
+            infrastructure.NO_DESCRIPTORS, f"calls in it left files open; it may have {most:,}: close them (`with`)"
         )
 
     def _has_room(self) -> bool:
         lowest = _lowest_free()
         self._lowest_seen = lowest or 0
-        return lowest is not None and lowest < descriptors.limit() - self._margin
+        return lowest is not None and lowest < connections.descriptor_limit() - self._margin
 
     def _clear(self) -> LibraryFault | None:
         if self._temporary is not None and self._temporary.is_touched():
             try:
                 clear_temporary(self._temporary)
             except Exception as error:
-                return LibraryFault(exits.NOT_CLEARED, f"{self._temporary.path} could not be cleared: {error}")
+                return LibraryFault(infrastructure.NOT_CLEARED, f"{self._temporary.path} could not be cleared: {error}")
         return None
 
     def _put_back(self) -> None:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 
-from stoker.contexts.program_folder import ProgramFolder, is_seen_here, umask_now
+from stoker.contexts.folders import ProgramFolder, is_seen_here, umask_now
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.library.os_changes import CHANGES
 from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary

@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
-from stoker.contexts.call_stop import CallStop
+from stoker.contexts.ambient import CallStop
 
 
 def yields(result: Any) -> bool:

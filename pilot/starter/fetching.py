@@ -17,7 +17,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from stoker.addresses import split_address
+from stoker.connections import split_address
 from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode, proves
 from stoker.pilot.starter.place import StartError
 from stoker.pilot.transfer import wire

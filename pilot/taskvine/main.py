@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.errors import ConfigError, StokerError
+from stoker.folders import folders_here
 from stoker.log_files import keep_log
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.core.state import PilotFacts
@@ -25,7 +26,6 @@ from stoker.pilot.taskvine.factory import VineFactory
 from stoker.pilot.taskvine.loop import PoolLoop
 from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool
 from stoker.protocol.session import SessionFolder
-from stoker.working_folder import folders_here
 
 log = logging.getLogger("stoker.pilot")
 

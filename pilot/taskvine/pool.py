@@ -19,18 +19,8 @@ import msgspec
 
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import (
-    Event,
-    Farewell,
-    LibraryPrepared,
-    OfferWeighed,
-    Pinned,
-    RoomWanted,
-    TimerFired,
-)
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import CoreState, PilotFacts
-from stoker.pilot.core.timers import Timers
+from stoker.pilot.core.events import Event, Farewell, LibraryPrepared, OfferWeighed, Pinned, RoomWanted, TimerFired
+from stoker.pilot.core.state import CoreState, PilotFacts, Stage, Timers
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import FinishedTicket, VineManager
 from stoker.pilot.taskvine.orders import Orders

@@ -22,11 +22,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from stoker import descriptors, locks
-from stoker.addresses import split_address
+from stoker import connections, locks
 from stoker.config import load_site
-from stoker.contexts.objects import is_object_name, manifest_of
-from stoker.contexts.published import Published
+from stoker.connections import split_address
+from stoker.contexts.objects import Published, is_object_name, manifest_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
@@ -141,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     session = SessionFolder(options.session)
     keep_log(session.path / "seed.log")
-    descriptors.raise_limit()
+    connections.raise_descriptor_limit()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is the client's business

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
-from stoker.addresses import join_address
+from stoker.connections import UnprovenPlaces, join_address
 from stoker.contexts.manifest import Piece, piece_bytes
+from stoker.log_files import SeldomLog
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.copy import ObjectCopy
 from stoker.pilot.transfer.sending import Sending, Spares
-from stoker.seldom import SeldomLog
-from stoker.unproven_places import UnprovenPlaces
 
 log = logging.getLogger("stoker.transfer")
 

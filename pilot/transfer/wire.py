@@ -34,7 +34,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.addresses import split_address
+from stoker.connections import split_address
 from stoker.errors import StokerError
 
 Buffer = bytes | bytearray | memoryview

@@ -7,9 +7,9 @@ import signal
 import socket
 import sys
 
+from stoker.folders import folders_here
 from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.server import ZygoteServer
-from stoker.working_folder import folders_here
 
 
 def main() -> None:

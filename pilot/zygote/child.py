@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from stoker.pilot.core import exits
+from stoker.pilot.core import infrastructure
 from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.messages import Fork
 
@@ -26,7 +26,7 @@ THREAD_VARIABLES = (
 
 def become_library(order: Fork, sock: int, *, parent: int) -> NoReturn:
     """Run a library in this process; never returns."""
-    code = exits.NOT_SETTLED
+    code = infrastructure.NOT_SETTLED
     try:
         _settle(order, parent)
         code = 1

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from stoker import descriptors
+from stoker import connections
 from stoker.decoding import UNREADABLE
+from stoker.log_files import SeldomLog
 from stoker.pilot.zygote.child import THREAD_VARIABLES
 from stoker.pilot.zygote.messages import LIMIT_BYTES, Fork, FromZygote, Kill, Preload, ToZygote
-from stoker.seldom import SeldomLog
 
 _decode = msgspec.msgpack.Decoder[FromZygote](FromZygote).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -64,7 +64,7 @@ class Zygote:
                 start_new_session=True,
                 umask=umask,
             )
-        descriptors.restore_limit(self._process.pid)
+        connections.restore_descriptor_limit(self._process.pid)
         self._sock.setblocking(False)
         self._send(Preload(modules=(*_ENTRY_MODULES, *preload)))
 

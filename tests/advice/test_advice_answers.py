@@ -13,19 +13,25 @@ import pytest
 from advice.fake_endpoint import FakeEndpoint
 
 from stoker.contexts.factory import RecipeFactory
+from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.contexts.state import state_folder
 from stoker.manager.advice import estimating
 from stoker.manager.advice.answers import SIMILAR, Advisor
 from stoker.manager.advice.serving import model_of
-from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.events import CostAdvice, PaceAdvice, VerdictAdvice
-from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
+from stoker.manager.core.events import (
+    AskAdvice,
+    CostAdvice,
+    OfContext,
+    OfFailure,
+    OfFunction,
+    OfPace,
+    PaceAdvice,
+    VerdictAdvice,
+)
 from stoker.manager.executor.leaving_sources import SourceShelf
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.protocol.program_source import source_file
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder, source_file
 
 pytest.importorskip("numpy", reason="similar recipes are found with it")
 

@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 
 from stoker.contexts.performance import PerformanceStore
-from stoker.manager.advice.estimates.blending import blend
-from stoker.manager.advice.estimates.estimator import Estimator, joined_facts
-from stoker.manager.advice.estimates.history import SourceHistory
-from stoker.manager.advice.estimates.scaling import MeasuredSample, fit_effects, usual_exponent
-from stoker.manager.advice.estimates.vectors import TermTable, terms_of_facts, terms_of_text
+from stoker.manager.advice.estimates.estimator import (
+    Estimator,
+    MeasuredSample,
+    blend,
+    fit_effects,
+    joined_facts,
+    usual_exponent,
+)
+from stoker.manager.advice.estimates.similar import SourceHistory, TermTable, terms_of_facts, terms_of_text
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker.manager.advice.estimates import history as history_module
-from stoker.manager.advice.estimates.history import SourceHistory
+from stoker.manager.advice.estimates import similar
+from stoker.manager.advice.estimates.similar import SourceHistory
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
 FACTS = WorkloadFacts(model=SourceFact("gpt2", "a.py:1", 0.9), text="run()", same="abc")
@@ -81,7 +81,7 @@ def test_a_row_that_cannot_be_read_is_passed_over(path: Path):
 
 
 def test_the_oldest_rows_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(history_module, "MOST_ROWS", 3)
+    monkeypatch.setattr(similar, "MOST_ROWS", 3)
     write_rows(str(path), "r", 6)
     assert len(SourceHistory(path).rows()) == 4
 

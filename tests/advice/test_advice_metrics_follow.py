@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.manager.advice.metrics import FollowedLog
-from stoker.manager.advice.metrics.follow import LOOK_BYTES, newest_lines
+from stoker.manager.advice.metrics.tracker import LOOK_BYTES, newest_lines
 
 
 def newest(path: Path, **settings: int) -> list[str]:

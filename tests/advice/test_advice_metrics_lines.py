@@ -7,7 +7,7 @@ from math import isnan
 import pytest
 
 from stoker.manager.advice.metrics import LineMetrics, read_metrics
-from stoker.manager.advice.metrics.numerals import duration_s, line_time
+from stoker.manager.advice.metrics.names import duration_s, line_time
 
 
 def read(line: str) -> LineMetrics:

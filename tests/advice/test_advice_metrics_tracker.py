@@ -10,7 +10,7 @@ import pytest
 from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS
 from benchmarks.papers.schedmate.metric_runs import noise, run
 from stoker.manager.advice.metrics import LoggedProgress, MetricTracker, slowdown
-from stoker.manager.advice.metrics.settings import stated_totals
+from stoker.manager.advice.metrics.lines import stated_totals
 from stoker.manager.policies.unpacking import LIMIT
 
 

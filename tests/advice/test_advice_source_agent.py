@@ -12,8 +12,7 @@ import msgspec
 import pytest
 from advice.fake_endpoint import DRIP, FakeEndpoint
 
-from stoker.manager.advice.source.agent import facts_with_agent
-from stoker.manager.advice.source.endpoint import Conversation, EndpointError, LanguageModel
+from stoker.manager.advice.source.agent import Conversation, EndpointError, LanguageModel, facts_with_agent
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts
 

@@ -11,7 +11,7 @@ from core.builders import cluster
 import stoker
 from benchmarks.baselines.loading import policy
 from stoker.errors import ConfigError, RecipeError
-from stoker.manager.core.wishes import WISHES, refusal
+from stoker.manager.core.seams import WISHES, refusal
 from stoker.manager.executor.engines import check_wants
 from stoker.manager.executor.wants import SpecificationError, read_wants
 from stoker.manager.policies import SHIPPED

@@ -14,7 +14,7 @@ import pytest
 
 import stoker
 from stoker.contexts.factory import recipe_of
-from stoker.contexts.options import ContextOptions
+from stoker.contexts.recipe import ContextOptions
 from stoker.errors import ConfigError, RecipeError, StokerError
 from stoker.manager.executor.loading import Session
 from stoker.manager.executor.wants import KEYS, read_wants

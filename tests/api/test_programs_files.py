@@ -16,7 +16,7 @@ from parsl import bash_app, python_app
 
 import stoker
 from stoker import errors
-from stoker.contexts.program_folder import program_folder
+from stoker.contexts.folders import program_folder
 from stoker.manager.executor.wants import CallPlace
 
 

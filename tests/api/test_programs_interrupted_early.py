@@ -11,7 +11,7 @@ import pytest
 from parsl.monitoring import MonitoringHub
 
 import stoker
-from stoker.whole_imports import import_whole
+from stoker.startup import import_whole
 
 PRESSES = """
 import os, signal

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from stoker.tuning.bank.build import ensure_bank
-from stoker.tuning.bank.candidate import Candidate, key_of
+from stoker.tuning.bank.candidates import Candidate, key_of
 from stoker.tuning.bank.store import open_bank
 
 OF = {"model": "model-a", "reading": "letters"}
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from stoker.tuning.bank.build import insert
-from stoker.tuning.bank.candidate import Candidate
+from stoker.tuning.bank.candidates import Candidate
 from stoker.tuning.bank.store import open_bank
 
 folder, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -39,7 +39,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from stoker.tuning.bank.build import ensure_bank
-from stoker.tuning.bank.candidate import Candidate
+from stoker.tuning.bank.candidates import Candidate
 
 def read(texts):
     print(len(texts), flush=True)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stoker.errors import StokerError
-from stoker.tuning.bank.candidate import Candidate, key_of
-from stoker.tuning.bank.layers import Insertion, InsertionOutcome, Layers, build
+from stoker.tuning.bank.candidates import Candidate, key_of
+from stoker.tuning.bank.layers import Array, Insertion, InsertionOutcome, Layers, build, cosine_distances
 from stoker.tuning.bank.lookup import brute_force, default_limit, look_up, two_layers
-from stoker.tuning.bank.medoids import Array, cosine_distances
 
 WIDTH = 6
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.tuning.bank.medoids import Array, assign, cosine_distances, cost, k_medoids
+from stoker.tuning.bank.layers import Array, cosine_distances, k_medoids, medoid_cost, nearest_medoids
 
 
 def points(count: int, seed: int, *, width: int = 5, copies: int = 0) -> Array:
@@ -36,17 +36,17 @@ def test_no_swap_of_one_medoid_would_be_better(count, k, seed, copies):
     assert list(owners[medoids]) == list(range(len(medoids)))
     near = distances[:, medoids]
     assert np.allclose(near[np.arange(count), owners], near.min(axis=1))
-    found = cost(distances, medoids)
+    found = medoid_cost(distances, medoids)
     for out, point in itertools.product(range(len(medoids)), set(range(count)) - set(medoids)):
         swapped = np.array([*np.delete(medoids, out), point])
-        assert cost(distances, swapped) >= found - 1e-4
+        assert medoid_cost(distances, swapped) >= found - 1e-4
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_nearly_the_best_of_all_choices(seed):
     distances = distances_of(12, seed)
-    best = min(cost(distances, np.array(some)) for some in itertools.combinations(range(12), 3))
-    assert cost(distances, k_medoids(distances, k=3)[0]) <= 1.1 * best
+    best = min(medoid_cost(distances, np.array(some)) for some in itertools.combinations(range(12), 3))
+    assert medoid_cost(distances, k_medoids(distances, k=3)[0]) <= 1.1 * best
 
 
 def test_clusters_that_are_apart_are_found():
@@ -74,7 +74,7 @@ def test_equal_points_have_as_many_medoids_as_asked():
 
 def test_ties_go_to_the_first_medoid():
     distances = np.ones((3, 3), dtype=np.float32) - np.eye(3, dtype=np.float32)
-    assert list(assign(distances, np.array([0, 1]))) == [0, 1, 0]
+    assert list(nearest_medoids(distances, np.array([0, 1]))) == [0, 1, 0]
 
 
 @pytest.mark.parametrize(("count", "k"), [(0, 3), (3, 0)])

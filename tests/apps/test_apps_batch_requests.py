@@ -5,10 +5,9 @@ import json
 
 import pytest
 
-from stoker.apps.batch_inference.models import ModelPaths, read_models
-from stoker.apps.batch_inference.options import EXAMPLE
+from stoker.apps.batch_inference.options import EXAMPLE, ModelPaths, read_models
 from stoker.apps.batch_inference.request_file import RefusedLine, check_file, read_request, read_requests
-from stoker.apps.common.openai.request import ChatMessage, Endpoint, SamplingOptions
+from stoker.apps.common.openai_requests import ChatMessage, Endpoint, SamplingOptions
 from stoker.datafile import Line
 from stoker.errors import ConfigError
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stoker.apps.batch_inference.functions import BatchAnswer
-from stoker.apps.batch_inference.models import ModelPaths
+from stoker.apps.batch_inference.options import ModelPaths
 from stoker.apps.batch_inference.request_file import check_file
 from stoker.apps.batch_inference.results import (
     KEY,
@@ -17,8 +17,8 @@ from stoker.apps.batch_inference.results import (
     write_responses,
 )
 from stoker.apps.batch_inference.run import stop_or_error
-from stoker.apps.common.openai.request import ApiError, Endpoint
-from stoker.apps.common.openai.writing import Choice
+from stoker.apps.common.openai_answers import Choice
+from stoker.apps.common.openai_requests import ApiError, Endpoint
 from stoker.errors import CallTimeoutError, ContextError, PoisonCallError, SessionError
 from stoker.run_folder import RecordLog
 

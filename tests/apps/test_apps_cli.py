@@ -10,11 +10,10 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from stoker.apps.common.calls import Stopped, in_batches, stop_on_signals
-from stoker.apps.common.hints import columns, command
+from stoker.apps.common.calls import Stopped, columns, command, in_batches, stop_on_signals
 from stoker.apps.fact_verification.cli import command as facts
 from stoker.apps.fact_verification.options import VerificationOptions
-from stoker.apps.fact_verification.report import Attempt
+from stoker.apps.fact_verification.results import Attempt
 from stoker.apps.fact_verification.run import _next_steps
 from stoker.apps.inference_sweep.cli import command as sweep
 from stoker.console import Progress, Screen

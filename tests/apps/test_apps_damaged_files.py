@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from stoker.apps.fact_verification.prompts import read_prompts
+from stoker.apps.fact_verification.claims import read_prompts
 from stoker.apps.inference_sweep.plan import read_sweep
 from stoker.apps.prompt_tuning import board
 from stoker.apps.prompt_tuning.board import BoardEntry
 from stoker.errors import ConfigError
 from stoker.run_folder.folder import read_options
-from stoker.tuning import budget, order
+from stoker.tuning import order, pace
 from stoker.tuning.job import read_job
 
 DAMAGED = {
@@ -56,7 +56,7 @@ def test_what_can_be_made_anew_counts_as_not_there(tmp_path: Path, damaged: byte
     for name in ("state.json", "pace.json"):
         (tmp_path / name).write_bytes(damaged)
     assert board.read_entry(tmp_path) is None
-    assert budget.read_paces(tmp_path) == {}
+    assert pace.read_paces(tmp_path) == {}
     assert order.unpack(damaged) is None
     board.write_entry(tmp_path, BoardEntry(name="a"))
     assert board.read_entry(tmp_path) is not None

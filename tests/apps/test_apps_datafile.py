@@ -8,14 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stoker.apps.fact_verification.claims import (
-    SAMPLE,
-    Claim,
-    Label,
-    digest_claims,
-    read_claims,
-    sample_claims,
-)
+from stoker.apps.fact_verification.claims import SAMPLE, Claim, Label, digest_claims, read_claims, sample_claims
 from stoker.datafile import digest_file, read_rows
 from stoker.errors import ConfigError
 

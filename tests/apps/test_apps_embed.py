@@ -19,7 +19,7 @@ from tiny_encoder import WORDS, write_tiny_encoder
 
 from stoker.apps.common.data_rows import DataItem
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
-from stoker.apps.embed.results import first_error, make_records, write_npy, write_parquet
+from stoker.apps.embed.run import first_error, make_records, write_npy, write_parquet
 from stoker.errors import StokerError
 
 STOKER = [sys.executable, "-m", "stoker.manager.cli.main"]

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 from tiny_encoder import write_tiny_encoder
 
-from stoker.apps.encoder_lengths import texts as sampling
+from stoker.apps.encoder_lengths import run
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
-from stoker.apps.encoder_lengths.report import advice, staircase, too_long, unsteady
-from stoker.apps.encoder_lengths.texts import sample_texts
+from stoker.apps.encoder_lengths.run import advice, sample_texts, staircase, too_long, unsteady
 from stoker.contexts import EncoderProfile, lengths_that_pay
 from stoker.contexts.length_profiles import LengthTime
 from stoker.errors import ConfigError
@@ -86,13 +85,13 @@ def test_times_that_are_not_steady_are_told() -> None:
 def test_a_sample_has_each_row_as_likely_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [json.dumps({"said": f"text {number}"}) for number in range(3000)]
     (tmp_path / "t.jsonl").write_text("\n".join([*rows, '{"said": null}', '{"said": ""}']))
-    monkeypatch.setattr(sampling, "SAMPLE", 600)
+    monkeypatch.setattr(run, "SAMPLE", 600)
     found = sample_texts(tmp_path / "t.jsonl", "said")
     numbers = [int(text.split()[1]) for text in found]
     assert len(set(numbers)) == 600
     assert abs(sum(numbers) / 600 - 1500) < 5 * 866 / math.sqrt(600)
     assert sample_texts(tmp_path / "t.jsonl", "said") == found
-    monkeypatch.setattr(sampling, "SAMPLE", 4000)
+    monkeypatch.setattr(run, "SAMPLE", 4000)
     assert len(sample_texts(tmp_path / "t.jsonl", "said")) == 3000
 
 

@@ -19,7 +19,7 @@ import pytest
 from session_that_is_up import SessionUp
 from tiny_model import write_tiny_model
 
-from stoker.apps.fact_verification.prompts import SHIPPED
+from stoker.apps.fact_verification.claims import SHIPPED
 
 pytestmark = [
     pytest.mark.slow,

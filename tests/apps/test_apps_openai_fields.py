@@ -21,13 +21,21 @@ from openai.types.chat import (
     completion_create_params as chat_create_params,
 )
 
-from stoker.apps.batch_inference.models import ModelPaths
+from stoker.apps.batch_inference.options import ModelPaths
 from stoker.apps.batch_inference.request_file import RefusedLine, check_file, read_request
-from stoker.apps.common.openai.answers import chat_body, completion_body
-from stoker.apps.common.openai.bodies import ENGINE_FIELDS, HONOURED, IGNORED, NEUTRAL, REFUSED
-from stoker.apps.common.openai.request import ApiRequest, ChatMessage, Endpoint, RequestRefused
-from stoker.apps.common.openai.writing import Choice
-from stoker.apps.gateway.wishes import read_asked
+from stoker.apps.common.openai_answers import Choice, chat_body, completion_body
+from stoker.apps.common.openai_requests import (
+    ENGINE_FIELDS,
+    HONOURED,
+    IGNORED,
+    NEUTRAL,
+    REFUSED,
+    ApiRequest,
+    ChatMessage,
+    Endpoint,
+    RequestRefused,
+)
+from stoker.apps.gateway.answering import read_asked
 from stoker.datafile import Line
 
 ANY = ModelPaths(named={}, every="models/m", engine="continuous")

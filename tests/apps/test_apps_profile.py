@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny_model import write_tiny_model
 
-from stoker.apps.model_profile.tables import grid, show_error
+from stoker.apps.model_profile.run import grid, show_error
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.step_times import StepTimes
 

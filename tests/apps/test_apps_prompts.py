@@ -1,7 +1,6 @@
 import pytest
 
-from stoker.apps.fact_verification.claims import Claim, Label
-from stoker.apps.fact_verification.prompts import SHIPPED, SHIPPED_EVIDENCE, PromptTemplate, read_prompts
+from stoker.apps.fact_verification.claims import SHIPPED, SHIPPED_EVIDENCE, Claim, Label, PromptTemplate, read_prompts
 from stoker.errors import ConfigError
 
 

@@ -4,10 +4,9 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from stoker.apps.fact_verification import report
-from stoker.apps.fact_verification.claims import LABELS, Claim, Label
+from stoker.apps.fact_verification import results
+from stoker.apps.fact_verification.claims import LABELS, Claim, Label, PromptTemplate
 from stoker.apps.fact_verification.functions import Question, Scores, verify
-from stoker.apps.fact_verification.prompts import PromptTemplate
 from stoker.apps.fact_verification.results import (
     KEY,
     best_of,
@@ -98,7 +97,7 @@ def test_a_label_that_no_claim_has(tmp_path):
         log.append(make_records(GOOD, claims, scores(GOOD, claims)))
         made = figures(make_rows([GOOD], claims, log, calibrate=True))
     assert made[0].recalls[1] is None
-    assert "–" in "\n".join(report.results_table(made))
+    assert "–" in "\n".join(results.results_table(made))
 
 
 def test_a_missing_result_and_a_short_call_are_errors(tmp_path):
@@ -132,7 +131,7 @@ def test_the_timeline_has_a_bar_a_call(tmp_path, log):
 
 def attempt(**more):
     facts = ContextFacts(hot=2, pilots=1, devices=2, loads=2, load_total_s=0.8, calls=8)
-    return report.Attempt(
+    return results.Attempt(
         **{"wall_s": 15.0, "made": 60, "kept": 0, "calls": 8, "infer_s": 30.0, "facts": facts, **more}
     )
 
@@ -140,41 +139,43 @@ def attempt(**more):
 def test_the_report_says_what_was_measured(log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     made = figures(rows)
-    _, head, good, bad = report.results_table(made)
+    _, head, good, bad = results.results_table(made)
     assert len(head) >= len(bad)
     assert "93.3 %  (78.7-98.2)" in good
     assert good.endswith("   best")
     # Columns stand under their heads.
-    for name, share in zip(report.SHORT, ("100.0", "90.0", "90.0"), strict=True):
+    for name, share in zip(results.SHORT, ("100.0", "90.0", "90.0"), strict=True):
         assert good[: head.index(name) + len(name)].endswith(share)
-    verdict = "\n".join(report.verdict(rows, made, calibrated=True))
+    verdict = "\n".join(results.verdict(rows, made, calibrated=True))
     assert "ahead of bad by more than chance (McNemar p = less than 0.001)" in verdict
     assert "always saying" not in verdict
     assert "uncalibrated 33.3, 33.3 %" in verdict
-    cost = "\n".join(report.cost_lines(attempt()))
+    cost = "\n".join(results.cost_lines(attempt()))
     assert "60 inferences in 15 s, 4.0/s on 2 devices" in cost
     assert "30 s inferring, 0.8 s loading (2 loads, 6 calls found it hot)" in cost
     assert "had each of the 8 calls loaded its context, the loads would have been 3.2 s of device time" in cost
-    tables = report.confusion_tables(made)
+    tables = results.confusion_tables(made)
     assert len(tables) == 8
     assert tables[2].split()[-3:] == ["1", "9", "0"]
 
 
 def test_the_report_is_honest_about_chance(log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=False)
-    verdict = "\n".join(report.verdict(rows, figures(rows), calibrated=False))
+    verdict = "\n".join(results.verdict(rows, figures(rows), calibrated=False))
     assert "but bad got as many right" in verdict
     assert "not shown to be better than always saying SUPPORTS (33.3 %)" in verdict
     assert "plumbing" not in verdict
-    assert "plumbing" in "\n".join(report.verdict(rows, figures(rows), calibrated=False, demo=True))
+    assert "plumbing" in "\n".join(results.verdict(rows, figures(rows), calibrated=False, demo=True))
     assert "calibrated" not in verdict
     calibrated = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     assert compare(calibrated, "good", "bad") < 0.001
 
 
 def test_the_report_of_a_resumed_run():
-    assert "(40 more were there from before)" in report.cost_lines(attempt(made=20, kept=40))[0]
-    assert report.cost_lines(attempt(made=0, kept=60)) == ["nothing was left to infer (60 more were there from before)"]
+    assert "(40 more were there from before)" in results.cost_lines(attempt(made=20, kept=40))[0]
+    assert results.cost_lines(attempt(made=0, kept=60)) == [
+        "nothing was left to infer (60 more were there from before)"
+    ]
 
 
 def test_verify_asks_for_the_words_and_times_itself():

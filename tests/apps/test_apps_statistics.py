@@ -5,13 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.apps.fact_verification.statistics import (
-    calibrated_answers,
-    confusion,
-    mcnemar,
-    raw_answers,
-    wilson,
-)
+from stoker.apps.fact_verification.results import calibrated_answers, confusion, mcnemar, raw_answers, wilson
 
 
 # Values of R's prop.test(right, total, correct = FALSE) and of Newcombe (1998), table I.

@@ -2,8 +2,7 @@ import pytest
 
 from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, combinations, read_sweep
-from stoker.apps.inference_sweep.results import KEY, OpenSweepCall, first_error, make_records, make_rows
-from stoker.apps.inference_sweep.run import plan_calls
+from stoker.apps.inference_sweep.run import KEY, OpenSweepCall, first_error, make_records, make_rows, plan_calls
 from stoker.errors import ConfigError, StokerError
 from stoker.run_folder.record_log import RecordLog
 

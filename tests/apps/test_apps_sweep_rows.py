@@ -18,10 +18,10 @@ import pytest
 import stoker
 from stoker.apps.common import calls, data_rows
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows
-from stoker.apps.inference_sweep import run as sweep_run
+from stoker.apps.inference_sweep import run
 from stoker.apps.inference_sweep.functions import Request
 from stoker.apps.inference_sweep.plan import SweepModel
-from stoker.apps.inference_sweep.results import OpenSweepCall, SweepCall
+from stoker.apps.inference_sweep.run import OpenSweepCall, SweepCall
 from stoker.console import Screen
 from stoker.contexts import Recipe
 from stoker.datafile import Row, read_rows, write_rows
@@ -121,26 +121,26 @@ def test_a_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Mo
 
     ahead: list[int] = []
 
-    class WatchedRequests(sweep_run.SweepRequests):
+    class WatchedRequests(run.SweepRequests):
         def take(self, number: int) -> OpenSweepCall:
             ahead.append(len(self))
             return super().take(number)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data_rows, "read_rows", counted)
-    monkeypatch.setattr(sweep_run, "_recipe", recipe_of)
-    monkeypatch.setattr(sweep_run, "MOST_ROWS_AHEAD", 20 * batch)
-    monkeypatch.setattr(sweep_run, "LEAST_CALLS_AHEAD", 4)
-    monkeypatch.setattr(sweep_run, "SweepRequests", WatchedRequests)
+    monkeypatch.setattr(run, "_recipe", recipe_of)
+    monkeypatch.setattr(run, "MOST_ROWS_AHEAD", 20 * batch)
+    monkeypatch.setattr(run, "LEAST_CALLS_AHEAD", 4)
+    monkeypatch.setattr(run, "SweepRequests", WatchedRequests)
     given = {"sweep": "sweep.toml", "batch_size": batch}
-    code = sweep_run.run(
+    code = run.run(
         given, resume=None, out=Path("run"), fresh=False, screen=Screen(json_only=True, terminal=False), json=True
     )
     assert code == 1, "the model refuses four rows"
     assert passes >= 4
     assert len(held) >= 3 * 10
     assert 0 < min(held) <= max(held) <= 20 * batch, held
-    assert sweep_run.calls_ahead(batch) == 20
+    assert run.calls_ahead(batch) == 20
     assert 0 < max(ahead) <= 2 * 20, "calls in flight, and as many results that wait"
     table = pyarrow.parquet.read_table(tmp_path / "run" / "results.parquet")
     assert table.column("id").to_pylist() == [f"r{number}" for number in range(count)]
@@ -154,7 +154,7 @@ def test_a_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_so_few_rows_are_ahead_that_they_fit_and_so_many_calls_that_devices_are_busy() -> None:
-    assert [sweep_run.calls_ahead(size) for size in (1, 4, 8, 16, 50, 100_000)] == [2000, 2000, 2000, 1000, 320, 256]
+    assert [run.calls_ahead(size) for size in (1, 4, 8, 16, 50, 100_000)] == [2000, 2000, 2000, 1000, 320, 256]
 
 
 class Noted(dict[str, object]):

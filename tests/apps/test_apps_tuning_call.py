@@ -8,23 +8,23 @@ from lazily import lazily
 
 from stoker.apps.prompt_tuning import functions
 from stoker.contexts import ambient, payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.errors import ConfigError
-from stoker.tuning import budget, order, prompts
-from stoker.tuning.bank import scoring
-from stoker.tuning.bank.candidate import Candidate, key_of, read_candidates
-from stoker.tuning.bank.scoring import reading_of
+from stoker.tuning import order as tuning_order
+from stoker.tuning import pace as tuning_pace
+from stoker.tuning.bank import build, candidates
+from stoker.tuning.bank.build import reading_of
+from stoker.tuning.bank.candidates import Candidate, key_of, read_candidates
 from stoker.tuning.bank.store import open_bank
 from stoker.tuning.encoding import encode_prompt, encode_samples
-from stoker.tuning.job import PLACE, Metric, Prompt
+from stoker.tuning.job import PLACE, Metric, Prompt, Sample, split
 from stoker.tuning.order import BankPlace, Initial, Order, Saved
-from stoker.tuning.samples import Sample, split
 
 torch, tiny, passes, softprompt, tuner = lazily(
-    "torch", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.softprompt", "stoker.tuning.tune", needs="peft"
+    "torch", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.passes", "stoker.tuning.tune", needs="peft"
 )
 tune_prompt, build_bank = functions.tune_prompt.function, functions.build_bank.function
-SHIPPED = len(read_candidates(prompts.SHIPPED_PROMPTS))
+SHIPPED = len(read_candidates(candidates.SHIPPED_PROMPTS))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_a_prompt_that_is_named_is_begun_from_and_the_bank_is_not_built(context,
 
 def test_without_one_the_bank_finds_it_and_gets_the_tuned_prompt(context, tmp_path):
     tuned = tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
-    shipped = {one.text: one for one in read_candidates(prompts.SHIPPED_PROMPTS)}
+    shipped = {one.text: one for one in read_candidates(candidates.SHIPPED_PROMPTS)}
     assert tuned.initial in shipped
     assert tuned.initial_from.startswith("the bank (loss ")
     assert f"{SHIPPED} of {SHIPPED} scored" in tuned.initial_from
@@ -64,7 +64,7 @@ def test_without_one_the_bank_finds_it_and_gets_the_tuned_prompt(context, tmp_pa
     mine = held.candidates[key_of(tuned.text)]
     assert (mine.source, mine.task, mine.metric, mine.value) == ("tuned", "tiny", "loss", tuned.held_out.metric)
     assert len(held) == SHIPPED + (tuned.text not in shipped)
-    assert budget.read_paces(tmp_path)["cpu"].lookup_s > 0
+    assert tuning_pace.read_paces(tmp_path)["cpu"].lookup_s > 0
 
 
 def begun_with(context, text, samples, job):
@@ -83,7 +83,7 @@ def test_a_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
     evaluated = split(alike, data=job.data, seed=job.training.seed).evaluation
     pairs = [(job.data.template.replace(PLACE, one.input), one.target) for one in evaluated]
     texts = ["say yes or no", "Answer with one of these: not, yes. " * 3]
-    scores = scoring.scorer(context, pairs, virtual_tokens=virtual_tokens)(texts)
+    scores = build.scorer(context, pairs, virtual_tokens=virtual_tokens)(texts)
     for text, score in zip(texts, scores, strict=True):
         begins = msgspec.structs.replace(job, prompt=Prompt(text, virtual_tokens))
         assert score == pytest.approx(tuner.tune(context, begins, alike).points[0].loss, rel=1e-5)
@@ -95,7 +95,7 @@ def test_the_loss_of_what_a_lookup_finds_is_the_one_that_tuning_begins_with(cont
     job, samples = order.job, order.samples
     tuned = tune_prompt(context, order)
     training = split(samples, data=job.data, seed=job.training.seed).training
-    drawn = scoring.evaluation_samples([(one.input, one.target) for one in training], seed=job.training.seed)
+    drawn = build.evaluation_samples([(one.input, one.target) for one in training], seed=job.training.seed)
     scored = [Sample(*pair) for pair in drawn]
     assert len({sample.target for sample in scored}) == 2, "of two lengths"
     expected = begun_with(context, tuned.initial, scored, job)
@@ -104,10 +104,10 @@ def test_the_loss_of_what_a_lookup_finds_is_the_one_that_tuning_begins_with(cont
 
 def test_a_text_that_tuning_would_refuse_has_no_score(context):
     pairs = [(one.input, one.target) for one in tiny.samples(4)]
-    first, long, empty, last = scoring.scorer(context, pairs)(["yes", "no " * 100, " ", "no"])
+    first, long, empty, last = build.scorer(context, pairs)(["yes", "no " * 100, " ", "no"])
     assert math.isnan(long)
     assert math.isnan(empty)
-    assert [first, last] == pytest.approx(scoring.scorer(context, pairs)(["yes", "no"]))
+    assert [first, last] == pytest.approx(build.scorer(context, pairs)(["yes", "no"]))
 
 
 def test_two_jobs_with_the_same_tuned_prompt_leave_one(context, tmp_path):
@@ -122,38 +122,38 @@ def test_a_lookup_that_takes_too_long_is_left_out(context, tmp_path):
     assert "the targets (a lookup takes" in short.initial_from
     assert "over 20% of the 1.0 ms that there are" in short.initial_from
     # It is remembered, and asked for no more.
-    budget.remember(tmp_path, "cpu", budget.ScoringPace(1.0, 100.0))
+    tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0))
     assert "takes 1 min 40 s" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=499.0)).initial_from
     assert "the bank" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
 
 
 def test_a_pace_counts_for_as_many_virtual_tokens(context, tmp_path):
-    budget.remember(tmp_path, "cpu", budget.ScoringPace(1.0, 100.0, 9))
+    tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0, 9))
     # It would leave no time for a lookup; but it is another job's, so that this one's is measured, and fits.
     asked = order_of(tmp_path, initial="", iterations=1, slo_s=499.0, virtual_tokens=40)
     assert tune_prompt(context, asked).initial_from.startswith("the bank (loss ")
-    assert budget.read_paces(tmp_path, virtual_tokens=9)["cpu"] == budget.ScoringPace(1.0, 100.0, 9)
-    assert 0 < budget.read_paces(tmp_path, virtual_tokens=40)["cpu"].lookup_s < 99
+    assert tuning_pace.read_paces(tmp_path, virtual_tokens=9)["cpu"] == tuning_pace.ScoringPace(1.0, 100.0, 9)
+    assert 0 < tuning_pace.read_paces(tmp_path, virtual_tokens=40)["cpu"].lookup_s < 99
     # Nor does a quick one promise anything to a job with other tokens.
-    budget.remember(tmp_path, "cpu", budget.ScoringPace(1e-9, 1e-9))
+    tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1e-9, 1e-9))
     hurried = order_of(tmp_path, initial="", iterations=1, slo_s=0.001, virtual_tokens=20)
     assert "the targets (a lookup takes" in tune_prompt(context, hurried).initial_from
-    assert budget.read_paces(tmp_path, virtual_tokens=20)["cpu"].lookup_s > 0.0002
+    assert tuning_pace.read_paces(tmp_path, virtual_tokens=20)["cpu"].lookup_s > 0.0002
 
 
 def test_paces_are_kept_by_device_and_by_virtual_tokens(tmp_path):
     (tmp_path / "pace.json").write_text('{"cpu":{"score_s":0.1,"lookup_s":7.0}}')
-    assert budget.read_paces(tmp_path) == {}, "from before virtual tokens were kept"
+    assert tuning_pace.read_paces(tmp_path) == {}, "from before virtual tokens were kept"
     short, long, other = (
-        budget.ScoringPace(0.1, 6.0),
-        budget.ScoringPace(0.5, 30.0, 1000),
-        budget.ScoringPace(0.2, 12.0),
+        tuning_pace.ScoringPace(0.1, 6.0),
+        tuning_pace.ScoringPace(0.5, 30.0, 1000),
+        tuning_pace.ScoringPace(0.2, 12.0),
     )
-    for kind, pace in (("cpu", budget.ScoringPace(0.3, 9.0)), ("cpu", long), ("cpu", short), ("gpu", other)):
-        budget.remember(tmp_path, kind, pace)
-    assert budget.read_paces(tmp_path) == {"cpu": short, "gpu": other}
-    assert budget.read_paces(tmp_path, virtual_tokens=1000) == {"cpu": long}
-    assert budget.read_paces(tmp_path, virtual_tokens=64) == {}
+    for kind, pace in (("cpu", tuning_pace.ScoringPace(0.3, 9.0)), ("cpu", long), ("cpu", short), ("gpu", other)):
+        tuning_pace.remember(tmp_path, kind, pace)
+    assert tuning_pace.read_paces(tmp_path) == {"cpu": short, "gpu": other}
+    assert tuning_pace.read_paces(tmp_path, virtual_tokens=1000) == {"cpu": long}
+    assert tuning_pace.read_paces(tmp_path, virtual_tokens=64) == {}
 
 
 def test_a_bank_that_cannot_be_used_costs_the_lookup_alone(context, tmp_path):
@@ -201,11 +201,11 @@ def test_what_a_call_goes_on_from_needs_no_lookup(context, tmp_path, monkeypatch
     with pytest.raises(Evicted) as caught:
         tune_prompt(context, order_of(tmp_path, initial=""))
     assert [one[:2] for one in reports] == [(0, 6), (1, 6), (2, 6), (3, 6)]
-    kept = order.unpack(payloads.loads(caught.value.state))
+    kept = tuning_order.unpack(payloads.loads(caught.value.state))
     assert kept.initial.text == whole.initial
     assert kept.metric is not None
     ambient.enter_call(hook=None, state=caught.value.state)
-    budget.remember(tmp_path, "cpu", budget.ScoringPace(1.0, 100.0))
+    tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0))
     rest = tune_prompt(context, order_of(tmp_path, initial="", slo_s=1.0))
     ambient.leave_call()
     assert (rest.adapter, rest.points, rest.initial) == (whole.adapter, whole.points, whole.initial)
@@ -218,13 +218,15 @@ def test_an_attempt_of_another_session_is_gone_on_with(context):
     whole = tune_prompt(context, order_of())
     ambient.leave_call()
     start = next(payloads.loads(state) for done, state in reports if state)
-    assert isinstance(order.unpack(start), Saved)
+    assert isinstance(tuning_order.unpack(start), Saved)
     rest = tune_prompt(context, order_of(start=start))
     assert (rest.adapter, rest.points) == (whole.adapter, whole.points)
     # What cannot be read costs only time; what is another job's is refused.
     assert tune_prompt(context, order_of(start=start[: len(start) // 2])).points == whole.points
     with pytest.raises(ConfigError, match="another job"):
-        tune_prompt(context, order_of(start=order.pack(Saved(Initial("other"), order.unpack(start).checkpoint))))
+        tune_prompt(
+            context, order_of(start=tuning_order.pack(Saved(Initial("other"), tuning_order.unpack(start).checkpoint)))
+        )
 
 
 def test_a_prompt_that_tuning_has_not_made_better_is_not_for_the_bank(context, tmp_path):

@@ -5,9 +5,9 @@ import pytest
 from lazily import lazily
 
 from stoker.errors import ConfigError
-from stoker.tuning.result import Point
+from stoker.tuning.order import Point
 
-torch, checkpoint = lazily("torch", "stoker.tuning.checkpoint", needs="peft")
+torch, checkpoint = lazily("torch", "stoker.tuning.tune", needs="peft")
 POINT = Point(10, 0.5, 2.5)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from stoker.apps.prompt_tuning.board import SubmissionOptions
 from stoker.apps.prompt_tuning.cli import submit_jobs
-from stoker.apps.prompt_tuning.options import SubmissionOptions
 from stoker.apps.prompt_tuning.run import again, checked
 from stoker.errors import ConfigError, RecipeError
 

@@ -6,18 +6,7 @@ import pytest
 from stoker.apps.prompt_tuning.submit import CheckedJob, call_of
 from stoker.contexts.recipe import BARE
 from stoker.errors import ConfigError
-from stoker.tuning.job import (
-    Data,
-    Job,
-    Metric,
-    Optimizer,
-    Prompt,
-    Until,
-    digest_job,
-    parse_job,
-    read_job,
-)
-from stoker.tuning.samples import Sample
+from stoker.tuning.job import Data, Job, Metric, Optimizer, Prompt, Sample, Until, digest_job, parse_job, read_job
 
 WHOLE = """
 name = "facts"

@@ -9,10 +9,10 @@ from lazily import lazily
 from tuning import gang
 
 from stoker.contexts import payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.errors import ConfigError
-from stoker.tuning import budget
-from stoker.tuning.result import Tuned
+from stoker.tuning import pace
+from stoker.tuning.order import Tuned
 from stoker.units import parse_seconds
 
 torch, tiny, exchange, tuner = lazily(
@@ -118,7 +118,7 @@ def test_a_gang_scores_together_and_every_rank_begins_from_the_same(tmp_path):
     assert [answer[0] for answer in answers] == [text] * 3
     assert sum(answer[1] for answer in answers) == scored
     assert all(answer[1] >= scored // 5 for answer in answers), "single prompts are scored by rank 0"
-    remembered = budget.read_paces(tmp_path / "three")["cpu"]
+    remembered = pace.read_paces(tmp_path / "three")["cpu"]
     took_s = parse_seconds(answers[0][2].rpartition(" in ")[2])
     printed_to = 0.05  # it is said to a tenth of a second
     told = pytest.approx(3 * took_s, rel=0.1, abs=3 * printed_to + 0.01)

@@ -3,9 +3,8 @@ import pyarrow.parquet
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.tuning.batches import batch_indices, chunks, share
-from stoker.tuning.job import Data
-from stoker.tuning.samples import Sample, digest_samples, read_samples, split
+from stoker.tuning.encoding import batch_indices, chunks, share
+from stoker.tuning.job import Data, Sample, digest_samples, read_samples, split
 
 
 def put(folder, name, text):

@@ -7,17 +7,15 @@ import os
 import msgspec
 import pytest
 
-from stoker.apps.prompt_tuning import report, show
-from stoker.apps.prompt_tuning.board import BoardEntry, BoardRow, Phase, read_board, write_entry
-from stoker.apps.prompt_tuning.display import Display
+from stoker.apps.prompt_tuning import board, report
+from stoker.apps.prompt_tuning.board import BoardEntry, BoardRow, Display, Phase, read_board, write_entry
 from stoker.apps.prompt_tuning.watch import SessionPicture, saved_in, updated_entry
 from stoker.console import Screen
 from stoker.contexts import payloads
 from stoker.errors import ConfigError
 from stoker.manager.executor.futures import CallFuture
-from stoker.protocol.calls import CallForecast, CallProgress
+from stoker.protocol.calls import CallForecast, CallProgress, ListedCall, ListedState
 from stoker.protocol.ids import CallId
-from stoker.protocol.listed import ListedCall, ListedState
 from stoker.protocol.status import ContextStatus
 from stoker.tuning import order
 from stoker.tuning.order import Initial, Saved
@@ -122,19 +120,19 @@ def test_deadlines_in_words():
         (replaced(deadline_at=None), ""),
     ]
     for entry, said in cases:
-        assert show.due(entry, now=now) == said
+        assert board.due(entry, now=now) == said
     over = NOON + 600.09
-    assert show.due(replaced(ends_at=over), now=over) == "late by 1.0 s so far (deadline 12:10:00)"
-    assert show.due(replaced(ends_at=NOON + 580), now=NOON + 630) == "late by 30 s so far (deadline 12:10:00)"
-    assert show.due(replaced(), now=NOON + 630) == "late by 30 s so far (deadline 12:10:00)"
-    assert show.due(replaced(ends_at=NOON + 660), now=over) == "ends 12:11:00, late by 1 min (deadline 12:10:00)"
+    assert board.due(replaced(ends_at=over), now=over) == "late by 1.0 s so far (deadline 12:10:00)"
+    assert board.due(replaced(ends_at=NOON + 580), now=NOON + 630) == "late by 30 s so far (deadline 12:10:00)"
+    assert board.due(replaced(), now=NOON + 630) == "late by 30 s so far (deadline 12:10:00)"
+    assert board.due(replaced(ends_at=NOON + 660), now=over) == "ends 12:11:00, late by 1 min (deadline 12:10:00)"
     late = replaced(ends_at=NOON + 720)
-    assert "the earliest that can be met is 12:12:00, 2 min later; it runs" in show.told_late(
+    assert "the earliest that can be met is 12:12:00, 2 min later; it runs" in board.told_late(
         late, now=now, drops=False
     )
-    assert "it is dropped" in show.told_late(late, now=now, drops=True)
+    assert "it is dropped" in board.told_late(late, now=now, drops=True)
     running = replaced(ends_at=NOON + 720, phase=Phase.TUNING)
-    assert show.told_late(running, now=over, drops=True).endswith(
+    assert board.told_late(running, now=over, drops=True).endswith(
         "its deadline, 12:10:00, is over; it runs all the same"
     )
 
@@ -155,7 +153,7 @@ def replaced(**changes):
 def test_a_board_has_a_line_a_job():
     tuning = replaced(phase=Phase.TUNING, iteration=120, loss=0.4123, metric=0.75, devices=("a/lib-1",), ends_at=NOON)
     failed = replaced(name="other", phase=Phase.FAILED, why="no\nmodel", deadline_at=None)
-    lines = show.board([BoardRow("runs/a", tuning), BoardRow("runs/b", failed, abandoned=True)], now=NOON)
+    lines = board.board_lines([BoardRow("runs/a", tuning), BoardRow("runs/b", failed, abandoned=True)], now=NOON)
     assert lines[0] == "2 tuning jobs: 1 tuning, 1 failed"
     assert lines[2].split("  ")[1:] == [
         "facts", "tuning", "120/500", "loss 0.412", "accuracy 0.75 of 0.9", "1 device",
@@ -163,9 +161,9 @@ def test_a_board_has_a_line_a_job():
     ]  # fmt: skip
     assert lines[4:6] == ["      no", "      model"]
     assert lines[-1].startswith("other: whoever submitted it is gone")
-    assert "stoker tune submit" in show.board([], now=NOON)[0]
+    assert "stoker tune submit" in board.board_lines([], now=NOON)[0]
     many = [BoardRow(f"runs/{at}", replaced(name=f"job-{at}", phase=Phase.DONE, ended_at=NOON)) for at in range(5)]
-    few = show.board([BoardRow("runs/a", tuning), *many], now=NOON, most_over=2)
+    few = board.board_lines([BoardRow("runs/a", tuning), *many], now=NOON, most_over=2)
     assert [line.split()[0] for line in few[2:]] == ["…", "facts", "job-3", "job-4"]
     assert few[2].endswith("3 older (--all)")
 
@@ -198,10 +196,10 @@ def test_a_job_is_seen_to_wait_for_its_model_and_to_look_its_prompt_up():
     running = listed(state=ListedState.RUNNING, since_s=1.0, where=("a/lib-1",))
     started = seen(entry, 12, of=picture(running))
     assert (started.started_at, started.loading_s) == (NOON + 11, 9.0)
-    assert "looks its prompt up" in show.table([started], now=NOON + 12)[0]
-    assert "  begins  " in show.table([msgspec.structs.replace(started, looks_up=False)], now=NOON + 12)[0]
+    assert "looks its prompt up" in board.job_table([started], now=NOON + 12)[0]
+    assert "  begins  " in board.job_table([msgspec.structs.replace(started, looks_up=False)], now=NOON + 12)[0]
     told = seen(started, 20, call=sent(progress(0)), of=picture(running))
-    assert "0/500" in show.table([told], now=NOON + 20)[0]
+    assert "0/500" in board.job_table([told], now=NOON + 20)[0]
     assert told.loss == 0.5
     begun = CallProgress(1, 3, 500.0)
     assert seen(told, 25, call=sent(begun), of=picture(running)).loss == 0.5, "a new beginning has no loss of its own"

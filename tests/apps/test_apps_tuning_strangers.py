@@ -12,10 +12,10 @@ from lazily import lazily
 from polling import PATIENCE_S, polls
 from tuning import gang
 
-from stoker.addresses import join_address, split_address
+from stoker.connections import join_address, split_address
 from stoker.pilot.transfer import wire
 
-exchange, stores = lazily("stoker.tuning.exchange", "stoker.tuning.store", needs="torch peft")
+exchange, stores = lazily("stoker.tuning.exchange", "stoker.tuning.gang_store", needs="torch peft")
 
 JOB = "the-name-of-the-job"
 SAYS = [b"", b"GET / HTTP/1.0\r\n\r\n", bytes(4096), wire.MAGIC + bytes(32) + bytes(32), b"\x07init/" * 50]

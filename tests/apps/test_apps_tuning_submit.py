@@ -22,15 +22,24 @@ pytestmark = [
 
 import stoker  # noqa: E402
 from stoker.apps.prompt_tuning import tune  # noqa: E402
-from stoker.apps.prompt_tuning.board import APP, Phase, read_board  # noqa: E402
-from stoker.apps.prompt_tuning.submission import SubmittedJob  # noqa: E402
+from stoker.apps.prompt_tuning.board import (
+    APP,
+    Phase,
+    read_board,
+)
 from stoker.apps.prompt_tuning.submit import call_of, check  # noqa: E402
+from stoker.apps.prompt_tuning.watch import SubmittedJob  # noqa: E402
 from stoker.errors import ConfigError  # noqa: E402
 from stoker.run_folder.folder import open_run  # noqa: E402
 from stoker.sessions import sent_call as sent  # noqa: E402
-from stoker.tuning.bank.candidate import read_candidates  # noqa: E402
-from stoker.tuning.job import parse_job, read_job  # noqa: E402
-from stoker.tuning.prompts import SHIPPED_PROMPTS  # noqa: E402
+from stoker.tuning.bank.candidates import (
+    SHIPPED_PROMPTS,
+    read_candidates,
+)
+from stoker.tuning.job import (
+    parse_job,
+    read_job,
+)
 
 LIMIT_S = 180
 JOB = """

@@ -10,16 +10,15 @@ import pytest
 from lazily import lazily
 
 from stoker.contexts import payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.errors import ConfigError
 from stoker.site import Duration
 from stoker.tuning.encoding import EncodedSample, encode_prompt, encode_samples
-from stoker.tuning.job import Data, Job, Metric, Optimizer, Prompt, Training, Until
-from stoker.tuning.result import TuningEnd, write_tuned
-from stoker.tuning.samples import Sample, read_samples
+from stoker.tuning.job import Data, Job, Metric, Optimizer, Prompt, Sample, Training, Until, read_samples
+from stoker.tuning.order import TuningEnd, write_tuned
 
 torch, peft, tiny, passes, softprompt, tuner = lazily(
-    "torch", "peft", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.softprompt", "stoker.tuning.tune"
+    "torch", "peft", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.passes", "stoker.tuning.tune"
 )
 
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from sim.worlds import model, source, world
 
 from benchmarks.baselines.loading import policy
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
 from stoker.manager.core.seams import Policies
-from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation

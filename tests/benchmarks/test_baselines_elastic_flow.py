@@ -10,10 +10,9 @@ from core.toy import Toy
 
 from benchmarks.baselines.elastic_flow import ElasticFlow
 from benchmarks.baselines.replicas import ByOrder
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
-from stoker.manager.core.phases import CallState
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
+from stoker.manager.core.nouns import CallState
 from stoker.manager.core.seams import Policies
-from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.protocol.calls import Objective
 from stoker.protocol.ids import RecipeKey

@@ -11,10 +11,9 @@ from core.toy import Toy
 from benchmarks.baselines.infless import Infless, Order
 from benchmarks.baselines.infless_traffic import Traffic
 from benchmarks.baselines.replicas import ByOrder
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
+from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Policies
-from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.protocol.calls import Objective
 from stoker.protocol.ids import RecipeKey

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.tuning.prompt_groups import CLUSTER_COUNTS, groupings, similarities, table_of
-from stoker.tuning.bank.candidate import Candidate
+from stoker.tuning.bank.candidates import Candidate
 
 
 def test_prompts_in_pairs_are_like_one_other_alone() -> None:

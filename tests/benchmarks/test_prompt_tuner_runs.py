@@ -11,7 +11,7 @@ from benchmarks.papers.prompt_tuner.jobs import Bank
 from benchmarks.papers.prompt_tuner.runs import Runs
 from benchmarks.papers.prompt_tuner.simulate import simulate
 from stoker.manager.sim.run import SimulationError
-from stoker.manager.study.workers import DiedError
+from stoker.manager.study.running import DiedError
 
 FEW = (("gpt2-base", 8), ("vicuna-7b", 6))
 

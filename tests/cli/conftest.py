@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 from live.peers import Manager, Peer, pilot_hello, session_folder
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli.main import cli
 from stoker.protocol import to_manager as say

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.cli.attach import out_of_sight
+from stoker.manager.cli.status import out_of_sight
 from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
 
 HERE, THERE = "tcp://10.0.0.1:21000", "tcp://10.0.0.2:21000"

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from stoker.contexts.objects import object_of
 from stoker.errors import ConfigError
-from stoker.manager.cli.caches import stays
 from stoker.manager.cli.main import cli
-from stoker.pilot.cache import Bringing, ObjectCache, Pin, snapshot_names
+from stoker.manager.cli.sessions import stays
+from stoker.pilot.cache import Bringing, ObjectCache, Pin, store
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.site import Duration, Pilot, Site
 
@@ -81,11 +81,11 @@ def test_what_pilots_use_stays_and_the_rest_goes_when_it_is_told_to(scratch: Pat
 def test_a_snapshot_counts_once_and_goes_with_its_object(scratch: Path) -> None:
     pin = keep(scratch, "snapshot")
     cache = ObjectCache(scratch / "cache", bound_bytes=10**9)
-    snapshot = snapshot_names.folder_beside(cache) / "file-abc-float32-1"
+    snapshot = store.snapshot_folder_beside(cache) / "file-abc-float32-1"
     snapshot.mkdir(parents=True)
     os.link(pin.path, snapshot / "model.safetensors")
     (name,) = cache.sizes()
-    snapshot_names.note(cache, snapshot, name=name)
+    store.note_snapshot(cache, snapshot, name=name)
     assert SIZE <= json.loads(said("--json"))["bytes"] < 2 * SIZE
     said("--clear")
     assert snapshot.exists()  # a pilot uses it

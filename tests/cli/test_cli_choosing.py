@@ -13,14 +13,14 @@ import pytest
 from click.testing import Result
 from live.peers import Manager
 
-from stoker.contexts.state import state_folder
+from stoker.config import write_sites
+from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
-from stoker.manager.cli import choosing
+from stoker.manager.cli import session_choice
 from stoker.manager.executor.processes import note_joined
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site import Site
-from stoker.site_files import write_sites
 
 Stoker = Callable[..., Result]
 Make = Callable[..., Path]
@@ -61,7 +61,7 @@ def looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """The session that a command looks at which is typed in a folder, and what it says on stderr."""
     folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(folder)
-    return choosing.session_to_show().read().session, capsys.readouterr().err.replace("\n", " ")
+    return session_choice.session_to_show().read().session, capsys.readouterr().err.replace("\n", " ")
 
 
 def test_this_folders_session_comes_before_a_newer_one(make, tmp_path, monkeypatch, capsys):
@@ -134,9 +134,9 @@ def test_a_command_that_asks_twice_gets_one_session_and_one_sentence(make, tmp_p
     make("second", "b/runinfo/000/stoker", up=True)
     monkeypatch.chdir(tmp_path / "a")
     with click.Context(click.Command("status")):
-        before = choosing.session_to_show()
+        before = session_choice.session_to_show()
         monkeypatch.chdir(tmp_path / "b")
-        assert choosing.session_to_show().path == before.path
+        assert session_choice.session_to_show().path == before.path
     assert capsys.readouterr().err.count("this is session") == 1
 
 
@@ -146,11 +146,11 @@ def test_what_changes_a_session_takes_this_folders_or_asks(make, tmp_path, monke
     make("theirs", "elsewhere/session", up=True, stays=True)
     make("ended", "mine/ended", up=False, stays=True)
     monkeypatch.chdir(tmp_path / "mine")
-    assert choosing.session_to_change().read().session == "ours"
+    assert session_choice.session_to_change().read().session == "ours"
     (tmp_path / "third").mkdir()
     monkeypatch.chdir(tmp_path / "third")
     with pytest.raises(SessionError, match="sessions ours, theirs are up; say which one"):
-        choosing.session_to_change()
+        session_choice.session_to_change()
 
 
 def test_a_folder_that_was_removed_is_nobodys(make, tmp_path, monkeypatch):
@@ -158,7 +158,7 @@ def test_a_folder_that_was_removed_is_nobodys(make, tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert choosing.session_to_show().read().session == "one"
+    assert session_choice.session_to_show().read().session == "one"
 
 
 def test_all_commands_look_at_the_same_session(
@@ -187,6 +187,6 @@ def test_what_is_to_be_typed_for_another_session_is_what_the_command_takes(
 
 def test_their_help_says_the_rule(stoker: Stoker) -> None:
     for command in ("status", "calls", "explain", "logs"):
-        assert choosing.SHOWN_BY_DEFAULT in " ".join(stoker(command, "--help").stdout.split())
+        assert session_choice.SHOWN_BY_DEFAULT in " ".join(stoker(command, "--help").stdout.split())
     for command in ("down", "attach"):
-        assert choosing.CHANGED_BY_DEFAULT in " ".join(stoker(command, "--help").stdout.split())
+        assert session_choice.CHANGED_BY_DEFAULT in " ".join(stoker(command, "--help").stdout.split())

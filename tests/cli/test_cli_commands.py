@@ -19,10 +19,10 @@ from live.peers import Manager
 
 import stoker as package
 from stoker.config import load_site
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError
-from stoker.manager.cli import apps, doctor, leftovers, machine, software
-from stoker.manager.cli.finding import Finding, Level
+from stoker.manager.cli import apps, doctor, doctor_machine
+from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.cli.main import cli
 from stoker.manager.executor import detached
 from stoker.protocol.session import SessionFile, SessionFolder
@@ -220,7 +220,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_versions_against_bounds(version: str, bounds: str, met: bool) -> None:
-    assert software.satisfied(version, bounds) is met
+    assert doctor_machine.satisfied(version, bounds) is met
 
 
 def test_what_torch_was_built_for_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,15 +231,15 @@ def test_what_torch_was_built_for_is_read_and_not_imported(tmp_path: Path, monke
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     for line, built in (("cuda: Optional[str] = '12.8'", "12.8"), ("cuda: Optional[str] = None", "")):
         (torch / "version.py").write_text(f"debug = False\n{line}\n")
-        assert machine._torch_cuda() == built
+        assert doctor_machine._torch_cuda() == built
 
 
 def test_measurements_that_are_damaged_are_said() -> None:
     state_folder().mkdir(parents=True)
-    path = state_folder() / leftovers.STORE
-    assert next(leftovers.store()).level is Level.OK
+    path = state_folder() / doctor.STORE
+    assert next(doctor.measurement_store()).level is Level.OK
     path.write_bytes(b"not a database at all, whatever it says" * 100)
-    damaged = next(leftovers.store())
+    damaged = next(doctor.measurement_store())
     assert damaged.level is Level.WARN
     assert damaged.fix == f"move it away, it is made anew: mv {path} {path}.damaged"
     path.unlink()
@@ -247,7 +247,7 @@ def test_measurements_that_are_damaged_are_said() -> None:
         db.execute("CREATE TABLE measured (recipe TEXT)")
         db.execute("INSERT INTO measured VALUES ('a')")
     db.close()
-    assert "measurements of 1 context in" in next(leftovers.store()).text
+    assert "measurements of 1 context in" in next(doctor.measurement_store()).text
 
 
 def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path) -> N
     over.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
     (state_folder() / "sessions" / "k1").symlink_to(over.path)
     (state_folder() / "sessions" / "k0").symlink_to(tmp_path / "nowhere")
-    texts = [finding.text for finding in leftovers.sessions()]
+    texts = [finding.text for finding in doctor.earlier_sessions()]
     assert texts[0] == "1 live session: test"
     assert texts[1].startswith("1 session that is over keeps ")
     assert texts[2].startswith("1 link to a session whose folder is gone")
@@ -266,14 +266,14 @@ def test_a_session_that_stays_and_has_no_manager_is_not_over(tmp_path: Path) -> 
     folder = detached.make(detached.collect(()))
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
     (state_folder() / "sessions" / "k1").symlink_to(folder.path)
-    lost = [finding for finding in leftovers.sessions() if finding.level is Level.WARN]
+    lost = [finding for finding in doctor.earlier_sessions() if finding.level is Level.WARN]
     assert [finding.text for finding in lost] == ["session k1 is not over, and has no manager"]
     assert "stoker attach k1" in lost[0].fix
 
 
 def test_where_old_sessions_lie_is_a_line_a_place() -> None:
     runs = [Path(f"/home/ana/runinfo/{number:03}/stoker") for number in range(40)]
-    assert leftovers.where_to_remove([*runs, Path("/home/ana/state/sessions.d/k3v9")]).splitlines() == [
+    assert doctor.where_to_remove([*runs, Path("/home/ana/state/sessions.d/k3v9")]).splitlines() == [
         "stoker sessions --prune removes the old ones; or by hand (rm -r):",
         "  /home/ana/runinfo: 40 folders, 000 … 039",
         "  /home/ana/state/sessions.d: 1 folder, k3v9",

@@ -12,10 +12,9 @@ from click.testing import Result
 
 from stoker.config import parse_site
 from stoker.errors import ConfigError
-from stoker.manager.cli import cluster, site_check, site_draft, slurm_facts, surroundings
-from stoker.manager.cli.finding import Level
-from stoker.manager.cli.slurm_facts import Gpus, Slurm
-from stoker.manager.cli.surroundings import HostFacts, ScratchPlace
+from stoker.manager.cli import doctor_site, init, surroundings
+from stoker.manager.cli.doctor_machine import Level
+from stoker.manager.cli.surroundings import Gpus, HostFacts, ScratchPlace, Slurm
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandResult
 from stoker.site import ProviderKind, ProvisioningName
@@ -58,14 +57,14 @@ def answering(**others: CommandResult) -> Callable[[Sequence[str]], CommandResul
 def around(**more: object) -> HostFacts:
     facts: dict[str, object] = {
         "host": "login1", "user": "ana", "kind": ProviderKind.SLURM, "command": "/usr/bin/sbatch",
-        "slurm": slurm_facts.ask(answering()), "networks": {"lo": "127.0.0.1", "eno1": "10.1.0.5"},
+        "slurm": surroundings.ask(answering()), "networks": {"lo": "127.0.0.1", "eno1": "10.1.0.5"},
         "reached_at": "10.1.0.5", "home": "/home/ana/.local/state/stoker", "home_shared": True,
     }  # fmt: skip
     return HostFacts(**(facts | more))  # type: ignore[arg-type]
 
 
 def test_what_slurm_has_is_read_from_its_commands() -> None:
-    slurm = slurm_facts.ask(answering())
+    slurm = surroundings.ask(answering())
     assert (slurm.version, slurm.accounts, slurm.preempts) == ("22.05.8", ("phys-lab", "bio-lab"), True)
     backfill, main, cpu = slurm.partitions
     assert backfill.gpus == (Gpus("a10", 1, 2), Gpus("titanx", 1, 2))
@@ -77,7 +76,7 @@ def test_what_slurm_has_is_read_from_its_commands() -> None:
 
 
 def test_a_cluster_without_accounting_or_preemption_or_answer() -> None:
-    slurm = slurm_facts.ask(
+    slurm = surroundings.ask(
         answering(
             sacctmgr=CommandResult(1, NO_ACCOUNTING, ""), scontrol=CommandResult(0, "PreemptType = preempt/none\n", "")
         )
@@ -85,12 +84,12 @@ def test_a_cluster_without_accounting_or_preemption_or_answer() -> None:
     assert (slurm.accounts, slurm.preempts) == ((), False)
     assert not any(slurm.is_preemptible(each) for each in slurm.partitions)
     down = "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n"
-    assert slurm_facts.ask(answering(sinfo=CommandResult(1, "", down))).trouble == down.strip()
+    assert surroundings.ask(answering(sinfo=CommandResult(1, "", down))).trouble == down.strip()
 
     def hang(words: Sequence[str]) -> CommandResult:
         raise BatchTrouble(f"{words[0]} has not answered for 15 s")
 
-    assert slurm_facts.ask(hang).trouble == "sinfo has not answered for 15 s"
+    assert surroundings.ask(hang).trouble == "sinfo has not answered for 15 s"
 
 
 @pytest.mark.parametrize(
@@ -99,17 +98,17 @@ def test_a_cluster_without_accounting_or_preemption_or_answer() -> None:
      ("2-12", 216000), ("1-00:30", 88200)],
 )  # fmt: skip
 def test_limits_are_read(text: str, seconds: float) -> None:
-    assert slurm_facts.read_limit(text) == seconds
+    assert surroundings.read_limit(text) == seconds
 
 
 def test_gpus_are_read_with_or_without_a_type() -> None:
-    assert slurm_facts.read_gres("gpu:2") == [("", 2)]
-    assert slurm_facts.read_gres("gpu:a100_3g.20gb:4(S:0-1),shard:8") == [("a100_3g.20gb", 4)]
-    assert slurm_facts.read_gres("(null)") == []
+    assert surroundings.read_gres("gpu:2") == [("", 2)]
+    assert surroundings.read_gres("gpu:a100_3g.20gb:4(S:0-1),shard:8") == [("a100_3g.20gb", 4)]
+    assert surroundings.read_gres("(null)") == []
 
 
 def test_a_site_file_for_slurm_takes_the_idle_gpus() -> None:
-    made = site_draft.draft(around(scratch=(ScratchPlace("/local/ana", 900_000_000_000, False),)))
+    made = init.draft(around(scratch=(ScratchPlace("/local/ana", 900_000_000_000, False),)))
     site = parse_site(made.text, file="site.toml")
     assert (site.provider.kind, site.provider.partition) == (ProviderKind.SLURM, "backfill")
     assert (site.provider.account, site.provider.gpus, site.provider.walltime_s) == ("phys-lab", "1", 4 * 3600)
@@ -130,58 +129,58 @@ PartitionName=cpu Default=NO MaxMemPerCPU=1000
 
 
 def test_cores_and_memory_are_what_the_partition_grants_beside_a_gpu() -> None:
-    slurm = slurm_facts.ask(answering(**{" ".join(slurm_facts.PARTITIONS): CommandResult(0, GRANTS, "")}))
+    slurm = surroundings.ask(answering(**{" ".join(surroundings.PARTITIONS): CommandResult(0, GRANTS, "")}))
     backfill, main, cpu = slurm.partitions
     assert main.share == (2, 8000 * 1024**2)
     assert cpu.share == (64, 64 * 1000 * 1024**2)  # a node has more, and a core may not
     assert backfill.share == (4, int(0.9 * 3000 * 1024**2))
-    site = parse_site(site_draft.draft(around(slurm=slurm), partition="main").text, file="s")
+    site = parse_site(init.draft(around(slurm=slurm), partition="main").text, file="s")
     assert (site.provider.cores, site.provider.memory_bytes) == (2, 8 * 10**9)
 
 
 def test_htcondor_is_asked_for_one_gpus_part_of_a_machine() -> None:
     nodes = tuple(surroundings.read_nodes("64 257000 4\n16 64000 undefined\n32 128000 2\n"))
     assert nodes[1] == surroundings.Node(16, 64000 * 1024**2)
-    made = site_draft.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit", nodes=nodes))
+    made = init.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit", nodes=nodes))
     site = parse_site(made.text, file="s")
     assert (site.provider.cores, site.provider.memory_bytes) == (16, 67 * 10**9)
-    unknown = site_draft.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit"))
+    unknown = init.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit"))
     site = parse_site(unknown.text, file="s")
     assert (site.provider.cores, site.provider.memory_bytes) == (4, 16 * 10**9)
     assert any("the machines are not known; change them" in why for why in unknown.reasons)
 
 
 def test_the_partition_that_is_named_is_taken_or_refused() -> None:
-    made = site_draft.draft(around(), partition="cpu")
+    made = init.draft(around(), partition="cpu")
     site = parse_site(made.text, file="site.toml")
     assert (site.provider.partition, site.provider.cores, site.provider.gpus) == ("cpu", 64, "")
     assert site.provider.walltime_s == 1800
     with pytest.raises(ConfigError, match="there is no partition gpu; there are backfill, main, cpu"):
-        site_draft.draft(around(), partition="gpu")
+        init.draft(around(), partition="gpu")
 
 
 def test_a_fast_network_is_named() -> None:
-    made = site_draft.draft(around(networks={"eno1": "10.1.0.5", "ib0": "10.4.0.2"}))
+    made = init.draft(around(networks={"eno1": "10.1.0.5", "ib0": "10.4.0.2"}))
     assert parse_site(made.text, file="s").session.interface == "ib0"
     assert "pilots will reach this host over ib0 (10.4.0.2)" in made.reasons
 
 
 def test_a_home_that_others_do_not_see_is_said() -> None:
-    assert any("stoker up --folder DIR" in why for why in site_draft.draft(around(home_shared=False)).reasons)
-    assert not any("--folder" in why for why in site_draft.draft(around()).reasons)
+    assert any("stoker up --folder DIR" in why for why in init.draft(around(home_shared=False)).reasons)
+    assert not any("--folder" in why for why in init.draft(around()).reasons)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ProviderKind if kind is not ProviderKind.SLURM])
 def test_every_other_system_gets_a_file_that_can_be_read(kind: ProviderKind) -> None:
     command = "" if kind is ProviderKind.LOCAL else "/usr/bin/submit"
-    made = site_draft.draft(around(kind=kind, slurm=None, command=command, queues=("gpuq", "long")))
+    made = init.draft(around(kind=kind, slurm=None, command=command, queues=("gpuq", "long")))
     site = parse_site(made.text, file="site.toml")
     assert site.provider.kind is kind
     assert site.provider.queue == ("gpuq" if kind.value in ("pbs", "lsf", "grid_engine") else "")
 
 
 def test_a_slurm_that_does_not_answer_gets_a_file_to_fill_in() -> None:
-    made = site_draft.draft(around(slurm=Slurm("22.05.8", trouble="Unable to contact slurm controller")))
+    made = init.draft(around(slurm=Slurm("22.05.8", trouble="Unable to contact slurm controller")))
     assert parse_site(made.text, file="site.toml").provider.kind is ProviderKind.SLURM
     assert "Unable to contact slurm controller" in made.reasons[0]
 
@@ -247,11 +246,11 @@ def test_init_writes_what_can_be_read_and_overwrites_nothing(
 
 
 def test_a_site_that_does_not_fit_is_told_what_is_there() -> None:
-    slurm = slurm_facts.ask(answering())
+    slurm = surroundings.ask(answering())
 
     def faults(text: str) -> list[str]:
         site = parse_site(f'[provider]\nkind = "slurm"\n{text}', file="s")
-        return [fault.text.removeprefix("[provider] ") for fault in site_check.slurm_faults(site, slurm)]
+        return [fault.text.removeprefix("[provider] ") for fault in doctor_site.slurm_faults(site, slurm)]
 
     assert faults('partition = "backfill"\naccount = "bio-lab"\ngpus = "titanx:1"\nwalltime = "1 d"') == []
     assert faults('gpus = "a10:1"') == []  # the default partition
@@ -268,24 +267,24 @@ def test_a_site_that_does_not_fit_is_told_what_is_there() -> None:
 def test_a_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     site = parse_site('[provider]\nkind = "pbs"\n[session]\ninterface = "ib7"', file="s")
-    network, scheduler = cluster.site_fits(site)
+    network, scheduler = doctor_site.site_fits(site)
     assert network.level is scheduler.level is Level.NEED
     assert "interface 'ib7' is no network of this host" in network.text
     assert "site local is for pbs; this host has no batch system" in scheduler.text
 
 
 def test_files_below_a_private_tmp_are_warned_of() -> None:
-    said = list(cluster._below_tmp("site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")))
+    said = list(doctor_site._below_tmp("site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")))
     assert [finding.level for finding in said] == [Level.WARN]
     assert said[0].text.startswith(
         "site lab: Python is /tmp/venv/bin/python, which jobs do not see where they have a /tmp"
     )
-    assert not list(cluster._below_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
+    assert not list(doctor_site._below_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
 
 
 def test_a_probe_asks_for_one_minute_of_one_block() -> None:
     site = parse_site('name = "big"\n[provider]\nkind = "slurm"\nwalltime = "8 h"\n[pilot]\nmax_blocks = 32', file="s")
-    probe = cluster.one_minute(site)
+    probe = doctor_site.one_minute(site)
     assert (probe.provider.walltime_s, probe.pilot.max_blocks, probe.pilot.init_blocks) == (60, 1, 1)
     assert probe.policy.provisioning is ProvisioningName.ONCE
     assert msgspec.structs.replace(probe, provider=site.provider, pilot=site.pilot, policy=site.policy) == site
@@ -309,9 +308,9 @@ def test_an_htcondor_that_works_is_chosen_over_a_slurm_that_is_not_configured(
 
 def test_a_cpu_cluster_is_asked_for_most_of_a_node() -> None:
     cpu = CommandResult(0, "main*|up|infinite|2|2|7800|(null)|1|OFF\n", "")
-    slurm = site_draft.draft(around(slurm=slurm_facts.ask(answering(sinfo=cpu))))
+    slurm = init.draft(around(slurm=surroundings.ask(answering(sinfo=cpu))))
     nodes = (surroundings.Node(4, 6 * 10**9), surroundings.Node(8, 12 * 10**9))
-    condor = site_draft.draft(around(kind=ProviderKind.CONDOR, command="condor_submit", slurm=None, nodes=nodes))
+    condor = init.draft(around(kind=ProviderKind.CONDOR, command="condor_submit", slurm=None, nodes=nodes))
     for made, size in ((slurm, (2, 7 * 10**9)), (condor, (4, 6 * 10**9))):
         site = parse_site(made.text, file="site.toml")
         assert site.pilot.devices == "cpu:1", "a device has the memory that a model needs"
@@ -323,7 +322,7 @@ def test_a_cpu_cluster_is_asked_for_most_of_a_node() -> None:
 @pytest.mark.parametrize(("gpus", "line"), [([0, 0], '# gpus = "1"'), ([0, 4], 'gpus = "1"'), ([], 'gpus = "1"')])
 def test_gpus_are_asked_for_where_the_pool_has_some(gpus: list[int], line: str) -> None:
     nodes = tuple(surroundings.Node(8, 32 * 10**9, each) for each in gpus)
-    draft = site_draft.draft(around(kind=ProviderKind.CONDOR, command="condor_submit", slurm=None, nodes=nodes))
+    draft = init.draft(around(kind=ProviderKind.CONDOR, command="condor_submit", slurm=None, nodes=nodes))
     assert next(text for text in draft.text.splitlines() if "gpus =" in text).startswith(line)
 
 
@@ -340,7 +339,7 @@ def test_a_pool_whose_jobs_may_not_read_the_session_is_told(machines: str, level
     """Sessions are closed to other users, and HTCondor runs jobs as those where `UID_DOMAIN` differs."""
     nodes = tuple(surroundings.read_nodes(machines))
     pool = around(kind=ProviderKind.CONDOR, slurm=None, nodes=nodes, user_domain="pool.edu")
-    findings = list(cluster.slot_users("site pool", pool))
+    findings = list(doctor_site.slot_users("site pool", pool))
     assert [finding.level for finding in findings] == ([level] if level else [])
     assert told in "".join(finding.text for finding in findings)
     assert all("shared_files = false" in finding.fix for finding in findings)
@@ -361,6 +360,6 @@ def test_a_home_that_is_closed_to_others_is_told_where_slot_users_run_jobs(tmp_p
             folder.chmod(0o755)
     closed.chmod(0o700)
     python = closed / "venv" / "bin" / "python"
-    said = [finding.text for finding in cluster._seen_by_slot_users("site pool", python)]
+    said = [finding.text for finding in doctor_site._seen_by_slot_users("site pool", python)]
     assert len(said) <= 1  # a folder above may be closed, too, and is named then
     assert "is closed to other users; where HTCondor runs jobs as slot users" in said[0]

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from stoker.errors import StokerError
+from stoker.manager.cli.console import Seconds, WholeNumber
 from stoker.manager.cli.main import cli
-from stoker.manager.cli.numbers import Seconds, WholeNumber
 
 ARGUMENTS = {
     "explain": ["c-0"], "plan": ["local", "fact_verification"], "simulate": ["awareness"], "tune submit": ["job.toml"],

@@ -14,15 +14,15 @@ import pytest
 from factory.fake_slurm import FakeSlurm
 from live.peers import Manager, until
 
-from stoker.contexts.state import state_folder
-from stoker.manager.cli import orphans
-from stoker.manager.cli.finding import Finding, Level
+from stoker.config import write_sites
+from stoker.contexts.folders import state_folder
+from stoker.manager.cli import doctor
+from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.executor import engines
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site import Engine, Provider, ProviderKind, Site
-from stoker.site_files import write_sites
 
 PilotOf = Callable[..., int]
 
@@ -60,7 +60,7 @@ def give_lease(folder: SessionFolder, holder: lease.LeaseHolder, **how: object) 
 
 
 def left_behind() -> set[int]:
-    return {orphan.pid for orphan in orphans.orphaned()}
+    return {orphan.pid for orphan in doctor.orphaned()}
 
 
 def test_a_manager_whose_folder_is_gone_is_an_orphan(manager: Manager) -> None:
@@ -99,12 +99,12 @@ def test_what_taskvine_runs_is_known_by_its_environment(manager: Manager, tmp_pa
     try:
         for process in there:
             until_it_has_its_own_command_line(process, "vine_worker")
-        found = [orphan for orphan in orphans.orphaned() if orphan.pid in [process.pid for process in there]]
+        found = [orphan for orphan in doctor.orphaned() if orphan.pid in [process.pid for process in there]]
     finally:
         for process in there:
             process.kill()
             process.wait()
-    assert found == [orphans.OrphanProcess(there[0].pid, "vine_worker", gone)]
+    assert found == [doctor.OrphanProcess(there[0].pid, "vine_worker", gone)]
 
 
 def test_the_pilot_of_a_program_that_died_with_its_manager_is_left_behind(manager: Manager, pilot_of: PilotOf) -> None:
@@ -138,7 +138,7 @@ def test_jobs_that_a_session_has_left_are_told_with_what_ends_them(
     slurm.put("42", name="stoker-k2-b1", state="RUNNING", folder=str(folder.submit))
 
     def told() -> list[Finding]:
-        return list(orphans.jobs())
+        return list(doctor.orphaned_jobs())
 
     assert told() == []  # nobody has ended it yet
     give_lease(folder, held(manager), over="stoker down")

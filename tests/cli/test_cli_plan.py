@@ -16,8 +16,7 @@ from click.testing import Result
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.advice import estimating
 from stoker.manager.advice.answers import Advisor
-from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.subjects import OfContext, OfFunction
+from stoker.manager.core.events import AskAdvice, OfContext, OfFunction
 from stoker.manager.executor.leaving_sources import SourceShelf
 from stoker.manager.live.history import performance
 from stoker.protocol.ids import FunctionKey, RecipeKey

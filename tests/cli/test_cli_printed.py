@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.log_files import drop_middle
-from stoker.manager.cli import printed
+from stoker.manager.cli import logs
 
 LINE = b"%06d a line that some call printed\n"
 
@@ -19,13 +19,13 @@ def test_a_call_whose_part_of_the_log_was_dropped_is_not_shown_as_one_that_print
     log.write_bytes(b"".join(LINE % number for number in range(1_200_000)))
     size = log.stat().st_size
     assert drop_middle(log, most_bytes=1 << 20)
-    printed._show("c-1", log, start=10 << 20, end=11 << 20)
+    logs._show("c-1", log, start=10 << 20, end=11 << 20)
     out, err = capfdbinary.readouterr()
     assert out == b""
     assert b"1.0 MB of what c-1 printed are gone" in b" ".join(err.split())
-    printed._show("c-2", log, start=(1 << 20) - len(LINE % 0), end=size)
+    logs._show("c-2", log, start=(1 << 20) - len(LINE % 0), end=size)
     out, err = capfdbinary.readouterr()
     assert out.endswith(LINE % 1_199_999)
     assert b"of what c-2 printed are gone" in b" ".join(err.split())
-    printed._show("c-3", log, start=0, end=len(LINE % 0))
+    logs._show("c-3", log, start=0, end=len(LINE % 0))
     assert capfdbinary.readouterr() == (LINE % 0, b"")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import SessionError
-from stoker.working_folder import REMOVED, folders_here, is_removed, working_folder
+from stoker.folders import FOLDER_REMOVED, folders_here, is_working_folder_removed, working_folder
 
 
 def run_in_removed(folder: Path, home: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -52,7 +52,7 @@ def test_a_program_is_refused_with_what_to_do(tmp_path: Path, options: str) -> N
     program = f"import stoker\nstoker.load({options.format(runs=tmp_path)})"
     said = run_in_removed(tmp_path / "gone", tmp_path / "home", "-c", program)
     assert said.returncode == 1
-    assert said.stderr.splitlines()[-1] == f"stoker.errors.SessionError: {REMOVED}"
+    assert said.stderr.splitlines()[-1] == f"stoker.errors.SessionError: {FOLDER_REMOVED}"
 
 
 def test_places_to_search_are_none_where_the_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_places_to_search_are_none_where_the_folder_is_removed(tmp_path: Path, m
     monkeypatch.chdir(folder)
     assert folders_here() == (str(working_folder()),) == (str(folder),)
     folder.rmdir()
-    assert is_removed()
+    assert is_working_folder_removed()
     assert folders_here() == ()
     with pytest.raises(SessionError, match="has been removed; change to another one"):
         working_folder()

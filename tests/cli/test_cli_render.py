@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.manager.cli import attach, calls, down, explain, finding, first_blocks, printed, status, up
-from stoker.manager.cli.finding import Finding, Level
-from stoker.manager.cli.left import LeftBehind
+from stoker.manager.cli import calls, doctor_machine, down, explain, logs, status, up
+from stoker.manager.cli.doctor_machine import Finding, Level
+from stoker.manager.cli.session_remains import LeftBehind
 from stoker.manager.live.lease import LeaseHolder
-from stoker.protocol import show_blocks
+from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase, BlockStatus
-from stoker.protocol.listed import FailureGroup, ListedCall, ListedState
+from stoker.protocol.calls import FailureGroup, ListedCall, ListedState
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import (
     ContextStatus,
@@ -227,16 +227,16 @@ def test_a_session_prints_in_a_program_as_it_does_on_the_command_line() -> None:
 
 
 def test_ids_of_jobs_that_follow_each_other_are_a_range() -> None:
-    assert show_blocks.job_ids(["88124", "88123", "88125", "88140", "88123"]) == "88123-88125, 88140"
-    assert show_blocks.job_ids(["7.0", "8.0"]) == "7.0, 8.0"
-    assert show_blocks.job_ids(str(number) for number in range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, and 14 more"
-    assert show_blocks.job_ids([]) == ""
+    assert show_status.job_ids(["88124", "88123", "88125", "88140", "88123"]) == "88123-88125, 88140"
+    assert show_status.job_ids(["7.0", "8.0"]) == "7.0, 8.0"
+    assert show_status.job_ids(str(number) for number in range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, and 14 more"
+    assert show_status.job_ids([]) == ""
 
 
 def test_a_start_that_is_expected_tells_the_clock_and_the_wait() -> None:
     now = datetime.datetime(2026, 11, 21, 23, 50)
-    assert show_blocks.expected(300, now) == "23:55 (in 5 min)"
-    assert show_blocks.expected(3600, now) == "2026-11-22 00:50 (in 1 h)"
+    assert show_status.start_in_words(300, now) == "23:55 (in 5 min)"
+    assert show_status.start_in_words(3600, now) == "2026-11-22 00:50 (in 1 h)"
 
 
 HOLDER = LeaseHolder(host="login1", machine="m", pid=4121, started=1, token="t")
@@ -271,7 +271,7 @@ def test_up_says_why_what_was_submitted_is_over() -> None:
 
 def test_only_where_all_was_refused_a_session_has_come_up_in_vain() -> None:
     def refused(**more: Any) -> bool:
-        return first_blocks.refused(msgspec.structs.replace(NOTHING, **({"ended_blocks": {"refused": 1}} | more)))
+        return up.refused(msgspec.structs.replace(NOTHING, **({"ended_blocks": {"refused": 1}} | more)))
 
     assert refused()
     assert refused(jobs=(block("b2", BlockPhase.ASKED),)), "the next one has been asked for meanwhile"
@@ -283,11 +283,11 @@ def test_only_where_all_was_refused_a_session_has_come_up_in_vain() -> None:
 
 def test_attach_says_how_many_calls_are_open_and_down_what_is_left() -> None:
     assert (
-        attach.leave(BUSY, name="k3v9", stays=True)
+        status.leave(BUSY, name="k3v9", stays=True)
         == "session k3v9 stays up with 51,328 open calls; `stoker down k3v9` ends it"
     )
-    assert attach.leave(None, name="k3v9", stays=True) == "session k3v9 stays up; `stoker down k3v9` ends it"
-    assert attach.leave(None, name="k3v9", stays=False) == "session k3v9 goes on, and ends with its program"
+    assert status.leave(None, name="k3v9", stays=True) == "session k3v9 stays up; `stoker down k3v9` ends it"
+    assert status.leave(None, name="k3v9", stays=False) == "session k3v9 goes on, and ends with its program"
     assert down.render([LeftBehind("jobs 88123-88124 of site backfill", "scancel 88123 88124")], name="k3v9") == [
         "session k3v9 was told to end, but not all of it has:",
         "  left  jobs 88123-88124 of site backfill; end it: scancel 88123 88124",
@@ -350,7 +350,7 @@ def test_a_story_has_times_and_the_date_where_it_changes() -> None:
 
 
 def test_where_a_call_printed_is_read_from_its_story() -> None:
-    places = printed.printed(
+    places = logs.printed(
         ["submitted", "printed /s/pilots/n 1:2/lib-3.log:10-52", "ended; printed /a.log:0-0 (nothing)", "printed x:1-2"]
     )
     assert [(str(path), start, end) for path, start, end in places] == [
@@ -361,14 +361,14 @@ def test_where_a_call_printed_is_read_from_its_story() -> None:
 
 def test_the_libraries_that_a_call_took_with_it_are_read_from_its_story() -> None:
     texts = ["submitted to lib-1", "its library died (lib-2 on n was killed by SIGKILL), 1 of 2", "sent to lib-3"]
-    assert printed.died(texts) == ["lib-2"]
+    assert logs.died(texts) == ["lib-2"]
 
 
 def test_findings_stand_with_their_fixes_and_a_verdict() -> None:
     good = Finding("python", Level.OK, "Python 3.12")
     bad = Finding("sockets", Level.NEED, "no CURVE", "pip install pyzmq")
     odd = Finding("files", Level.WARN, "few files", "ulimit -n 4096")
-    assert finding.render([good, bad, odd]) == [
+    assert doctor_machine.render([good, bad, odd]) == [
         "  ok    Python 3.12",
         "  need  no CURVE",
         "        pip install pyzmq",
@@ -377,8 +377,8 @@ def test_findings_stand_with_their_fixes_and_a_verdict() -> None:
         "",
         "1 thing missing that Stoker needs: each has its fix below it",
     ]
-    assert finding.render([good, odd])[-1].startswith("ready, with 1 warning;")
-    assert finding.render([good])[-1].startswith("ready; ")
+    assert doctor_machine.render([good, odd])[-1].startswith("ready, with 1 warning;")
+    assert doctor_machine.render([good])[-1].startswith("ready; ")
 
 
 GROUPS = (

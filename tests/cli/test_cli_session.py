@@ -22,7 +22,7 @@ from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli import ask
 from stoker.manager.cli.ask import Observer, SessionEndedError
-from stoker.manager.core.loads import LOAD_TRIES
+from stoker.manager.core.libraries import LOAD_TRIES
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.chosen import keep_policies
 from stoker.protocol import to_client, to_pilot, wire

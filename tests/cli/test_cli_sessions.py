@@ -15,14 +15,13 @@ import pytest
 from click.testing import Result
 from live.peers import Manager
 
-from stoker.config import parse_site
-from stoker.contexts.state import state_folder
+from stoker.config import parse_site, write_sites
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError
-from stoker.manager.cli import known, prune
+from stoker.manager.cli import session_remains, sessions
 from stoker.manager.executor import detached
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
-from stoker.site_files import write_sites
 
 Stoker = Callable[..., Result]
 DAY_S = 86400.0
@@ -72,7 +71,7 @@ def test_prune_removes_old_ones_that_are_over_and_says_what(stoker: Stoker, mana
     (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
     (state_folder() / "sessions" / "old1").symlink_to(old.path)
     aged(manager.folder, 20)
-    size = prune.size_bytes(old.path)
+    size = session_remains.size_bytes(old.path)
     shown = stoker("sessions", "--prune")
     assert shown.exit_code == 0, shown.exception
     assert "removed  old1" in shown.output
@@ -170,6 +169,6 @@ def test_what_a_program_left_is_known_in_the_folder_that_it_was_started_in(stoke
     folder.make()
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
     aged(folder, 20)
-    assert [each.session for each in known.known_sessions()] == ["k1"]
+    assert [each.session for each in sessions.known_sessions()] == ["k1"]
     assert "removed 1 session" in stoker("sessions", "--prune").output
     assert not (tmp_path / "runinfo" / "000").exists()

@@ -19,7 +19,7 @@ from click.testing import Result
 
 from benchmarks.baselines.loading import ROOT
 from stoker.errors import ConfigError
-from stoker.manager.cli.simulate_table import show
+from stoker.manager.cli.simulating import show
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.run_folder import StudyResults
 from stoker.manager.study.scenario import shipped

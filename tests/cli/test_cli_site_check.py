@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from stoker.errors import ConfigError
-from stoker.manager.cli import site_check
+from stoker.manager.cli import doctor_site
 from stoker.site import Duration, Provider, ProviderKind, Site
 
 SINFO = """#!/bin/sh
@@ -42,7 +42,7 @@ def site(*, hours: float = 1, **provider: object) -> Site:
 )
 def test_a_walltime_over_the_limit_is_refused(partition: str, limit: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        site_check.refuse([site(hours=72, partition=partition)])
+        doctor_site.refuse([site(hours=72, partition=partition)])
     said = str(caught.value)
     assert said.startswith("site lab: [provider] walltime 72 h is more than partition ")
     assert limit in said
@@ -60,19 +60,19 @@ def test_a_walltime_over_the_limit_is_refused(partition: str, limit: str) -> Non
     ],
 )
 def test_a_walltime_that_may_be_granted_is_not_refused(asked: dict[str, Any]) -> None:
-    notes = site_check.refuse([site(hours=72, **asked)])
+    notes = doctor_site.refuse([site(hours=72, **asked)])
     assert len(notes) == ("gpu" in asked["partition"])
 
 
 def test_a_partition_that_is_down_is_told_and_not_refused() -> None:
-    assert site_check.refuse([site(partition="night")]) == [
+    assert doctor_site.refuse([site(partition="night")]) == [
         "site lab: [provider] partition night is not up; there are gpu, long, any"
     ]
 
 
 def test_a_cluster_that_does_not_answer_is_not_judged(tmp_path: Path) -> None:
     (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\nexit 1\n")
-    assert site_check.refuse([site(hours=72)]) == []
+    assert doctor_site.refuse([site(hours=72)]) == []
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"], ["--no-wait"]])

@@ -10,12 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.manager.advice.log_parts import LogPart, LogParts
+from stoker.manager.advice.judging import LogPart, LogParts
 from stoker.manager.advice.logs import FaultKind
-from stoker.manager.advice.logs.own_words import JOB, MORE, SAID
-from stoker.manager.advice.logs.remedies import BY_COMPONENT
-from stoker.manager.advice.logs.rules import ROWS
-from stoker.manager.cli import logged_progress, verdicts
+from stoker.manager.advice.logs.failures import BY_COMPONENT, JOB, MORE, ROWS, SAID
+from stoker.manager.cli import explain
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import StoryLine
 from stoker.protocol.to_client import Story
@@ -46,10 +44,10 @@ def log(folder: SessionFolder, name: str, lines: list[str]) -> Path:
 
 
 def test_an_exception_of_the_program_is_its_own_and_its_lines_are_shown(folder: SessionFolder) -> None:
-    fault = verdicts.verdict_of(folder, story("c-1", "submitted", RAISED))
+    fault = explain.verdict_of(folder, story("c-1", "submitted", RAISED))
     assert fault is not None
     assert fault.kind is FaultKind.USER
-    shown = verdicts.show(fault)
+    shown = explain.verdict_lines(fault)
     assert shown[0].startswith("  verdict   the program (code)")
     assert shown[1:] == [
         '            File "/home/ana/program.py", line 5, in inner',
@@ -63,11 +61,11 @@ def test_what_the_call_printed_counts(folder: SessionFolder) -> None:
     path = log(folder, "lib-1.log", [*TRAINING, sick, *TRAINING[:3]])
     printed = f"printed {path}:0-{path.stat().st_size}"
     died = "ended without a result (poison): its library died: signal 6"
-    fault = verdicts.verdict_of(folder, story("c-1", printed, died))
+    fault = explain.verdict_of(folder, story("c-1", printed, died))
     assert fault is not None
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
     assert [(line.source, line.number, line.text) for line in fault.proof] == [("lib-1", 51, sick)]
-    assert f"            lib-1:51: {sick}" in verdicts.show(fault)
+    assert f"            lib-1:51: {sick}" in explain.verdict_lines(fault)
 
 
 def test_lines_have_the_numbers_that_they_have_in_their_file(folder: SessionFolder) -> None:
@@ -75,7 +73,7 @@ def test_lines_have_the_numbers_that_they_have_in_their_file(folder: SessionFold
     path = folder.path / "pilots" / "n1" / "lib-1.log"
     path.write_text(f"{before}step 1\n{sick}\n")
     printed = f"printed {path}:{len(before)}-{path.stat().st_size}"
-    fault = verdicts.verdict_of(folder, story("c-1", printed, "ended without a result (poison): it died"))
+    fault = explain.verdict_of(folder, story("c-1", printed, "ended without a result (poison): it died"))
     assert fault is not None
     assert [(line.source, line.number) for line in fault.proof] == [("lib-1", 22)]
 
@@ -108,17 +106,17 @@ CROWDED = (
     ],
 )  # fmt: skip
 def test_what_the_session_says_of_a_call_is_judged(folder: SessionFolder, said: str, kind: str, component: str) -> None:
-    fault = verdicts.verdict_of(folder, story("c-1", "submitted", f"ended without a result {said}"))
+    fault = explain.verdict_of(folder, story("c-1", "submitted", f"ended without a result {said}"))
     assert fault is not None
     assert (fault.kind.value, fault.component) == (kind, component)
     assert fault.proof[0].text in said
-    assert verdicts.show(fault)[-1].startswith("  do        ")
+    assert explain.verdict_lines(fault)[-1].startswith("  do        ")
 
 
 def test_what_the_log_says_goes_before_a_bare_signal(folder: SessionFolder) -> None:
     path = log(folder, "lib-2.log", [*TRAINING, "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 was killed by SIGABRT"
-    fault = verdicts.verdict_of(folder, story("c-1", f"printed {path}:0-", died, f"its library's log is {path}"))
+    fault = explain.verdict_of(folder, story("c-1", f"printed {path}:0-", died, f"its library's log is {path}"))
     assert fault is not None
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
 
@@ -128,7 +126,7 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
     others = ["OSError: [Errno 28] No space left on device: '/data/cache'; going on without a cache"] * 6
     path = log(folder, "lib-2.log", others)
     died = f"ended without a result ({kind}): it ended its library 2 times; the last time: lib-2 was killed by SIGSEGV"
-    fault = verdicts.verdict_of(folder, story("c-6", died, f"its library's log is {path}"))
+    fault = explain.verdict_of(folder, story("c-6", died, f"its library's log is {path}"))
     assert fault is not None
     assert (fault.kind, fault.component) == (FaultKind.USER, "crash")
     assert not any("No space left" in line.text for line in fault.proof)
@@ -152,7 +150,7 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
 )  # fmt: skip
 def test_what_a_newcomer_raises_is_called_by_its_name(folder: SessionFolder, raised: str, component: str) -> None:
     text = f"raised an exception in your code after 0.100 s: {raised}\nat /home/ana/program.py:12 in verify"
-    fault = verdicts.verdict_of(folder, story("c-1", "submitted", text))
+    fault = explain.verdict_of(folder, story("c-1", "submitted", text))
     assert fault is not None
     assert (fault.kind, fault.component) == (FaultKind.USER, component)
     assert [line.text for line in fault.proof] == ['File "/home/ana/program.py", line 12, in verify', raised]
@@ -161,15 +159,15 @@ def test_what_a_newcomer_raises_is_called_by_its_name(folder: SessionFolder, rai
 def test_an_unsure_verdict_is_not_shown_as_one(folder: SessionFolder) -> None:
     raised = "raised an exception in your code after 3.1 s: OddError: it went\nat /opt/odd/lib.py:7 in go"
     told = story("c-1", "submitted", "sent to lib-1 (cpu:0 of n014)", "in between", "more", raised)
-    fault = verdicts.verdict_of(folder, told)
+    fault = explain.verdict_of(folder, told)
     assert fault is not None
     unsure = msgspec.structs.replace(fault, sure=0.46)
-    assert verdicts.show(unsure) == [
+    assert explain.verdict_lines(unsure) == [
         "  happened  OddError: it went on n014, 3.1 s after it began",
         '            File "/opt/odd/lib.py", line 7, in go',
         "  look      it printed nothing; run the function by itself with the same arguments",
     ]
-    assert verdicts.show(msgspec.structs.replace(fault, sure=0.5))[0].startswith("  verdict   ")
+    assert explain.verdict_lines(msgspec.structs.replace(fault, sure=0.5))[0].startswith("  verdict   ")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +179,7 @@ def test_an_unsure_verdict_is_not_shown_as_one(folder: SessionFolder) -> None:
 )
 def test_what_happened_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...], look: str) -> None:
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 on n1 was killed"
-    fault = verdicts.verdict_of(folder, story("c-1", "sent to lib-2 (cpu:0 of n1)", *texts, died + " by SIGSEGV"))
+    fault = explain.verdict_of(folder, story("c-1", "sent to lib-2 (cpu:0 of n1)", *texts, died + " by SIGSEGV"))
     assert fault is not None
     assert fault.happened == f"{died.partition('): ')[2]} by SIGSEGV, {len(texts) + 1}.0 s after it was sent there"
     assert fault.look.endswith(look)
@@ -189,7 +187,7 @@ def test_what_happened_says_where_to_look(folder: SessionFolder, texts: tuple[st
 
 def test_what_was_done_is_told_once_each(folder: SessionFolder) -> None:
     eio = "a disk or file server failed (EIO): OSError: [Errno 5] Input/output error"
-    fault = verdicts.verdict_of(
+    fault = explain.verdict_of(
         folder,
         story(
             "c-1",
@@ -212,7 +210,7 @@ def test_a_device_that_failed_a_call_was_probed(folder: SessionFolder) -> None:
         "runs again, for 15 s not on cuda:0 of n1",
         f"ended without a result (infrastructure): devices, disks or networks failed it 3 times:\n  n1: {ecc}",
     )
-    fault = verdicts.verdict_of(folder, story("c-1", *texts))
+    fault = explain.verdict_of(folder, story("c-1", *texts))
     assert fault is not None
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
     assert fault.done == ("ran again, for 15 s not on cuda:0 of n1", "cuda:0 of n1 was probed at once")
@@ -232,11 +230,11 @@ def test_the_traceback_of_a_loader_goes_before_the_word_that_it_failed(folder: S
     failed = (
         "ended without a result (context): context llm could not be loaded: the loader of llm raised AttributeError"
     )
-    fault = verdicts.verdict_of(folder, story("c-1", failed, f"its library's log is {path}"))
+    fault = explain.verdict_of(folder, story("c-1", failed, f"its library's log is {path}"))
     assert fault is not None
     assert fault.component == "code"
     assert [(line.source, line.number) for line in fault.proof[:2]] == [("lib-2", 2), ("lib-2", 4)]
-    elsewhere = verdicts.verdict_of(folder, story("c-1", failed))
+    elsewhere = explain.verdict_of(folder, story("c-1", failed))
     assert elsewhere is not None
     assert elsewhere.component == "context"
 
@@ -257,7 +255,7 @@ def test_the_traceback_of_a_loader_goes_before_the_word_that_it_failed(folder: S
 def test_a_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str, component: str) -> None:
     (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
     texts = ("joined from n1", "cuda:0 quarantined: it computed 3, twice", "gone: lost", f"counted as lost: {loss}")
-    fault = verdicts.verdict_of(folder, story("n1", *texts, headline="gone; 3 calls ended there"))
+    fault = explain.verdict_of(folder, story("n1", *texts, headline="gone; 3 calls ended there"))
     assert fault is not None
     assert (fault.kind.value, fault.component) == (kind, component)
     assert [line.text for line in fault.proof] == [texts[-1]]
@@ -266,18 +264,18 @@ def test_a_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str,
 
 def test_a_pilot_that_went_as_it_should_has_none(folder: SessionFolder) -> None:
     (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
-    assert verdicts.verdict_of(folder, story("n1", "joined", "gone: the session ended", headline="gone")) is None
+    assert explain.verdict_of(folder, story("n1", "joined", "gone: the session ended", headline="gone")) is None
     lost = story("n1", "counted as lost: unexplained", "came back", headline="here; 1 call ended there")
-    assert verdicts.verdict_of(folder, lost) is None
+    assert explain.verdict_of(folder, lost) is None
 
 
 def test_a_library_that_died_has_a_verdict_by_its_log_and_one_that_serves_has_none(folder: SessionFolder) -> None:
     log(folder, "lib-3.log", [*TRAINING, "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
     state = "llm on cpu:0 of n1: {}, 7 calls served, 0 held, 1 GB in use"
-    fault = verdicts.verdict_of(folder, story("lib-3", "ready", headline=state.format("gone")))
+    fault = explain.verdict_of(folder, story("lib-3", "ready", headline=state.format("gone")))
     assert fault is not None
     assert fault.component == "gpu"
-    assert verdicts.verdict_of(folder, story("lib-3", "ready", headline=state.format("ready"))) is None
+    assert explain.verdict_of(folder, story("lib-3", "ready", headline=state.format("ready"))) is None
 
 
 @pytest.mark.parametrize(
@@ -306,16 +304,16 @@ def test_a_block_whose_job_failed_has_a_verdict(
         folder.submit.mkdir(exist_ok=True)
         (folder.submit / "stoker-ab12-b1.err").write_text(printed + "\n")
     ended = ended.format(printed)
-    fault = verdicts.verdict_of(folder, story("b1", "asked of source local", ended, headline=f"block: {ended}"))
+    fault = explain.verdict_of(folder, story("b1", "asked of source local", ended, headline=f"block: {ended}"))
     assert fault is not None
     assert (fault.kind.value, fault.component) == (kind, component)
     assert any(line.text == printed or line.text in ended for line in fault.proof)
-    assert verdicts.show(fault)[-1].startswith("  do        ")
+    assert explain.verdict_lines(fault)[-1].startswith("  do        ")
 
 
 def test_a_block_that_ended_well_has_none(folder: SessionFolder) -> None:
-    assert verdicts.verdict_of(folder, story("b1", "pending as job 7", "ended: exit code 0", headline="ended")) is None
-    assert verdicts.verdict_of(folder, story("b1", "pending as job 7", headline="running")) is None
+    assert explain.verdict_of(folder, story("b1", "pending as job 7", "ended: exit code 0", headline="ended")) is None
+    assert explain.verdict_of(folder, story("b1", "pending as job 7", headline="running")) is None
 
 
 def test_each_component_of_the_rules_has_a_remedy_and_none_is_for_nothing() -> None:
@@ -327,13 +325,13 @@ def test_each_component_of_the_rules_has_a_remedy_and_none_is_for_nothing() -> N
 # ---- logs that are no logs
 
 
-def _judged(folder: SessionFolder, path: Path, *, within_bytes: int = 12 << 20) -> verdicts.FailureVerdict | None:
+def _judged(folder: SessionFolder, path: Path, *, within_bytes: int = 12 << 20) -> explain.FailureVerdict | None:
     """The verdict of a call whose library died with this log, in bounded memory and time."""
     died = "ended without a result (poison): it ended its library 2 times; the last time: it went away"
     begun = time.monotonic()
     tracemalloc.start()
     try:
-        fault = verdicts.verdict_of(folder, story("c-1", f"printed {path}:0-", died))
+        fault = explain.verdict_of(folder, story("c-1", f"printed {path}:0-", died))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -406,40 +404,40 @@ def test_a_log_that_is_cut_short_while_it_is_read_ends_there(tmp_path: Path) -> 
     ],
 )
 def test_where_nothing_has_failed_there_is_no_verdict(folder: SessionFolder, texts: tuple[str, ...]) -> None:
-    assert verdicts.verdict_of(folder, story("c-1", *texts)) is None
+    assert explain.verdict_of(folder, story("c-1", *texts)) is None
 
 
 def test_a_log_that_lies_elsewhere_costs_the_verdict_of_it_alone(folder: SessionFolder) -> None:
     away = "printed /no/such/place/lib-1.log:0-100"
-    fault = verdicts.verdict_of(folder, story("c-1", away, RAISED))
+    fault = explain.verdict_of(folder, story("c-1", away, RAISED))
     assert fault is not None
     assert fault.kind is FaultKind.USER
-    assert verdicts.verdict_of(folder, story("c-1", away, "ended without a result (died): it died")) is None
+    assert explain.verdict_of(folder, story("c-1", away, "ended without a result (died): it died")) is None
 
 
 def test_how_far_a_running_call_is_is_told_by_what_it_prints(folder: SessionFolder) -> None:
     log(folder, "lib-3.log", [f"step {step}/200 loss {3.0 - step / 100:.2f}" for step in range(1, 91)])
-    progress = logged_progress.progress_of(folder, story("c-1", "submitted", runs_in=("lib-3",)))
+    progress = explain.progress_of(folder, story("c-1", "submitted", runs_in=("lib-3",)))
     assert progress is not None
-    assert logged_progress.show(progress).startswith("  progress  90 of 200 steps")
-    assert "loss" in logged_progress.show(progress)
+    assert explain.progress_line(progress).startswith("  progress  90 of 200 steps")
+    assert "loss" in explain.progress_line(progress)
 
 
 def test_progress_of_earlier_calls_in_the_library_is_not_that_of_a_call(folder: SessionFolder) -> None:
     path = log(folder, "lib-3.log", [f"step {step}/200" for step in range(1, 91)])
     running = story("c-2", "submitted", runs_in=("lib-3",))
-    assert logged_progress.progress_of(folder, running) is not None
+    assert explain.progress_of(folder, running) is not None
     ended = msgspec.structs.replace(running, runs_from=path.stat().st_size)
-    assert logged_progress.progress_of(folder, ended) is None
-    assert logged_progress.progress_of(folder, msgspec.structs.replace(running, runs_from=-1)) is None
+    assert explain.progress_of(folder, ended) is None
+    assert explain.progress_of(folder, msgspec.structs.replace(running, runs_from=-1)) is None
 
 
 def test_a_call_that_waits_or_prints_nothing_of_the_kind_has_no_progress(folder: SessionFolder) -> None:
     log(folder, "lib-3.log", ["loading", "ready"])
-    assert logged_progress.progress_of(folder, story("c-1", runs_in=("lib-3",))) is None
-    assert logged_progress.progress_of(folder, story("c-1", runs_in=("lib-4",))) is None
-    assert logged_progress.progress_of(folder, story("c-1")) is None
-    assert logged_progress.progress_of(folder, story("lib-3", runs_in=("lib-3",))) is None
+    assert explain.progress_of(folder, story("c-1", runs_in=("lib-3",))) is None
+    assert explain.progress_of(folder, story("c-1", runs_in=("lib-4",))) is None
+    assert explain.progress_of(folder, story("c-1")) is None
+    assert explain.progress_of(folder, story("lib-3", runs_in=("lib-3",))) is None
 
 
 @pytest.mark.parametrize(
@@ -453,7 +451,7 @@ def test_a_call_that_waits_or_prints_nothing_of_the_kind_has_no_progress(folder:
 )
 def test_blocks_are_judged_by_what_the_factory_says(tmp_path: Path, reason: str, kind: str, component: str) -> None:
     story = Story("b1", True, f"block of source pool, job 7: ended: {reason}", (StoryLine(1.0, f"ended: {reason}"),))
-    verdict = verdicts.verdict_of(SessionFolder(tmp_path), story)
+    verdict = explain.verdict_of(SessionFolder(tmp_path), story)
     assert verdict is not None
     assert (verdict.kind.value, verdict.component) == (kind, component)
 
@@ -467,7 +465,7 @@ def test_blocks_are_judged_by_what_the_factory_says(tmp_path: Path, reason: str,
 )
 def test_what_a_pilot_has_proved_is_not_contradicted(tmp_path: Path, said: str, component: str) -> None:
     text = f"ended without a result (infrastructure): devices, disks or networks failed it 3 times\n  p1: {said}"
-    verdict = verdicts.verdict_of(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
+    verdict = explain.verdict_of(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
     assert verdict is not None
     assert (verdict.kind.value, verdict.component) == ("infrastructure", component)
 
@@ -475,7 +473,7 @@ def test_what_a_pilot_has_proved_is_not_contradicted(tmp_path: Path, said: str, 
 def test_a_long_text_of_a_story_is_looked_through_at_once(tmp_path: Path) -> None:
     text = "raised an exception in your code after 1.0 s: ValueError: " + "x " * 20_000
     began = time.process_time()
-    verdicts.verdict_of(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
+    explain.verdict_of(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
     assert time.process_time() - began < 5
 
 

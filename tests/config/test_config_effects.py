@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.config import load_site, parse_site
+from stoker.config import load_site, load_sites, parse_site, read_sites, write_sites
 from stoker.errors import ConfigError
 from stoker.manager.factory.batches import dry_run
 from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Policy, Provider, ProviderKind, Site
-from stoker.site_files import load_sites, read_sites, write_sites
 
 VAIN = {
     '[provider]\nwalltime = "2 h"': "line 2: [provider] walltime has no effect: a pilot on this machine lasts",

@@ -11,10 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.config import Engine, ProviderKind, Site, load_site, parse_site, shipped_sites
+from stoker.config import (
+    Engine,
+    ProviderKind,
+    Site,
+    load_site,
+    load_sites,
+    parse_site,
+    read_sites,
+    shipped_sites,
+    write_sites,
+)
 from stoker.errors import ConfigError, UnitError
 from stoker.manager.live.attendants import source_of
-from stoker.site_files import load_sites, read_sites, write_sites
 
 SITES = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
 

@@ -23,14 +23,13 @@ from stoker.pilot.core.events import (
     OfferWeighed,
     Pinned,
     Probed,
+    ProbeVerdict,
     Signalled,
     Tick,
     TimerFired,
     WalltimeKnown,
 )
-from stoker.pilot.core.health import ProbeVerdict
-from stoker.pilot.core.state import PilotFacts
-from stoker.pilot.core.timers import Timers
+from stoker.pilot.core.state import PilotFacts, Timers
 from stoker.protocol import to_agent, wire
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import CallId, DeviceId, LibraryId

@@ -11,7 +11,7 @@ import msgspec
 from conformance.shell import Loads, Shell
 
 from stoker.contexts.recipe import Needs, ObjectRef
-from stoker.pilot.core.station import PROSPECT_S
+from stoker.pilot.core.memory import PROSPECT_S
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import LibraryId

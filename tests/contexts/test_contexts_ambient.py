@@ -12,7 +12,7 @@ from polling import PATIENCE_S
 
 import stoker.contexts as contexts
 from stoker.contexts import ambient, payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.errors import SerializationError, StokerError
 
 

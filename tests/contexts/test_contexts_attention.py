@@ -6,7 +6,7 @@ import pytest
 from lazily import lazily
 
 torch, attention, sampling = lazily(
-    "torch", "stoker.contexts.inference.attention", "stoker.contexts.sampling"
+    "torch", "stoker.contexts.inference.kernels", "stoker.contexts.sampling"
 )  # fmt: skip
 
 
@@ -37,8 +37,8 @@ def test_the_way_depends_on_the_processor_and_the_precision_alone(monkeypatch: p
         (False, True, attention.as_products),
         (False, False, attention.grouped_queries),
     ):
-        monkeypatch.setattr("stoker.contexts.inference.attention.multiplies_tiles", lambda tiles=tiles: tiles)
-        monkeypatch.setattr("stoker.contexts.inference.attention.multiplies_half", lambda half=half: half)
+        monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_tiles", lambda tiles=tiles: tiles)
+        monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda half=half: half)
         assert attention.decode_attention(torch.float32, cpu) is attention.as_products
         assert attention.decode_attention(torch.bfloat16, cpu) is expected
         assert attention.decode_attention(torch.bfloat16, gpu) is attention.ON_GPU

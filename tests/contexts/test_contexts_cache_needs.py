@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_model import write_tiny_model
 
-from stoker.contexts.cache_needs import with_cache
 from stoker.contexts.causal_lm import causal_lm
+from stoker.contexts.model_source import with_cache
 from stoker.contexts.recipe import Needs
 
 CONFIG = {

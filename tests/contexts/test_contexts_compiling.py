@@ -17,12 +17,12 @@ from lazily import lazily
 from tiny_encoder import write_tiny_encoder
 
 from stoker.contexts import ambient, encoder
+from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.loading import load_context
-from stoker.contexts.state import snapshot_folder
 from stoker.errors import ContextError
 
 compiling = lazily("stoker.contexts.compiling", needs="torch transformers")
-artifacts = lazily("stoker.contexts.compiled_artifacts", needs="torch transformers")
+artifacts = lazily("stoker.contexts.compiling", needs="torch transformers")
 BACKEND = "stoker.contexts.compiling.BACKEND"
 TEXTS = ["paris lies in france", "water boils", "paris"]
 

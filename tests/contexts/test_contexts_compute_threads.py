@@ -12,7 +12,7 @@ import pytest
 from lazily import lazily
 from polling import PATIENCE_S, polls
 
-torch, compute_threads = lazily("torch", "stoker.contexts.inference.compute_threads")
+torch, compute_threads = lazily("torch", "stoker.contexts.inference.core_share")
 
 
 def threads() -> int:

@@ -11,7 +11,7 @@ import pytest
 from lazily import lazily
 
 torch, graph_driver, step_graphs = lazily(
-    "torch", "graph_driver", "stoker.contexts.inference.step_graphs", needs="transformers"
+    "torch", "graph_driver", "stoker.contexts.inference.decode_graphs", needs="transformers"
 )
 
 CHANCE = random.Random(11)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stoker.contexts import ambient, encoder
+from stoker.contexts.encoder_facts import SentenceFacts, sentence_facts
 from stoker.contexts.loading import load_context, slots_of
-from stoker.contexts.sentence_facts import SentenceFacts, sentence_facts
 from stoker.errors import RecipeError
 
 WORDS = ("the", "claim", "is", "true", "false", "paris", "lies", "in", "france", "and", "water", "boils")

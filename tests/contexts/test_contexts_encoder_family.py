@@ -13,14 +13,7 @@ import msgspec
 import pytest
 from tiny_encoder import write_tiny_encoder
 
-from stoker.contexts import (
-    EncoderProfile,
-    ambient,
-    encoder,
-    encoder_family,
-    keep_encoder_profile,
-    token_counter,
-)
+from stoker.contexts import EncoderProfile, ambient, encoder, encoder_family, keep_encoder_profile, token_counter
 from stoker.contexts.length_profiles import LengthTime
 from stoker.contexts.loading import load_context
 from stoker.errors import InputTooLongError, RecipeError

@@ -10,14 +10,13 @@ from lazily import lazily
 
 from stoker.contexts.batching import Step
 from stoker.contexts.inference.adapter import GenerationRequest, InferenceEngine, NewToken, Sampling
-from stoker.contexts.inference.profiling import EngineProfiler
-from stoker.contexts.inference.step_collector import COLD_STEPS, StepCollector
+from stoker.contexts.inference.profiling import COLD_STEPS, EngineProfiler, StepCollector
 from stoker.contexts.step_times import StepSample, times_of
 from stoker.manager.sim.batch_run import TimedRequest, batch_run
 
 torch, transformers, forward, choosing, written = lazily(
     "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.choosing",
-    "stoker.contexts.inference.written",
+    "stoker.contexts.inference.adapter",
 )  # fmt: skip
 
 CHANCE = random.Random(11)

@@ -12,14 +12,8 @@ import pytest
 from memoryless_engine import MemorylessEngine
 
 from stoker.contexts import ambient
-from stoker.contexts.call_stop import CallStop, Evicted
-from stoker.contexts.inference.adapter import (
-    EngineLoad,
-    Finish,
-    GenerationRequest,
-    NewToken,
-    Sampling,
-)
+from stoker.contexts.ambient import CallStop, Evicted
+from stoker.contexts.inference.adapter import EngineLoad, Finish, GenerationRequest, NewToken, Sampling
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.errors import StokerError
 

@@ -12,7 +12,7 @@ from lazily import lazily
 
 torch, transformers, forward, choosing, decoder_module, written = lazily(
     "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.choosing",
-    "stoker.contexts.inference.decoder", "stoker.contexts.inference.written",
+    "stoker.contexts.inference.decoder", "stoker.contexts.inference.adapter",
 )  # fmt: skip
 
 SMALL = {

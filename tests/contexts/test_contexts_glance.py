@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.contexts import context, glance, payloads
+from stoker.contexts import context, payload_layout, payloads
 
 
 class Touches:
@@ -42,28 +42,28 @@ def packed(*args: Any, **kwargs: Any) -> bytes:
     ],
 )
 def test_a_calls_arguments_are_read_from_their_pickle(data: bytes, shown: str) -> None:
-    assert glance.of_payload(data) == shown
-    assert len(shown) <= glance.LONGEST
+    assert payload_layout.of_payload(data) == shown
+    assert len(shown) <= payload_layout.LONGEST
 
 
 def test_what_a_pickle_would_run_is_not_run(tmp_path: Path) -> None:
     touched = tmp_path / "ran"
-    assert glance.of_payload(packed(Touches(touched))) == "(<posix.system>)"
+    assert payload_layout.of_payload(packed(Touches(touched))) == "(<posix.system>)"
     assert not touched.exists()
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"B" * 40, b"\x80\x05.", b"no pickle", packed(1)[:-3]])
 def test_bytes_that_are_no_arguments_are_shown_as_nothing(data: bytes) -> None:
-    assert glance.of_payload(data) == ""
+    assert payload_layout.of_payload(data) == ""
 
 
 def test_secrets_are_not_shown() -> None:
     assert (
-        glance.of_payload(packed("gpt2", api_key="sk-1", hf_token="hf_2", n=1))
+        payload_layout.of_payload(packed("gpt2", api_key="sk-1", hf_token="hf_2", n=1))
         == "('gpt2', api_key=…, hf_token=…, n=1)"
     )
-    assert "hunter2" not in glance.of_payload(packed({"password": "hunter2"}))
-    assert glance.short_arguments(("gpt2", "sk-1"), {}, names=("model", "token")) == "('gpt2', …)"
+    assert "hunter2" not in payload_layout.of_payload(packed({"password": "hunter2"}))
+    assert payload_layout.short_arguments(("gpt2", "sk-1"), {}, names=("model", "token")) == "('gpt2', …)"
 
 
 @context

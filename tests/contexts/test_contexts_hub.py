@@ -17,7 +17,7 @@ pytest.importorskip("huggingface_hub")
 PROGRAM = """
     import logging, sys, time
     from huggingface_hub import hf_hub_download
-    from stoker.contexts.hub import HubWatch
+    from stoker.contexts.loading import HubWatch
 
     retries = []
     class Count(logging.Handler):

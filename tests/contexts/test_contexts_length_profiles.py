@@ -16,7 +16,7 @@ from stoker.contexts import EncoderProfile, keep_encoder_profile, kept_encoder_p
 from stoker.contexts.length_profiles import LengthTime, usual_lengths
 from stoker.errors import RecipeError
 
-profiling = lazily("stoker.contexts.length_profiling", needs="torch transformers")
+profiling = lazily("stoker.contexts.encoding", needs="torch transformers")
 
 
 def profile(seconds: Callable[[int], float], lengths: range = range(16, 257, 16), **more: Any) -> EncoderProfile:

@@ -8,7 +8,7 @@ import pytest
 from lazily import lazily
 
 torch, linear, choosing = lazily(
-    "torch", "stoker.contexts.inference.linear", "stoker.contexts.inference.choosing"
+    "torch", "stoker.contexts.inference.kernels", "stoker.contexts.inference.choosing"
 )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def test_a_wide_copy_gives_the_rounded_products_of_the_layers(rows: int, bias: b
 
 def test_a_processor_without_half_precision_gets_a_wide_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     for half, expected in ((True, (torch.bfloat16,)), (False, (torch.float32, torch.bfloat16))):
-        monkeypatch.setattr("stoker.contexts.inference.linear.multiplies_half", lambda half=half: half)
+        monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda half=half: half)
         assert linear.packed_dtypes(torch.bfloat16) == expected
         assert linear.packed_dtypes(torch.float32) == (torch.float32,)
         assert linear.packed_dtypes(torch.float16) == ()
@@ -60,7 +60,7 @@ def test_a_copy_is_made_where_there_is_room(
 ) -> None:
     model = torch.nn.Linear(25, 20, bias=False).bfloat16()  # 1,000 bytes; a wide copy has 2,000
     model.dtype = torch.bfloat16
-    monkeypatch.setattr("stoker.contexts.inference.linear.multiplies_half", lambda: False)
+    monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda: False)
     monkeypatch.setattr("stoker.contexts.ambient.device_memory_bytes", lambda: declared)
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Free", (), {"available": free})())
     found = choosing._packs(model)

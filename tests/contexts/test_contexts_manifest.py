@@ -23,8 +23,7 @@ from stoker.contexts.manifest import (
     proves,
     read_manifest,
 )
-from stoker.contexts.objects import manifest_of, object_of
-from stoker.contexts.published import Published, publish
+from stoker.contexts.objects import Published, manifest_of, object_of, publish
 from stoker.contexts.recipe import ObjectRef
 
 DIGEST = bytes(32)

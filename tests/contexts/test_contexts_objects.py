@@ -157,16 +157,16 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_a_remembered_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import stoker.contexts.objects as module
+    from stoker.contexts import objects
 
     file = tmp_path / "big"
     file.write_bytes(b"x" * 1000)
-    monkeypatch.setattr(module, "_RACY_NS", 0)
+    monkeypatch.setattr(objects, "_RACY_NS", 0)
     memo = tmp_path / "memo.sqlite"
     ref = object_of(file, memo=memo)
     reads = []
-    real = module._read_parts
-    monkeypatch.setattr(module, "_read_parts", lambda path: reads.append(path) or real(path))  # type: ignore[func-returns-value]
+    real = objects._read_parts
+    monkeypatch.setattr(objects, "_read_parts", lambda path: reads.append(path) or real(path))  # type: ignore[func-returns-value]
     assert object_of(file, memo=memo) == ref
     assert not reads
     file.write_bytes(b"y" * 1000)
@@ -194,15 +194,15 @@ def test_a_damaged_or_closed_memo_costs_only_time(tmp_path: Path) -> None:
 
 
 def test_a_manifest_is_kept_or_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import stoker.contexts.objects as module
+    from stoker.contexts import objects
 
     file = tmp_path / "f.gguf"
     file.write_bytes(b"weights")
     ref = object_of(file)
     kept = manifest_of(ref)
-    monkeypatch.setattr(module, "_kept", type(module._kept)())
+    monkeypatch.setattr(objects, "_kept", type(objects._kept)())
     assert manifest_of(ref) == kept
-    monkeypatch.setattr(module, "_kept", type(module._kept)())
+    monkeypatch.setattr(objects, "_kept", type(objects._kept)())
     file.write_bytes(b"changed")
     with pytest.raises(RecipeError, match="no longer has the content"):
         manifest_of(ref)

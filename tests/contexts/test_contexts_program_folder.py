@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 import stoker
-from stoker.contexts import causal_lm
-from stoker.contexts import program_folder as program_folders
-from stoker.contexts.program_folder import ProgramFolder, is_seen_here, program_folder, umask_now
+from stoker.contexts import causal_lm, folders
+from stoker.contexts.folders import ProgramFolder, is_seen_here, program_folder, umask_now
 from stoker.contexts.recipe import Recipe
 
 
@@ -55,7 +54,7 @@ def test_equal_inode_on_a_shared_disk_is_the_folder(tmp_path: Path, monkeypatch:
     for kind, seen in (("nfs4", True), ("lustre", True), ("ext4", False), ("tmpfs", False)):
         mount = f"1 2 {os.major(os.stat(tmp_path).st_dev)}:{os.minor(os.stat(tmp_path).st_dev)} / /x rw - {kind} y rw"
         (tmp_path / "mounts").write_text(f"0 2 0:0 / /y rw - proc z rw\n{mount}\n")
-        monkeypatch.setattr(program_folders, "_MOUNTS", str(tmp_path / "mounts"))
+        monkeypatch.setattr(folders, "_MOUNTS", str(tmp_path / "mounts"))
         assert is_seen_here(home) is seen, kind
 
 
@@ -68,7 +67,7 @@ def test_private_mount_of_a_node_is_not_the_programs_folder(tmp_path: Path) -> N
     (tmp_path / "node").mkdir()
     (tmp_path / "home").write_bytes(msgspec.msgpack.encode(_folder(tmp_path / "run")))
     look = (
-        "import msgspec, sys\nfrom stoker.contexts.program_folder import *\n"
+        "import msgspec, sys\nfrom stoker.contexts.folders import *\n"
         "print(is_seen_here(msgspec.msgpack.decode(open(sys.argv[1], 'rb').read(), type=ProgramFolder)))"
     )
     for mount, seen in (("true", "True"), (f"mount --bind {tmp_path}/node {tmp_path}/run", "False")):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker.contexts.runtime_lengths import LEAST_GAIN, LengthProfile, choose_lengths
+from stoker.contexts.length_profiles import LEAST_GAIN, LengthProfile, choose_lengths
 
 
 def profile(seconds: Callable[[int], float], *, step: int = 16, longest: int = 512) -> list[LengthProfile]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from lazily import lazily
 
-from stoker.contexts.state import snapshot_folder
+from stoker.contexts.folders import snapshot_folder
 
 snapshot = lazily("stoker.contexts.snapshot", needs="torch transformers")
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.contexts.step_lines import StepSeconds
-from stoker.contexts.step_times import StepCell, StepModel, StepTable, StepTimes
+from stoker.contexts.step_times import StepCell, StepModel, StepSeconds, StepTable, StepTimes
 
 GRID = st.builds(
     lambda rows, lengths, seconds: tuple(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.contexts.batching import Step
-from stoker.contexts.inference.step_collector import StepCollector
+from stoker.contexts.inference.profiling import StepCollector
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.step_times import (
     MOST_CELLS,

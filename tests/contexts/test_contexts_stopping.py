@@ -14,7 +14,7 @@ from tiny_encoder import write_tiny_encoder
 from tiny_model import write_tiny_model
 
 from stoker.contexts import ambient, causal_lm, encoder
-from stoker.contexts.call_stop import CallStop, Evicted, comes_of_stop
+from stoker.contexts.ambient import CallStop, Evicted, comes_of_stop
 from stoker.contexts.loading import load_context
 
 torch = lazily("torch", needs="transformers")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from lazily import lazily
 
+from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.snapshot import load_parts
-from stoker.contexts.state import snapshot_folder
 
 torch, transformers, streamed_model = lazily("torch", "transformers", "stoker.contexts.streamed_model")
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from stoker.contexts.token_text import TokenText, token_text
+from stoker.contexts.prompts import TokenText, token_text
 
 LOST = "\N{REPLACEMENT CHARACTER}"
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from stoker.contexts import carried_modules, editable, payloads, user_code, user_modules
+from stoker.contexts import carried_modules, payloads, user_code, user_modules
 from stoker.contexts.carried_modules import NO_MODULES
 from stoker.contexts.code_payloads import dumps_arguments, dumps_code, loads_code, names_carried
 from stoker.contexts.digest import digest_of
-from stoker.contexts.preload import import_for, modules_of
+from stoker.contexts.loading import import_for, modules_of
 from stoker.errors import SerializationError
 
 PROGRAM = """
@@ -61,7 +61,7 @@ def own_modules() -> Iterator[None]:
             del sys.modules[name]
     sys.path[:], sys.meta_path[:] = path, finders
     carried_modules._imported_at.clear()
-    editable._stamps.clear()
+    user_modules._stamps.clear()
     carried_modules._finder.base = NO_MODULES
     NO_MODULES.enter()
     carried_modules._here.clear()
@@ -320,7 +320,7 @@ def edit(file: Path, text: str) -> None:
     """Write a file so that its time of change is another one, and let stamps be taken again."""
     file.write_text(text)
     os.utime(file, ns=(1, file.stat().st_mtime_ns + 10**9))
-    editable._stamps.clear()
+    user_modules._stamps.clear()
 
 
 def test_a_linked_package_that_was_edited_is_imported_anew(linked: Path) -> None:

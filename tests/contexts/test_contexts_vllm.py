@@ -25,7 +25,7 @@ from engine_contract import EngineContract, EngineDriver
 from lazily import lazily
 
 from stoker.contexts import ambient, causal_lm
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.contexts.causal_lm import default_model
 from stoker.contexts.loading import load_context
 from stoker.errors import RecipeError, StokerError

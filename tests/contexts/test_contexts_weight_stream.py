@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lazily import lazily
 
-torch, safetensors_torch, weight_stream = lazily("torch", "safetensors.torch", "stoker.contexts.weight_stream")
+torch, safetensors_torch, weight_stream = lazily("torch", "safetensors.torch", "stoker.contexts.streamed_model")
 
 FLOATING = ("float32", "bfloat16", "float16", "float64")
 DTYPES = (*FLOATING, "int64", "int32", "uint8", "bool")

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.contexts.inference.adapter import Finish
-from stoker.contexts.inference.written import Written
+from stoker.contexts.inference.adapter import Finish, Written
 
 END = 256
 

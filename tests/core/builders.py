@@ -8,8 +8,19 @@ from typing import Any, TypeVar
 from core.desk import SESSION, Desk
 
 from stoker.contexts.recipe import BARE, Needs, Recipe
-from stoker.manager.core.commands import Command, EndManager, SetTimer, ToClient, ToPilot
-from stoker.manager.core.events import FromClient, FromPilot, PilotCut, PilotLost, SessionDefined, TimerFired
+from stoker.manager.core.events import (
+    Command,
+    EndManager,
+    FromClient,
+    FromPilot,
+    PilotCut,
+    PilotLost,
+    SessionDefined,
+    SetTimer,
+    TimerFired,
+    ToClient,
+    ToPilot,
+)
 from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say

@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 
 from stoker.manager.core import actions
-from stoker.manager.core.commands import Command
-from stoker.manager.core.core import Core
-from stoker.manager.core.events import Event
+from stoker.manager.core.events import Command, Event
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Action, Policies
-from stoker.manager.core.validate import validate
 from stoker.manager.live import pickled
 from stoker.manager.live.past import policies_modules
 from stoker.manager.policies import default_policies
+from stoker.manager.sim.validate import validate
 
 SESSION = "k3v9"
 MakePolicies = Callable[[], Policies]

@@ -17,8 +17,7 @@ from core.builders import SESSION, devices
 from core.desk import Desk
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core.commands import Command, ToPilot
-from stoker.manager.core.events import FromClient, FromPilot, PilotCut, PilotLost
+from stoker.manager.core.events import Command, FromClient, FromPilot, PilotCut, PilotLost, ToPilot
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
 from stoker.protocol.ids import BlockId, ClientId

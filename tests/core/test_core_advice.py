@@ -9,20 +9,24 @@ import msgspec
 import pytest
 from core.builders import SESSION, Cluster, devices, recipe
 
-from stoker.manager.core import actions, printing, verdicts
-from stoker.manager.core.commands import AskAdvice
+from stoker.manager.core import actions, blame
 from stoker.manager.core.events import (
+    About,
     AdviceArrived,
+    AskAdvice,
     ContextAdvice,
     CostAdvice,
     FormerAdvice,
     ManagerRestarted,
+    OfContext,
+    OfFailure,
+    OfFunction,
+    OfPace,
     PaceAdvice,
     VerdictAdvice,
 )
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Quarantine
-from stoker.manager.core.subjects import About, OfContext, OfFailure, OfFunction, OfPace
 from stoker.manager.policies.dispatch import ShortestFirst
 from stoker.manager.policies.named import named
 from stoker.protocol import to_client, to_pilot, wire
@@ -186,7 +190,7 @@ def test_a_failure_is_asked_about_with_its_log_and_what_was_raised(cluster: Make
     assert not c.ended["1"].ok  # the user has it already
 
 
-@pytest.mark.parametrize("kind", sorted(verdicts.UNASKED, key=lambda each: each.value))
+@pytest.mark.parametrize("kind", sorted(blame.UNASKED, key=lambda each: each.value))
 def test_ends_that_somebody_wanted_are_not_asked_about(cluster: Make, kind: FailureKind) -> None:
     c = cluster(pilots=1).call("1").ready()
     library = c.library()
@@ -202,7 +206,7 @@ def test_a_call_is_judged_by_its_own_part_of_the_log_alone(cluster: Make) -> Non
     c.report("p1", say.CallsEnded(library.id, [CallEnd(c.ids["1"], False, failure=died)]))
     (question,) = asked(c, OfFailure)
     assert (question.log, question.start, question.end) == ("", 0, 0)
-    c.call("2").wait(verdicts.SOON_S).report(
+    c.call("2").wait(blame.SOON_S).report(
         "p1",
         say.CallsEnded(
             library.id,
@@ -219,11 +223,11 @@ def test_a_sweep_whose_calls_all_fail_asks_twice_and_then_once_a_minute(cluster:
     failed(c, "1")
     c.end("2", ok=False)
     assert asked(c, OfFailure) == []
-    c.wait(verdicts.SOON_S).end("3", ok=False)
+    c.wait(blame.SOON_S).end("3", ok=False)
     assert len(asked(c, OfFailure)) == 1
-    c.wait(verdicts.SOON_S).end("4", ok=False)
+    c.wait(blame.SOON_S).end("4", ok=False)
     assert asked(c, OfFailure) == []
-    c.wait(verdicts.AGAIN_S).end("5", ok=False)
+    c.wait(blame.AGAIN_S).end("5", ok=False)
     assert len(asked(c, OfFailure)) == 1
 
 
@@ -232,7 +236,7 @@ def test_a_load_that_fails_is_asked_about(cluster: Make) -> None:
     c.fail_load(c.library(context="a"))
     (question,) = asked(c, OfFailure)
     assert isinstance(question.about, OfFailure)
-    assert question.about.call == verdicts.NO_CALL
+    assert question.about.call == blame.NO_CALL
     assert question.name.startswith("a")
 
 
@@ -262,7 +266,7 @@ def black_hole(cluster: Make, *, pilots: int = 3) -> tuple[Cluster, str]:
     judge(c, failed(c, "1").about)
     assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
     again = c.held(bad)[0]
-    c.wait(verdicts.AGAIN_S)
+    c.wait(blame.AGAIN_S)
     judge(c, failed(c, again).about)
     return c, bad
 
@@ -333,7 +337,7 @@ def test_what_fails_on_every_pilot_is_no_pilots_fault(cluster: Make) -> None:
     c = cluster(pilots=3).calls(9).ready()
     for name in ("1", "2", "3"):
         judge(c, failed(c, name).about)
-    c.wait(verdicts.AGAIN_S)
+    c.wait(blame.AGAIN_S)
     for pilot in ("p1", "p2", "p3"):
         judge(c, failed(c, c.held(pilot)[0]).about)
     assert not any(device.fault for pilot in c.core.state.pilots.values() for device in pilot.devices.values())
@@ -348,7 +352,7 @@ def test_user_errors_and_doubtful_verdicts_quarantine_nothing(cluster: Make) -> 
     ):
         for _ in range(3):
             judge(c, failed(c, c.held(bad)[0]).about, verdict)
-            c.wait(verdicts.AGAIN_S)
+            c.wait(blame.AGAIN_S)
     assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
 
 
@@ -356,7 +360,7 @@ def test_of_a_gpu_that_is_lost_only_that_device_is_quarantined(cluster: Make) ->
     c = cluster(pilots=1, devices_each=2).calls(6).ready()
     library = c.holders("1")[0]
     judge(c, failed(c, "1").about, GPU)
-    c.wait(verdicts.AGAIN_S)
+    c.wait(blame.AGAIN_S)
     judge(c, failed(c, next(c.names[id] for id in library.held)).about, GPU)
     faults = {device.id: bool(device.fault) for device in c.pilot().devices.values()}
     assert faults == {device.id: device in library.devices for device in c.pilot().devices.values()}
@@ -378,7 +382,7 @@ def printing_pilot(cluster: Make) -> Cluster:
 def test_a_call_that_runs_for_a_while_and_says_nothing_is_asked_about(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
-    c.wait(2 * printing.EVERY_S + 1)
+    c.wait(2 * blame.EVERY_S + 1)
     question = asked(c, OfPace)[0]
     assert question.about == OfPace(library.id, c.ids["1"])  # type: ignore[arg-type]
     assert question.log == f"/logs/p1/lib-{library.id}.log"
@@ -393,7 +397,7 @@ def test_a_call_that_runs_for_a_while_and_says_nothing_is_asked_about(cluster: M
 def test_a_call_that_says_how_far_it_is_is_not_asked_about(cluster: Make) -> None:
     c = printing_pilot(cluster)
     c.report("p1", say.CallsProgress(c.library().id, [CallProgress(c.ids["1"], 1.0, 2.0)]))  # type: ignore[arg-type]
-    c.wait(5 * printing.EVERY_S)
+    c.wait(5 * blame.EVERY_S)
     assert asked(c, OfPace) == []
 
 
@@ -401,7 +405,7 @@ def test_a_call_that_follows_another_one_is_asked_about_from_where_that_has_prin
     c = printing_pilot(cluster)
     library = c.library()
     end = CallEnd(c.ids["1"], True, b"", 1.0, printed=Printed("/logs/p1/lib-1.log", 10, 400))
-    c.report("p1", say.CallsEnded(library.id, [end])).call("2").wait(3 * printing.EVERY_S)
+    c.report("p1", say.CallsEnded(library.id, [end])).call("2").wait(3 * blame.EVERY_S)
     question = asked(c, OfPace)[0]
     assert (question.about, question.start) == (OfPace(library.id, c.ids["2"]), 400)
     c.tell("ana", say.AskStory(show_call(c.ids["2"])), numbered=False)
@@ -427,13 +431,13 @@ def test_a_pace_that_cannot_be_is_not_believed(cluster: Make) -> None:
 
 def test_no_timer_is_left_when_nothing_runs(cluster: Make) -> None:
     c = printing_pilot(cluster)
-    c.end("1").wait(2 * printing.EVERY_S)
-    assert printing.TIMER not in c.core.state.timers
+    c.end("1").wait(2 * blame.EVERY_S)
+    assert blame.PRINTING_TIMER not in c.core.state.timers
 
 
 def test_pilots_without_logs_need_no_timer(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
-    assert printing.TIMER not in c.core.state.timers
+    assert blame.PRINTING_TIMER not in c.core.state.timers
     assert c.hears("p1", to_pilot.RunCalls)
 
 

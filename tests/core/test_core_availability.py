@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from core.builders import Cluster
 
-from stoker.manager.core.commands import RecordPilots, RecordStay, RecordWait
+from stoker.manager.core.events import RecordPilots, RecordStay, RecordWait
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source

@@ -9,12 +9,12 @@ import pytest
 from core.builders import SESSION, Cluster, devices, recipe
 
 from stoker.manager.core.events import ClientGone, FactoryTrouble, SessionDefined
-from stoker.manager.core.phases import PilotState
+from stoker.manager.core.nouns import PilotState
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason, Rule, Source
 from stoker.protocol.ids import ClientId
-from stoker.protocol.show_blocks import coming
+from stoker.protocol.show_status import blocks_without_pilot
 
 Make = Callable[..., Cluster]
 OPEN = Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
@@ -553,7 +553,7 @@ def test_a_suspended_job_is_not_said_to_bring_no_pilot(cluster: Make) -> None:
     c = cluster().sources(OPEN).calls(1)
     c.block("b1", phase=BlockPhase.RUNNING, reason="suspended").wait(900.0)
     assert "without a pilot" not in c.story("b1")
-    assert "1 suspended by the batch system" in coming(c.status().jobs)
+    assert "1 suspended by the batch system" in blocks_without_pilot(c.status().jobs)
 
 
 def test_blocks_that_are_asked_for_once_are_not_replaced(cluster: Make) -> None:

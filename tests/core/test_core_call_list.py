@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 from core.builders import Cluster, recipe
 
-from stoker.manager.core import ending, failure_groups
+from stoker.manager.core import ending
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.protocol.listed import ListedState
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, ListedState
 
 Make = Callable[..., Cluster]
 
@@ -106,26 +105,26 @@ def test_failed_calls_are_grouped_by_function_exception_and_line(cluster: Make) 
 
 
 def test_failures_of_too_many_kinds_are_counted_together(cluster: Make) -> None:
-    count = failure_groups.MOST + 3
+    count = ending.MOST + 3
     c = cluster(pilots=1).calls(count).ready()
     for n in range(1, count + 1):
         fail(c, str(n), f"Error{n}: it failed")
     c.forget()
     found = ask(c)
-    assert len(found.groups) == failure_groups.MOST + 1
+    assert len(found.groups) == ending.MOST + 1
     assert (found.groups[0].error, found.groups[0].count) == ("other failures", 3)
     assert sum(group.count for group in found.groups) == found.failed == count
 
 
 def test_a_failure_that_does_not_count_leaves_its_group(cluster: Make) -> None:
     """Also the group of those that are counted together."""
-    count = failure_groups.MOST + 1
+    count = ending.MOST + 1
     c = cluster(pilots=1).calls(count).ready()
     for n in range(1, count + 1):
         fail(c, str(n), f"Error{n}: it failed")
     state = copy.deepcopy(c.core.state)
     for n in (1, count):
         ending.forget_failure(state, CallEnd(c.ids[str(n)], False, raised=f"Error{n}: it failed"))
-    groups = failure_groups.listed(state)
+    groups = ending.list_failure_groups(state)
     assert sum(group.count for group in groups) == state.failures == count - 2
     assert "other failures" not in {group.error for group in groups}

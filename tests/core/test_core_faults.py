@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from core.builders import Cluster, recipe
 
-from stoker.manager.core import faults
-from stoker.manager.core.phases import CallState
+from stoker.manager.core import retries
+from stoker.manager.core.nouns import CallState
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.ids import show_call
@@ -73,7 +73,7 @@ def test_a_call_that_is_crowded_out_everywhere_ends_with_that_reason(cluster: Ma
         c.wait(60).ready().wait(1)
     failure = c.ended["1"].failure
     assert failure is not None
-    assert max(map(met.count, met)) == faults.MOST_THERE
+    assert max(map(met.count, met)) == retries.MOST_THERE
     assert (failure.kind, failure.message.count("no memory left")) == (FailureKind.INFRASTRUCTURE, len(met))
 
 
@@ -127,7 +127,7 @@ def test_it_ends_after_three_pilots_with_the_evidence_and_its_last_exception(clu
 
 def test_it_ends_after_three_tries_on_the_only_pilot(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
-    for _ in range(faults.MOST_THERE):
+    for _ in range(retries.MOST_THERE):
         assert "1" not in c.ended
         fault(c, "1")
         c.wait(60)
@@ -221,4 +221,4 @@ def test_a_file_server_that_is_down_ends_every_call_and_leaves_no_timer(cluster:
     assert len(c.ended) == count
     assert all(end.failure is not None for end in c.ended.values())
     c.wait(60)
-    assert [key for key in c.core.state.timers if key.startswith(faults.TIMER)] == []
+    assert [key for key in c.core.state.timers if key.startswith(retries.FAULTS_TIMER)] == []

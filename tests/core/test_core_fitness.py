@@ -9,7 +9,7 @@ import pytest
 from core.builders import Cluster, recipe
 
 from stoker.contexts.recipe import ObjectRef, Recipe
-from stoker.manager.core import cache_room, fitness
+from stoker.manager.core import blame, pilot_reports
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
@@ -147,7 +147,7 @@ def test_pilots_that_became_unfit_at_different_times_are_each_tried_again_before
 
 def test_a_pilot_is_tried_again_after_a_while_and_each_time_later(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready().join("p2").calls(8, context="a")
-    for again_s in (*fitness.AGAIN_S, fitness.AGAIN_S[-1]):
+    for again_s in (*blame.UNFIT_RETRY_S, blame.UNFIT_RETRY_S[-1]):
         run_out(c, "p2")
         c.wait(again_s - 2)
         assert c.lives_on("a") == ["p1"]
@@ -157,7 +157,7 @@ def test_a_pilot_is_tried_again_after_a_while_and_each_time_later(cluster: Make)
         assert not c.status().trouble
     c.ready()
     c.die(c.library("p2", "a"), failure=full("p2"))
-    c.wait(fitness.AGAIN_S[0] + 2)
+    c.wait(blame.UNFIT_RETRY_S[0] + 2)
     assert c.lives_on("a") == ["p1", "p2"], "it has worked there meanwhile: the first try comes soon again"
 
 
@@ -167,8 +167,8 @@ def test_a_library_that_ends_for_its_pilots_lack_is_no_call_s_fault(cluster: Mak
         library = next(iter(c.context("a").libraries.values()))
         c.die(library, "1", failure=full(library.pilot.id))
         assert c.the_call("1").kills == 0
-        fitness.forgive(c.pilot("p1"), "a")
-        fitness.forgive(c.pilot("p2"), "a")
+        blame.forgive_pilot(c.pilot("p1"), "a")
+        blame.forgive_pilot(c.pilot("p2"), "a")
         c.wait(2).ready()
         c.by_hand = True
     assert c.ended == {}
@@ -211,7 +211,7 @@ def test_idle_libraries_end_for_a_context_whose_files_have_no_room_beside_theirs
     in_use(c, "c", lacks="3 GB")
     assert states(c, "a", "b") == ["stopping", "ready"], "the one that was used longest ago, and no other"
     ended(c, "a")
-    c.wait(cache_room.ENDING_S + 0.1).ready().end("c1")
+    c.wait(pilot_reports.ENDING_S + 0.1).ready().end("c1")
     assert c.ended["c1"].ok
 
 
@@ -229,7 +229,7 @@ def test_calls_wait_for_busy_libraries_to_let_go_of_the_cache_and_no_idle_one_en
     c.call("long", context="a").ready().call("b1", context="b")
     for _ in range(30):
         in_use(c, "b", lacks="6 GB")
-        c.wait(cache_room.BUSY_S + 0.1)
+        c.wait(pilot_reports.BUSY_S + 0.1)
     assert states(c, "a", "z") == ["ready", "ready"]
     assert "b1" not in c.ended
     assert len(c.core.state.pilots["p1"].notes) < 10  # type: ignore[index]
@@ -237,7 +237,7 @@ def test_calls_wait_for_busy_libraries_to_let_go_of_the_cache_and_no_idle_one_en
     in_use(c, "b", lacks="6 GB")
     assert states(c, "a", "z") == ["stopping", "ready"]
     ended(c, "a")
-    c.wait(cache_room.ENDING_S + 0.1).ready().end("b1")
+    c.wait(pilot_reports.ENDING_S + 0.1).ready().end("b1")
     assert c.ended["b1"].ok
 
 

@@ -10,13 +10,10 @@ from core.builders import DIED, Cluster, devices
 from core.builders import cluster as make_cluster
 
 from stoker.manager.core import actions, gangs
-from stoker.manager.core.commands import RecordPace
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
-from stoker.manager.core.nouns import Gang
-from stoker.manager.core.paces import Paces, work_of
-from stoker.manager.core.phases import CallState
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext, RecordPace
+from stoker.manager.core.nouns import CallState, Gang
+from stoker.manager.core.per_context import Paces, work_of
 from stoker.manager.core.seams import Forecast, PolicyError
-from stoker.manager.core.subjects import OfContext
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import Source

@@ -9,10 +9,9 @@ import pytest
 from core.builders import SESSION, Cluster, recipe
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core.commands import DiscardObject
-from stoker.manager.core.departures import KEPT_S, MOST_KEPT_BYTES, SETTLE_S
-from stoker.manager.core.events import ClientGone, SessionKept
-from stoker.manager.core.validate import validate
+from stoker.manager.core.clients import KEPT_S, MOST_KEPT_BYTES, SETTLE_S
+from stoker.manager.core.events import ClientGone, DiscardObject, SessionKept
+from stoker.manager.sim.validate import validate
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd

@@ -8,7 +8,7 @@ import msgspec
 from core.builders import SESSION, Cluster, devices, recipe
 
 from stoker.contexts.recipe import Recipe
-from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
 from stoker.protocol.blocks import BlockPhase, Rule, Source

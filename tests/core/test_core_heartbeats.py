@@ -8,7 +8,7 @@ import pytest
 from core.builders import Cluster
 
 from stoker.manager.core.events import FromPilot
-from stoker.manager.core.heartbeats import RECORD_S, is_heartbeat, must_be_recorded
+from stoker.manager.core.pilot_reports import RECORD_S, is_heartbeat, must_be_recorded
 from stoker.protocol import to_manager as say
 
 Make = Callable[..., Cluster]

@@ -9,8 +9,8 @@ from core.builders import Cluster, devices, recipe
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepSample, times_of
-from stoker.manager.core.commands import RecordLoad, RecordSteps
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.events import RecordLoad, RecordSteps
+from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Load, PolicyError, Resize, Unload
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot

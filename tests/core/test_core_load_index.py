@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.manager.core.load_index import CLOSED, FREE, FULL, LoadIndex
+from stoker.manager.core.per_context import CLOSED, FREE, FULL, LoadIndex
 from stoker.protocol.ids import LibraryId
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from core.builders import Cluster
 
-from stoker.manager.core import losses
-from stoker.manager.core.commands import RecordStay
+from stoker.manager.core import blocks
+from stoker.manager.core.events import RecordStay
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source
 from stoker.protocol.ids import PilotId
@@ -27,7 +27,7 @@ def recorded(c: Cluster) -> list[tuple[PilotEnd, LossReason | None]]:
 
 
 def gone(c: Cluster, name: str = "p1") -> bool | None:
-    return losses.explained(c.core.state.gone_pilots[PilotId(name)])
+    return blocks.record_explained(c.core.state.gone_pilots[PilotId(name)])
 
 
 def test_a_pilot_that_leaves_in_good_order_because_its_job_is_preempted_is_lost(cluster: Make) -> None:
@@ -59,14 +59,14 @@ def test_a_job_that_runs_again_explains_no_later_loss(cluster: Make) -> None:
     c = running(cluster).block("b1", phase=BlockPhase.PENDING, loss=LossReason.PREEMPTED).lose("p1")
     c.block("b1", phase=BlockPhase.RUNNING).join("p2", block="b1").lose("p2")
     assert c.status().losses == {"preempted": 1, "unexplained": 1}
-    c.wait(losses.SETTLE_S + 1.0)
+    c.wait(blocks.SETTLE_S + 1.0)
     assert (gone(c), gone(c, "p2")) == (True, False)
 
 
 def test_a_loss_that_nobody_explains_is_settled_after_a_minute(cluster: Make) -> None:
     c = running(cluster).lose("p1")
     assert (gone(c), recorded(c)) == (None, [])
-    c.wait(losses.SETTLE_S + 1.0)
+    c.wait(blocks.SETTLE_S + 1.0)
     assert (gone(c), recorded(c)) == (False, [(PilotEnd.LOST, LossReason.UNEXPLAINED)])
 
 
@@ -78,7 +78,7 @@ def test_a_job_that_ends_without_a_reason_settles_its_losses(cluster: Make) -> N
 def test_a_pilot_that_dies_at_the_end_of_its_walltime_is_explained_by_it(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", ends_in_s=40.0)
     c.now += 35.0
-    c.lose("p1").wait(losses.SETTLE_S + 1.0)
+    c.lose("p1").wait(blocks.SETTLE_S + 1.0)
     assert c.status().losses == {"out of walltime": 1}
     assert recorded(c) == [(PilotEnd.WALLTIME, LossReason.WALLTIME)]
 
@@ -87,7 +87,7 @@ def test_a_pilot_that_comes_back_was_not_lost(cluster: Make) -> None:
     c = running(cluster).lose("p1").come_back("p1")
     assert (c.status().lost_pilots, c.status().losses) == (0, {})
     assert c.status().jobs[0].pilots == ("p1",)
-    c.wait(losses.SETTLE_S + 1.0)
+    c.wait(blocks.SETTLE_S + 1.0)
     assert recorded(c) == []
 
 

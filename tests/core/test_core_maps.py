@@ -7,7 +7,7 @@ from collections.abc import Callable
 from core.builders import Cluster, recipe
 
 from stoker.manager.core.events import ClientGone
-from stoker.manager.core.maps import MOST_MAPS
+from stoker.manager.core.outlook import MOST_MAPS
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.show_status import render

@@ -8,7 +8,7 @@ from core.told import BIG, SMALL, Peers, library
 
 from stoker.contexts.recipe import Awareness, ObjectRef
 from stoker.manager.core.events import ManagerRestarted
-from stoker.manager.core.peers import Limits
+from stoker.manager.core.transfers import Limits
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
 from stoker.protocol.ids import RecipeKey

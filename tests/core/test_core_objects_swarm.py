@@ -8,8 +8,8 @@ from core.builders import SESSION
 from core.swarm import PART_BYTES, Swarm
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import FromPilot, PilotLost
+from stoker.manager.core.reactor import Core
 from stoker.manager.policies import default_policies
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire

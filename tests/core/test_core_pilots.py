@@ -7,9 +7,8 @@ from collections.abc import Callable
 import msgspec
 from core.builders import BROKEN, SESSION, Cluster, recipe
 
-from stoker.manager.core.commands import RecordRuns
-from stoker.manager.core.events import ManagerRestarted, TimerFired
-from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.events import ManagerRestarted, RecordRuns, TimerFired
+from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.manager.core.seams import Resize
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire

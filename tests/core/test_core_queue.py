@@ -8,10 +8,9 @@ import random
 import pytest
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.core.client import Client
-from stoker.manager.core.cost import Cost
-from stoker.manager.core.nouns import Call, Context, Group
-from stoker.manager.core.queue import Queue
+from stoker.manager.core.call_queue import Queue
+from stoker.manager.core.nouns import Call, Client, Context, Group
+from stoker.manager.core.per_context import Cost
 from stoker.protocol.calls import CallOptions, CallSpec, Objective
 from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey
 from stoker.protocol.to_pilot import FunctionBlob

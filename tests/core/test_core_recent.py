@@ -6,13 +6,13 @@ from collections import deque
 
 import pytest
 
-from stoker.protocol import recent
+from stoker.protocol import pace
 
 
-def bursts(period_s: int, *, until: int, count: int = 8) -> recent.Counts:
-    counts: recent.Counts = deque()
+def bursts(period_s: int, *, until: int, count: int = 8) -> pace.Counts:
+    counts: pace.Counts = deque()
     for second in range(0, until, period_s):
-        recent.add(counts, count, now=float(second))
+        pace.count_recent(counts, count, now=float(second))
     return counts
 
 
@@ -20,21 +20,21 @@ def bursts(period_s: int, *, until: int, count: int = 8) -> recent.Counts:
 def test_rate_is_the_same_between_two_bursts(period_s: int) -> None:
     for now in range(100, 100 + period_s):
         counts = bursts(period_s, until=now + 1)
-        rate = recent.per_second(counts, now=now + 0.5)
+        rate = pace.recent_per_second(counts, now=now + 0.5)
         assert rate == pytest.approx(8 / period_s, rel=0.05), "it once swung by a factor of two"
 
 
 def test_rate_falls_when_a_burst_is_missing() -> None:
     counts = bursts(5, until=100)
-    rates = [recent.per_second(counts, now=float(now)) for now in (96, 105, 110, 120, 124)]
+    rates = [pace.recent_per_second(counts, now=float(now)) for now in (96, 105, 110, 120, 124)]
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < rates[0] / 2
-    assert recent.per_second(counts, now=130.0) == 0.0
+    assert pace.recent_per_second(counts, now=130.0) == 0.0
 
 
 def test_first_results_count_from_their_second() -> None:
-    counts: recent.Counts = deque()
-    assert recent.per_second(counts, now=5.0) == 0.0
-    recent.add(counts, 2, now=7.2)
-    assert recent.per_second(counts, now=7.9) == 2.0
-    assert recent.per_second(counts, now=11.0) == 0.5
+    counts: pace.Counts = deque()
+    assert pace.recent_per_second(counts, now=5.0) == 0.0
+    pace.count_recent(counts, 2, now=7.2)
+    assert pace.recent_per_second(counts, now=7.9) == 2.0
+    assert pace.recent_per_second(counts, now=11.0) == 0.5

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from core.builders import Cluster, recipe
 
-from stoker.manager.core import pilots
+from stoker.manager.core import pilot_reports
 from stoker.manager.core.events import FromPilot
-from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
 
@@ -186,7 +186,7 @@ def test_a_hello_from_before_a_call_was_given_back_does_not_hold_it(cluster: Mak
 
 def test_a_pilot_whose_hellos_never_get_newer_is_taken_as_it_is(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().end("c1").cut("p1").forget()
-    for _ in range(pilots.MOST_HELLOS):
+    for _ in range(pilot_reports.MOST_HELLOS):
         c.come_back("p1", acknowledged=0, lib1=())
         c.hears("p1", to_pilot.HelloAgain)
     c.come_back("p1", acknowledged=0, lib1=())

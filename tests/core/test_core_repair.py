@@ -9,9 +9,8 @@ import pytest
 from core.builders import SESSION, Cluster, cluster, devices, recipe
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.core.commands import DiscardObject
-from stoker.manager.core.events import ManagerRestarted, RecordsLost, SessionDefined
-from stoker.manager.core.phases import CallState, LibraryState
+from stoker.manager.core.events import DiscardObject, ManagerRestarted, RecordsLost, SessionDefined
+from stoker.manager.core.nouns import CallState, LibraryState
 from stoker.manager.core.state import JOURNAL_LOST
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from core.builders import Cluster, devices, recipe
 
 from stoker.manager.core import outlook
-from stoker.manager.core.commands import RecordLoad
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
-from stoker.manager.core.subjects import OfContext
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext, RecordLoad
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
 from stoker.protocol.show_status import render
@@ -72,8 +70,8 @@ def test_forecasts_count_on_what_the_last_library_has_said(cluster: Make) -> Non
     c.end("first", run_s=100.0).lose("p1").calls(8, context="a")
     c.join("p2", of=devices(1, kind="A10"))
     c.lose("p2")
-    assert outlook.of_context(c.core.state, c.context("a")) >= 8 / 4 * 100.0
-    assert outlook.of_context(c.core.state, c.context("a")) < 8 * 100.0
+    assert outlook.context_outlook_s(c.core.state, c.context("a")) >= 8 / 4 * 100.0
+    assert outlook.context_outlook_s(c.core.state, c.context("a")) < 8 * 100.0
 
 
 def test_what_an_earlier_session_measured_is_taken_until_a_library_says_it(cluster: Make) -> None:

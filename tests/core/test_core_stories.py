@@ -9,10 +9,10 @@ import msgspec
 from core.builders import BROKEN, Cluster, devices, recipe
 
 from stoker.contexts.recipe import Needs
-from stoker.manager.cli.printed import nothing_kept
+from stoker.manager.cli.logs import nothing_kept
 from stoker.manager.core import report
 from stoker.manager.core.events import ManagerRestarted
-from stoker.protocol import show_story
+from stoker.protocol import show_status
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Source
 from stoker.protocol.calls import CallSpec
@@ -39,13 +39,13 @@ def test_a_block_of_the_program_itself_is_called_b0_and_is_not_pending_once_its_
     assert not c.the_story("b7").found
     assert c.status().blocks == {"0": "running", "1": "failed: exit code 1"}
     c.tell("ana", say.EndSession("done"))
-    assert report.status(c.core.state).blocks == {"0": "ended with the session", "1": "failed: exit code 1"}
+    assert report.session_status(c.core.state).blocks == {"0": "ended with the session", "1": "failed: exit code 1"}
 
 
 def test_a_block_from_which_no_pilot_came_in_the_session_ended_before_one_did(cluster: Make) -> None:
     c = cluster().call("c1")
     c.tell("ana", say.WantPilots({"0": "pending"}), say.EndSession("done"))
-    assert report.status(c.core.state).blocks == {"0": "ended before a pilot came"}
+    assert report.session_status(c.core.state).blocks == {"0": "ended before a pilot came"}
 
 
 def test_the_logs_of_a_call_that_has_not_ended_say_what_it_waits_for_and_where_to_look(cluster: Make) -> None:
@@ -304,9 +304,9 @@ def test_a_story_of_a_call_has_its_arguments_in_short(cluster: Make) -> None:
         CallSpec(7, pickle.dumps((("claims.txt",), {"n": 3}), 5)), CallSpec(8, b"\x80garbage"),
         CallSpec(9, pickle.dumps((("x" * 70_000,), {}), 5)),
     ]))  # fmt: skip
-    assert show_story.render(c.the_story("c-7"))[0].startswith("call c-7  f('claims.txt', n=3)  wants no context")
-    assert show_story.render(c.the_story("c-8"))[0].startswith("call c-8  f  wants no context")
-    assert show_story.render(c.the_story("c-9"))[0].startswith("call c-9  f(70.0 kB of arguments)  wants")
+    assert show_status.story_lines(c.the_story("c-7"))[0].startswith("call c-7  f('claims.txt', n=3)  wants no context")
+    assert show_status.story_lines(c.the_story("c-8"))[0].startswith("call c-8  f  wants no context")
+    assert show_status.story_lines(c.the_story("c-9"))[0].startswith("call c-9  f(70.0 kB of arguments)  wants")
     assert not c.the_story("c-9").payload
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from core.builders import Cluster, recipe
 
 from stoker.manager.core.nouns import Library
+from stoker.manager.core.queues import STUCK_TIMER
 from stoker.manager.core.seams import Policies, View
-from stoker.manager.core.stuck import TIMER
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
@@ -155,11 +155,11 @@ def test_where_nothing_else_is_free_a_context_that_is_used_less_makes_room(clust
 
 def test_a_timer_looks_for_stuck_libraries_only_while_some_could_become_so(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).hot(run_s=SHORT_S)
-    assert TIMER not in c.core.state.timers
+    assert STUCK_TIMER not in c.core.state.timers
     c.call("long")
-    assert TIMER in c.core.state.timers
+    assert STUCK_TIMER in c.core.state.timers
     c.wait(2.5)  # it is stuck, and the other one is idle
-    assert TIMER not in c.core.state.timers
+    assert STUCK_TIMER not in c.core.state.timers
 
 
 def by(dispatch: HottestFirst) -> Callable[[], Policies]:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from core.builders import SESSION, Cluster, recipe
 
-from stoker.manager.core import verdicts
-from stoker.manager.core.judging import ALONE_AFTER, MOST_LOSSES
-from stoker.manager.core.loads import LOADS
-from stoker.manager.core.phases import CallState
+from stoker.manager.core import blame
+from stoker.manager.core.blame import ALONE_AFTER, MOST_LOSSES
+from stoker.manager.core.libraries import LOADS
+from stoker.manager.core.nouns import CallState
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire
 from stoker.protocol.blocks import BlockPhase, LossReason, Source
@@ -348,7 +348,7 @@ def test_a_call_whose_pilot_is_lost_has_its_own_output(cluster: Make) -> None:
     c.report("q", say.PilotHello(wire.VERSION, SESSION, "host", 7, devices, folder="/logs/q"), numbered=False)
     c.call("good").ready()
     library = c.holders("good")[0]
-    log = verdicts.log_of(library)
+    log = blame.log_of(library)
     c.report("q", say.CallsEnded(library.id, [CallEnd(c.ids["good"], True, b"", 1.0, printed=Printed(log, 10, 400))]))
     c.call("silent").end("silent").lose(pilot_of(c, "bad")).wait(1)
     assert pilot_of(c, "bad") == "q"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from core.builders import Cluster
 
-from stoker.manager.core.validate import validate
+from stoker.manager.sim.validate import validate
 from stoker.protocol import to_manager as say
 
 Make = Callable[..., Cluster]

@@ -15,8 +15,7 @@ from source_writes import written
 
 import stoker.manager.core
 from stoker.manager.core.nouns import Call, CallPast, Context, Device, Library, Pilot
-from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.core.state import State
+from stoker.manager.core.state import Block, SourceState, State
 
 CORE = Path(stoker.manager.core.__file__).parent
 OWNERS = {

@@ -19,18 +19,23 @@ from core.toy_pilot import ToyPilot, Work
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.core import story
-from stoker.manager.core.commands import AskAdvice, Command, EndManager, SetTimer, ToClient, ToPilot
 from stoker.manager.core.events import (
     AdviceArrived,
+    AskAdvice,
+    Command,
     ContextAdvice,
     CostAdvice,
+    EndManager,
     FromClient,
     FromPilot,
+    OfContext,
     PilotCut,
     PilotLost,
+    SetTimer,
     TimerFired,
+    ToClient,
+    ToPilot,
 )
-from stoker.manager.core.subjects import OfContext
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features
@@ -104,7 +109,7 @@ class Toy(Desk):
             f"{list(x.held)}, drops {x.zombies}, suspects {x.suspect}, promised {x.promised_bytes}"
             for x in self.core.state.libraries.values()
         ]
-        return "\n".join([str(story.tell(self.core.state, str(call))), *libraries])
+        return "\n".join([str(story.tell_story(self.core.state, str(call))), *libraries])
 
     def open(self) -> list[str]:
         return [self.names[id] for id in self.core.state.calls]

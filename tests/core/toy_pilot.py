@@ -18,7 +18,7 @@ from stoker.pilot.agent.link import said_in
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
 from stoker.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, GangPlace
-from stoker.protocol.reliable import Outbox
+from stoker.protocol.wire import Outbox
 
 if TYPE_CHECKING:
     from core.toy import Toy

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from stoker.errors import StokerError
-from stoker.manager.cli import entry_points as declared
+from stoker.manager.cli import apps
 from stoker.manager.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +130,7 @@ def declare(monkeypatch, tmp_path):
         mine = [one for one in extra if all(getattr(one, key) == value for key, value in wanted.items())]
         return [*entry_points(**wanted), *mine]
 
-    monkeypatch.setattr(declared.importlib.metadata, "entry_points", found)
+    monkeypatch.setattr(apps.importlib.metadata, "entry_points", found)
 
     def add(group: str, name: str, value: str, package: str = "odd") -> None:
         point = EntryPoint(name, value, group)
@@ -189,22 +189,22 @@ def test_two_packages_with_one_name_are_named(declare):
 
 
 def test_a_checkout_that_is_newer_than_its_installation_finds_its_applications(monkeypatch):
-    before = {group: declared.names(group) for group in (declared.APPS, declared.COMMANDS, declared.FORECASTS)}
-    monkeypatch.setattr(declared.importlib.metadata, "entry_points", lambda **_: [])
-    assert {group: declared.names(group) for group in before} == before
+    before = {group: apps.names(group) for group in (apps.APPS, apps.COMMANDS, apps.FORECASTS)}
+    monkeypatch.setattr(apps.importlib.metadata, "entry_points", lambda **_: [])
+    assert {group: apps.names(group) for group in before} == before
     assert CliRunner().invoke(cli, ["run", "fact_verification", "--help"]).exit_code == 0
 
 
 def test_an_installation_without_entry_points_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.setattr(declared.importlib.metadata, "entry_points", lambda **_: [])
-    monkeypatch.setattr(declared, "CHECKOUT", tmp_path / "setup.cfg")
+    monkeypatch.setattr(apps.importlib.metadata, "entry_points", lambda **_: [])
+    monkeypatch.setattr(apps, "CHECKOUT", tmp_path / "setup.cfg")
     result = CliRunner().invoke(cli, ["run", "fact_verification"])
     assert result.exit_code == 2
     assert "is older than Stoker's code: install Stoker again" in " ".join(result.output.split())
 
 
 def test_the_command_line_names_no_application():
-    names = {point.name for group in (declared.APPS, declared.COMMANDS) for point in entry_points(group=group)}
+    names = {point.name for group in (apps.APPS, apps.COMMANDS) for point in entry_points(group=group)}
     assert names >= {"fact_verification", "inference_sweep", "batch_inference", "prompt_tuning", "tune", "batch"}
     for path in (ROOT / "manager" / "cli").glob("*.py"):
         text = path.read_text()
@@ -214,6 +214,6 @@ def test_the_command_line_names_no_application():
 
 
 def test_a_click_command_is_what_the_groups_lead_to():
-    for group in (declared.APPS, declared.COMMANDS):
-        for name in declared.names(group):
-            assert isinstance(declared.load_command(group, name), click.Command)
+    for group in (apps.APPS, apps.COMMANDS):
+        for name in apps.names(group):
+            assert isinstance(apps.load_command(group, name), click.Command)

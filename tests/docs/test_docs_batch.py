@@ -16,8 +16,7 @@ from tiny_model import write_tiny_model
 
 from stoker.apps.batch_inference.options import EXAMPLE
 from stoker.apps.batch_inference.request_file import read_request
-from stoker.apps.common.openai.bodies import HONOURED
-from stoker.apps.common.openai.request import Endpoint
+from stoker.apps.common.openai_requests import HONOURED, Endpoint
 from stoker.datafile import Line
 
 PAGE = "docs/batch.md"

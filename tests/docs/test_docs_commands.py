@@ -17,7 +17,7 @@ from docs.pages import PAGES, ROOT, blocks, commands, programs, text_of, words
 from tiny_model import write_tiny_model
 
 from stoker.config import parse_site
-from stoker.manager.cli.entry_points import APPS, COMMANDS, FORECASTS
+from stoker.manager.cli.apps import APPS, COMMANDS, FORECASTS
 from stoker.manager.cli.main import cli
 
 RUN_ELSEWHERE = {

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import stoker
-from stoker.contexts import hub
+from stoker.contexts import loading
 from stoker.manager.executor.loading import Session
 
 TEXT = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text()
@@ -17,4 +17,4 @@ def test_the_options_that_it_names_exist() -> None:
     for option in re.findall(r"stoker\.map\(verify, claims, (\w+)=", TEXT):
         assert option in inspect.signature(stoker.map).parameters
     assert list(inspect.signature(Session.warm).parameters) == ["self", "context", "count"]
-    assert f"({hub.ANSWER_S} seconds in a library" in TEXT
+    assert f"({loading.ANSWER_S} seconds in a library" in TEXT

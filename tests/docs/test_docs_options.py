@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import stoker
-from stoker.contexts.options import ContextOptions
+from stoker.contexts.recipe import ContextOptions
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.wants import KEYS
 from stoker.site import Advice, Environment, Pilot, Policy, Provider, Session, Site

@@ -17,7 +17,7 @@ from faults.world import World
 from gateway.running import LIMIT_S, RunningGateway
 
 from stoker.apps.common.models_file import parse_models
-from stoker.apps.common.openai.request import Endpoint
+from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.gateway.cli import command as serve
 from stoker.manager.cli.main import cli
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from transfer.hosts import Between, Link, until
 
-from stoker.contexts.objects import object_of
-from stoker.contexts.published import publish
-from stoker.pilot.starter import fetching
+from stoker.contexts.objects import object_of, publish
+from stoker.pilot.starter import main
 from stoker.pilot.starter.place import StartError
 from stoker.pilot.transfer import meeting
 from stoker.pilot.transfer.meeting import SeedMeetings
@@ -71,7 +70,7 @@ class Starters:
     def __init__(self, packages: dict[str, object], session: Session, folder: Path) -> None:
         self._packages, self._session, self._folder = packages, session, folder
         self._threads: list[threading.Thread] = []
-        self._serving: list[fetching.Serving] = []
+        self._serving: list[main.Serving] = []
         self.failures: list[Exception] = []
 
     def start(self, count: int) -> None:
@@ -95,7 +94,7 @@ class Starters:
     def _thread(self, number: int) -> threading.Thread:
         def get() -> None:
             try:
-                serving = fetching.get(self._packages, self._copy(number), session=self._session.folder)
+                serving = main.get_packages(self._packages, self._copy(number), session=self._session.folder)
                 self._serving.append(serving)
             except Exception as error:
                 self.failures.append(error)
@@ -147,14 +146,14 @@ def test_a_wrong_archive_at_the_source_is_not_taken(tmp_path: Path, packages) ->
     bare = tmp_path / "bare"
     bare.mkdir()
     with pytest.raises(StartError, match="is not what it was"):
-        fetching.get({**packages, "source": str(tmp_path / "other")}, tmp_path / "copy", session=bare)
+        main.get_packages({**packages, "source": str(tmp_path / "other")}, tmp_path / "copy", session=bare)
     assert not (tmp_path / "copy").exists()
 
 
 def test_a_source_that_is_seen_serves_without_a_seed(tmp_path: Path, packages) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
-    fetching.get({**packages, "source": str(tmp_path / "archive")}, tmp_path / "copy", session=bare)
+    main.get_packages({**packages, "source": str(tmp_path / "archive")}, tmp_path / "copy", session=bare)
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "archive").read_bytes()
 
 

@@ -14,14 +14,12 @@ import msgspec
 import pytest
 from environment.small import ROOT, SmallEnvironment
 
-from stoker.manager.environment.archive import TIME_S, write_archive
+from stoker.manager.environment.archive import TIME_S, Packed, write_archive
 from stoker.manager.environment.members import ArchiveMember, MemberKind
-from stoker.manager.environment.packing import Packed
-from stoker.pilot.starter.node_python import finish
-from stoker.pilot.starter.place import StartError, unpack
+from stoker.pilot.starter.place import StartError, finish, unpack
 
 PACK = (
-    "import msgspec, sys; from stoker.manager.environment.packing import pack_environment\n"
+    "import msgspec, sys; from stoker.manager.environment.archive import pack_environment\n"
     "print(msgspec.json.encode(pack_environment(python=''.join(sys.argv[1:]))).decode())"
 )
 KEY = "from stoker.manager.environment.installed import this_environment; print(this_environment().key)"
@@ -166,7 +164,7 @@ def test_an_editable_install_that_nobody_knows_is_refused(other: SmallEnvironmen
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
     (info / "direct_url.json").write_text('{"url": "file:///somewhere/odd", "dir_info": {"editable": true}}')
     said = other.run(
-        "from stoker.errors import ConfigError; from stoker.manager.environment.packing import pack_environment\n"
+        "from stoker.errors import ConfigError; from stoker.manager.environment.archive import pack_environment\n"
         "try: pack_environment()\nexcept ConfigError as error: print(error)"
     )
     assert "odd is an editable install of /somewhere/odd" in said

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.pilot.starter.node_python import finish
-from stoker.pilot.starter.place import Environments, StartError, base_folder
+from stoker.pilot.starter.place import Environments, StartError, base_folder, finish
 
 FILES = {"lib/a.py": "a = 1\n", "lib/b/c.py": "c = 3\n", "bin/run": "run"}
 

@@ -14,6 +14,7 @@ from factory.fake_slurm import FakeSlurm
 from factory.manager_end import ManagerEnd
 from live.peers import until as wait_until
 
+from stoker.config import write_sites
 from stoker.manager.factory.factory import Ending
 from stoker.manager.live import lease
 from stoker.protocol import to_client
@@ -21,7 +22,6 @@ from stoker.protocol.blocks import BlockPhase, KnownBlock
 from stoker.protocol.ids import BlockId
 from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Provider, ProviderKind, Session, Site
-from stoker.site_files import write_sites
 
 PENDING, RUNNING, ENDED, REFUSED = BlockPhase.PENDING, BlockPhase.RUNNING, BlockPhase.ENDED, BlockPhase.REFUSED
 

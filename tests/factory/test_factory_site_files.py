@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.config import load_site
+from stoker.config import load_site, load_sites, read_python_path, read_sites, site_text, write_sites
 from stoker.errors import ConfigError
 from stoker.site import (
     Duration,
@@ -21,7 +21,6 @@ from stoker.site import (
     Site,
     Size,
 )
-from stoker.site_files import load_sites, read_python_path, read_sites, site_text, write_sites
 
 FULL = Site(
     name="big-lab",

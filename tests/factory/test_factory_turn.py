@@ -17,6 +17,7 @@ from factory.fake_slurm import FakeSlurm
 from factory.manager_end import ManagerEnd
 from live.peers import until
 
+from stoker.config import write_sites
 from stoker.manager.factory import factory as factory_module
 from stoker.manager.factory import turn
 from stoker.manager.factory.factory import Ending, Factory
@@ -25,7 +26,6 @@ from stoker.protocol.blocks import BlockPhase, KnownBlock
 from stoker.protocol.ids import BlockId
 from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Environment, EnvironmentKind, Provider, ProviderKind, Session, Site
-from stoker.site_files import write_sites
 
 ASKED = (KnownBlock(BlockId("b0"), "lab", BlockPhase.ASKED),)
 

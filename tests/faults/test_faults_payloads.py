@@ -18,8 +18,8 @@ from faults.world import kill, until
 import stoker
 from stoker import errors
 from stoker.manager.advice.logs import FaultKind
-from stoker.manager.cli import verdicts
-from stoker.manager.cli.sessions import story_of
+from stoker.manager.cli import explain
+from stoker.manager.cli.session_choice import story_of
 
 LARGE = 300_000_000
 
@@ -238,7 +238,7 @@ def test_what_unpickling_raises_keeps_its_type_and_is_the_programs(shared, error
     assert f"{name} unpickled on" in str(caught.value.__cause__) + "".join(getattr(caught.value, "__notes__", ()))
     number = re.search(r"c-\d+", f"{caught.value} {getattr(caught.value, '__notes__', '')}")
     folder, story, _ = story_of(shared.id, number[0])
-    found = verdicts.verdict_of(folder, story)
+    found = explain.verdict_of(folder, story)
     assert (found.kind, found.component) == (FaultKind.USER, "code"), found
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from stoker.apps.batch_inference.request_file import check_file
 from stoker.apps.common.models_file import read_models
-from stoker.apps.common.openai.request import RequestRefused
-from stoker.apps.fact_verification.prompts import read_prompts
-from stoker.apps.gateway.batch_bodies import read_batch
+from stoker.apps.common.openai_requests import RequestRefused
+from stoker.apps.fact_verification.claims import read_prompts
+from stoker.apps.gateway.http import read_batch
 from stoker.apps.inference_sweep.plan import read_sweep
 from stoker.config import load_site
 from stoker.datafile import read_lines, read_rows

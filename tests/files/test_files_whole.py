@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.contexts.published import Published, publish
+from stoker.contexts.objects import Published, publish
 from stoker.contexts.recipe import ObjectRef
 from stoker.whole_files import append_whole, draft_of, write_whole
 

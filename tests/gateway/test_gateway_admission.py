@@ -14,11 +14,9 @@ pytest.importorskip("starlette")
 from starlette.requests import Request
 
 from stoker.apps.common.models_file import ModelSettings
-from stoker.apps.gateway.admission import Admission
+from stoker.apps.gateway.answering import Admission
 from stoker.apps.gateway.failures import TryLater
-from stoker.apps.gateway.first_tokens import FirstTokens, ModelFacts, forecast
-from stoker.apps.gateway.served import ServedModels
-from stoker.apps.gateway.watch import SessionWatch
+from stoker.apps.gateway.served import FirstTokens, ModelFacts, ServedModels, SessionWatch, forecast
 from stoker.sessions import Status
 
 HOT = ModelFacts(hot=1)

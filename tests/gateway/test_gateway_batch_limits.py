@@ -12,14 +12,12 @@ import pytest
 from gateway.test_gateway_batch_room import until
 from polling import PATIENCE_S
 
-from stoker.apps.batch_inference.pacing import Permits
-from stoker.apps.gateway.batch_bodies import AskedBatch
-from stoker.apps.gateway.batch_pace import BatchPace
+from stoker.apps.batch_inference.run import Permits
+from stoker.apps.gateway.batch_files import FileStore
+from stoker.apps.gateway.batch_process import BatchPace
 from stoker.apps.gateway.batches import Batches, GatewayBatch
-from stoker.apps.gateway.guard import Guard
-from stoker.apps.gateway.key_file import KeyFile
-from stoker.apps.gateway.limits import KeyLimits
-from stoker.apps.gateway.uploads import FileStore
+from stoker.apps.gateway.http import AskedBatch
+from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits
 
 CHAT = "/v1/chat/completions"
 ANSWERS_THEN_WAITS = """

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from polling import PATIENCE_S
 
-from stoker.apps.gateway import batch_following
-from stoker.apps.gateway.batch_bodies import AskedBatch
+from stoker.apps.gateway import batch_process
+from stoker.apps.gateway.batch_files import KEPT_S, FileStore, StoredFile
 from stoker.apps.gateway.batches import Batches, GatewayBatch
-from stoker.apps.gateway.uploads import KEPT_S, FileStore, StoredFile
+from stoker.apps.gateway.http import AskedBatch
 
 CHAT = "/v1/chat/completions"
 ANSWERS = """
@@ -105,8 +105,8 @@ async def until(true: Callable[[], Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_following, "PAUSE_S", 0.02)
-    monkeypatch.setattr(batch_following, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(batch_process, "PAUSE_S", 0.02)
+    monkeypatch.setattr(batch_process, "LONGEST_PAUSE_S", 0.05)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -156,8 +156,8 @@ def test_a_batch_that_cannot_be_started_is_tried_again(tmp_path: Path, lacks: st
 
 def test_a_batch_that_cannot_be_started_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was being cancelled for ever."""
-    monkeypatch.setattr(batch_following, "PAUSE_S", 3600.0)
-    monkeypatch.setattr(batch_following, "LONGEST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(batch_process, "PAUSE_S", 3600.0)
+    monkeypatch.setattr(batch_process, "LONGEST_PAUSE_S", 3600.0)
     room = Room()
 
     async def test() -> None:

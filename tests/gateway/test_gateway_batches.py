@@ -19,12 +19,12 @@ from openai.types import Batch, FileObject
 from tiny_model import write_tiny_model
 
 from stoker.apps.batch_inference.functions import language_model
-from stoker.apps.batch_inference.models import read_models
+from stoker.apps.batch_inference.options import read_models
 from stoker.apps.common.models_file import read_models as read_models_file
-from stoker.apps.common.openai.request import ApiRequest, Endpoint, RequestRefused
+from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
+from stoker.apps.gateway.batch_files import KEPT_S, FileStore, read_upload
 from stoker.apps.gateway.batches import Batches, GatewayBatch
 from stoker.apps.gateway.served import ServedModels
-from stoker.apps.gateway.uploads import KEPT_S, FileStore, read_upload
 
 pytestmark = pytest.mark.slow
 CHAT = "/v1/chat/completions"

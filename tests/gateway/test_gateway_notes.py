@@ -8,15 +8,15 @@ import msgspec
 import pytest
 from polling import PATIENCE_S
 
-from stoker.protocol.gateway_notes import (
+from stoker.protocol.session import (
     GatewayNote,
     ServedModelFigures,
+    SessionFolder,
     gateway_notes,
     remove_gateway_note,
     write_gateway_note,
 )
-from stoker.protocol.session import SessionFolder
-from stoker.protocol.show_gateways import gateway_rows
+from stoker.protocol.show_status import gateway_rows
 from stoker.protocol.status import ContextStatus, LibraryStatus
 from stoker.protocol.to_client import Status
 
@@ -89,13 +89,13 @@ def test_notes_are_written_read_and_removed(tmp_path) -> None:
 
 def test_a_disk_that_takes_no_note_is_told_of_once(tmp_path, monkeypatch, caplog) -> None:
     pytest.importorskip("starlette")
-    from stoker.apps.gateway import noting
+    from stoker.apps.gateway import figures
 
     class Session:
         folder = tmp_path
 
     (tmp_path / "gateways" / "models-1f.json").mkdir(parents=True)  # where the note would be
-    monkeypatch.setattr(noting, "WRITTEN_EVERY_S", 0.01)
+    monkeypatch.setattr(figures, "WRITTEN_EVERY_S", 0.01)
     tries = 0
 
     def write(*note) -> None:
@@ -103,8 +103,8 @@ def test_a_disk_that_takes_no_note_is_told_of_once(tmp_path, monkeypatch, caplog
         tries += 1
         write_gateway_note(*note)
 
-    monkeypatch.setattr(noting, "write_gateway_note", write)
-    notes = noting.GatewayNotes(Session(), {}, name="models-1f", address="http://127.0.0.1:8000")  # type: ignore[arg-type]
+    monkeypatch.setattr(figures, "write_gateway_note", write)
+    notes = figures.GatewayNotes(Session(), {}, name="models-1f", address="http://127.0.0.1:8000")  # type: ignore[arg-type]
 
     async def keep_for_some_tries() -> None:
         keeping = asyncio.create_task(notes.keep())

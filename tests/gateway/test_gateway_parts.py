@@ -13,19 +13,17 @@ import msgspec
 import pytest
 
 from stoker.apps.common.models_file import Cold, ModelKind, parse_models, recipe_of
-from stoker.apps.common.openai.request import Endpoint, RequestRefused
-from stoker.apps.common.openai.writing import TextBegun, TextEnded, TokenPiece
-from stoker.apps.gateway.batch_bodies import read_batch
-from stoker.apps.gateway.chunks import DONE, Chunks
+from stoker.apps.common.openai_answers import TextBegun, TextEnded, TokenPiece
+from stoker.apps.common.openai_requests import Endpoint, RequestRefused
+from stoker.apps.gateway.answering import read_asked, tokens_asked
+from stoker.apps.gateway.batch_files import FileStore
 from stoker.apps.gateway.failures import refusal_of
-from stoker.apps.gateway.guard import Guard
-from stoker.apps.gateway.key_file import KeyFile
-from stoker.apps.gateway.limits import KeyLimits, KeyUse
-from stoker.apps.gateway.meters import ModelMeter
-from stoker.apps.gateway.place import GatewayPlace, GatewayState, listen, listen_on_path
-from stoker.apps.gateway.uploads import FileStore
+from stoker.apps.gateway.http import read_batch
+from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
+from stoker.apps.gateway.run import GatewayPlace, GatewayState, listen, listen_on_path
+from stoker.apps.gateway.served import ModelMeter
+from stoker.apps.gateway.streaming import DONE, Chunks
 from stoker.apps.gateway.wire import error_answer
-from stoker.apps.gateway.wishes import read_asked, tokens_asked
 from stoker.contexts import causal_lm
 from stoker.errors import (
     CallTimeoutError,

@@ -12,15 +12,13 @@ if not all(map(find_spec, ("starlette", "prometheus_client"))):
     pytest.skip("needs the extra serve", allow_module_level=True)
 
 from stoker.apps.common.models_file import ModelSettings
-from stoker.apps.common.openai.request import Endpoint
-from stoker.apps.common.openai.writing import TextBegun
+from stoker.apps.common.openai_answers import TextBegun
+from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.gateway import streaming, wire
-from stoker.apps.gateway.chunks import Chunks
-from stoker.apps.gateway.guard import HeldRequest
-from stoker.apps.gateway.limits import KeyUse
-from stoker.apps.gateway.metrics import GatewayMetrics
+from stoker.apps.gateway.figures import GatewayMetrics
+from stoker.apps.gateway.keys import HeldRequest, KeyUse
 from stoker.apps.gateway.served import ServedModel
-from stoker.apps.gateway.streaming import RunningRequest, StreamedAnswer
+from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer
 from stoker.errors import ContextError
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from stoker.manager.core import placing, story
+from stoker.manager.core import dispatch, story
 from stoker.manager.main import main
 
-arrive, tell = placing.arrive, story.tell
+arrive, tell = dispatch.submit_calls, story.tell_story
 
 
 def _arrive(core: Any, group: Any, specs: Any) -> None:
@@ -27,5 +27,5 @@ def _tell(state: Any, subject: str) -> Any:
     return tell(state, subject)
 
 
-placing.arrive, story.tell = _arrive, _tell
+dispatch.submit_calls, story.tell_story = _arrive, _tell
 sys.exit(main(sys.argv[1:]))

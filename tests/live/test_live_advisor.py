@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from polling import PATIENCE_S, polls
 
-from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.events import AdviceArrived, VerdictAdvice
-from stoker.manager.core.subjects import OfFailure, OfPace
+from stoker.manager.core.events import AdviceArrived, AskAdvice, OfFailure, OfPace, VerdictAdvice
 from stoker.manager.live import advisor
 from stoker.manager.live.advisor import AdvisorLink
 from stoker.protocol.ids import CallId, LibraryId, PilotId

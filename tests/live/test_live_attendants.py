@@ -14,12 +14,12 @@ import psutil
 import pytest
 from live.peers import Peer, until
 
+from stoker.config import write_sites
 from stoker.manager.live.attendants import FACTORY, TOLD_S, Attendant
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.session import SessionFolder
 from stoker.site import Provider, ProviderKind, Site
-from stoker.site_files import write_sites
 
 Peers = Callable[..., Peer]
 LIMIT_S = 100.0

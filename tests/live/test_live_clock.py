@@ -16,9 +16,8 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.live.clock import Clock
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallOptions, CallSpec, FailureKind, Objective
+from stoker.protocol.calls import CallOptions, CallSpec, FailureKind, ListedState, Objective
 from stoker.protocol.ids import CallId, FunctionKey, RecipeKey
-from stoker.protocol.listed import ListedState
 from stoker.protocol.session import SessionFolder, changed_at
 
 Peers = Callable[..., Peer]

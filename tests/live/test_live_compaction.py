@@ -16,13 +16,13 @@ from live.peers import Manager, Peer, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
-from stoker.manager.cli.sessions import story_of
+from stoker.manager.cli.session_choice import story_of
 from stoker.manager.core import story
-from stoker.manager.core.validate import validate
 from stoker.manager.live import segments
 from stoker.manager.live.replay import replay, status_of_ended_session, story_of_ended_session
 from stoker.manager.live.verify import session_in, verify
 from stoker.manager.policies import default_policies
+from stoker.manager.sim.validate import validate
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
@@ -190,7 +190,7 @@ def test_a_journal_is_compacted_while_its_session_goes_on(
     told = story_of_ended_session(folder, "3")
     assert "compacted" in told.headline
     assert status_of_ended_session(folder).done == 240
-    assert story.tell(core.state, "242").found
+    assert story.tell_story(core.state, "242").found
 
     manager.start()
     work.come_back()

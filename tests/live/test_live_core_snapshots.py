@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.contexts.step_times import StepCell, StepTimes
-from stoker.manager.core.core import Core
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.core.subjects import OfContext
 from stoker.manager.live import journal, pickled, segments, snapshot
 from stoker.manager.live.comeback import come_back
 from stoker.manager.live.compaction import Compaction
@@ -111,7 +110,7 @@ def test_nothing_but_nouns_and_messages_is_written_or_loaded(thing: object) -> N
 
 def test_a_class_with_other_fields_is_not_read(toy: Toy, tmp_path: Path) -> None:
     found = snapshot.read(saved(toy.core, tmp_path / "journal.000002.snapshot"))
-    layout = {**found.head.layout, "stoker.manager.core.client:Client": ["id", "shoe_size"]}
+    layout = {**found.head.layout, "stoker.manager.core.nouns:Client": ["id", "shoe_size"]}
     with pytest.raises(Unreadable, match="Client has other fields"):
         pickled.load(found.core, layout)
     with pytest.raises(Unreadable, match="no class Janitor"):

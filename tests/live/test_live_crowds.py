@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from live.peers import until
 
-from stoker.addresses import split_address
+from stoker.connections import split_address
 from stoker.manager.cli.ask import Observer
 from stoker.manager.live import lease
 from stoker.manager.live.unproven import UnprovenConnections

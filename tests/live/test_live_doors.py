@@ -11,7 +11,7 @@ from polling import PATIENCE_S
 
 CLOSES = """
 import socket, sys, time
-from stoker.addresses import split_address
+from stoker.connections import split_address
 from stoker.manager.live.doors import Doors
 from stoker.protocol.session import SessionFolder
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import pytest
 from live.peers import Manager, Peer, until
 
-from stoker.contexts.availability import Availability
-from stoker.manager.core.commands import (
+from stoker.contexts.measurements import Availability
+from stoker.manager.core.events import (
     AskAdvice,
+    CostAdvice,
+    OfContext,
     RecordLoad,
     RecordPace,
     RecordPilots,
@@ -17,8 +19,6 @@ from stoker.manager.core.commands import (
     RecordStay,
     RecordWait,
 )
-from stoker.manager.core.events import CostAdvice
-from stoker.manager.core.subjects import OfContext
 from stoker.manager.live.history import History, availability, performance
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say

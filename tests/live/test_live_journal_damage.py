@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import Event, FromClient, ManagerRestarted, Noticed, RecordsLost, TimerFired
+from stoker.manager.core.reactor import Core
 from stoker.manager.live import comeback, journal
 from stoker.manager.live.comeback import come_back
 from stoker.manager.live.decisions import check_of

@@ -14,6 +14,7 @@ import pytest
 from live.peers import Peer, until
 from polling import PATIENCE_S
 
+from stoker.config import load_sites
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.events import TimerFired
 from stoker.manager.executor.processes import manager_options
@@ -22,7 +23,6 @@ from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
-from stoker.site_files import load_sites
 
 Peers = Callable[..., Peer]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from polling import PATIENCE_S
 
-from stoker.seldom import SeldomLog
+from stoker.log_files import SeldomLog
 
 PROGRAM = """
 import json, os, sys

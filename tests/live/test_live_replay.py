@@ -10,9 +10,8 @@ from live.peers import Manager, Peer, until
 
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import SessionError
-from stoker.manager.core import commands
-from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
-from stoker.manager.core.events import TimerFired
+from stoker.manager.core import events as core_events
+from stoker.manager.core.events import Command, SetTimer, TimerFired, ToClient, ToPilot
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
 from stoker.manager.live.decisions import NO_DECISIONS, OF_SHELL, TO_CLIENT, TO_PILOT, check_of
@@ -33,7 +32,7 @@ def members(union: object) -> set[type]:
 
 def test_each_command_is_a_decision_or_none() -> None:
     known = {to_pilot.RunCalls, to_client.Results, *TO_PILOT, *TO_CLIENT, *OF_SHELL, *NO_DECISIONS}
-    every = members(to_pilot.ToPilot) | members(to_client.ToClient) | members(commands.Command) - {ToPilot, ToClient}
+    every = members(to_pilot.ToPilot) | members(to_client.ToClient) | members(core_events.Command) - {ToPilot, ToClient}
     assert known == every
 
 

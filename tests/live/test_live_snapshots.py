@@ -21,9 +21,9 @@ from tiny_encoder import write_tiny_encoder
 
 from stoker.contexts import causal_lm, context, encoder, payloads
 from stoker.contexts.causal_lm import default_model
+from stoker.contexts.folders import SNAPSHOTS
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Recipe
-from stoker.contexts.state import SNAPSHOTS
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallOptions, CallSpec
@@ -36,7 +36,7 @@ FORM = "file-abc-plain-1"
 def kept(told: str, made_s: float) -> str:
     """A context that is kept in a form which loads fast, and tells in `told` how it was loaded on each pilot."""
     from stoker.contexts import ambient
-    from stoker.contexts.state import snapshot_folder
+    from stoker.contexts.folders import snapshot_folder
 
     pilot, notes = os.environ["STOKER_PILOT"], Path(told)
     own, came = snapshot_folder() / FORM, ambient.local_path(FORM)

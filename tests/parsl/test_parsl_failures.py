@@ -23,8 +23,8 @@ from parsl.monitoring.remote import monitor_wrapper
 
 import stoker
 from stoker.manager.advice.logs import FaultKind
-from stoker.manager.cli import verdicts
-from stoker.manager.cli.sessions import story_of
+from stoker.manager.cli import explain
+from stoker.manager.cli.session_choice import story_of
 from stoker.manager.executor.packing import name_of, own
 
 SHORT = 'echo "it said $1"; echo "and then" >&2; exit 3'
@@ -100,7 +100,7 @@ def test_an_exception_under_parsls_wrappers_is_raised(load: Callable[..., Any], 
         future.result(60)
     folder, story, _ = story_of(str(executor.folder.path), "c-0")
     assert f"at {__file__}:" in "".join(line.text for line in story.lines)
-    fault = verdicts.verdict_of(folder, story)
+    fault = explain.verdict_of(folder, story)
     assert fault is not None
     assert (fault.kind, fault.component) == (FaultKind.USER, "code")
     assert fault.sure >= 0.5
@@ -134,7 +134,7 @@ def test_a_command_that_fails_says_what_ran_and_its_last_lines(
     assert repr(error) == "BashExitFailure('fails', 3)"
     folder, story, _ = story_of(str(executor.folder.path), "c-1")
     assert ".fails  " in story.headline
-    fault = verdicts.verdict_of(folder, story)
+    fault = explain.verdict_of(folder, story)
     assert fault is not None
     assert (fault.kind, fault.component) == (FaultKind.USER, "command")
     assert not any("bash.py" in line.text for line in fault.proof)

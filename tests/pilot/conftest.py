@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 
 from fake_manager import TRANSFER_KEY, WAIT_S, FakeManager
 
-from stoker.pilot.transfer.client import SEED_FILE
+from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.session import KeyPair, SessionFolder
 
 

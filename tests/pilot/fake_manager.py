@@ -25,7 +25,6 @@ from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.protocol import wire
 from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallOptions, CallSpec
-from stoker.protocol.reliable import Inbox
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 from stoker.protocol.to_manager import (
     CallsEnded,
@@ -47,6 +46,7 @@ from stoker.protocol.to_pilot import (
     RunCalls,
     StartLibrary,
 )
+from stoker.protocol.wire import Inbox
 
 WAIT_S = 60.0
 TRANSFER_KEY = bytes(range(32))

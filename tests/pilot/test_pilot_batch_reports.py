@@ -8,7 +8,7 @@ from fake_manager import FakeManager, recipe
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepSample, StepTimes, times_of
-from stoker.pilot.library.batch_reports import BatchReports
+from stoker.pilot.library.connection import BatchReports
 from stoker.protocol.to_agent import BatchReport
 from stoker.protocol.to_manager import LibraryBatch
 

@@ -19,7 +19,7 @@ from live.peers import until
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Awareness, ObjectRef
-from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, claims, disk, entries, store
+from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, disk, store
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.protocol.calls import FailureKind
 
@@ -222,8 +222,8 @@ def test_an_entry_is_read_once_however_often_the_cache_is_listed(
     """Each load lists the cache: with a hundred objects in it that took longer than the load."""
     for number in range(3):
         have(cache, _file(tmp_path, f"f{number}", 100)).release()
-    sizes, read, read_again = cache.sizes(), entries.read_facts, list[str]()
-    monkeypatch.setattr(entries, "read_facts", lambda entry: read_again.append(entry.name) or read(entry))
+    sizes, read, read_again = cache.sizes(), disk.read_facts, list[str]()
+    monkeypatch.setattr(disk, "read_facts", lambda entry: read_again.append(entry.name) or read(entry))
     assert cache.sizes() == sizes
     cache.make_room(_file(tmp_path, "more", 100))
     assert read_again == []
@@ -351,7 +351,7 @@ def test_one_who_does_not_get_on_is_not_waited_for(
     cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = _file(tmp_path, "one", 300)
-    monkeypatch.setattr(claims, "STUCK_S", 0.3)
+    monkeypatch.setattr(disk, "STUCK_S", 0.3)
     with cache.claim(one) as draft:
         draft.write_bytes(b"half")
         have(ObjectCache(tmp_path / "cache", bound_bytes=1000), one).release()

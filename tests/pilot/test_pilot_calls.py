@@ -56,7 +56,7 @@ def test_context_is_loaded_once_and_given_to_calls(served: FakeManager) -> None:
 
 def test_variables_of_a_dict_context(served: FakeManager) -> None:
     def ask() -> tuple[int, str]:
-        import stoker.contexts.ambient as ambient
+        from stoker.contexts import ambient
 
         return ambient.load_variable_from_serverless("start"), ambient.device()
 

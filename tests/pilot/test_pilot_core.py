@@ -8,14 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.pilot.core import commands, holding, lifecycle
-from stoker.pilot.core.cache import CachedObject, Shortage, file_name, make_room, plain_name
+from stoker.pilot.core import commands, lifecycle
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import FromManager, HelloDue, LibraryPrepared, UnacknowledgedFacts
-from stoker.pilot.core.ledger import Ledger
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import PilotFacts, PilotLibrary
-from stoker.pilot.core.timers import Timers
+from stoker.pilot.core.objects import CachedObject, Shortage, file_name, make_room, plain_name
+from stoker.pilot.core.state import Ledger, PilotFacts, PilotLibrary, Stage, Timers
 from stoker.pilot.core.turns import FirstCome
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import StartLibrary
@@ -194,25 +191,25 @@ class LibraryMachine(RuleBasedStateMachine):
         if stage is Stage.GONE:
             return  # `gone` does it
         if stage in AFTER.get(self.library.stage, ()):
-            lifecycle.move(self.library, stage)
+            lifecycle.move_to(self.library, stage)
         else:
             with pytest.raises(ValueError, match=r"cannot go"):
-                lifecycle.move(self.library, stage)
+                lifecycle.move_to(self.library, stage)
 
     @rule(count=st.integers(1, 3))
     def hold(self, count: int) -> None:
         calls = list(range(len(self.came), len(self.came) + count))
         if self.library.stage in (Stage.DRAINING, Stage.GONE):
             with pytest.raises(ValueError, match=r"takes no calls"):
-                holding.hold(self.library, calls)
+                lifecycle.hold_calls(self.library, calls)
         else:
-            holding.hold(self.library, calls)
+            lifecycle.hold_calls(self.library, calls)
             self.came += calls
 
     @rule(calls=st.lists(st.integers(0, 12)), ended=st.booleans())
     def leave(self, calls: list[int], ended: bool) -> None:
         served = self.library.served
-        here = holding.ended(self.library, calls) if ended else holding.returned(self.library, calls)
+        here = lifecycle.drop_ended(self.library, calls) if ended else lifecycle.drop_returned(self.library, calls)
         self.left += here
         assert self.library.served == served + (len(here) if ended else 0)
         assert self.library.retires == (self.library.served >= 3)
@@ -221,8 +218,8 @@ class LibraryMachine(RuleBasedStateMachine):
     def gone(self, running: list[int]) -> None:
         held = list(self.library.held)
         if self.library.stage is not Stage.GONE:
-            lifecycle.move(self.library, Stage.GONE)
-        departure = holding.depart(self.library, running)
+            lifecycle.move_to(self.library, Stage.GONE)
+        departure = lifecycle.drop_all(self.library, running)
         assert sorted((*departure.running, *departure.unstarted)) == sorted(held)
         assert list(departure.unstarted) == [call for call in held if call not in running]
         self.left += [*departure.running, *departure.unstarted]
@@ -238,15 +235,15 @@ TestLibrary = LibraryMachine.TestCase
 
 def test_a_library_without_a_bound_never_retires() -> None:
     library = a_library()
-    holding.hold(library, [1])
-    holding.ended(library, [1])
+    lifecycle.hold_calls(library, [1])
+    lifecycle.drop_ended(library, [1])
     assert not library.retires
 
 
 def test_a_call_that_its_marker_names_twice_leaves_a_library_once() -> None:
     library = a_library()
-    holding.hold(library, [1, 2])
-    departure = holding.depart(library, [1, 1, 9])
+    lifecycle.hold_calls(library, [1, 2])
+    departure = lifecycle.drop_all(library, [1, 1, 9])
     assert (departure.running, departure.unstarted) == ((1,), (2,))
 
 

@@ -6,7 +6,7 @@ import pytest
 from core.pilot_shell import GIB, CoreShell
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
-from stoker.pilot.core import commands, exits, limits, presence
+from stoker.pilot.core import commands, infrastructure, limits, presence
 from stoker.pilot.core.events import (
     ArgumentsBrought,
     CacheListed,
@@ -22,6 +22,7 @@ from stoker.pilot.core.events import (
     ObjectLost,
     Pinned,
     Probed,
+    ProbeVerdict,
     ProcessEnded,
     Signalled,
     SourceFailed,
@@ -32,8 +33,7 @@ from stoker.pilot.core.events import (
     WalltimeKnown,
     WasStopped,
 )
-from stoker.pilot.core.health import ProbeVerdict
-from stoker.pilot.core.stages import NEXT, Stage
+from stoker.pilot.core.state import NEXT, Stage
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
 from stoker.protocol import to_pilot as order
@@ -523,7 +523,7 @@ def test_a_device_is_faulty_after_two_bad_probes_and_is_not_probed_while_it_is_u
 def test_a_device_that_failed_in_a_call_is_probed_at_once_beside_others_and_its_library_is_not_to_blame() -> None:
     both = frozenset({DeviceId("gpu:0"), DeviceId("gpu:1")})
     pilot = CoreShell(probed=both).join().ready(1).start(2)
-    pilot.forget().give(ProcessEnded(LibraryId(1), exit_code=exits.DEVICE_FAILED)).give(Tick())
+    pilot.forget().give(ProcessEnded(LibraryId(1), exit_code=infrastructure.DEVICE_FAILED)).give(Tick())
     gone = pilot.take(told.LibraryGone)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading, gone.running) == (FailureKind.PILOT, False, ())
@@ -557,7 +557,7 @@ def test_a_library_that_others_crowded_out_of_memory_is_not_to_blame(
 
 def test_a_sound_probe_ends_the_suspicion() -> None:
     pilot = CoreShell(probed=frozenset({DeviceId("gpu:0")})).join().ready(1).start(2).forget()
-    pilot.give(ProcessEnded(LibraryId(1), exit_code=exits.DEVICE_FAILED)).give(Tick())
+    pilot.give(ProcessEnded(LibraryId(1), exit_code=infrastructure.DEVICE_FAILED)).give(Tick())
     assert pilot.take(commands.Probe).device == "gpu:0"
     pilot.give(Probed(DeviceId("gpu:0"), ProbeVerdict.SOUND, "")).wait(1000).give(Tick())
     assert not pilot.all(commands.Probe), "another library is at work there"

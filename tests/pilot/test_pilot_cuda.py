@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.pilot.core.health import ProbeVerdict
-from stoker.pilot.devices.cuda import DeviceError, Gpu, NoDriverError
-from stoker.pilot.devices.probe import SIZE, examine
+from stoker.pilot.core.events import ProbeVerdict
+from stoker.pilot.devices.probe import SIZE, DeviceError, Gpu, NoDriverError, examine
 
 OUT_OF_MEMORY, NO_COMPILER, LAUNCH_FAILED = 2, 221, 719
 NAMES = {

@@ -344,7 +344,7 @@ def test_stopping_finishes_what_runs_and_gives_back_the_rest(served: FakeManager
 
 
 def _started(manager: FakeManager) -> bool:
-    from stoker.pilot.library.marker import running
+    from stoker.pilot.library.call_records import running
 
     return any(running(path) for path in manager.base.glob("scratch/stoker-*/pilot-*/lib-1/running"))
 

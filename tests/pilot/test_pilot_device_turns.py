@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.pilot.core.device_turns import PATIENCE_S, TurnRequest, next_turns
+from stoker.pilot.core.turns import PATIENCE_S, TurnRequest, next_turns
 from stoker.protocol.ids import DeviceId, LibraryId
 
 ONE = (DeviceId("gpu:0"),)

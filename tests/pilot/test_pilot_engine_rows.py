@@ -12,7 +12,7 @@ import pytest
 from stoker.contexts.device_turns import EngineWork, work_of
 from stoker.contexts.inference.adapter import GenerationRequest
 from stoker.contexts.inference.engine_thread import Generation
-from stoker.pilot.library.engine_rows import MOST_PROMPTS, WORK_BYTES, packed, unpacked
+from stoker.pilot.library.turn_board import MOST_PROMPTS, WORK_BYTES, packed, unpacked
 from stoker.protocol.ids import LibraryId
 
 

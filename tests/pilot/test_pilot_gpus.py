@@ -14,7 +14,7 @@ from driver.machine import Machine
 from fake_manager import FakeManager, recipe
 
 from stoker.contexts.recipe import Needs
-from stoker.pilot.devices.health import Health
+from stoker.pilot.devices.monitor import Health
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFault, LibraryResized

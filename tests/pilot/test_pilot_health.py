@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.pilot.core.health import DeviceHealth, ProbeVerdict
+from stoker.pilot.core.events import DeviceHealth, ProbeVerdict
 
 SOUND, UNKNOWN, FAILED, WRONG = ProbeVerdict.SOUND, ProbeVerdict.UNKNOWN, ProbeVerdict.FAILED, ProbeVerdict.WRONG
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import setproctitle
 
-from stoker.pilot.zygote.imported_threads import ImportedThreads
+from stoker.pilot.zygote.server import ImportedThreads
 
 
 @contextmanager

@@ -25,8 +25,8 @@ import pytest
 from fake_manager import FakeManager, recipe
 
 from stoker.pilot.core.infrastructure import ROWS, Proof
-from stoker.pilot.library import evidence
-from stoker.pilot.library.evidence import Place
+from stoker.pilot.library import failures as library_failures
+from stoker.pilot.library.failures import Place
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_pilot import CancelCalls
@@ -50,7 +50,7 @@ def caught(act: Callable[[], Any]) -> BaseException:
 
 def find(act: Callable[[], Any], place: Place = HERE) -> str:
     """What is found of the exception that this raises; empty: it is the user's own."""
-    found = evidence.find(caught(act), place)
+    found = library_failures.find_infrastructure_cause(caught(act), place)
     return found.row.means if found is not None else ""
 
 
@@ -136,7 +136,7 @@ def test_threads_groups_and_event_loops() -> None:
     assert find(lambda: asyncio.run(read_in_a_thread()))
     assert find(lambda: asyncio.run(tasks(read_nothing_mapped)))
     both = ExceptionGroup("both", [caught(read_nothing_mapped), caught(lambda: 1 / 0)])
-    assert evidence.find(both, HERE) is None, "one of them is the user's"
+    assert library_failures.find_infrastructure_cause(both, HERE) is None, "one of them is the user's"
 
 
 def test_an_exception_that_refuses_to_be_looked_at_is_the_users() -> None:
@@ -150,13 +150,13 @@ def test_an_exception_that_refuses_to_be_looked_at_is_the_users() -> None:
         raise Odd
 
     assert find(raises) == ""
-    assert evidence.find(OSError(errno.EIO, "never raised"), HERE) is None
+    assert library_failures.find_infrastructure_cause(OSError(errno.EIO, "never raised"), HERE) is None
     loop = caught(read_nothing_mapped)
     loop.__cause__ = loop
-    assert evidence.find(loop, HERE) is not None
+    assert library_failures.find_infrastructure_cause(loop, HERE) is not None
     own = caught(raises)
     own.__cause__ = own
-    assert evidence.find(own, HERE) is None
+    assert library_failures.find_infrastructure_cause(own, HERE) is None
 
 
 # ---- full disks
@@ -193,17 +193,25 @@ def test_a_full_disk_counts_if_it_is_this_nodes_and_full(tiny: Path, tmp_path: P
     assert find(fill, elsewhere) == "", "its file is on no disk of the node"
     full = caught(fill)
     (tiny / "file").unlink()
-    assert evidence.find(full, here) is not None, "what it wrote is removed, and others still hold most of the disk"
+    assert library_failures.find_infrastructure_cause(full, here) is not None, (
+        "what it wrote is removed, and others still hold most of the disk"
+    )
     (tiny / "others").unlink()
-    assert evidence.find(full, here) is None, "there is room: the user asked for more than a disk has"
+    assert library_failures.find_infrastructure_cause(full, here) is None, (
+        "there is room: the user asked for more than a disk has"
+    )
     with open(tiny / "file", "wb", 0) as own:
         own.write(bytes(2_000_000))
         (tiny / "file").unlink()
-        assert evidence.find(full, here) is None, "its own file is removed, and takes its room until it is closed"
+        assert library_failures.find_infrastructure_cause(full, here) is None, (
+            "its own file is removed, and takes its room until it is closed"
+        )
     full = caught(make_files)
     assert str(tiny) in str(full)
-    assert evidence.find(full, here) is not None, "no file can be made on it"
-    assert evidence.find(full, elsewhere) is None, "the file is on no disk of this node: it is full everywhere"
+    assert library_failures.find_infrastructure_cause(full, here) is not None, "no file can be made on it"
+    assert library_failures.find_infrastructure_cause(full, elsewhere) is None, (
+        "the file is on no disk of this node: it is full everywhere"
+    )
 
 
 def _numpy(path: Path) -> None:

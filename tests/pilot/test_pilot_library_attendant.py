@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from stoker.contexts.call_stop import CallStop
-from stoker.pilot.core import exits
-from stoker.pilot.library import frames, server
+from stoker.contexts.ambient import CallStop
+from stoker.pilot.core import infrastructure
+from stoker.pilot.library import connection, server
+from stoker.pilot.library.process import LibraryFault, Soundness
 from stoker.pilot.library.runner import NO_CALL
 from stoker.pilot.library.server import LibraryServer
-from stoker.pilot.library.soundness import LibraryFault, Soundness
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec
 from stoker.protocol.to_agent import GivenBack, Resized, RunEvicted, RunsEnded
@@ -94,7 +94,7 @@ class Served:
         self.soundness = Soundness()
         self.server = LibraryServer(theirs, library=1, context=self.context, calls_allowed=0, soundness=self.soundness)
         self.may_make = threading.Event()
-        self._reader, self._decode = frames.FrameReader(self.sock), wire.to_agent_decoder()
+        self._reader, self._decode = connection.FrameReader(self.sock), wire.to_agent_decoder()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def start(self) -> Served:
@@ -112,7 +112,7 @@ class Served:
         return self.runners[slot]
 
     def say(self, *messages: Any) -> None:
-        self.sock.sendall(frames.pack(list(messages)))
+        self.sock.sendall(connection.pack(list(messages)))
 
     def hear(self, kind: type, count: int = 1) -> list[Any]:
         """The next messages of a kind."""
@@ -288,7 +288,7 @@ def test_a_library_that_leaves_has_sent_the_ends_that_another_thread_is_sending(
     assert sock.begun.wait(LIMIT_S)
     threading.Timer(0.1, sock.goes_on.set).start()
     with pytest.raises(LeftError):
-        served.server.leave(LibraryFault(exits.NODE_FAILED, "it is unfit"))
+        served.server.leave(LibraryFault(infrastructure.NODE_FAILED, "it is unfit"))
     assert sock.sent == 1
     sender.join(LIMIT_S)
     served.sock.close()
@@ -311,7 +311,7 @@ def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell(leaves: li
     one, two = served.runners
     served.server._runners = [one, two]  # type: ignore[list-item]
     served.soundness.unchecked = 1
-    served.soundness.restore = lambda now: LibraryFault(exits.NODE_FAILED, "unfit")  # type: ignore[method-assign]
+    served.soundness.restore = lambda now: LibraryFault(infrastructure.NODE_FAILED, "unfit")  # type: ignore[method-assign]
     two.take(LONG)
     served.server._leave_if_unfit(one)  # type: ignore[arg-type]
     assert not leaves
@@ -319,7 +319,7 @@ def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell(leaves: li
     one.take(NEXT)
     with pytest.raises(LeftError):
         served.server._leave_if_unfit(one)  # type: ignore[arg-type]
-    assert leaves == [exits.NODE_FAILED]
+    assert leaves == [infrastructure.NODE_FAILED]
     served.sock.close()
 
 
@@ -357,7 +357,7 @@ def test_failed_clearing_waits_for_calls_in_other_slots(
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     two_slots.may_make.set()
     for each in two_slots.runners:
-        each.is_clean, each.fault = False, LibraryFault(exits.NOT_CLEARED, "the disk is gone")
+        each.is_clean, each.fault = False, LibraryFault(infrastructure.NOT_CLEARED, "the disk is gone")
         each.may_clean.set()
     two_slots.start().say(order(LONG, NEXT))
     first, second = two_slots.runners
@@ -370,7 +370,7 @@ def test_failed_clearing_waits_for_calls_in_other_slots(
     assert not leaves
     second.may_end.set()
     until(lambda: leaves)
-    assert leaves[0] == exits.NOT_CLEARED
+    assert leaves[0] == infrastructure.NOT_CLEARED
     assert sorted(first.ran + second.ran) == [LONG, NEXT]
     ends = [end.call for message in two_slots.hear(RunsEnded, 2) for end in message.ends]
     assert sorted(ends) == [LONG, NEXT]

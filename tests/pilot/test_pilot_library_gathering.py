@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import pytest
 
-from stoker.pilot.library import gathering
-from stoker.pilot.library.gathering import PieceGathering
+from stoker.pilot.library import pieces
+from stoker.pilot.library.pieces import PieceGathering
 from stoker.protocol.ids import CallId
 from stoker.protocol.to_agent import Yielded
 
@@ -25,8 +25,8 @@ def frames() -> list[list[Yielded]]:
 @pytest.fixture
 def waiting(frames, monkeypatch) -> PieceGathering:
     """One whose pieces wait for hours, because a frame has just left."""
-    monkeypatch.setattr(gathering, "GATHER_EACH_S", 10_000.0)
-    monkeypatch.setattr(gathering, "GATHER_S", 10_000.0)
+    monkeypatch.setattr(pieces, "GATHER_EACH_S", 10_000.0)
+    monkeypatch.setattr(pieces, "GATHER_S", 10_000.0)
     found = PieceGathering(frames.append)
     found.calls = 3
     found.add(piece(1, 0), at_once=False)
@@ -53,7 +53,7 @@ def test_a_call_that_waits_for_its_reader_says_so_at_once_behind_its_pieces(wait
 
 
 def test_many_bytes_leave_at_once(waiting, frames):
-    waiting.add(Yielded(CallId(1), 1, 1, [bytes(gathering.GATHER_BYTES)]), at_once=False)
+    waiting.add(Yielded(CallId(1), 1, 1, [bytes(pieces.GATHER_BYTES)]), at_once=False)
     assert len(frames) == 1
 
 

@@ -23,15 +23,14 @@ from hypothesis import strategies as st
 
 from stoker.contexts import payloads
 from stoker.errors import ProtocolError
-from stoker.pilot.agent import usage
 from stoker.pilot.agent.scratch import Scratch, base_folder, sweep
-from stoker.pilot.library import frames
-from stoker.pilot.library.frames import FrameReader, pack, pack_raw
+from stoker.pilot.library import connection
+from stoker.pilot.library.call_records import NOWHERE, Marker, Running, running
+from stoker.pilot.library.connection import FrameReader, LibraryOutbox, pack, pack_raw
 from stoker.pilot.library.functions import Function, Functions
-from stoker.pilot.library.marker import NOWHERE, Marker, Running, running
-from stoker.pilot.library.outbox import LibraryOutbox
-from stoker.pilot.library.sandbox import ClearedFolder
+from stoker.pilot.library.workplace import ClearedFolder
 from stoker.pilot.starter.place import base_folder as base_folder_of_starter
+from stoker.pilot.zygote import processes
 from stoker.protocol import wire
 from stoker.protocol.calls import CallProgress
 from stoker.protocol.to_agent import RunEvicted
@@ -109,7 +108,7 @@ def test_evicted_call_keeps_a_checkpoint_that_was_not_sent() -> None:
         for done in (1.0, 2.0):
             outbox.report(CallProgress(7, done, state=f"after {done:g}".encode()))  # type: ignore[arg-type]
         outbox.add(CallProgress(7, 2.0), ended_at=0.0)  # type: ignore[arg-type]
-        reader, decode, said = frames.FrameReader(there), wire.to_agent_decoder(), list[Any]()
+        reader, decode, said = connection.FrameReader(there), wire.to_agent_decoder(), list[Any]()
         reader.fill(block=True)
         while (frame := reader.next()) is not None:
             said += decode(frame).messages
@@ -272,24 +271,24 @@ def test_a_scratch_folder_without_its_lock_file_is_swept_unless_its_pilot_lives(
 def test_the_tail_of_a_log_is_text(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"\n".join(b"line %d \xff" % n for n in range(5000)))
-    lines = usage.tail(str(log), lines=3).splitlines()
+    lines = processes.tail(str(log), lines=3).splitlines()
     assert [line[:9] for line in lines] == ["line 4997", "line 4998", "line 4999"]
-    assert usage.tail(str(tmp_path / "nowhere")) == ""
+    assert processes.tail(str(tmp_path / "nowhere")) == ""
 
 
 def test_memory_is_measured_exactly_before_anybody_is_accused() -> None:
-    mine = usage.resident_bytes(os.getpid())
+    mine = processes.resident_bytes(os.getpid())
     assert mine > 10_000_000
-    assert 0 < usage.proportional_bytes(os.getpid()) <= mine
-    assert usage.MemoryLimit().excess(os.getpid(), mine * 10, now=0.0) == 0
-    assert usage.MemoryLimit().excess(os.getpid(), 1_000_000, now=0.0) > 1_000_000
+    assert 0 < processes.proportional_bytes(os.getpid()) <= mine
+    assert processes.MemoryLimit().excess(os.getpid(), mine * 10, now=0.0) == 0
+    assert processes.MemoryLimit().excess(os.getpid(), 1_000_000, now=0.0) > 1_000_000
 
 
 def test_exact_memory_is_measured_again_when_it_may_have_passed_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     resident, exact, asked = 150, 50, []
-    monkeypatch.setattr(usage, "resident_bytes", lambda pid: resident)
-    monkeypatch.setattr(usage, "proportional_bytes", lambda pid: asked.append(pid) or exact)
-    memory = usage.MemoryLimit()
+    monkeypatch.setattr(processes, "resident_bytes", lambda pid: resident)
+    monkeypatch.setattr(processes, "proportional_bytes", lambda pid: asked.append(pid) or exact)
+    memory = processes.MemoryLimit()
     assert memory.excess(7, 100, now=0.0) == 0
     resident = 200  # 100 bytes at most
     assert memory.excess(7, 100, now=0.25) == 0
@@ -308,7 +307,7 @@ PRINTS = """
 import os, sys
 os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
 os.dup2(1, 2)
-from stoker.pilot.library.printing import LogTail, ThreadTail
+from stoker.pilot.library.call_records import LogTail, ThreadTail
 tail = {tail}
 tail.begin()
 print("x" * 100_000)
@@ -336,7 +335,7 @@ def test_a_length_alone_takes_no_memory_and_a_large_frame_comes_whole() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         reader = FrameReader(ours)
-        theirs.sendall(frames._HEAD.pack(frames._MARK | frames.MOST_BYTES - 1) + b"few bytes")
+        theirs.sendall(connection._HEAD.pack(connection._MARK | connection.MOST_BYTES - 1) + b"few bytes")
         assert reader.fill(block=False)
         assert reader.next() is None
         assert sys.getsizeof(reader._buffer) < 2**20

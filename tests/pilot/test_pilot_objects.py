@@ -13,11 +13,10 @@ from fake_manager import TRANSFER_KEY, FakeManager, function, recipe
 
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.manifest import PART_BYTES
-from stoker.contexts.objects import manifest_of, object_of
-from stoker.contexts.published import publish
+from stoker.contexts.objects import manifest_of, object_of, publish
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.client import get
+from stoker.pilot.transfer.fetch import get
 from stoker.protocol.calls import CallOptions, CallSpec, FailureKind
 from stoker.protocol.session import KeyPair
 from stoker.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving

@@ -21,8 +21,8 @@ from stoker.manager.policies.sizes import known_bytes
 from stoker.pilot.agent.offers import OfferScales
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import OfferWeighed
-from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
-from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import Stage
+from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.pilot.library.library_turns import LibraryTurns
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told

@@ -9,7 +9,7 @@ from core.pilot_shell import GIB, CoreShell
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import OfferWeighed
-from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
 from stoker.protocol.calls import CallSpec

@@ -11,7 +11,7 @@ from stoker.protocol.to_pilot import ToPilot
 ROOT = Path(__file__).resolve().parents[2]
 ORDERS = {kind.__name__ for kind in get_args(ToPilot)}
 PLACES = ("pilot", "manager/sim")
-READER = "pilot/core/orders.py"
+READER = "pilot/core/reactor.py"
 
 
 def names_asked_for(tree: ast.AST) -> set[str]:

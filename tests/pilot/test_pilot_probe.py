@@ -18,11 +18,10 @@ import pytest
 from fake_manager import FakeManager, recipe
 from polling import PATIENCE_S
 
-from stoker.pilot.agent import probing
-from stoker.pilot.core.health import ProbeVerdict
+from stoker.pilot.agent import observing
+from stoker.pilot.core.events import ProbeVerdict
 from stoker.pilot.devices import PilotDevice, find_devices, gpu
-from stoker.pilot.devices.cuda import DeviceError
-from stoker.pilot.devices.probe import SIZE, examine
+from stoker.pilot.devices.probe import SIZE, DeviceError, examine
 from stoker.pilot.zygote import processes
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts, DeviceFault
@@ -96,15 +95,15 @@ def test_a_device_that_refuses() -> None:
 )
 def test_how_a_probe_may_end(monkeypatch: pytest.MonkeyPatch, text: str, answer: ProbeVerdict, said: str) -> None:
     if "sleep" in text:
-        monkeypatch.setattr(probing, "_LIMIT_S", 0.3)
+        monkeypatch.setattr(observing, "_LIMIT_S", 0.3)
     command = (sys.executable, "-c", f"import os, signal, sys, time; {text or 'pass'}")
-    got, words = probing.run(command, DEVICE)
+    got, words = observing.run_probe(command, DEVICE)
     assert got is answer
     assert said in words
 
 
 def test_a_probe_that_cannot_be_started() -> None:
-    answer, said = probing.run(("/no/such/probe",), DEVICE)
+    answer, said = observing.run_probe(("/no/such/probe",), DEVICE)
     assert answer is ProbeVerdict.UNKNOWN
     assert "could not be started" in said
 
@@ -114,7 +113,7 @@ def test_a_probe_lives_on_when_the_pilot_clears_away_what_libraries_left(tmp_pat
     said: list[tuple[ProbeVerdict, str]] = []
     gate = tmp_path / "gate"
     command = ("sh", "-c", f"while ! test -e {gate}; do sleep 0.01; done; exit {ProbeVerdict.FAILED.value}")
-    probing_thread = threading.Thread(target=lambda: said.append(probing.run(command, DEVICE)))
+    probing_thread = threading.Thread(target=lambda: said.append(observing.run_probe(command, DEVICE)))
     probing_thread.start()
     until_there_is(lambda: set(processes.children(os.getpid())) - set(known))
     stray = subprocess.Popen(["sleep", "100"])
@@ -214,7 +213,7 @@ def test_a_real_gpu_is_sound() -> None:
     if not found.devices:
         pytest.skip(found.why)
     for device in find_devices("gpu").offered:
-        assert probing.run((sys.executable, "-P", "-m", "stoker.pilot.devices.probe"), device) == (
+        assert observing.run_probe((sys.executable, "-P", "-m", "stoker.pilot.devices.probe"), device) == (
             ProbeVerdict.SOUND,
             "",
         )

@@ -7,7 +7,7 @@ import math
 import pytest
 from core.even_cost import EvenCost
 
-from stoker.pilot.core.shadow_validation import OVERESTIMATE, EngineOutlook, UnreadPrompt, why_not
+from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, UnreadPrompt, why_late
 from stoker.protocol.ids import LibraryId
 
 ONE, TWO = LibraryId(1), LibraryId(2)
@@ -26,7 +26,7 @@ def prompt(tokens: int = 400, due_in: float = 1.0, tpot_s: float = 0.25) -> Unre
 
 
 def judged(*engines: EngineOutlook, new: UnreadPrompt, free_in: float = 0.0) -> str:
-    return why_not(engines, ONE, new, now=0.0, free_at=free_in)
+    return why_late(engines, ONE, new, now=0.0, free_at=free_in)
 
 
 def test_a_request_joins_where_it_is_in_time() -> None:

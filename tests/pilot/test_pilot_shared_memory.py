@@ -16,7 +16,7 @@ import pytest
 from fake_manager import FakeManager, gone, recipe
 
 from stoker.contexts.recipe import Awareness
-from stoker.pilot.zygote import leftovers, processes
+from stoker.pilot.zygote import processes
 from stoker.protocol.to_pilot import StopLibrary
 
 SEGMENTS = Path("/dev/shm")
@@ -204,7 +204,7 @@ def test_a_system_v_segment_goes_with_its_library(served: FakeManager) -> None:
         served.until(lambda: not there(number))
         assert there(own), "that one is of another process"
     finally:
-        leftovers.remove_system_v_segments({os.getpid()}, since=0.0)
+        processes.remove_system_v_segments({os.getpid()}, since=0.0)
     assert not there(own)
 
 
@@ -226,18 +226,18 @@ def test_a_tracker_is_known_from_its_first_moment() -> None:
     for _ in range(20):
         tracker = subprocess.Popen(["resource_tracker import main", "600"], executable=shutil.which("sleep"))
         try:
-            assert leftovers.is_tracker(tracker.pid)
+            assert processes.is_tracker(tracker.pid)
         finally:
             tracker.kill()
             os.waitid(os.P_PID, tracker.pid, os.WEXITED | os.WNOWAIT)
-            assert not leftovers.is_tracker(tracker.pid)
+            assert not processes.is_tracker(tracker.pid)
             tracker.wait()
 
 
 TWO_ENDS = """
 import os, socket, subprocess, sys, time
 from stoker.pilot.zygote import processes
-from stoker.pilot.zygote.messages import Exited
+from stoker.pilot.zygote.client import Exited
 from stoker.pilot.zygote.server import ZygoteServer
 
 TRACKER = "import sys; a = 'resource_" + "tracker import main'; sys.stdin.read()"  # it only looks like one

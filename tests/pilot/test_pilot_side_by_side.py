@@ -18,9 +18,8 @@ from stoker.contexts.code_payloads import dumps_arguments, dumps_code
 from stoker.contexts.loading import load_context
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.core.turns import FirstCome
-from stoker.pilot.library.functions import Function
+from stoker.pilot.library.functions import Function, SideBySide
 from stoker.pilot.library.runner import RunnableCall
-from stoker.pilot.library.side_by_side import SideBySide
 from stoker.protocol.calls import CallOptions, CallSpec, Failure
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId
 from stoker.protocol.to_library import Run

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.manager.cli.caches import inspect_caches
+from stoker.manager.cli.sessions import inspect_caches
 from stoker.pilot.agent.scratch import Scratch, base_folder
-from stoker.pilot.cache import ObjectCache, snapshot_names
+from stoker.pilot.cache import ObjectCache, store
 
 FORM = "file-0123456789abcdef-float32-1"
 
@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectCache:
 
 
 def snapshot(cache: ObjectCache, name: str, *, age_s: float = 0.0) -> Path:
-    place = snapshot_names.folder_beside(cache) / name
+    place = store.snapshot_folder_beside(cache) / name
     place.mkdir(parents=True)
     (place / "model.safetensors").write_bytes(bytes(1000))
     os.utime(place, (time.time() - age_s,) * 2)
@@ -33,20 +33,20 @@ def snapshot(cache: ObjectCache, name: str, *, age_s: float = 0.0) -> Path:
 def test_what_no_object_was_made_of_goes_when_it_is_old(cache: ObjectCache) -> None:
     old = [snapshot(cache, name, age_s=100) for name in (FORM, f".{FORM}.4711", f"{FORM}.damaged-12")]
     young = snapshot(cache, f"{FORM}0")
-    snapshot_names.sweep(cache, kept_s=50)
+    store.sweep_snapshots(cache, kept_s=50)
     assert [place.exists() for place in old] == [False] * 3
     assert young.exists()
 
 
 def test_an_object_of_the_cache_and_what_is_being_written_stay(cache: ObjectCache) -> None:
     kept, draft = snapshot(cache, f"{FORM}1", age_s=100), snapshot(cache, f".{FORM}.4711", age_s=100)
-    snapshot_names.note(cache, kept, name="folder-abc")
+    store.note_snapshot(cache, kept, name="folder-abc")
     with (draft.parent / f"{FORM}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        snapshot_names.sweep(cache, kept_s=0)
+        store.sweep_snapshots(cache, kept_s=0)
         assert kept.exists()
         assert draft.exists()
-    snapshot_names.sweep(cache, kept_s=0)
+    store.sweep_snapshots(cache, kept_s=0)
     assert kept.exists()
     assert not draft.exists()
 

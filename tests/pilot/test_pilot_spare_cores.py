@@ -16,7 +16,7 @@ from stoker.config import parse_site
 from stoker.contexts.recipe import Needs
 from stoker.errors import ConfigError
 from stoker.manager.factory.pilot_command import pilot_options
-from stoker.pilot.devices import GrantedDevices, cpu, find_devices, gpu, spare, visible
+from stoker.pilot.devices import GrantedDevices, cpu, find_devices, gpu, visible
 
 GB = 10**9
 Find = Callable[..., GrantedDevices]
@@ -54,7 +54,7 @@ def test_each_gpu_keeps_the_first_cores_of_its_part_and_the_others_are_shared(fi
     assert [device.facts.on_host for device in found.offered] == [False, False, True, True]
     assert [device.facts.cores for device in found.offered] == [2, 2, 4, 4]
     assert found.troubles == ()
-    assert spare.kept_cores(found.offered) == {0, 1, 6, 7}
+    assert cpu.kept_cores(found.offered) == {0, 1, 6, 7}
     assert visible(found.offered[:1]) == {"CUDA_VISIBLE_DEVICES": "GPU-0"}
     assert visible(found.offered[2:]) == {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -72,7 +72,7 @@ def test_host_memory_is_kept_for_what_the_gpus_hold_but_at_most_half(find: Find,
 def test_gpus_alone_share_all_cores_as_before(find: Find) -> None:
     found = find("gpu", gpus=2, cores=6)
     assert _cores(found) == {"cuda:0": (0, 1, 2), "cuda:1": (3, 4, 5)}
-    assert spare.kept_cores(found.offered) == frozenset()
+    assert cpu.kept_cores(found.offered) == frozenset()
 
 
 def test_where_no_core_is_left_the_gpus_are_offered_and_it_is_said(find: Find) -> None:

@@ -15,8 +15,8 @@ import pytest
 from fake_manager import FakeManager, gone, recipe
 from polling import PATIENCE_S, polls
 
-from stoker.pilot.agent.parent import Parent
-from stoker.pilot.library.sandbox import ScratchGuard
+from stoker.pilot.agent.scratch import Parent
+from stoker.pilot.library.workplace import ScratchGuard
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.session import PYTHON
 from stoker.protocol.to_manager import LibraryGone, PilotLeaving

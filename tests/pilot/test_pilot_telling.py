@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from stoker.pilot.library.telling import in_short
+from stoker.pilot.library.failures import in_short
 
 
 def raised_by(code: str) -> BaseException:

@@ -21,9 +21,8 @@ from polling import PATIENCE_S
 
 from stoker.contexts.device_turns import EngineWork
 from stoker.pilot.library import library_turns
-from stoker.pilot.library.engine_rows import unpacked
 from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.turn_board import ROWS, TurnBoard, TurnRow, TurnState, rows_in
+from stoker.pilot.library.turn_board import ROWS, TurnBoard, TurnRow, TurnState, rows_in, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
 WORKER = Path(__file__).with_name("turn_worker.py")

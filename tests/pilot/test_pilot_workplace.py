@@ -16,13 +16,12 @@ import pytest
 from fake_manager import FakeManager, recipe
 
 from stoker.contexts import payloads, scratch
-from stoker.contexts.program_folder import ProgramFolder, program_folder
+from stoker.contexts.folders import ProgramFolder, program_folder
 from stoker.pilot.core.turns import FirstCome
-from stoker.pilot.library.functions import Function
+from stoker.pilot.library.functions import Function, SideBySide
+from stoker.pilot.library.process import EVERY_S
 from stoker.pilot.library.runner import RunnableCall
-from stoker.pilot.library.sandbox import ClearedFolder
-from stoker.pilot.library.side_by_side import SideBySide
-from stoker.pilot.library.soundness import EVERY_S
+from stoker.pilot.library.workplace import ClearedFolder
 from stoker.protocol.calls import CallOptions, CallSpec, LeftFiles
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob

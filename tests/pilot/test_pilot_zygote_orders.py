@@ -7,9 +7,8 @@ import socket
 import time
 from pathlib import Path
 
-from stoker.pilot.library import frames
-from stoker.pilot.zygote.client import Zygote
-from stoker.pilot.zygote.messages import Exited, Fork, Forked, FromZygote
+from stoker.pilot.library import connection
+from stoker.pilot.zygote.client import Exited, Fork, Forked, FromZygote, Zygote
 
 LIMIT_S = 30.0
 COUNT = 1_000
@@ -48,7 +47,7 @@ def test_orders_wait_until_a_zygote_that_imports_reads(tmp_path: Path) -> None:
         assert not zygote.unsent
         assert theirs.fileno() < 0
         with ours:
-            ours.sendall(frames.pack_raw(b"no settings"))
+            ours.sendall(connection.pack_raw(b"no settings"))
         while not any(isinstance(message, Exited) for message in said):
             assert time.monotonic() < ends_at, said
             said += zygote.receive() or []

@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.manager.core import client, cost, nouns, sources, state
-from stoker.manager.core.queue import Queue
+from stoker.manager.core import nouns, per_context, state
+from stoker.manager.core.call_queue import Queue
 from stoker.manager.core.seams import Policies, View
 from stoker.manager.live import pickled
 from stoker.manager.live.own_policies import COMMON, SEAMS
 
 NOUNS = (
-    client.Client, cost.Cost, nouns.Group, nouns.Call, nouns.Gang, nouns.Context, nouns.Device, nouns.Library,
-    nouns.Pilot, state.State, sources.SourceState, sources.Block,
+    nouns.Client, per_context.Cost, nouns.Group, nouns.Call, nouns.Gang, nouns.Context, nouns.Device, nouns.Library,
+    nouns.Pilot, state.State, state.SourceState, state.Block,
 )  # fmt: skip
 
 

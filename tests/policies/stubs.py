@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.manager.core.nouns import Call, Context, Library
-from stoker.manager.core.overlay import imagine_pilot, with_pilots
-from stoker.manager.core.phases import CallState, LibraryState
+from stoker.manager.core.nouns import Call, CallState, Context, Library, LibraryState
+from stoker.manager.core.outlook import imagine_pilot, with_pilots
 from stoker.manager.core.seams import (
     Action,
     Ask,

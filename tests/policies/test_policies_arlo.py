@@ -8,7 +8,7 @@ import pytest
 from core.toy import Toy
 
 from stoker.manager.core import story
-from stoker.manager.core.phases import CallState, LibraryState
+from stoker.manager.core.nouns import CallState, LibraryState
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.protocol.calls import Objective
@@ -112,7 +112,7 @@ def test_where_every_level_is_congested_the_shortest_takes_it_and_then_calls_wai
     t.many(6, tokens=20, name="last").ask("waits", tokens=20)
     assert [t.where(f"last20-{n}") for n in range(6)] == ["r64"] * 6
     assert t.core.state.calls[t.ids["waits"]].state is CallState.WAITING
-    told = story.tell(t.core.state, f"c-{t.ids['waits']}")
+    told = story.tell_story(t.core.state, f"c-{t.ids['waits']}")
     assert "libraries of r64 and of longer runtimes run other calls" in told.lines[-2].text
     t.run()
     assert len(t.ended) - before == 57 + 7

@@ -8,8 +8,7 @@ import pytest
 from core.builders import Cluster, recipe
 from policies import stubs
 
-from stoker.manager.core.nouns import Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import Library, LibraryState
 from stoker.manager.core.seams import Action, Policies, View
 from stoker.manager.policies import HottestFirst
 from stoker.manager.policies.keep_alive import IdleTimers

@@ -12,8 +12,8 @@ from core.desk import SESSION, restored
 
 from stoker.contexts.recipe import LibraryLimits, Recipe
 from stoker.manager.core.events import ClientGone, SessionKept
-from stoker.manager.core.limits import together
-from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.nouns import LibraryState, PilotState
+from stoker.manager.core.registry import combine_limits
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
@@ -283,7 +283,7 @@ def test_a_shorter_keep_alive_holds_at_once_and_a_longer_one_too(cluster: Make) 
     ],
 )
 def test_of_several_the_most_careful_holds(said: list[LibraryLimits], holds: LibraryLimits) -> None:
-    assert together(said) == holds == together(said[::-1])
+    assert combine_limits(said) == holds == combine_limits(said[::-1])
 
 
 def test_the_wishes_of_programs_that_are_here_hold_and_the_last_ones_go_on_to(cluster: Make) -> None:

@@ -8,10 +8,9 @@ from itertools import pairwise
 import pytest
 from core.builders import Cluster, devices, recipe
 
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
+from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Policies
-from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies import default_policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.protocol import to_pilot

@@ -9,7 +9,7 @@ from core.toy import Toy
 from policies import stubs
 
 from stoker.manager.core.events import SessionDefined
-from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.manager.policies import LoadWhereWanted
 from stoker.protocol.blocks import Source
 from stoker.protocol.calls import FailureKind, Objective

@@ -8,8 +8,7 @@ import pytest
 from core.builders import Cluster, devices, recipe
 
 from stoker.contexts.step_times import StepSample, times_of
-from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
+from stoker.manager.core.events import AdviceArrived, AskAdvice, ContextAdvice, CostAdvice
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.slinfer import slinfer
 from stoker.protocol import to_manager as say

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 from core.builders import Cluster, devices, recipe
 
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
 from stoker.manager.core.seams import Policies
-from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies import default_policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes

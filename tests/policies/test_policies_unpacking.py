@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 from core.builders import Cluster, devices, recipe
 
-from stoker.manager.core.events import AdviceArrived, PaceAdvice
-from stoker.manager.core.subjects import OfPace
+from stoker.manager.core.events import AdviceArrived, OfPace, PaceAdvice
 from stoker.manager.policies.unpacking import LIMIT
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say

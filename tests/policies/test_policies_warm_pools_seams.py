@@ -9,8 +9,8 @@ import pytest
 from core.toy import Toy
 from policies.fewer_rounds import fewer_rounds
 
-from stoker.manager.core.commands import ToClient
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.events import ToClient
+from stoker.manager.core.nouns import LibraryState
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.protocol import to_client

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.core.commands import Command, ToClient
-from stoker.manager.core.core import Core
-from stoker.manager.core.events import FromClient, ManagerRestarted
-from stoker.manager.core.validate import validate
+from stoker.manager.core.events import Command, FromClient, ManagerRestarted, ToClient
+from stoker.manager.core.reactor import Core
+from stoker.manager.sim.validate import validate
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import Failure, FailureKind

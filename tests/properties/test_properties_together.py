@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from properties.together import Together, Wired
 
-from stoker.manager.core.validate import validate
-from stoker.pilot.core import station
+from stoker.manager.sim.validate import validate
+from stoker.pilot.core import memory
 from stoker.protocol import to_manager as say
 from stoker.protocol.ids import PilotId
 from stoker.protocol.to_pilot import StopLibrary
@@ -196,7 +196,7 @@ class Cores(RuleBasedStateMachine):
             assert {number: sorted(library.held) for number, library in core.libraries.items()} == {
                 number: sorted({*library.held, *library.zombies}) for number, library in known.items()
             }
-            assert {number: station.budget_bytes(core, library) for number, library in core.libraries.items()} == {
+            assert {number: memory.budget_bytes(core, library) for number, library in core.libraries.items()} == {
                 number: library.promised_bytes for number, library in known.items()
             }
             assert not pilot.outbox.unacked(), "all that was said is acknowledged"

@@ -13,11 +13,9 @@ from conformance.processes import ModelProcess
 from core.builders import Cluster, devices
 from core.desk import SESSION
 
-from stoker.manager.core.commands import Command, ToPilot
+from stoker.manager.core.events import Command, FromPilot, PilotCut, PilotLost, ToPilot
 from stoker.manager.core.events import Event as ManagerEvent
-from stoker.manager.core.events import FromPilot, PilotCut, PilotLost
-from stoker.manager.core.nouns import Device
-from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.nouns import Device, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, Policies, Resize, Unload, View
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
 from stoker.pilot.agent.link import said_in
@@ -37,12 +35,11 @@ from stoker.pilot.core.events import (
     Tick,
     TimerFired,
 )
-from stoker.pilot.core.state import PilotFacts
-from stoker.pilot.core.timers import Timers
+from stoker.pilot.core.state import PilotFacts, Timers
 from stoker.protocol import to_agent, to_library, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.ids import CallId, LibraryId, PilotId
-from stoker.protocol.reliable import Outbox
+from stoker.protocol.wire import Outbox
 
 GB = 10**9
 DEVICES = 2

@@ -16,7 +16,7 @@ from faults.world import World, command_of, until
 from session.held import MANAGER, Held
 from session.test_session_up import SITE, stoker
 
-from stoker.manager.cli.endings import Terminated, as_ctrl_c
+from stoker.manager.cli.entry import Terminated, as_ctrl_c
 from stoker.protocol.session import SessionFolder, holds_session
 
 
@@ -144,7 +144,7 @@ def test_the_first_signal_is_raised_the_next_ones_are_not_and_a_late_one_kills()
         assert came == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     text = (
-        "import os, signal, stoker.manager.cli.endings as endings\n"
+        "import os, signal, stoker.manager.cli.entry as endings\n"
         "endings._PATIENCE_S = 0.0\n"
         "with endings.as_ctrl_c():\n"
         "    try:\n"

@@ -17,7 +17,7 @@ import pytest
 from faults.world import until
 from polling import PATIENCE_S
 
-from stoker import descriptors
+from stoker import connections
 from stoker.errors import SessionError
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.live import keeper, lease
@@ -271,7 +271,7 @@ def test_the_keeper_tries_again_after_a_full_disk_and_a_new_session_is_refused(
     if not is_new:
         folder.file.touch()
     monkeypatch.setattr(lease, "take", take)
-    monkeypatch.setattr(descriptors, "raise_limit", lambda: None)
+    monkeypatch.setattr(connections, "raise_descriptor_limit", lambda: None)
     monkeypatch.setattr("stoker.manager.main.keep_log", lambda path: None)
     before = signal.getsignal(signal.SIGINT)
     try:

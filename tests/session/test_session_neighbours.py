@@ -64,7 +64,7 @@ class Neighbour:
         return count_lines(self.log).get(line, 0)
 
     def status(self) -> Status:
-        from stoker.manager.cli.sessions import status_of
+        from stoker.manager.cli.session_choice import status_of
 
         return status_of(self.name)[1].status
 

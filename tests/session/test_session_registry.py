@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
-from stoker.manager.cli import choosing
-from stoker.manager.cli.known import SessionState
-from stoker.manager.cli.known import known_sessions as list_sessions
+from stoker.manager.cli import session_choice
+from stoker.manager.cli.sessions import SessionState
+from stoker.manager.cli.sessions import known_sessions as list_sessions
 from stoker.manager.executor import standing
 from stoker.manager.executor.begun import is_coming_up
 from stoker.manager.executor.processes import KEPT_SESSIONS, register
@@ -84,7 +84,7 @@ def test_a_folder_that_another_user_has_closed_is_named_and_hides_no_other(tmp_p
     folder = tmp_path / "closed" / "mine"
     assert not holds_session(folder)
     refused = r"mine cannot be read \(.*\): only the user who began a session can use it"
-    for look in (find_session, choosing.session_to_show):
+    for look in (find_session, session_choice.session_to_show):
         with pytest.raises(SessionError, match=refused):
             look(str(folder))
 
@@ -119,7 +119,7 @@ def test_a_session_whose_manager_comes_up_is_waited_for_and_found_by_its_name(tm
 
     with ThreadPoolExecutor(1) as threads:
         threads.submit(listen)
-        assert choosing.session_to_show("soon").path == folder.path
+        assert session_choice.session_to_show("soon").path == folder.path
 
 
 def test_one_that_never_came_up_is_not_waited_for_and_can_be_pruned(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_one_that_never_came_up_is_not_waited_for_and_can_be_pruned(tmp_path: Pa
         os.utime(place, (time.time() - 3600,) * 2)
     assert not any(is_coming_up(home / "sessions.d" / name) for name in ("dead", "half"))
     with pytest.raises(SessionError, match="no session 'dead'"):
-        choosing.session_to_show("dead")
+        session_choice.session_to_show("dead")
     assert {(each.session, each.state) for each in list_sessions()} == {
         ("dead", SessionState.OVER),
         ("half", SessionState.OVER),

@@ -19,7 +19,7 @@ from faults.world import World, command_of, count_lines, kill, until
 from session.held import MANAGER, Held
 
 from stoker.errors import SessionError
-from stoker.manager.cli.sessions import status_of
+from stoker.manager.cli.session_choice import status_of
 from stoker.manager.executor import detached, standing
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFolder, find_session

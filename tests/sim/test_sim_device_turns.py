@@ -10,13 +10,13 @@ from sim.engines import SLINFER, engine, one_world, requests, served, step_times
 from sim.test_sim_engine import rows, values
 from sim.worlds import simulate
 
-from stoker.contexts.step_lines import StepSeconds
+from stoker.contexts.step_times import StepSeconds
 from stoker.manager.sim.client import NO_OBJECTIVE, Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.token_times import TokenTimes
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.manager.sim.world import World
-from stoker.pilot.core.device_turns import PATIENCE_S, TurnRequest, next_turns
+from stoker.pilot.core.turns import PATIENCE_S, TurnRequest, next_turns
 from stoker.protocol.calls import Objective
 from stoker.protocol.ids import DeviceId, LibraryId
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from sim.worlds import GPU, NOW, calls, model, simulate, source, world
 
-from stoker.manager.core.nouns import Call, Context, Library
-from stoker.manager.core.phases import CallState
+from stoker.manager.core.nouns import Call, CallState, Context, Library
 from stoker.manager.core.seams import Action, Changes, Evict, Policies, SendGang, View
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.sim.client import Arrival

@@ -10,8 +10,7 @@ from stoker.contexts.recipe import Needs, Recipe
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.run import Simulation
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import StoppingCall
+from stoker.pilot.core.state import Stage, StoppingCall
 from stoker.protocol import to_pilot as order
 from stoker.protocol.calls import CallOptions, CallSpec, Features
 from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId

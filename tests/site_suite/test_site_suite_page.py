@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.cli.site_page import PromiseVerdict, SiteReport, TriedPromise, render
+from stoker.manager.cli.site_suite import PromiseVerdict, SiteReport, TriedPromise, render
 
 HOLDS = TriedPromise("a pilot starts", PromiseVerdict.HOLDS, 1.2)
 FAILS = TriedPromise(

@@ -15,7 +15,7 @@ import pytest
 from driver.machine import Machine
 from faults.world import World
 
-from stoker.manager.cli.site_page import PromiseVerdict, SiteReport, TriedPromise
+from stoker.manager.cli.site_suite import PromiseVerdict, SiteReport, TriedPromise
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTS, SEES, LEDGER = "a pilot starts", "a call sees", "the memory ledger"

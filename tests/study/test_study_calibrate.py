@@ -18,8 +18,7 @@ from stoker.manager.policies import default_policies
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import Delays, World
-from stoker.manager.study.calibrate import Calibrated, calibrate, compare
-from stoker.manager.study.recorded import RecordedSession, read_session
+from stoker.manager.study.calibrate import Calibrated, RecordedSession, calibrate, compare, read_session
 from stoker.protocol.blocks import Rule
 from stoker.site import Duration
 

@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 from sim.worlds import model, simulate, source, world
 
-from stoker.manager.cli.simulate_table import notes, show, table
+from stoker.manager.cli.simulating import notes_on, show, table
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.comparison import PolicyRow, columns_for, compare, verdicts, with_bounds
-from stoker.manager.study.curves import Curves
 from stoker.manager.study.figures import Figures, figures_of
 from stoker.manager.study.measures import Steps, measure
+from stoker.manager.study.plots import Curves
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, load_scenario, shipped
 from stoker.manager.study.statistics import MeanEstimate, estimate
@@ -69,7 +69,7 @@ def test_runs_that_were_cut_off_have_no_end() -> None:
     assert row.estimates["done_after_s"] is None
     assert row.estimates["items"] == estimate([1000.0, 700.0])
     assert (row.cut_off, row.failed_calls) == (1, 3)
-    said = notes(runs, [row], cut)
+    said = notes_on(runs, [row], cut)
     assert said == [
         "a: 1 of 2 runs were cut off after 1 min 40 s (until)",
         "a: 3 calls failed, most of them for this reason: walltime",

@@ -12,7 +12,7 @@ from stoker.manager.policies import default_policies
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import RunOutcome, Simulation
 from stoker.manager.sim.world import Delays, World
-from stoker.manager.study.log_file import read_log, write_log
+from stoker.manager.study.log_files import read_log, write_log
 from stoker.manager.study.measures import Measures, measure
 from stoker.site import Duration
 

@@ -10,8 +10,8 @@ from study.small_runs import small_run
 
 from stoker.chance import Stream
 from stoker.manager.sim.log import EventLog, Happened
-from stoker.manager.study.curves import curves_of
 from stoker.manager.study.measures import Steps, measure
+from stoker.manager.study.plots import curves_of
 from stoker.manager.study.statistics import difference, estimate, quantile, t_quantile
 
 

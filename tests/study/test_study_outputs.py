@@ -18,10 +18,9 @@ from study.small_runs import small_run
 
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.sim.log import EventLog
-from stoker.manager.study.curves import SHARES, Curves, curves_of, thinned
-from stoker.manager.study.log_file import read_log, write_log
+from stoker.manager.study.log_files import read_log, write_log
 from stoker.manager.study.measures import Steps, measure
-from stoker.manager.study.plots import write_plots
+from stoker.manager.study.plots import SHARES, Curves, curves_of, thinned, write_plots
 from stoker.whole_files import draft_of
 
 FACTS = {"scenario": "small", "policy": "default", "seed": 7, "complete": True}

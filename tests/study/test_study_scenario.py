@@ -8,15 +8,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.config_types import settings
+from stoker.config_errors import settings_of
 from stoker.contexts.step_times import StepCell
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import doubtful
 from stoker.manager.sim.engine_model import EngineModel
 from stoker.manager.sim.workload import Poisson, SweepCalls, Trace, contexts_of
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, SourceModel
-from stoker.manager.study.scenario import Scenario, find_scenario, label, load_scenario, parse_scenario, shipped
-from stoker.manager.study.scenario_text import scenario_text
+from stoker.manager.study.scenario import (
+    Scenario,
+    find_scenario,
+    label,
+    load_scenario,
+    parse_scenario,
+    scenario_text,
+    shipped,
+)
 
 TEXT = """\
 name = "small"
@@ -369,15 +376,15 @@ def test_every_setting_is_documented_and_none_that_is_not_there() -> None:
         for head, rows in tables
     }
     assert named == {
-        "at the top": set(settings(Scenario)),
-        "world.devices": set(settings(DeviceKind)),
-        "world.sources": set(settings(SourceModel)),
-        "world.contexts": set(settings(ContextModel)),
-        "world.contexts.NAME.engine.KIND": set(settings(EngineModel)),
-        "world.links": set(settings(Links)),
-        "world.delays": set(settings(Delays)),
+        "at the top": set(settings_of(Scenario)),
+        "world.devices": set(settings_of(DeviceKind)),
+        "world.sources": set(settings_of(SourceModel)),
+        "world.contexts": set(settings_of(ContextModel)),
+        "world.contexts.NAME.engine.KIND": set(settings_of(EngineModel)),
+        "world.links": set(settings_of(Links)),
+        "world.delays": set(settings_of(Delays)),
     }
-    assert all(f"`{name}`" in DOCUMENT for name in settings(Files))
+    assert all(f"`{name}`" in DOCUMENT for name in settings_of(Files))
 
 
 def firsts(rows: str) -> list[str]:

@@ -16,9 +16,9 @@ from study.small_runs import small_run
 
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
-from stoker.manager.study.curves import curves_of
+from stoker.manager.study.log_files import events_of, write_timeline
 from stoker.manager.study.measures import measure
-from stoker.manager.study.timeline import events_of, write_timeline
+from stoker.manager.study.plots import curves_of
 from stoker.site import Duration
 
 

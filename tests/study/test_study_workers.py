@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.manager.study.workers import DiedError, Tell, Workers
+from stoker.manager.study.running import DiedError, Tell, Workers
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
     script.write_text(
         "from study.test_study_workers import square\n"
-        "from stoker.manager.study.workers import Workers\n"
+        "from stoker.manager.study.running import Workers\n"
         "if __name__ == '__main__':\n"
         "    with Workers(square, count=2) as workers:\n"
         "        list(workers.each([13, 13], hear=lambda *what: print(*what, flush=True)))\n"

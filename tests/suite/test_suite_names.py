@@ -19,22 +19,22 @@ ALLOWED = {
     "Ack": ({"src/stoker/protocol/to_client.py", "src/stoker/protocol/to_pilot.py"}, "one message, in both directions"),
     "Evict": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
     "Fault": (
-        {"manager/core/trials.py", "manager/advice/logs/fault.py"},
+        {"manager/core/state.py", "manager/advice/logs/failures.py"},
         "a pilot's fault at a call, and a log's verdict: public names of layers that never import each other",
     ),
-    "Gang": ({"manager/core/nouns.py", "contexts/ranks.py"}, "a gang, and a rank's public view of it"),
+    "Gang": ({"manager/core/nouns.py", "contexts/ambient.py"}, "a gang, and a rank's public view of it"),
     "Load": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
     "Pilot": ({"manager/core/nouns.py", "src/stoker/site.py"}, "a pilot, and the site file's public [pilot] table"),
     "ReleaseBlock": ({"manager/core/seams.py", "src/stoker/protocol/to_manager.py"}, _ACTION),
     "Resize": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
     "Session": ({"manager/executor/loading.py", "src/stoker/site.py"}, "public: a session, and its [session] table"),
-    "SetTimer": ({"manager/core/commands.py", "pilot/core/commands.py"}, _BOTH_CORES),
+    "SetTimer": ({"manager/core/events.py", "pilot/core/commands.py"}, _BOTH_CORES),
     "TakeBack": ({"manager/core/seams.py", "src/stoker/protocol/to_pilot.py"}, _ACTION),
     "TimerFired": ({"manager/core/events.py", "pilot/core/events.py"}, _BOTH_CORES),
     "_Event": ({"manager/core/events.py", "pilot/core/events.py"}, _OWN_BASE),
     "_Message": (
         {f"src/stoker/protocol/to_{who}.py" for who in ("agent", "client", "library", "manager", "pilot")}
-        | {"pilot/zygote/messages.py"},
+        | {"pilot/zygote/client.py"},
         _OWN_BASE,
     ),
 }

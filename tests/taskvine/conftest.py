@@ -11,7 +11,7 @@ from faults.world import World, command_of
 
 import stoker
 from stoker.errors import ConfigError
-from stoker.pilot.taskvine import finding
+from stoker.pilot.taskvine import factory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pilot"))  # the manager's stand-in is there
 
@@ -54,8 +54,8 @@ def _load(folder: Path, *, first: int, most: int) -> Iterator[Pool]:
 def taskvine() -> None:
     """Skips where TaskVine is not installed."""
     try:
-        finding.find()
-        finding.taskvine()
+        factory.find_programs()
+        factory.taskvine()
     except ConfigError as error:
         pytest.skip(str(error))
 

@@ -17,10 +17,10 @@ import msgspec
 import pytest
 
 from stoker.contexts import context, payloads
-from stoker.contexts.program_folder import program_folder
+from stoker.contexts.folders import program_folder
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.verdict import verdict
+from stoker.pilot.taskvine.pool_library import verdict
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind, Printed
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId
 from stoker.protocol.to_pilot import StartLibrary

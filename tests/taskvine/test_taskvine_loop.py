@@ -16,9 +16,8 @@ from stoker.contexts.recipe import BARE
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.engine import FinishedTicket, VineWorker
-from stoker.pilot.taskvine.loop import PoolLoop
-from stoker.pilot.taskvine.plan import VinePlan
+from stoker.pilot.taskvine.engine import FinishedTicket, VinePlan, VineWorker
+from stoker.pilot.taskvine.main import PoolLoop
 from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd

@@ -12,13 +12,14 @@ import pytest
 
 from stoker.config import Site, parse_site
 from stoker.errors import SessionError
-from stoker.manager.cli import cluster, dry_run
-from stoker.manager.cli.finding import Level
+from stoker.manager.cli import doctor_site
+from stoker.manager.cli.doctor_machine import Level
 from stoker.manager.factory.condor_description import gpu_expression
 from stoker.manager.taskvine.planning import plan_of
-from stoker.pilot.taskvine import finding, plan
+from stoker.pilot.taskvine import engine
+from stoker.pilot.taskvine import factory as taskvine_factory
 from stoker.pilot.taskvine.engine import VineWorker
-from stoker.pilot.taskvine.slots import slots_of
+from stoker.pilot.taskvine.pool import slots_of
 from stoker.protocol.session import SessionFolder
 
 SLURM = """
@@ -60,8 +61,8 @@ def site(text: str) -> Site:
     return parse_site(text, file="site.toml")
 
 
-def command(made: plan.VinePlan, **more) -> list[str]:
-    return plan.factory_command(
+def command(made: engine.VinePlan, **more) -> list[str]:
+    return engine.factory_command(
         made,
         factory="/v/vine_factory",
         worker="/v/vine_worker",
@@ -131,14 +132,14 @@ def test_condor_is_told_what_the_site_file_says():
 def test_what_a_site_wants_done_first_is_done_before_a_worker(tmp_path):
     made = plan_of(site(SLURM.replace('"module load cuda"', '"export DONE=first"')))
     script = tmp_path / "worker-init.sh"
-    script.write_text(plan.init_script(made))
+    script.write_text(engine.init_script(made))
     script.chmod(0o700)
     said = subprocess.run([str(script), "sh", "-c", 'echo "$DONE $1"', "sh", "a b"], capture_output=True, text=True)
     assert said.stdout == "first a b\n"
     words = command(made, init_script=script)
     assert option(words, "wrapper") == "./worker-init.sh"
     assert option(words, "wrapper-input") == str(script)
-    assert plan.init_script(plan_of(Site())) == ""
+    assert engine.init_script(plan_of(Site())) == ""
 
 
 @pytest.mark.parametrize(
@@ -153,29 +154,29 @@ def test_scratch_is_a_word_of_the_shell_on_the_node(scratch, in_shell):
 def test_a_plan_travels_in_the_session_folder(tmp_path):
     folder = SessionFolder(tmp_path)
     made = plan_of(site(SLURM), python="/e/bin/python", search_path="/a:/b")
-    plan.write(made, folder, site="lab")
-    assert plan.read(folder, site="lab") == made
+    engine.write(made, folder, site="lab")
+    assert engine.read(folder, site="lab") == made
     assert (tmp_path / "taskvine-lab.json").stat().st_mode & 0o777 == 0o600
     with pytest.raises(SessionError, match="no plan of site other"):
-        plan.read(folder, site="other")
+        engine.read(folder, site="other")
 
 
 def test_slots_are_gpus_where_there_are_some_and_cores_elsewhere():
     gpus = VineWorker(name="n1", cores=8, gpus=2, memory_bytes=64_000)
     cores = VineWorker(name="n2", cores=8, gpus=0, memory_bytes=64_000)
-    many = plan.VinePlan(most_workers=3)
+    many = engine.VinePlan(most_workers=3)
     assert [slot.device for slot in slots_of(gpus, many)] == [f"cuda:{n}" for n in range(6)]
     assert [slot.device for slot in slots_of(gpus, many, workers=1)] == ["cuda:0", "cuda:1"]
     assert slots_of(gpus, many)[0].memory_bytes == 32_000
     assert len(slots_of(cores, many)) == 24
-    assert [slot.cores for slot in slots_of(cores, plan.VinePlan(devices="cpu:2"))] == [4, 4]
-    assert [slot.device for slot in slots_of(gpus, plan.VinePlan(devices="cpu:4"))] == [f"cpu:{n}" for n in range(4)]
+    assert [slot.cores for slot in slots_of(cores, engine.VinePlan(devices="cpu:2"))] == [4, 4]
+    assert [slot.device for slot in slots_of(gpus, engine.VinePlan(devices="cpu:4"))] == [f"cpu:{n}" for n in range(4)]
     assert {slot.kind.partition(" ")[0] for slot in slots_of(gpus, many)} == {"gpu"}
 
 
 def test_a_dry_run_shows_the_pool_and_what_starts_its_workers(tmp_path):
     made = site(SLURM + 'interface = "127.0.0.1"\n')
-    shown = dry_run.show(made, place=str(tmp_path))
+    shown = doctor_site.show(made, place=str(tmp_path))
     head, pool, then, factory = shown.lines
     assert not shown.refused
     assert head.endswith("run here, one in all")
@@ -192,7 +193,7 @@ def test_doctor_looks_for_taskvine_and_for_where_its_workers_run(monkeypatch, tm
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "ndcctools", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    vine, *others = cluster.site_fits(site(SLURM + 'interface = "127.0.0.1"\n'))
+    vine, *others = doctor_site.site_fits(site(SLURM + 'interface = "127.0.0.1"\n'))
     assert vine.level is Level.NEED
-    assert vine.fix == finding.INSTALL
+    assert vine.fix == taskvine_factory.INSTALL
     assert "is for slurm; this host has no batch system" in others[-1].text

@@ -13,7 +13,7 @@ from stoker.errors import ConfigError
 from stoker.manager.executor import detached, engines
 from stoker.manager.executor.wants import read_wants
 from stoker.manager.taskvine import refusals
-from stoker.pilot.taskvine import finding
+from stoker.pilot.taskvine import factory
 from stoker.site import Engine, Site
 
 
@@ -105,7 +105,7 @@ def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch):
     assert "conda install -c conda-forge ndcctools" in str(caught.value)
     assert "ndcctools.taskvine" in str(caught.value)
     with pytest.raises(ConfigError, match="conda-forge"):
-        finding.find()
+        factory.find_programs()
 
 
 def test_a_session_that_stays_is_not_made_without_taskvine(monkeypatch, tmp_path):

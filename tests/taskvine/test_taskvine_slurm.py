@@ -15,7 +15,7 @@ from batch.lab.shape import Shape
 from faults.world import World, command_of, kill, until
 
 import stoker
-from stoker.manager.cli import down, left
+from stoker.manager.cli import down, session_remains
 from stoker.manager.executor import detached
 
 SITE = """
@@ -96,7 +96,7 @@ def test_jobs_of_a_session_that_stays_are_known_and_go_with_it(slurm, world):
     folder = detached.make(detached.collect([site]))
     detached.start(folder, waiting=print)
     until(lambda: jobs() == ["PENDING", "RUNNING", "RUNNING"], limit_s=60, why="two jobs run, one waits")
-    [kept] = left.jobs(folder, None)
+    [kept] = session_remains.jobs(folder, None)
     assert kept.what.endswith("of site lab")
     assert len(kept.remove.split()) == 4
     assert kept.remove.startswith("scancel ")
@@ -105,7 +105,7 @@ def test_jobs_of_a_session_that_stays_are_known_and_go_with_it(slurm, world):
     )
     down.end(folder)
     until(lambda: not world.of("stoker.manager.main") and not world.of("stoker.pilot.taskvine.main"), limit_s=60)
-    [still] = left.jobs(folder, None)  # a factory that was killed has removed nothing
+    [still] = session_remains.jobs(folder, None)  # a factory that was killed has removed nothing
     subprocess.run(still.remove.split(), check=True, timeout=30)
     until(lambda: not jobs(), limit_s=60, why="no job is left")
     assert down.wait_until_gone(folder, None, wait_s=60, waiting=print) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from faults.world import World, command_of, count_lines, kill, until
 
-from stoker.manager.cli.sessions import status_of
+from stoker.manager.cli.session_choice import status_of
 from stoker.manager.executor import standing
 from stoker.protocol.session import SessionFolder, find_session
 from stoker.protocol.to_client import Status

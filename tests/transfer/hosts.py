@@ -12,15 +12,14 @@ from pathlib import Path
 
 from live import peers
 
-from stoker.addresses import join_address, split_address
+from stoker.connections import join_address, split_address
 from stoker.contexts.manifest import PART_BYTES
 from stoker.contexts.objects import manifest_of, matches, object_of
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
 from stoker.pilot.transfer.copy import ObjectCopy
-from stoker.pilot.transfer.fetch import ObjectFetch
+from stoker.pilot.transfer.fetch import ObjectFetch, SourceAccess
 from stoker.pilot.transfer.server import ObjectServer
-from stoker.pilot.transfer.sources import SourceAccess
 
 KEY = bytes(range(32))
 SHORT = wire.WireLimits(connect_s=2.0, handshake_s=2.0, silence_s=2.0, body_s=4.0)

@@ -13,7 +13,7 @@ import pytest
 from polling import PATIENCE_S
 from transfer.hosts import KEY, PART, SHORT, Between, Host, Link, Original, Running, until
 
-from stoker.addresses import split_address
+from stoker.connections import split_address
 from stoker.contexts.objects import matches
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource

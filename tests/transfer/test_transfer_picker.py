@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.pilot.transfer.picker import AGAIN_S, SPARED_S, Picker
+from stoker.pilot.transfer.board import AGAIN_S, SPARED_S, Picker
 
 
 def picker(count: int, *, seed: int = 1) -> Picker[str]:

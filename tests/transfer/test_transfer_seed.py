@@ -16,11 +16,10 @@ import pytest
 from transfer.hosts import KEY, Host, Original, until
 
 import stoker
-from stoker.contexts.objects import matches
-from stoker.contexts.published import publish
+from stoker.contexts.objects import matches, publish
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource
-from stoker.pilot.transfer.client import SEED_FILE, get, put, read_key
+from stoker.pilot.transfer.fetch import SEED_FILE, get, put, read_key
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 
 Start = Callable[[], subprocess.Popen[bytes]]
@@ -205,7 +204,7 @@ def test_a_node_with_nothing_but_python_can_fetch(
     code = (
         f"import sys; sys.path.insert(0, {str(carried)!r})\n"
         "from pathlib import Path\n"
-        "from stoker.pilot.transfer.client import get, read_key\n"
+        "from stoker.pilot.transfer.fetch import get, read_key\n"
         "key = read_key(sys.argv[1])\n"
         "print(get(sys.argv[2], Path(sys.argv[3]), addresses=[sys.argv[4]], key=key).origin_bytes)\n"
     )

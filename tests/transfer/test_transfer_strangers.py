@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from transfer.hosts import KEY, Host
 
-from stoker.addresses import split_address
+from stoker.connections import split_address
 from stoker.contexts.objects import manifest_of, object_of
-from stoker.pilot.transfer import client, wire
+from stoker.pilot.transfer import fetch, wire
 from stoker.pilot.transfer.copy import ObjectCopy
 from stoker.pilot.transfer.seed import Seed
 from stoker.pilot.transfer.server import ObjectServer
@@ -47,7 +47,7 @@ def test_forty_silent_sockets_refuse_no_honest_fetch(
         for number in range(HONEST):
             while len(silent) < 40 + number // 10:  # and more come all the while
                 silent.append(socket.create_connection(where, source_address=(stranger, 0)))
-            client.get(ref.name, tmp_path / f"copy-{number}", addresses=[server.address], key=KEY)
+            fetch.get(ref.name, tmp_path / f"copy-{number}", addresses=[server.address], key=KEY)
         assert time.monotonic() - began < wire.LIMITS.handshake_s * 4, "a fetch waited for strangers to give up"
         assert (tmp_path / f"copy-{HONEST - 1}").read_bytes() == path.read_bytes()
         assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 4

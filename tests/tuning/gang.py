@@ -17,7 +17,7 @@ import pytest
 from free_port import free_port
 from polling import PATIENCE_S, polls
 
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 
 LIMIT_S = 60.0
 
@@ -105,9 +105,10 @@ def gradient(spec: dict[str, Any]) -> Any:
     import torch
     from tuning import tiny
 
-    from stoker.tuning import batches, exchange, passes
+    from stoker.tuning import encoding, exchange
+    from stoker.tuning import passes as tuning_passes
     from stoker.tuning.encoding import encode_prompt, encode_samples
-    from stoker.tuning.softprompt import embed, soft_prompt
+    from stoker.tuning.passes import embed, soft_prompt
 
     context, job = tiny.context(), tiny.job()
     rows = encode_samples(context.tokenizer, tiny.samples(13), template=job.data.template)
@@ -116,8 +117,8 @@ def gradient(spec: dict[str, Any]) -> Any:
         exchange.meet(**spec, job="gradient", device="cpu", limit_s=LIMIT_S) as others,
         soft_prompt(context.model, vectors) as soft,
     ):
-        mine = batches.share(rows, rank=others.rank, size=others.size)
-        found, loss, tokens = passes.gradient(soft, mine, micro_batch=0)
+        mine = encoding.share(rows, rank=others.rank, size=others.size)
+        found, loss, tokens = tuning_passes.gradient(soft, mine, micro_batch=0)
         sums = torch.cat([found.flatten().double(), torch.tensor([loss, tokens], dtype=torch.float64)])
         return others.sum(sums).tolist()
 
@@ -142,18 +143,18 @@ def choose(spec: dict[str, Any]) -> Any:
     many prompts this rank has scored; and what the bank says of the lookup."""
     from tuning import tiny
 
-    from stoker.tuning import exchange, initial
-    from stoker.tuning.bank import scoring
+    from stoker.tuning import call, exchange
+    from stoker.tuning.bank import build
     from stoker.tuning.order import BankPlace, Order
 
-    counts, scorer = [], scoring.scorer
+    counts, scorer = [], build.scorer
     order = Order(tiny.job(initial=""), tiny.samples(), bank=BankPlace(spec.pop("bank"), "tiny"))
     with (
         pytest.MonkeyPatch.context() as patch,
         exchange.meet(**spec, job="choose", device="cpu", limit_s=LIMIT_S) as others,
     ):
-        patch.setattr(scoring, "scorer", lambda *given, **more: scorer(*given, **more, seen=counts.append))
-        found = initial.choose(tiny.context(), order, others, known=None)
+        patch.setattr(build, "scorer", lambda *given, **more: scorer(*given, **more, seen=counts.append))
+        found = call.choose_initial(tiny.context(), order, others, known=None)
     return found.text, sum(counts), found.note
 
 

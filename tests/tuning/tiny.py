@@ -12,8 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from stoker.contexts.language_model import CausalLM
 from stoker.site import Duration
-from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
-from stoker.tuning.samples import Sample
+from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
 
 END = "<end>"
 

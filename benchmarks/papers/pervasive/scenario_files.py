@@ -9,8 +9,7 @@ from benchmarks.papers.pervasive import paper, predict, worlds
 from benchmarks.papers.pervasive.parameters import Parameters
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study import scenario
-from stoker.manager.study.scenario import Scenario
-from stoker.manager.study.scenario_text import scenario_text
+from stoker.manager.study.scenario import Scenario, scenario_text
 from stoker.site import BASELINES, Duration
 
 FOLDER = Path(scenario.__file__).parent / "scenarios"

@@ -14,7 +14,7 @@ from benchmarks.papers.prompt_tuner.cases import Case
 from benchmarks.papers.prompt_tuner.simulate import Result, simulate
 from stoker.errors import StokerError
 from stoker.manager.sim.run import SimulationError
-from stoker.manager.study.workers import DiedError, Tell, Workers
+from stoker.manager.study.running import DiedError, Tell, Workers
 from stoker.whole_files import draft_of
 
 Found = dict[Case, Result]

@@ -29,9 +29,8 @@ from benchmarks.baselines.loading import policy
 from benchmarks.papers.prompt_tuner import paper
 from benchmarks.papers.prompt_tuner.cases import Case
 from benchmarks.papers.prompt_tuner.jobs import MODELS, Model, Parameters, arrival, jobs
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient, OfContext
 from stoker.manager.core.seams import Action, Changes, Policies, View
-from stoker.manager.core.subjects import OfContext
 from stoker.manager.sim.client import Arrival, recipe_of
 from stoker.manager.sim.duration import speedup
 from stoker.manager.sim.log import EventLog, Happened

@@ -27,8 +27,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import ROOT
-from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.subjects import OfFailure
+from stoker.manager.core.events import AskAdvice, OfFailure
 from stoker.manager.live import advisor
 from stoker.manager.live.advisor import AdvisorLink
 from stoker.protocol.ids import CallId, LibraryId, PilotId

@@ -28,7 +28,7 @@ from benchmarks.tables import Bar, Line, Table
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, View
 from stoker.manager.sim.run import Simulation
-from stoker.pilot.core import orders
+from stoker.pilot.core import reactor
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.state import CoreState
 
@@ -158,8 +158,8 @@ def main() -> None:
     world, make = system_of(Case(SLINFER, MODELS, (SIZE,)), [SIZE] * MODELS)
     policies, watch = make(), Watch()
     if not asked.plain:
-        orders.weighed = watch.weighings(orders.weighed)
-        orders.why_not = watch.validations(orders.why_not)
+        reactor.offer_weighed = watch.weighings(reactor.offer_weighed)
+        reactor.why_not = watch.validations(reactor.why_not)
         policies.dispatch.place = watch.placements(policies.dispatch.place)  # type: ignore[method-assign]
         policies.dispatch.round = watch.rounds(policies.dispatch.round)  # type: ignore[method-assign]
     simulation = Simulation(world, read_workload("AzureConv", MODELS, for_s=asked.for_s), policies, seed=0)

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import LibraryState
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import Simulation

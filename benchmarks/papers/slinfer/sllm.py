@@ -20,8 +20,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from stoker.manager.core.nouns import Call, Context, Device, Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Action, Load, Policies, Provisioning, Timer, View
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.keep_alive import IdleTimers

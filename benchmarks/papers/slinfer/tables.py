@@ -15,7 +15,7 @@ from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, SLLM_C, SL
 from benchmarks.papers.slinfer.data import OBJECTIVE
 from benchmarks.papers.slinfer.paper import LOADS, SIZES
 from benchmarks.papers.slinfer.worlds import GPU, ROWS, Nodes, profile_of
-from stoker.contexts.step_lines import StepSeconds
+from stoker.contexts.step_times import StepSeconds
 
 SYSTEMS = (*BASELINES, SLINFER)
 MIXED = SIZES

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from stoker.contexts.folders import state_folder
 from stoker.contexts.measurements import Measurements
-from stoker.contexts.state import state_folder
 from stoker.manager.advice.estimates.vectors import Vector
 from stoker.manager.advice.source.facts import WorkloadFacts
 

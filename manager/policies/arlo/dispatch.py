@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from stoker.manager.core.deadlines import call_fits
 from stoker.manager.core.nouns import Call, Context, Library
+from stoker.manager.core.queues import serving_contexts
 from stoker.manager.core.seams import Action, Send, View
-from stoker.manager.core.variants import serving
-from stoker.manager.core.walltime import call_fits
 from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, runtimes_of
 from stoker.manager.policies.arlo.runtime_queues import DECAY, PEEKED, THRESHOLD
 from stoker.manager.policies.dispatch import HottestFirst
@@ -60,7 +60,7 @@ class MultiLevelQueue(HottestFirst):
             self._arrivals.came(call.group.context, view.now)
             self._times.note(call)
         top: Library | None = None
-        levels = (library for context in serving(call.group) if (library := self._head(view, context, call)))
+        levels = (library for context in serving_contexts(call.group) if (library := self._head(view, context, call)))
         for threshold, library in zip(self._thresholds, levels, strict=False):
             if library.load < threshold * self._times.capacity(library.context):
                 return library.id

@@ -17,9 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from stoker.manager.core.loads import gave_up
-from stoker.manager.core.nouns import Context, Device, Library
-from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.libraries import has_given_up
+from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, FailWaiting, Load, Provisioning, Unload, View
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, RuntimeDemand, allocate
 from stoker.manager.policies.arlo.families import (
@@ -75,7 +74,7 @@ class AllocateRuntimes(LoadWhereWanted):
         steps = tuple(self._steps(view, family))
         if steps or _alive(family):
             return steps
-        if all(map(gave_up, (context, *context.lists.values()))) and context.last_failure is not None:
+        if all(map(has_given_up, (context, *context.lists.values()))) and context.last_failure is not None:
             return (FailWaiting(RecipeKey(context.recipe.key), context.last_failure),)
         nowhere = self.why_nowhere(view, longest)
         return (
@@ -139,7 +138,7 @@ class AllocateRuntimes(LoadWhereWanted):
     def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
         """Whether a plan is to be made anew: it is old and calls have come, devices have gone, or a runtime that it
         wants cannot be loaded. For more devices it waits: they serve as the longest runtime meanwhile (§4)."""
-        vain = any(gave_up(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
+        vain = any(has_given_up(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
         if vain or 0 < devices < plan.devices:
             return True
         return view.now >= plan.due_at and self._arrivals.came_since(family, plan.made_at)
@@ -147,7 +146,7 @@ class AllocateRuntimes(LoadWhereWanted):
     def _allocated(self, family: Sequence[Context], devices: int, *, now: float) -> dict[str, int] | None:
         """Libraries of each runtime that loads; None if none does. Before any time has passed, what has come counts as
         the calls of one objective."""
-        able = [context for context in family if not gave_up(context)]
+        able = [context for context in family if not has_given_up(context)]
         if not able:
             return None
         over_s = max(self._arrivals.seconds(family, now), self._times.objective_s(family[-1]))
@@ -160,7 +159,7 @@ class AllocateRuntimes(LoadWhereWanted):
         """Calls that have come for a runtime, and for shorter ones that cannot be loaded and whose next it is."""
         count, at = self._arrivals.of(context, now), family.index(context)
         for shorter in reversed(family[:at]):
-            if not gave_up(shorter):
+            if not has_given_up(shorter):
                 break
             count += self._arrivals.of(shorter, now)
         return count
@@ -221,7 +220,7 @@ def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[C
         usable = _usable(context)
         lacks = max(0, plan.wanted.get(context.recipe.key, 0) - len(usable))
         if is_probed(context):
-            lacks = 0 if gave_up(context) else min(lacks, probes(usable))
+            lacks = 0 if has_given_up(context) else min(lacks, probes(usable))
         elif context.last_failure is not None and not _is_waited_for(context):
             lacks = min(lacks, 1) if view.now == plan.made_at else 0
         found += [context] * lacks

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from stoker.manager.core.nouns import Context, Device, Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import Context, Device, Library, LibraryState
 from stoker.manager.core.seams import View
 from stoker.manager.policies.where_to_load import failures, is_probed, may_load, ranks
 

@@ -4,7 +4,7 @@ Whatever starts is started whole: a gang is sent to all of its libraries at once
 Which libraries of a pool a job gets makes no difference to when it is done; the hottest are taken, so that those that
 are not needed cool down, and such that few pilots have a part in a gang.
 
-A job that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.walltime`). Each
+A job that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.deadlines`). Each
 is told what is expected of it as it starts; residency tells those that wait.
 
 `together` is what §6.3 calls the warm allocator. Without it (an ablation) each of a job's replicas takes an idle device
@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from stoker.manager.core.deadlines import run_fits
 from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Send, SendGang, View
-from stoker.manager.core.walltime import run_fits
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, LATE, PoolJob
 from stoker.manager.policies.prompt_tuner.pool_state import PoolState, in_rounds

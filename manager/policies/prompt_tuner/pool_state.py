@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
-from stoker.manager.core.nouns import Call, Context, Gang, Library
-from stoker.manager.core.paces import work_of
-from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.walltime import CAUTION
+from stoker.manager.core.deadlines import CAUTION
+from stoker.manager.core.nouns import Call, Context, Gang, Library, LibraryState, PilotState
+from stoker.manager.core.per_context import work_of
 from stoker.manager.policies.prompt_tuner.job_queue import JobQueue, PoolJob
 from stoker.manager.policies.prompt_tuner.scheduling import Pool, Promise
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S

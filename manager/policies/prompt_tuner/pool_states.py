@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.core.nouns import Call, Context, Pilot
-from stoker.manager.core.phases import CallState, LibraryState, PilotState
+from stoker.manager.core.nouns import Call, CallState, Context, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Changes, View
 from stoker.manager.policies.prompt_tuner.job_queue import PoolJob
 from stoker.manager.policies.prompt_tuner.pool_state import OrderedReplicas, PoolState, in_rounds

@@ -32,19 +32,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.manager.core.nouns import Context, Device, Library
-from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.seams import (
-    Action,
-    Changes,
-    Drop,
-    FailWaiting,
-    Load,
-    Provisioning,
-    Timer,
-    Unload,
-    View,
-)
+from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
+from stoker.manager.core.seams import Action, Changes, Drop, FailWaiting, Load, Provisioning, Timer, Unload, View
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.making_room import is_idle
 from stoker.manager.policies.prompt_tuner.cold_devices import ColdDevices, Replica, cold_devices, makes_warm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from stoker.manager.core.forecasts import has_changed, is_in_time
+from stoker.manager.core.deadlines import has_changed, is_in_time
 from stoker.manager.core.seams import Action, Forecast, View
 from stoker.manager.policies.prompt_tuner.scheduling import Fate
 from stoker.protocol.ids import CallId

@@ -8,8 +8,8 @@ residency.py   caches that shrink
 
 Contexts that are no language models, and models that take several devices (§X), are served as by default.
 
-Its other parts are on the pilot: turns by headroom (`stoker.pilot.core.device_turns`), shadow validation
-(`stoker.pilot.core.shadow_validation`) and the order of resizes (`stoker.pilot.core.station`).
+Its other parts are on the pilot: turns by headroom (`stoker.pilot.core.turns`), shadow validation
+(`stoker.pilot.core.turns`) and the order of resizes (`stoker.pilot.core.memory`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the engines on a device compute, as far as the manager can tell: enough to choose a device for a new instance.
 
 The pilot weighs each offered call by what its engines have to do at that moment
-(`stoker.pilot.core.shadow_validation`).
+(`stoker.pilot.core.turns`).
 The manager knows less: how many calls a library holds, how long their prompts are and what such calls write in the
 mean. Before it loads an instance somewhere, it checks with that what the pilot would refuse later: whether the prompt
 can be read in time there (which excludes CPUs that are too slow, SLINFER §V), and whether a decode step of every
@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import math
 
-from stoker.contexts.step_lines import StepSeconds
-from stoker.contexts.step_times import StepTimes
-from stoker.manager.core.nouns import Call, Context, Device, Library
-from stoker.manager.core.phases import CallState, LibraryState
+from stoker.contexts.step_times import StepSeconds, StepTimes
+from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import View
-from stoker.pilot.core.shadow_validation import OVERESTIMATE
+from stoker.pilot.core.turns import OVERESTIMATE
 
 
 def prompt_tokens(call: Call) -> int:

@@ -2,7 +2,7 @@
 
 A call is offered to one ready instance after the other, those on CPUs first and those with large batches before small
 ones. The manager sees to the memory (`memory`), the pilot judges whether the call, and those beside it, would be in
-time (`stoker.pilot.core.shadow_validation`); an offer that it refuses goes to the next instance. When all have refused,
+time (`stoker.pilot.core.turns`); an offer that it refuses goes to the next instance. When all have refused,
 neighbours with smaller batches make room for the largest instance (§VIII-A), or a new instance is loaded. A call for
 which there is no room waits and is tried again, in rounds, until its first token would be late; then it is dropped
 (§IX-B).

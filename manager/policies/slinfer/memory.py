@@ -4,15 +4,14 @@ A request's cache holds its prompt and what it writes: at least the mean of the 
 that needs more than it has grows at once to more than that (`watermark`, 25 %), and one that needs less
 shrinks only when it has far too much: a resize copies the cache (Figure 17). Where a device has no room for the
 watermark, what is required is enough (§VII-D). What is promised counts at once; the pilot lets an instance grow when
-another has really shrunk or gone (`stoker.pilot.core.station`).
+another has really shrunk or gone (`stoker.pilot.core.memory`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.manager.core.nouns import Call, Context, Device, Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Resize
 from stoker.manager.policies.sizes import known_bytes
 from stoker.manager.policies.slinfer.compute import output_tokens, prompt_tokens

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stoker.manager.core.nouns import Call, Context, Device, Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Action, Load, Unload, View
 from stoker.manager.policies.sizes import suits
 from stoker.manager.policies.slinfer.compute import ComputeOutlook, first_token_left_s, staying

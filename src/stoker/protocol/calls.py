@@ -9,7 +9,7 @@ import enum
 
 import msgspec
 
-from stoker.contexts.program_folder import ProgramFolder
+from stoker.contexts.folders import ProgramFolder
 from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import CallId, RecipeKey
 

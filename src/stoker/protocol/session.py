@@ -34,7 +34,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.whole_files import write_whole

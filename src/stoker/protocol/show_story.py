@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stoker.contexts import glance
+from stoker.contexts import payload_layout
 from stoker.protocol.status import StoryFacts
 
 S = TypeVar("S", bound=StoryFacts)
@@ -17,7 +17,7 @@ def with_arguments(story: S) -> S:
     """The same story, with the arguments of its call in short in place of the bytes that carried them."""
     if not story.payload:
         return story
-    return msgspec.structs.replace(story, payload=b"", arguments=glance.of_payload(story.payload))
+    return msgspec.structs.replace(story, payload=b"", arguments=payload_layout.of_payload(story.payload))
 
 
 def render(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker.contexts import ambient, payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.errors import StokerError
 from stoker.tuning.bank import scoring
 from stoker.tuning.bank.build import contribute, ensure_bank

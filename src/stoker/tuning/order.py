@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.tuning.job import Job
 from stoker.tuning.samples import Sample

@@ -29,7 +29,7 @@ import msgspec
 import torch
 
 from stoker.contexts import payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.errors import ConfigError
 from stoker.tuning.batches import batch_indices, share
 from stoker.tuning.checkpoint import (

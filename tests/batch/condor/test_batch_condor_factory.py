@@ -12,13 +12,12 @@ import pytest
 from factory.manager_end import ManagerEnd
 from live.peers import key_pair
 
-from stoker.config import parse_site
+from stoker.config import parse_site, write_sites
 from stoker.manager.factory.factory import Ending
 from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.protocol.ids import BlockId
 from stoker.protocol.session import SessionFolder
-from stoker.site_files import write_sites
 
 if TYPE_CHECKING:
     from batch.condor.pool import Pool

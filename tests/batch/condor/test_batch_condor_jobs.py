@@ -20,8 +20,7 @@ from stoker.manager.cli import surroundings
 from stoker.manager.factory import condor, condor_description
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused
 from stoker.manager.factory.condor import CondorBatch
-from stoker.pilot.devices import cpu
-from stoker.pilot.devices import gpu as gpus
+from stoker.pilot.devices import cpu, gpu
 from stoker.protocol.blocks import BlockPhase, LossReason
 from stoker.protocol.ids import BlockId
 
@@ -119,7 +118,7 @@ def test_a_pilot_finds_gpus_by_the_uuids_that_htcondor_grants(tmp_path: Path, mo
     nvml = standin.load()
     granted = {"GPU-bbbb0002": ["GPU-bbbb0002-77aa"], "GPU-bbbb0002,GPU-aaaa0001": list(there)[::-1], "10000": []}
     for value, expected in granted.items():
-        found = gpus.find({"CUDA_VISIBLE_DEVICES": value}, nvml=nvml)
+        found = gpu.find({"CUDA_VISIBLE_DEVICES": value}, nvml=nvml)
         assert [device.cuda for device in found.devices] == expected
         assert bool(found.why) is not bool(expected)
 

@@ -15,7 +15,7 @@ import pytest
 
 from stoker.contexts import state_folder
 from stoker.errors import StokerError
-from stoker.manager.cli.site_page import PromiseVerdict, SiteReport, TriedPromise, line_of, render
+from stoker.manager.cli.site_suite import PromiseVerdict, SiteReport, TriedPromise, line_of, render
 from stoker.site_tests.promise import BrokenPromiseError, limited, promise_of
 from stoker.site_tests.subject import Subject, importable
 from stoker.units import parse_seconds

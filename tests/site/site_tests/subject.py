@@ -25,7 +25,7 @@ import msgspec
 import stoker
 from stoker.config import Duration, Site, load_site
 from stoker.errors import StokerError
-from stoker.protocol import show_blocks
+from stoker.protocol import show_status
 from stoker.protocol.status import DeviceStatus
 from stoker.sessions import Session, Status
 from stoker.site import Engine, Pilot, Policy, Provider, ProviderKind, ProvisioningName
@@ -179,8 +179,8 @@ class Subject:
             is_stuck = bool(faults) or (bool(status.trouble or status.ended_blocks) and not comes)
             stuck_since = (stuck_since or time.monotonic()) if is_stuck else None
             if waited_s > self.wait_s or (stuck_since is not None and time.monotonic() - stuck_since > _STUCK_S):
-                said = [*faults, *status.trouble.values(), *show_blocks.coming(status.jobs)]
-                said += show_blocks.ended(status.ended_blocks)
+                said = [*faults, *status.trouble.values(), *show_status.blocks_without_pilot(status.jobs)]
+                said += show_status.ended_in_words(status.ended_blocks)
                 self._give_up(said, waited_s=waited_s, found=found)
             time.sleep(0.1)
 
@@ -261,7 +261,7 @@ class Subject:
 
     def _waits(self) -> str:
         status = self._session.status(30.0) if self._session is not None else None
-        said = [*status.trouble.values(), *show_blocks.coming(status.jobs)] if status is not None else []
+        said = [*status.trouble.values(), *show_status.blocks_without_pilot(status.jobs)] if status is not None else []
         return f" ({'; '.join(said)})" if said else ""
 
     def preempt(self, victim: Whereabouts, *, job: str) -> str:

@@ -24,10 +24,8 @@ from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus, good_
 from benchmarks.papers.schedmate.failures.scores import NEAR_LINES, Scores, scores_of
 from benchmarks.papers.schedmate.failures.training import templates_of_good_runs, without_knowledge_of
 from stoker.manager.advice.logs.classifier import classify
-from stoker.manager.advice.logs.episodes import Episode
-from stoker.manager.advice.logs.fault import Located, LogLine
-from stoker.manager.advice.logs.locator import locate
-from stoker.manager.advice.logs.rules import ROWS, FaultRule
+from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine
+from stoker.manager.advice.logs.locator import Episode, locate
 from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity
 from stoker.manager.advice.logs.templates import LineTemplates, masked_line
 from stoker.whole_files import write_whole

@@ -9,7 +9,7 @@ import msgspec
 
 from benchmarks.papers.schedmate.failures.corpus import FailedJob
 from benchmarks.papers.schedmate.failures.injections import INFRASTRUCTURE
-from stoker.manager.advice.logs.fault import Fault, Located
+from stoker.manager.advice.logs.failures import Fault, Located
 
 NEAR_LINES = 3
 

@@ -15,12 +15,10 @@ import numpy as np
 
 from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus, good_runs
 from benchmarks.papers.schedmate.failures.scores import Scores, scores_of
-from stoker.manager.advice.logs.classifier import classify
-from stoker.manager.advice.logs.fault import FaultKind, Located
+from stoker.manager.advice.logs.classifier import KindScorer, classify, scaled
+from stoker.manager.advice.logs.failures import ROWS, FaultKind, FaultRule, Located, matching_rules
 from stoker.manager.advice.logs.features import features
 from stoker.manager.advice.logs.locator import locate
-from stoker.manager.advice.logs.rules import ROWS, FaultRule, matching_rules
-from stoker.manager.advice.logs.scorer import KindScorer, scaled
 from stoker.manager.advice.logs.templates import LineTemplates
 from stoker.whole_files import write_whole
 

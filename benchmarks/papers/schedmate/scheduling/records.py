@@ -20,7 +20,7 @@ from benchmarks.papers.common import RELEASE, read_results, unknown
 from benchmarks.papers.schedmate.scheduling import errors, settings, simulate
 from benchmarks.papers.schedmate.scheduling.simulate import Case, Measures, Task, predictions, run_timed
 from benchmarks.papers.schedmate.scheduling.trace import windows
-from stoker.manager.study.workers import Workers
+from stoker.manager.study.running import Workers
 from stoker.whole_files import draft_of
 
 
