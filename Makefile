@@ -73,7 +73,7 @@ check: $(STAMP) ## format, lint, types and import contracts (the tests are `make
 	@sound=true; for step in "ruff format --check ." "ruff check ." mypy lint-imports "python .ci/check_imports.py"; do \
 	  echo "$$step"; $(BIN)/$$step || sound=false; done; $$sound
 
-bench: $(STAMP) ## measure the engine against its peers; the numbers go into benchmarks/README.md
+bench: $(STAMP) ## measure the engine against its peers; python -m benchmarks --list says what there is
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Needs no installation and no network: it runs in .venv if there is one, else in $(PYTHON) with what `make gpu-kit` brought.
@@ -87,12 +87,12 @@ fuzz: $(STAMP) ## ten million damaged inputs for every reader of frames and file
 	$(BIN)/python -m benchmarks.reliability.fuzz $(ARGS)
 
 reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/reproduction/ anew (hours; what is done is kept)
-	$(BIN)/python -m benchmarks.pervasive $(ARGS)
-	$(BIN)/python -m benchmarks.prompt_tuner $(TUNER_ARGS)
+	$(BIN)/python -m benchmarks.papers.pervasive $(ARGS)
+	$(BIN)/python -m benchmarks.papers.prompt_tuner $(TUNER_ARGS)
 	$(BIN)/python -m benchmarks.quotes
-	$(BIN)/python -m benchmarks.slinfer --table all --skip
-	$(BIN)/python -m benchmarks.arlo --table all --skip
-	$(BIN)/python -m benchmarks.schedmate.scheduling --skip
+	$(BIN)/python -m benchmarks.papers.slinfer --table all --skip
+	$(BIN)/python -m benchmarks.papers.arlo --table all --skip
+	$(BIN)/python -m benchmarks.papers.schedmate.scheduling --skip
 
 format: $(STAMP) ## put the code into its format, and mend what the linter can mend
 	$(BIN)/ruff format .

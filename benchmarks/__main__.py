@@ -12,77 +12,43 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
-from benchmarks import (
-    awareness,
-    concurrent_requests,
-    embeddings,
-    fact_batches,
-    fidelity,
-    journal,
-    live_models,
-    manager_core,
-    model_switch,
-    noop,
-    openai_batch,
-    page,
-    preemption,
-    prompt_bank,
-    prompt_groups,
-    prompt_quality,
-    recovery,
-    scheduling_rounds,
-    simulator,
-    step_times,
-    streams,
-    taskvine,
-    transfers,
-    tune_start,
-    tuning_times,
-    turns,
-    vanishing,
-    zygote,
-)
-from benchmarks.facts import Clock, Facts
-from benchmarks.slinfer import decisions
-from benchmarks.table import Table, passes, show
+from benchmarks import page
+from benchmarks.harness import Clock, Facts
+from benchmarks.tables import Table, passes, show
 
-BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
-    noop.NAME: (noop.TITLE, noop.measure),
-    taskvine.NAME: (taskvine.TITLE, taskvine.measure),
-    fact_batches.NAME: (fact_batches.TITLE, fact_batches.measure),
-    awareness.NAME: (awareness.TITLE, awareness.measure),
-    zygote.NAME: (zygote.TITLE, zygote.measure),
-    concurrent_requests.NAME: (concurrent_requests.TITLE, concurrent_requests.measure),
-    embeddings.NAME: (embeddings.TITLE, embeddings.measure),
-    model_switch.NAME: (model_switch.TITLE, model_switch.measure),
-    transfers.NAME: (transfers.TITLE, transfers.measure),
-    preemption.NAME: (preemption.TITLE, preemption.measure),
-    openai_batch.NAME: (openai_batch.TITLE, openai_batch.measure),
-    manager_core.EVENTS: (manager_core.EVENTS_TITLE, manager_core.events),
-    manager_core.MEMORY: (manager_core.MEMORY_TITLE, manager_core.memory),
-    step_times.NAME: (step_times.TITLE, step_times.measure),
-    streams.NAME: (streams.TITLE, streams.measure),
-    turns.NAME: (turns.TITLE, turns.measure),
-    recovery.MANY: (recovery.MANY_TITLE, recovery.many_pilots),
-    recovery.RESTART: (recovery.RESTART_TITLE, recovery.restart),
-    recovery.LOST: (recovery.LOST_TITLE, recovery.lost_pilot),
-    journal.BACK: (journal.BACK_TITLE, journal.coming_back),
-    journal.SYNC: (journal.SYNC_TITLE, journal.group_sync),
-    vanishing.NAME: (vanishing.TITLE, vanishing.measure),
-    fidelity.NAME: (fidelity.TITLE, fidelity.measure),
-    live_models.NAME: (live_models.TITLE, live_models.measure),
-    simulator.NAME: (simulator.TITLE, simulator.measure),
-    scheduling_rounds.NAME: (scheduling_rounds.TITLE, scheduling_rounds.measure),
-    decisions.NAME: (decisions.TITLE, decisions.measure),
-    prompt_bank.NAME: (prompt_bank.TITLE, prompt_bank.measure),
-    prompt_groups.NAME: (prompt_groups.TITLE, prompt_groups.measure),
-    prompt_quality.NAME: (prompt_quality.TITLE, prompt_quality.measure),
-    tune_start.NAME: (tune_start.TITLE, tune_start.measure),
-    tuning_times.NAME: (tuning_times.TITLE, tuning_times.measure),
+SUBJECTS = {
+    "engine": (
+        "noop taskvine fact_batches awareness zygote concurrent_requests transfers core_events memory_per_call streams"
+        " turns"
+    ),
+    "serving": "embeddings model_switch openai_batch step_times live_models slinfer_decisions",
+    "tuning": "prompt_bank prompt_groups prompt_quality tune_start tuning_times",
+    "reliability": "preemption many_pilots restart lost_pilot journal journal_sync vanishing",
+    "scale": "fidelity simulator scheduling_rounds",
+}
+"""Experiments by the folder that has them."""
+
+ELSEWHERE = {
+    "core_events": ("benchmarks.engine.core_events", "events", "EVENTS_TITLE"),
+    "memory_per_call": ("benchmarks.engine.core_events", "memory", "MEMORY_TITLE"),
+    "slinfer_decisions": ("benchmarks.papers.slinfer.decisions", "measure", "TITLE"),
+    "many_pilots": ("benchmarks.reliability.recovery", "many_pilots", "MANY_TITLE"),
+    "restart": ("benchmarks.reliability.recovery", "restart", "RESTART_TITLE"),
+    "lost_pilot": ("benchmarks.reliability.recovery", "lost_pilot", "LOST_TITLE"),
+    "journal": ("benchmarks.reliability.journal", "coming_back", "BACK_TITLE"),
+    "journal_sync": ("benchmarks.reliability.journal", "group_sync", "SYNC_TITLE"),
+}
+"""Module, function and title of those that share a module; the others are `measure` of SUBJECT/NAME.py."""
+
+BENCHMARKS = {
+    name: ELSEWHERE.get(name, (f"benchmarks.{subject}.{name}", "measure", "TITLE"))
+    for subject, names in SUBJECTS.items()
+    for name in names.split()
 }
 
 
@@ -99,10 +65,9 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    listed = "\n".join(f"  {name:16} {title}" for name, (title, _) in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=f"Measures; without a NAME, everything:\n\n{listed}",
+        description=f"Measures; without a NAME, everything:\n\n{_listed()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="which to run [all]")
@@ -112,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="where the page goes [%(default)s]")
     asked = parser.parse_args(arguments)
     if asked.list:
-        print(listed)
+        print(_listed())
         return 0
     if unknown := [name for name in asked.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
@@ -122,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in asked.names or BENCHMARKS:
         begun = time.perf_counter()
         try:
-            table = BENCHMARKS[name][1](_say, quick=asked.quick)
+            table = _measure(name)(_say, quick=asked.quick)
         except Exception:
             traceback.print_exc()
             failed.append(name)
@@ -160,6 +125,23 @@ def conclude(tables: list[Table], failed: list[str], *, quick: bool) -> int:
         return 2
     print("quick: they run; no bar was judged" if quick else "every bar that was measured is met")
     return 0
+
+
+def _measure(name: str) -> Callable[..., Table]:
+    module, function, _ = BENCHMARKS[name]
+    found: Callable[..., Table] = getattr(import_module(module), function)
+    return found
+
+
+def _listed() -> str:
+    """The experiments by subject, with their titles."""
+    lines = []
+    for subject, names in SUBJECTS.items():
+        lines.append(f"{subject}:")
+        for name in names.split():
+            module, _, title = BENCHMARKS[name]
+            lines.append(f"  {name:20} {getattr(import_module(module), title)}")
+    return "\n".join(lines)
 
 
 def _say(line: str) -> None:

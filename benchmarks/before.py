@@ -24,10 +24,17 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.paired import ROOT, machine, spread
+from benchmarks.harness import ROOT, machine, spread
 
 BAR = 0.95
 LIMIT_S = 900.0
+EARLIER = {
+    "benchmarks.engine.noop": "benchmarks.noop_side", "benchmarks.engine.core_events": "benchmarks.core_events",
+    "benchmarks.scale.simulator": "benchmarks.simulator_side",
+    "benchmarks.reliability.recovery": "benchmarks.recovery_side",
+    "benchmarks.reliability.lost_pilot": "benchmarks.lost_pilot_side",
+}  # fmt: skip
+"""What sides were called in checkouts of before 2026-11-28."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -49,8 +56,8 @@ def _events(queued: str) -> Callable[[dict[str, Any]], float]:
     return lambda found: statistics.median(found["events_per_second"][queued])
 
 
-_NOOP = ("benchmarks.noop_side", "--executor", "stoker", "--how")
-_EVENTS = ("benchmarks.core_events", "--json", "--repeats", "3", "--queued")
+_NOOP = ("benchmarks.engine.noop", "--executor", "stoker", "--how")
+_EVENTS = ("benchmarks.engine.core_events", "--json", "--repeats", "3", "--queued")
 CASES = {
     "noop": Case((*_NOOP, "app", "--calls", "10000"), _rate, "calls/s"),
     "map": Case((*_NOOP, "map", "--calls", "100000"), _rate, "calls/s"),
@@ -58,21 +65,24 @@ CASES = {
     "core_events": Case((*_EVENTS, "1000"), _events("1000"), "events/s"),
     "core_events_100000": Case((*_EVENTS, "100000"), _events("100000"), "events/s"),
     "simulator": Case(
-        ("benchmarks.simulator_side", "steady"), lambda found: found["events"] / found["spent_s"], "events/s"
+        ("benchmarks.scale.simulator", "steady"), lambda found: found["events"] / found["spent_s"], "events/s"
     ),
-    "restart": Case(("benchmarks.recovery_side", "restart"), lambda found: found["at_work_s"], "s", False),
-    "lost_pilot": Case(("benchmarks.lost_pilot_side", "killed"), lambda found: found["seconds"], "s", False),
-    "many_pilots": Case(("benchmarks.recovery_side", "rate", "--pilots", "2000"), _rate, "calls/s"),
-    "cold_load": Case(("benchmarks.loads_side", "cold"), lambda found: found["seconds"], "s", False, own_side=True),
-    "eviction": Case(("benchmarks.loads_side", "evict"), lambda found: found["seconds"], "s", False, own_side=True),
-    "facts": Case(("benchmarks.facts_side",), lambda found: found["seconds"], "s", False, own_side=True),
-    "one_pilot": Case(("benchmarks.recovery_side", "rate", "--pilots", "1"), _rate, "calls/s"),
+    "restart": Case(("benchmarks.reliability.recovery", "restart"), lambda found: found["at_work_s"], "s", False),
+    "lost_pilot": Case(("benchmarks.reliability.lost_pilot", "killed"), lambda found: found["seconds"], "s", False),
+    "many_pilots": Case(("benchmarks.reliability.recovery", "rate", "--pilots", "2000"), _rate, "calls/s"),
+    "cold_load": Case(("benchmarks.engine.loads", "cold"), lambda found: found["seconds"], "s", False, own_side=True),
+    "eviction": Case(("benchmarks.engine.loads", "evict"), lambda found: found["seconds"], "s", False, own_side=True),
+    "facts": Case(("benchmarks.engine.demo",), lambda found: found["seconds"], "s", False, own_side=True),
+    "one_pilot": Case(("benchmarks.reliability.recovery", "rate", "--pilots", "1"), _rate, "calls/s"),
 }
 
 
 def side(checkout: Path, case: Case) -> float:
     """One figure of one checkout, in a fresh process. Raises RuntimeError with its output."""
     python = checkout / ".venv" / "bin" / "python"
+    module, *arguments = case.arguments
+    if not case.own_side and not (checkout / "benchmarks" / "harness.py").exists():
+        module = EARLIER[module]
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT if case.own_side else checkout),
@@ -81,7 +91,7 @@ def side(checkout: Path, case: Case) -> float:
     with tempfile.TemporaryDirectory(prefix="before-") as own:
         environment["STOKER_HOME"] = own
         done = subprocess.run(
-            [str(python), "-m", *case.arguments],
+            [str(python), "-m", module, *arguments],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

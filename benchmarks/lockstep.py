@@ -30,8 +30,8 @@ from typing import Any
 import msgspec
 
 from benchmarks.before import BAR, commit
+from benchmarks.harness import ROOT, machine, spread
 from benchmarks.lockstep_side import CASES
-from benchmarks.paired import ROOT, machine, spread
 
 BARS = {"simulator": 0.8}
 """The simulator runs whole pilots since, so less is enough there."""

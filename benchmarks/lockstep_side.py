@@ -17,7 +17,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import core_events, loads_side, noop_side, simulator_side
+from benchmarks.engine import core_events, loads, noop
+from benchmarks.scale import simulator
 
 Figure = Callable[[], float]
 
@@ -46,8 +47,8 @@ def program(how: str) -> Iterator[Figure]:
         initialize_logging=False, usage_tracking=0, strategy="none",
     )  # fmt: skip
     with parsl.load(config):
-        app: Any = parsl.python_app(noop_side.nothing)
-        mapped = stoker.app()(noop_side.nothing)
+        app: Any = parsl.python_app(noop.nothing)
+        mapped = stoker.app()(noop.nothing)
 
         def submitted(calls: int) -> None:
             assert [future.result() for future in [app(i) for i in range(calls)]] == list(range(calls))
@@ -76,12 +77,12 @@ def first_call(*, evict: bool) -> Iterator[Figure]:
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loads-")))
-        (folder / "one.toml").write_text(loads_side.SITE)
+        (folder / "one.toml").write_text(loads.SITE)
         stack.enter_context(stoker.load(str(folder / "one.toml")))
         numbers = iter(range(1_000_000))
-        for _ in range(loads_side.WARM_UP):
-            loads_side.first_call(folder, next(numbers), evict=evict)
-        yield lambda: loads_side.first_call(folder, next(numbers), evict=evict)
+        for _ in range(loads.WARM_UP):
+            loads.first_call(folder, next(numbers), evict=evict)
+        yield lambda: loads.first_call(folder, next(numbers), evict=evict)
 
 
 @contextmanager
@@ -89,7 +90,7 @@ def simulated() -> Iterator[Figure]:
     """An event of a simulation, in processor time: see `simulator_side`."""
 
     def figure() -> float:
-        simulation = simulator_side.CASES["steady"](10)
+        simulation = simulator.CASES["steady"](10)
         start = time.process_time()
         outcome = simulation.run()
         return (time.process_time() - start) / (outcome.core_events + outcome.calls)

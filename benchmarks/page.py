@@ -13,9 +13,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from benchmarks.facts import Facts
-from benchmarks.paired import spread
-from benchmarks.table import Line, Table, Verdict
+from benchmarks.harness import Facts, spread
+from benchmarks.tables import Line, Table, Verdict
 
 _WIDTH, _HEIGHT, _DOUBLINGS = 360, 16, 3.0
 _COLORS = {Verdict.MET: "#2c7fb8", Verdict.MISSED: "#d95f0e", Verdict.TOO_FEW: "#999999", Verdict.NOT_JUDGED: "#999999"}

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks import prompt_quality
-from benchmarks.facts import Facts
-from benchmarks.paired import spread
-from benchmarks.table import Line, Table
-from benchmarks.words import row
+from benchmarks.harness import Facts, spread
+from benchmarks.tables import Line, Table, row
+from benchmarks.tuning import prompt_quality
 
 RECORDS = Path(__file__).parent / "records"
 _HTEX = "python_app, calls/s"
@@ -185,7 +183,7 @@ def whole_run() -> tuple[str, str]:
 
 
 def quality() -> Iterator[tuple[str, str]]:
-    """What benchmarks/README.md says of the prompt that a score chooses, and docs/prompt-bank.md of random ones."""
+    """What benchmarks/FINDINGS.md says of the prompt that a score chooses, and docs/prompt-bank.md of random ones."""
     found = []
     for place, (_, _, bar) in enumerate(prompt_quality.KINDS):
         middle, low, high = _of_tasks(place)

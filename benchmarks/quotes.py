@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import quoted_records
-from benchmarks.paired import ROOT
-from benchmarks.pervasive import report as context
-from benchmarks.pervasive.__main__ import RECORD as CONTEXT_RECORD
-from benchmarks.pervasive.__main__ import read as read_context
-from benchmarks.prompt_tuner import bars, paper, readings
-from benchmarks.prompt_tuner.cases import INFLESS, MEDIUM, NOBODY, System
-from benchmarks.prompt_tuner.grid import read_grid
-from benchmarks.prompt_tuner.page import Page
-from benchmarks.prompt_tuner.readings import Condition, Reading
-from benchmarks.prompt_tuner.record import Record, read
-from benchmarks.prompt_tuner.report import RECORD as TUNER_RECORD
-from benchmarks.prompt_tuner.report_sets import again_anchored
-from benchmarks.prompt_tuner.summary import Evaluation, evaluations, over, show
-from benchmarks.words import row
+from benchmarks.harness import ROOT
+from benchmarks.papers.pervasive import report as context
+from benchmarks.papers.pervasive.__main__ import RECORD as CONTEXT_RECORD
+from benchmarks.papers.pervasive.__main__ import read as read_context
+from benchmarks.papers.prompt_tuner import paper, readings, report_bars
+from benchmarks.papers.prompt_tuner.cases import INFLESS, MEDIUM, NOBODY, System
+from benchmarks.papers.prompt_tuner.grid import read_grid
+from benchmarks.papers.prompt_tuner.page import Page
+from benchmarks.papers.prompt_tuner.readings import Condition, Reading
+from benchmarks.papers.prompt_tuner.record import Record, read
+from benchmarks.papers.prompt_tuner.report import RECORD as TUNER_RECORD
+from benchmarks.papers.prompt_tuner.report_sets import again_anchored
+from benchmarks.papers.prompt_tuner.summary import Evaluation, evaluations, over, show
+from benchmarks.tables import row
 from stoker.manager.study.statistics import estimate
 
 FOLDER = ROOT / "docs" / "reproduction"
@@ -54,7 +54,7 @@ def quotes() -> list[Quote]:
         quoted_records.preempted(), quoted_records.fidelity(), quoted_records.gpu(), quoted_records.tuning(),
     )  # fmt: skip
     found += [_quote(performance, begins, line) for begins, line in lines]
-    benchmarks, bank = ROOT / "benchmarks" / "README.md", ROOT / "docs" / "prompt-bank.md"
+    benchmarks, bank = ROOT / "benchmarks" / "FINDINGS.md", ROOT / "docs" / "prompt-bank.md"
     found += [
         _quote(path, begins, line)
         for path, (begins, line) in zip((benchmarks, bank), quoted_records.quality(), strict=True)
@@ -79,7 +79,7 @@ def _headline(record: Record) -> str:
     other = show(one.more_violations(MEDIUM, record.chosen[Reading.AT_ONCE], NOBODY))
     said = "{:g} to {:g}".format(*paper.FEWER_POINTS[INFLESS])
     off = max(abs(part) for _, part in again_anchored(Page(record), one))
-    asked = {bar.what: bar for bar in bars.against_baselines(every, record.chosen, Condition.NOBODY)}
+    asked = {bar.what: bar for bar in report_bars.against_baselines(every, record.chosen, Condition.NOBODY)}
     points, dollars = (
         f"our bar is {bar.wanted:g}, {'met' if bar.verdict == 'yes' else 'missed'}"
         for what, bar in asked.items()
@@ -124,12 +124,13 @@ def _condition(record: Record) -> str:
 
 def _judged(record: Record) -> str:
     sets = evaluations(record)
-    found = list(bars.against_baselines(sets, record.chosen, Condition.NOBODY))
+    found = list(report_bars.against_baselines(sets, record.chosen, Condition.NOBODY))
     missed = [bar for bar in found if bar.verdict == "**no**"]
     points = sum("points" in bar.what for bar in missed)
     return (
-        f"Of the {len(found)} bars against these baselines, at medium and at high load, {bars.held(found)} hold by"
-        f" their interval with this set, and {sum(bar.sets == len(sets) for bar in found)} with every set;"
+        f"Of the {len(found)} bars against these baselines, at medium and at high load,"
+        f" {report_bars.held(found)} hold by their interval with this set,"
+        f" and {sum(bar.sets == len(sets) for bar in found)} with every set;"
         f" {len(missed)} are missed by the mean too, of which {points} ask for fewer late jobs than under INFless."
     )
 

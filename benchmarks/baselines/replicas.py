@@ -136,9 +136,6 @@ def waiting(view: View) -> Iterator[Call]:
         yield from context.queue
 
 
-# ---- times
-
-
 def load_s(context: Context) -> float:
     """What a start of a replica takes, as far as anybody knows."""
     return context.load_s or UNKNOWN_LOAD_S

@@ -153,9 +153,6 @@ class _Figures:
                 self._answer[f"{way}, batch {batch}: decode, times {other}"] = step_s / own_s
 
 
-# ---- vLLM
-
-
 def _vllm(answer: Answer, figures: _Figures, place: Place) -> None:
     """vLLM in a script, where it is installed."""
     if importlib.util.find_spec("vllm") is None:

@@ -1,11 +1,22 @@
-"""Parts of `make gpu` that have no session: the devices, the model's files, and turns."""
+"""Parts of `make gpu` that have no session: the devices, the model's files, and turns.
+
+The part of `make gpu` on encoders: runtimes of fixed lengths (static) against batches as long as their texts.
+
+Parts of `make gpu` on gangs and prompt tuning.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from typing import Any
 
+import stoker
 from benchmarks.gpu.place import BANDWIDTH, PINNED, REHEARSAL, Answer, Place, device_name, median_s
+from benchmarks.serving.embeddings import texts, write_model
+from stoker import context, encoder_family
+from stoker import encoder as encoder_recipe
 
 
 def device(answer: Answer, _: Place) -> None:
@@ -35,7 +46,7 @@ def device(answer: Answer, _: Place) -> None:
             answer[f"{facts.device} processes at once"] = facts.processes
     for trouble in found.troubles:
         answer["trouble"] = trouble
-    driver = gpu.load()
+    driver = gpu.load_nvml()
     try:
         driver.nvmlInit()
         answer["driver"] = gpu.text(driver.nvmlSystemGetDriverVersion())
@@ -55,11 +66,166 @@ def model(answer: Answer, place: Place) -> None:
 
 def turns(answer: Answer, _: Place) -> None:
     """What it costs that libraries on one device take turns: iterations of 20 ms on a core."""
-    from benchmarks.paired import run_side
-    from benchmarks.turns import _CASES, SIDE
+    from benchmarks.engine.turns import _CASES, SIDE
+    from benchmarks.harness import run_side
 
     total = 16 if REHEARSAL else 100
     for case, (count, how) in _CASES.items():
         one = run_side(SIDE, "--libraries", str(count), "--iterations", str(total // count), *how, timeout_s=20.0)
         answer[f"{case}: idle between two iterations, us"] = one["gap_us"]
         answer[f"{case}: time besides the iterations, %"] = 100 * (one["seconds"] / one["computed_s"] - 1)
+
+
+LONGEST, BATCH, CALL = (64, 8, 16) if REHEARSAL else (64, 32, 256)
+"""Tokens of the longest text, texts of a batch, and of a call."""
+_FAMILY = (32, LONGEST)
+
+
+def _embed(model: Any, some: list[str]) -> int:
+    return len(model.embed(some))
+
+
+def _folder(place: Place) -> Any:
+    """Write an encoder of the shape of all-MiniLM-L6-v2 with random weights; return its folder."""
+    folder = place.work / "encoder"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_model(folder)
+    return folder
+
+
+def _how(model: Any, some: list[str]) -> str:
+    return f"compiled ({model.origin})" if model.is_compiled else f"not compiled ({len(some)} texts)"
+
+
+def _figures(answer: Answer, what: str, context: Any, calls: list[list[str]]) -> float:
+    """Write the texts a second of a context, once it is hot."""
+    app = stoker.app(context=context)(_embed)
+    began = time.perf_counter()
+    hot = [calls[0], calls[-1]] * 2  # of a family, both runtimes
+    list(stoker.map(app, hot, ordered=False))
+    answer[f"{what}: until it is hot, s"] = time.perf_counter() - began
+    began = time.perf_counter()
+    count = sum(stoker.map(app, calls, ordered=False))
+    rate = count / (time.perf_counter() - began)
+    answer[f"{what}: texts/s"] = rate
+    if "compiled" in what:
+        answer[f"{what}: how"] = stoker.app(context=context)(_how)(calls[-1]).result(30)
+    return rate
+
+
+def encoder(answer: Answer, place: Place) -> None:
+    """Texts as long as tweets, sorted by length, by each kind of runtime."""
+    folder = _folder(place)
+    all_texts = [each for each in texts(48 if REHEARSAL else 20_000) if len(each.split()) <= LONGEST - 2]
+    all_texts.sort(key=lambda each: len(each.split()))
+    calls = [all_texts[at : at + CALL] for at in range(0, len(all_texts), CALL)]
+    static: dict[str, Any] = {"batch": BATCH, "compiled": False}
+    compiled = static | {"compiled": "auto"}
+    contexts = {
+        "dynamic": lambda: encoder_recipe(folder),
+        f"static, {LONGEST} tokens": lambda: encoder_recipe(folder, length=LONGEST, **static),
+        f"static, {_FAMILY[0]} and {LONGEST} tokens": lambda: encoder_family(folder, lengths=_FAMILY, **static),
+        f"static and compiled, {_FAMILY[0]} and {LONGEST} tokens": lambda: encoder_family(
+            folder, lengths=_FAMILY, **compiled
+        ),
+    }
+    rates = {}
+    with place.session(policy="arlo"):
+        for what, make in contexts.items():
+            rates[what] = _figures(answer, what, make(), calls)
+            answer[f"{what}: times dynamic"] = rates[what] / rates["dynamic"]
+
+
+@context
+def imports_torch(number: int) -> int:
+    """A context that only imports torch; each number is another one."""
+    import torch
+
+    del torch
+    return number
+
+
+def _exchange(_: Any, count: int, device: str, through: str) -> tuple[int, float]:
+    """Sum ones over the ranks; return a sum and the median time. `through`: the device that the exchange uses."""
+    import time
+
+    import torch
+
+    import stoker
+    from stoker.tuning.exchange import meet
+
+    def exchanged() -> Any:
+        own = torch.ones(count, device=device)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        values = own.to(through)
+        exchange.sum(values)
+        own.copy_(values)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - began)
+        return own
+
+    seat = stoker.gang()
+    took: list[float] = []
+    with meet(
+        rank=seat.rank, size=seat.size, rendezvous=seat.rendezvous, job="gpu", device=through, limit_s=30.0,
+        listener=seat.listener, key=seat.key,
+    ) as exchange:  # fmt: skip
+        for _turn in range(6):
+            found = exchanged()
+    return int(found[0].item()), sorted(took[1:])[2]
+
+
+def gang(answer: Answer, place: Place) -> None:
+    """A sum over two ranks: two GPUs by NCCL; else two pilots on one GPU by Gloo through host memory, since NCCL takes
+    a GPU once; else two CPU devices by Gloo."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    device = "cuda:0" if gpus else "cpu"
+    through = device if gpus > 1 else "cpu"
+    answer["ranks"] = {0: "on two CPU devices, Gloo", 1: "on one GPU, Gloo through host memory"}.get(
+        gpus, "on two GPUs, NCCL"
+    )
+    one_gpu = gpus == 1 or REHEARSAL  # a rehearsal takes the way of one GPU: two pilots
+    count = 1 << (16 if REHEARSAL else 24 if one_gpu else 26)
+    with place.session(pilots=2 if one_gpu else 1, own_scratch=one_gpu):
+        for what in ("first call", "second call"):
+            began = time.perf_counter()
+            call = stoker.app(context=imports_torch(0), gang=2)(_exchange)
+            total, took_s = call(count, device, through).result(45)
+            answer[f"{what}: from the call to the result, s"] = time.perf_counter() - began
+        answer["sum of ones over the ranks"] = total
+        answer[f"sum of {count * 4} bytes, ms"] = took_s * 1e3
+        answer["sum, GB/s"] = count * 4 / took_s / 1e9
+
+
+def tune(answer: Answer, place: Place) -> None:
+    """Iterations of prompt tuning a second, on the model."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from stoker.contexts.language_model import CausalLM
+    from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
+    from stoker.tuning.tune import tune as run
+
+    if place.lacks_model(answer):
+        return
+    loaded = AutoModelForCausalLM.from_pretrained(place.model, dtype=torch.bfloat16).to(device_name())
+    reads = AutoTokenizer.from_pretrained(place.model)
+    found = CausalLM(loaded.eval().requires_grad_(False), reads, name="random")
+    samples = tuple(
+        Sample(f"{'ab'[n % 2]} {n}, and some words", "yes" if n % 2 else "no", f"line {n}") for n in range(64)
+    )
+    for what, iterations in (("first", 2), ("then", 2 if REHEARSAL else 20)):
+        job = Job(
+            data=Data("none.jsonl", evaluation_samples=8), name="gpu", prompt=Prompt(initial="say yes or no"),
+            until=Until(metric=Metric.LOSS, iterations=iterations, evaluate_every=iterations),
+            training=Training(batch=16),
+        )  # fmt: skip
+        began = time.perf_counter()
+        told = run(found, job, samples)
+        answer[f"{what} {iterations} iterations: iterations/s"] = iterations / (time.perf_counter() - began)
+    answer["loss at the end"] = float(told.points[-1].loss)

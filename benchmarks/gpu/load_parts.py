@@ -18,19 +18,15 @@ from typing import Any
 
 import stoker
 from benchmarks.gpu.bars import FULL_OF_NONE, OF_PINNED, WEIGHTS_ALONE
-from benchmarks.gpu.page_cache import drop, held
-from benchmarks.gpu.place import PINNED, REHEARSAL, Answer, Place, device_memory, device_name
+from benchmarks.gpu.place import PINNED, REHEARSAL, Answer, Place, device_memory, device_name, drop, held
 from stoker import causal_lm, context
 
 CLAIMS = 16
-"""Claims of a call, as in benchmarks/awareness.py."""
+"""Claims of a call, as in benchmarks/engine/awareness.py."""
 _READY = re.compile(r"ready: ([0-9.]+) s to start, ([0-9.]+) s to load")
 _OWN = re.compile(r", in ([0-9.]+) (ms|s)(?: \(|$)")
 _STREAM = re.compile(r"of weights in .*?, ([0-9.]+) GB/s")
 _CAME = re.compile(r"is here: (\d+) bytes from where it comes from, (\d+) from peers, ([0-9.]+) s")
-
-
-# ---- awareness
 
 
 def _verify(llm: Any, number: int) -> int:
@@ -71,9 +67,6 @@ def _keep_asking(app: Any, seconds: float, *, in_flight: int) -> tuple[int, floa
         if time.perf_counter() - began < seconds:
             waiting.append(app(in_flight + ended))
     return ended, time.perf_counter() - began
-
-
-# ---- loads
 
 
 @context

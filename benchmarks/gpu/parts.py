@@ -19,8 +19,8 @@ from benchmarks.gpu.place import REHEARSAL, Answer, Place
 PARTS = {
     "device": "device_parts", "model": "device_parts", "turns": "device_parts",
     "awareness": "load_parts", "load": "load_parts",
-    "decode": "decode_parts", "slinfer": "slinfer_parts", "encoder": "encoder_parts",
-    "tune": "tuning_parts", "gang": "tuning_parts",
+    "decode": "decode_parts", "slinfer": "slinfer_parts", "encoder": "device_parts",
+    "tune": "device_parts", "gang": "device_parts",
 }  # fmt: skip
 """The module of each part; its function has the part's name."""
 

@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import suites  # noqa: E402
+from benchmarks.gpu import budget  # noqa: E402
 from benchmarks.gpu.bars import bars  # noqa: E402
 from benchmarks.gpu.budget import IN_ALL_S, KIT, PARTS, allowed_s, with_needs  # noqa: E402
 from benchmarks.gpu.page import render  # noqa: E402
@@ -186,7 +186,7 @@ class Run:
 
     def _suite(self, name: str, limit_s: float) -> Outcome:
         """Run a suite of tests."""
-        suite = suites.suite(name, root=ROOT, work=self.work, rehearse=self.asked.rehearse)
+        suite = budget.suite(name, root=ROOT, work=self.work, rehearse=self.asked.rehearse)
         if suite.missing:
             return "failed", suite.missing, {}
         log = self.out / "logs" / f"{name}.log"

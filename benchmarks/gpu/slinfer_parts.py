@@ -20,9 +20,9 @@ from typing import Any
 import stoker
 from benchmarks.gpu.bars import MET
 from benchmarks.gpu.place import REHEARSAL, Answer, Place, device_memory, device_name
-from benchmarks.live_models_side import Live, write
-from benchmarks.live_models_world import MODELS, Request, middle, requests_at
-from benchmarks.paired import ROOT
+from benchmarks.harness import ROOT
+from benchmarks.serving.live_models import Live, write
+from benchmarks.serving.live_models_world import MODELS, Request, middle, requests_at
 from stoker import causal_lm
 from stoker.errors import StokerError
 from stoker.manager.executor.apps import AppWants, StokerApp
@@ -36,7 +36,7 @@ LONGEST_S, SHORTEST_S = 180.0, 6.0
 BEFORE_S, AFTER_S = 14.0, 6.0
 """Seconds before the trace of the second side, and for the texts that are open when a trace ends."""
 CACHE_BYTES = 4 * 10**9
-POLICIES = {"slinfer": f"{ROOT / 'benchmarks' / 'live_models_policy.py'}:patient", "exclusive": "exclusive"}
+POLICIES = {"slinfer": f"{ROOT / 'benchmarks' / 'serving' / 'live_models_policy.py'}:patient", "exclusive": "exclusive"}
 """`patient` is slinfer with instances that stay, as they do under exclusive."""
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from benchmarks.schedmate.metric_formats import FORMATS, HEADERS
-from benchmarks.schedmate.metric_noise import noise
-from benchmarks.schedmate.metric_runs import run
+from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS
+from benchmarks.papers.schedmate.metric_runs import noise, run
 from stoker.manager.advice.metrics import LoggedProgress, MetricTracker, slowdown
 from stoker.manager.advice.metrics.lines import stated_totals
 from stoker.manager.policies.unpacking import LIMIT

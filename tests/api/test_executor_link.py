@@ -316,7 +316,7 @@ def test_a_client_with_another_key_is_refused(router, tmp_path):
 def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router, monkeypatch, caplog, until):
     """Its manager answers no hello until there is room, and tells it why."""
     full = "the journal cannot be written (No space left on device): the disk of /runs is full"
-    monkeypatch.setattr(membership, "SLOW_WELCOME_S", 0.2)
+    monkeypatch.setattr(membership, "SLOW_S", 0.2)
     link = Link(router.folder)
     try:
         router.hear(to_manager.ClientHello)

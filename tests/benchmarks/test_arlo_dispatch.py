@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.arlo.dispatch import (
+from benchmarks.papers.arlo.dispatch import (
     BucketDispatcher,
     Dispatcher,
     LoadBuckets,
@@ -15,7 +15,7 @@ from benchmarks.arlo.dispatch import (
     pack_any_runtime,
     pack_shortest_runtime,
 )
-from benchmarks.arlo.figure_4 import Outcome, outcome, strategies
+from benchmarks.papers.arlo.experiments import Outcome, outcome, strategies
 from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
 
 FIGURE_5 = ((128, 80, [70]), (256, 60, [56, 54]), (384, 48, [30, 28]), (512, 40, [5]))

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.arlo import settings
-from benchmarks.arlo.cases import SYSTEMS, Case, Measures, simulate
-from benchmarks.arlo.fleet import Agenda, Fleet, Replacements
-from benchmarks.arlo.profile import LatencyProfile
-from benchmarks.arlo.queues import Served, serve
-from benchmarks.arlo.workload import Trace, Workload, make_trace
+from benchmarks.papers.arlo import settings
+from benchmarks.papers.arlo.cases import SYSTEMS, Case, Measures, simulate
+from benchmarks.papers.arlo.fleet import Agenda, Fleet, Replacements
+from benchmarks.papers.arlo.queues import Served, serve
+from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, make_trace
 from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
 
 SHORT_S, LONG_S = 0.010, 0.040

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.arlo import settings
-from benchmarks.arlo.fleet import Agenda, Fleet
-from benchmarks.arlo.queues import Served, serve
-from benchmarks.arlo.scaling import Headroom, TargetTracking, percentile, release_one
-from benchmarks.arlo.workload import Trace
+from benchmarks.papers.arlo import settings
+from benchmarks.papers.arlo.fleet import Agenda, Fleet, Headroom, TargetTracking, percentile, release_one
+from benchmarks.papers.arlo.queues import Served, serve
+from benchmarks.papers.arlo.workload import Trace
 from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
 
 SLO_S = 0.1

@@ -7,10 +7,18 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.arlo import settings
-from benchmarks.arlo.demand import best_allocation, demands, even_allocation
-from benchmarks.arlo.profile import LONGEST, LatencyProfile, lengths_of
-from benchmarks.arlo.workload import Workload, make_trace, missing, read_lengths, recalibrated
+from benchmarks.papers.arlo import settings
+from benchmarks.papers.arlo.fleet import best_allocation, demands, even_allocation
+from benchmarks.papers.arlo.workload import (
+    LONGEST,
+    LatencyProfile,
+    Workload,
+    lengths_of,
+    make_trace,
+    missing,
+    read_lengths,
+    recalibrated,
+)
 
 BASE, LARGE = LatencyProfile("base"), LatencyProfile("large", 10.5)
 SHORT, LONG = [80], [400]

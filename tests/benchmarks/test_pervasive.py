@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.pervasive import fit, neighbours, paper, predict, quick, shares, worlds
-from benchmarks.pervasive.fit import Fit
-from benchmarks.pervasive.parameters import BOUNDS, Parameters, possible
-from benchmarks.pervasive.proportion import distance
+from benchmarks.papers.pervasive import disks, fit, paper, predict, worlds
+from benchmarks.papers.pervasive.fit import Fit
+from benchmarks.papers.pervasive.parameters import BOUNDS, Parameters, possible
+from benchmarks.papers.pervasive.proportion import distance
 from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.log import EventLog, Happened
 
@@ -36,7 +36,7 @@ def test_a_search_finds_sets_that_explain_the_static_runs_within_the_bounds() ->
         assert possible(one.parameters)
         assert all(bound.low <= getattr(one.parameters, name) <= bound.high for name, bound in BOUNDS.items())
         assert one.worst <= (fit.CLOSE if one.close else fit.FAIR)
-        errors = quick.errors(one.parameters).values()
+        errors = fit.errors(one.parameters).values()
         assert one.worst == max(map(abs, errors))
 
 
@@ -59,7 +59,7 @@ def test_of_many_sets_the_most_central_and_those_farthest_apart_are_chosen() -> 
 )
 def test_the_closed_form_and_the_simulator_agree(awareness: Awareness, batch: int) -> None:
     simulated = predict.static(KNOWN, paper.Run("", awareness, batch, 0.0))
-    assert simulated == pytest.approx(quick.seconds(KNOWN, awareness, batch), rel=0.02)
+    assert simulated == pytest.approx(fit.seconds(KNOWN, awareness, batch), rel=0.02)
 
 
 def test_between_two_limits_nothing_is_off() -> None:
@@ -148,11 +148,11 @@ def test_with_full_awareness_more_is_done_while_gpus_vanish() -> None:
 @pytest.mark.long
 def test_what_is_done_in_figure_8_tells_which_kind_of_gpu_did_it() -> None:
     partial = next(predict.figure_8(KNOWN))
-    begins_s = quick.worker(KNOWN, paper.A10, Awareness.DISK, predict.BATCH)[0]
-    wanted = shares.wanted(partial.value, Awareness.DISK, begins_s=begins_s)
-    assert wanted == pytest.approx(shares.of_titans(KNOWN, Awareness.DISK), abs=0.1)
-    more = shares.wanted(partial.value + 1000, Awareness.DISK, begins_s=begins_s)
-    assert more > wanted > shares.wanted(partial.value, Awareness.DISK, begins_s=begins_s, late_s=60.0)
+    begins_s = fit.worker(KNOWN, paper.A10, Awareness.DISK, predict.BATCH)[0]
+    wanted = disks.wanted(partial.value, Awareness.DISK, begins_s=begins_s)
+    assert wanted == pytest.approx(disks.of_titans(KNOWN, Awareness.DISK), abs=0.1)
+    more = disks.wanted(partial.value + 1000, Awareness.DISK, begins_s=begins_s)
+    assert more > wanted > disks.wanted(partial.value, Awareness.DISK, begins_s=begins_s, late_s=60.0)
 
 
 # ---- nodes of several GPUs
@@ -160,7 +160,7 @@ def test_what_is_done_in_figure_8_tells_which_kind_of_gpu_did_it() -> None:
 
 @pytest.mark.long
 def test_loads_get_faster_when_neighbours_are_gone_and_with_all_there_take_what_was_fitted() -> None:
-    found = neighbours.simulate(KNOWN)
+    found = predict.simulate(KNOWN)
     alone = predict.static(KNOWN, paper.Run("", Awareness.DISK, 100, 0.0))
     for seconds in found.static_s:
         assert seconds == pytest.approx(alone, rel=0.1)

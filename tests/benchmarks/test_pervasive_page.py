@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.pervasive import claims, fitted, gains, paper, predict, report, scenario_files
-from benchmarks.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read
-from benchmarks.pervasive.found import at_most
-from benchmarks.pervasive.predict import Prediction
+from benchmarks.papers.pervasive import claims, fitted, paper, predict, report, scenario_files
+from benchmarks.papers.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read
+from benchmarks.papers.pervasive.found import at_most
+from benchmarks.papers.pervasive.predict import Prediction
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study.running import run_all
 from stoker.manager.study.scenario import load_scenario, shipped
@@ -162,9 +162,9 @@ def test_full_and_partial_are_paired_by_their_start_and_their_size_of_calls() ->
         _ran(Awareness.FULL, predict.NONE_LOST, 150.0),
         _ran(Awareness.FULL, "from 900 s, 3 A10 lost at 60 s", 500.0, batch=1000),
     ]
-    assert gains.pairs([row], batch=predict.BATCH) == {"from 900 s": [1.1], "from 960 s": [1.2]}
-    assert gains.pairs([row], batch=predict.BATCH, none_lost=True) == {"from 900 s": [1.5]}
-    assert gains.pairs([row], batch=1000) == {"from 900 s": [0.5]}
+    assert claims.pairs([row], batch=predict.BATCH) == {"from 900 s": [1.1], "from 960 s": [1.2]}
+    assert claims.pairs([row], batch=predict.BATCH, none_lost=True) == {"from 900 s": [1.5]}
+    assert claims.pairs([row], batch=1000) == {"from 900 s": [0.5]}
 
 
 def test_the_papers_ratios_are_those_of_its_rounded_times_within_half_a_percent() -> None:

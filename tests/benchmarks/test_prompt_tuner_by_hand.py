@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from benchmarks.baselines.loading import policy
-from benchmarks.prompt_tuner.parameters import MODELS, Parameters
-from benchmarks.prompt_tuner.result import Result, result_of
-from benchmarks.prompt_tuner.simulate import play
+from benchmarks.papers.prompt_tuner.jobs import MODELS, Parameters
+from benchmarks.papers.prompt_tuner.simulate import Result, play, result_of
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
 

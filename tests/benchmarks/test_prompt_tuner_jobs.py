@@ -10,10 +10,12 @@ from statistics import fmean, median, stdev
 import msgspec
 import pytest
 
-from benchmarks.prompt_tuner import paper
-from benchmarks.prompt_tuner.jobs import (
+from benchmarks.papers.prompt_tuner import paper
+from benchmarks.papers.prompt_tuner.jobs import (
+    MODELS,
     Bank,
     Job,
+    Parameters,
     arrival,
     arrival_times,
     jobs,
@@ -21,9 +23,8 @@ from benchmarks.prompt_tuner.jobs import (
     slo_s,
     uses_bank,
 )
-from benchmarks.prompt_tuner.parameters import MODELS, Parameters
-from benchmarks.prompt_tuner.result import result_of
-from benchmarks.prompt_tuner.why import WHY
+from benchmarks.papers.prompt_tuner.simulate import result_of
+from benchmarks.papers.prompt_tuner.texts import WHY
 from stoker.chance import Stream
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened

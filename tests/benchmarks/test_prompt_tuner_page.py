@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from benchmarks.harness import Facts
-from benchmarks.prompt_tuner import bars, drawing, everything, paper, readings, report, texts, tuning
-from benchmarks.prompt_tuner.__main__ import LOOK, PAGE, main
-from benchmarks.prompt_tuner.bars import Bar
-from benchmarks.prompt_tuner.cases import (
+from benchmarks.papers.prompt_tuner import drawing, everything, paper, readings, report, report_bars, texts, tuning
+from benchmarks.papers.prompt_tuner.__main__ import LOOK, PAGE, main
+from benchmarks.papers.prompt_tuner.cases import (
     ELASTIC_FLOW,
     HEAVY,
     HIGH,
@@ -28,18 +27,18 @@ from benchmarks.prompt_tuner.cases import (
     at,
     of_bank,
 )
-from benchmarks.prompt_tuner.everything import Extent
-from benchmarks.prompt_tuner.grid import every_choice, read_grid
-from benchmarks.prompt_tuner.page import Page
-from benchmarks.prompt_tuner.readings import Condition, Reading
-from benchmarks.prompt_tuner.record import KeptRun, Record, keep, read
-from benchmarks.prompt_tuner.report_kept import apart_at_the_same_cost
-from benchmarks.prompt_tuner.report_sets import still_within
-from benchmarks.prompt_tuner.result import Result
-from benchmarks.prompt_tuner.runs import Runs
-from benchmarks.prompt_tuner.search import Anchored, Searched
-from benchmarks.prompt_tuner.summary import evaluations
-from benchmarks.prompt_tuner.tuning import Search
+from benchmarks.papers.prompt_tuner.everything import Extent
+from benchmarks.papers.prompt_tuner.grid import every_choice, read_grid
+from benchmarks.papers.prompt_tuner.page import Page
+from benchmarks.papers.prompt_tuner.readings import Condition, Reading
+from benchmarks.papers.prompt_tuner.record import KeptRun, Record, keep, read
+from benchmarks.papers.prompt_tuner.report_bars import Bar
+from benchmarks.papers.prompt_tuner.report_sets import apart_at_the_same_cost, still_within
+from benchmarks.papers.prompt_tuner.runs import Runs
+from benchmarks.papers.prompt_tuner.search import Anchored, Searched
+from benchmarks.papers.prompt_tuner.simulate import Result
+from benchmarks.papers.prompt_tuner.summary import evaluations
+from benchmarks.papers.prompt_tuner.tuning import Search
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.statistics import MeanEstimate
 
@@ -48,7 +47,7 @@ GRID = read_grid()
 SETS = tuple(every_choice(GRID)[:2])
 CHOSEN = {reading: tuning.candidates(reading)[0] for reading in Reading}
 SEEDS, FEW = (11, 12, 13), (11, 12)
-FACTS = Facts("python -m benchmarks.prompt_tuner", "abc", "a machine", "2026-11-26", (0.5, 1.0))
+FACTS = Facts("python -m benchmarks.papers.prompt_tuner", "abc", "a machine", "2026-11-26", (0.5, 1.0))
 Late = Callable[[Group, System], int]
 
 
@@ -85,7 +84,7 @@ def made(late: Late = as_hoped) -> Record:
 
 
 def against(record: Record, condition: Condition = Condition.NOBODY) -> dict[str, Bar]:
-    found = bars.against_baselines(evaluations(record), record.chosen, condition)
+    found = report_bars.against_baselines(evaluations(record), record.chosen, condition)
     return {bar.what: bar for bar in found}
 
 
@@ -96,9 +95,9 @@ def test_bars_hold_where_everything_is_as_hoped() -> None:
     of = made()
     assert len(against(of)) == 4 * 4
     assert [what for what, bar in against(of).items() if bar.verdict != "yes" or bar.sets != 2] == []
-    for _, more, times in bars.ablations(evaluations(of)):
+    for _, more, times in report_bars.ablation_bars(evaluations(of)):
         assert (more.verdict, times.verdict) == ("yes", "yes")
-    assert bars.worse_than(evaluations(of)[0], CHOSEN) == []
+    assert report_bars.worse_than(evaluations(of)[0], CHOSEN) == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,7 @@ def test_an_ablation_whose_sign_is_another_is_told() -> None:
     def without_harm(group: Group, system: System) -> int:
         return 12 if system == readings.NO_PROMPTS else as_hoped(group, system)
 
-    found = {part.what: more.verdict for part, more, _ in bars.ablations(evaluations(made(without_harm)))}
+    found = {part.what: more.verdict for part, more, _ in report_bars.ablation_bars(evaluations(made(without_harm)))}
     assert found.pop("without the bank") == "**no**"
     assert set(found.values()) == {"yes"}
 
@@ -169,7 +168,7 @@ def test_a_case_that_is_worse_than_a_baseline_is_named_if_its_interval_says_so()
         return 40 if (group, system) == (low, NOBODY) else as_hoped(group, system)
 
     one = evaluations(made(low_is_bad))[0]
-    assert bars.worse_than(one, CHOSEN) == ["low, S = 0.5 (INFless, instances hold and wait)"]
+    assert report_bars.worse_than(one, CHOSEN) == ["low, S = 0.5 (INFless, instances hold and wait)"]
 
 
 def test_who_learns_is_told_apart() -> None:
@@ -180,7 +179,7 @@ def test_who_learns_is_told_apart() -> None:
     what = "points that fewer jobs are late than under INFless, all at once, medium load"
     means = {}
     for condition in Condition:
-        found = bars.against_baselines(evaluations(of)[:1], CHOSEN, condition)
+        found = report_bars.against_baselines(evaluations(of)[:1], CHOSEN, condition)
         means[condition] = next(bar.found[0].mean for bar in found if bar.what == what)
     assert means == {Condition.NOBODY: 18.0, Condition.ALL: 18.0, Condition.OURS_ALONE: 22.0}
 

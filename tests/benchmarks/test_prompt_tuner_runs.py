@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.prompt_tuner.cases import Case, System
-from benchmarks.prompt_tuner.jobs import Bank
-from benchmarks.prompt_tuner.runs import Runs
-from benchmarks.prompt_tuner.simulate import simulate
+from benchmarks.papers.prompt_tuner.cases import Case, System
+from benchmarks.papers.prompt_tuner.jobs import Bank
+from benchmarks.papers.prompt_tuner.runs import Runs
+from benchmarks.papers.prompt_tuner.simulate import simulate
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.running import DiedError
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.prompt_tuner import grid as grids
-from benchmarks.prompt_tuner.cases import NOBODY, at
-from benchmarks.prompt_tuner.grid import Choice, read_grid
-from benchmarks.prompt_tuner.result import Result
-from benchmarks.prompt_tuner.runs import Runs
-from benchmarks.prompt_tuner.search import RESIZES, search
+from benchmarks.papers.prompt_tuner import grid as grids
+from benchmarks.papers.prompt_tuner.cases import NOBODY, at
+from benchmarks.papers.prompt_tuner.grid import Choice, read_grid
+from benchmarks.papers.prompt_tuner.runs import Runs
+from benchmarks.papers.prompt_tuner.search import RESIZES, search
+from benchmarks.papers.prompt_tuner.simulate import Result
 
 GRID = read_grid()
 SOME = grids.drawn(GRID)[:4]

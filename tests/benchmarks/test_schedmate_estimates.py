@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.schedmate import estimates_side
-from benchmarks.schedmate.estimates_side import BAR, HELD_OUT, collection, constants, estimated, facts_of, shares
+from benchmarks.papers.schedmate import estimates
+from benchmarks.papers.schedmate.estimates import BAR, HELD_OUT, collection, constants, estimated, facts_of, shares
 
 
 def test_run_times_of_the_held_out_recipes_meet_the_bar_and_no_constant_comes_near():
@@ -21,4 +21,4 @@ def test_run_times_of_the_held_out_recipes_meet_the_bar_and_no_constant_comes_ne
 
 
 def test_a_value_that_is_not_there_is_an_error():
-    assert estimates_side.shares({"a": 1.0, "b": 2.0}, {"a": 0.0, "b": 2.0})[:2] == (0.5, 0.5)
+    assert estimates.shares({"a": 1.0, "b": 2.0}, {"a": 0.0, "b": 2.0})[:2] == (0.5, 0.5)

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.schedmate.failures.catalogue import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, TYPES, held_out
-from benchmarks.schedmate.failures.clusters import MPI, SCENARIOS, SLURM, labelled
-from benchmarks.schedmate.failures.corpus import FailedJob, corpus
-from benchmarks.schedmate.failures.faults_clusters import TYPES as ON_CLUSTERS
-from benchmarks.schedmate.failures.recording import recorded
+from benchmarks.papers.schedmate.failures.catalogue import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, TYPES, held_out
+from benchmarks.papers.schedmate.failures.clusters import MPI, SCENARIOS, SLURM, labelled
+from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
+from benchmarks.papers.schedmate.failures.faults_clusters import TYPES as ON_CLUSTERS
+from benchmarks.papers.schedmate.failures.recording import recorded
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.schedmate import faults
-from benchmarks.schedmate.faults_lab import files, injecting, kinds, neighbours, nodes
+from benchmarks.papers.schedmate import faults
+from benchmarks.papers.schedmate.faults_lab import files, injecting, kinds, neighbours, nodes
 
-README = (nodes.ROOT / "benchmarks" / "README.md").read_text()
+README = (nodes.ROOT / "benchmarks" / "FINDINGS.md").read_text()
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.schedmate.scheduling import drawing, intervals, records, report, settings, systems
-from benchmarks.schedmate.scheduling.__main__ import main
-from benchmarks.schedmate.scheduling.intervals import Interval
-from benchmarks.schedmate.scheduling.records import ErrorFacts, Records, WindowFacts
-from benchmarks.schedmate.scheduling.simulate import Measures, Task
-from benchmarks.schedmate.scheduling.systems import FIFO, OURS, Case
-from benchmarks.schedmate.scheduling.trace import Job, Window, missing
+from benchmarks.papers import common
+from benchmarks.papers.schedmate.scheduling import drawing, intervals, records, report, settings, simulate
+from benchmarks.papers.schedmate.scheduling.__main__ import main
+from benchmarks.papers.schedmate.scheduling.intervals import Interval
+from benchmarks.papers.schedmate.scheduling.records import ErrorFacts, Records, WindowFacts
+from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, Case, Measures, Task
+from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 here = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -27,9 +27,9 @@ def test_the_page_is_what_the_records_say() -> None:
 
 def test_the_records_have_every_case_and_every_window() -> None:
     of = Records(FOLDER / "schedmate.json")
-    assert {result.case.name for result in of.kept.runs} == {case.name for case in systems.cases()}
+    assert {result.case.name for result in of.kept.runs} == {case.name for case in simulate.cases()}
     assert {len(result.windows) for result in of.kept.runs} == {len(of.kept.windows)}
-    assert len({result.code for result in of.kept.runs}) == 1, "all by the same code"
+    assert len({result.release for result in of.kept.runs}) == 1, "all by one release"
     assert of.kept.fixed_on == settings.FIXED_ON
 
 
@@ -55,12 +55,12 @@ def with_ratio(folder: Path, ratio: float) -> Records:
     of.kept.windows = [
         WindowFacts(cluster, week, 100, 60.0, 6.0, (8, 8, 8)) for cluster in ("a", "b") for week in range(3)
     ]
-    for case in systems.cases():
+    for case in simulate.cases():
         factors = (0.5, 0.5, 0.5, ratio, ratio, ratio) if case.system == OURS else (1.0,) * 6
         means = [factor * (100.0 + place) for place, factor in enumerate(factors)]
         found = [(Task(case, place), Measures(mean, 1.0, 1.0, 1.0, 0), 0.0, 0) for place, mean in enumerate(means)]
-        of._keep(case, "", found)
-    of.kept.errors = {system: ErrorFacts(0.9, 0.8) for system in systems.ERRORS}
+        of._keep(case, found)
+    of.kept.errors = {system: ErrorFacts(0.9, 0.8) for system in simulate.ERRORS}
     return of
 
 
@@ -86,10 +86,10 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace of one window, in which nothing waits."""
     window = Window("a", 0, tuple(Job(float(n), 60.0, 1) for n in range(4)))
     monkeypatch.setattr(records, "windows", lambda: (window,))
-    monkeypatch.setattr("benchmarks.schedmate.scheduling.simulate.windows", lambda: (window,))
+    monkeypatch.setattr("benchmarks.papers.schedmate.scheduling.simulate.windows", lambda: (window,))
 
 
-def test_a_case_is_run_once_and_again_when_its_code_has_changed(
+def test_a_case_is_run_once_and_again_by_another_release(
     tmp_path: Path, ran: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases, told = [Case(FIFO, 0.8), Case(OURS, 0.8, 1)], list[str]()
@@ -100,7 +100,7 @@ def test_a_case_is_run_once_and_again_when_its_code_has_changed(
     (found,) = Records(path).get(cases[0]).windows
     assert found.mean_s == pytest.approx(60.0, abs=0.3)
     assert Records(path).kept.windows[0].gpus == (8, 8, 8)
-    monkeypatch.setattr(records, "code_digest", lambda: "another")
+    monkeypatch.setattr(common, "RELEASE", "another")
     Records(path).bring(cases[:1], jobs=1, tell=told.append)
     assert len(told) == 3
 
@@ -114,7 +114,7 @@ def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
 def test_without_its_data_it_is_skipped_or_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("benchmarks.schedmate.scheduling.__main__.missing", lambda: "no jobs")
+    monkeypatch.setattr("benchmarks.papers.schedmate.scheduling.__main__.missing", lambda: "no jobs")
     assert main(["--skip", "--out", str(tmp_path)]) == 0
     assert main(["--out", str(tmp_path)]) == 2
     assert "no jobs" in capsys.readouterr().err

@@ -16,10 +16,9 @@ from scheduling_replay import in_order, least_attained
 from benchmarks.baselines.loading import policy
 from benchmarks.baselines.shortest_first import fifo, shortest_first
 from benchmarks.baselines.tiresias import tiresias
-from benchmarks.schedmate.scheduling import errors, settings, systems
-from benchmarks.schedmate.scheduling.simulate import call_of, completion_times_s, predictions
-from benchmarks.schedmate.scheduling.systems import Case
-from benchmarks.schedmate.scheduling.trace import Job, Window, missing, windows, windows_of
+from benchmarks.papers.schedmate.scheduling import errors, settings, simulate
+from benchmarks.papers.schedmate.scheduling.simulate import Case, call_of, completion_times_s, predictions
+from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing, windows, windows_of
 from stoker.chance import Stream
 from stoker.manager.core.seams import Policies
 
@@ -263,16 +262,16 @@ def test_windows_come_out_of_the_trace_the_same_twice() -> None:
 @here
 def test_a_second_program_agrees_on_a_window_of_the_trace() -> None:
     window = min(windows(), key=lambda each: len(each.jobs))
-    gpus, said = window.gpus_at(settings.MAIN_LOAD), predictions(window, Case(systems.OURS, settings.MAIN_LOAD))
-    found, _ = completion_times_s(window.jobs, systems.policies_of(systems.OURS, said), gpus=gpus)
+    gpus, said = window.gpus_at(settings.MAIN_LOAD), predictions(window, Case(simulate.OURS, settings.MAIN_LOAD))
+    found, _ = completion_times_s(window.jobs, simulate.policies_of(simulate.OURS, said), gpus=gpus)
     expected = in_order(window.jobs, gpus=gpus, keys=[*said.values()])
     assert fmean(found) == pytest.approx(fmean(expected), rel=0.01)
 
 
 def test_a_draw_of_an_error_is_the_same_at_each_load_and_another_one_each_time() -> None:
     window = Window("a", 0, LINE)
-    one = predictions(window, Case(systems.OURS, 0.6, 0))
-    assert predictions(window, Case(systems.OURS, 0.8, 0)) == one
-    assert predictions(window, Case(systems.OURS_SKIP, 0.8, 0)) == one
-    assert predictions(window, Case(systems.OURS, 0.6, 1)) != one
-    assert predictions(window, Case(systems.FIFO, 0.6)) == {}
+    one = predictions(window, Case(simulate.OURS, 0.6, 0))
+    assert predictions(window, Case(simulate.OURS, 0.8, 0)) == one
+    assert predictions(window, Case(simulate.OURS_SKIP, 0.8, 0)) == one
+    assert predictions(window, Case(simulate.OURS, 0.6, 1)) != one
+    assert predictions(window, Case(simulate.FIFO, 0.6)) == {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.slinfer import data
-from benchmarks.slinfer.__main__ import main
-from benchmarks.slinfer.worlds import Nodes, elastic, limited
+from benchmarks.papers.slinfer import data
+from benchmarks.papers.slinfer.__main__ import main
+from benchmarks.papers.slinfer.worlds import Nodes, elastic, limited
 from stoker.contexts.step_times import StepModel
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.log import Happened

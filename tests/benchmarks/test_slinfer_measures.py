@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.slinfer.measures import TTFT_POINTS_S, measure
+from benchmarks.papers.slinfer.measures import TTFT_POINTS_S, measure
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.protocol.calls import Objective

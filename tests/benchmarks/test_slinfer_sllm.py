@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sim.engines import SLINFER, engine
 
-from benchmarks.slinfer.sllm import sllm
+from benchmarks.papers.slinfer.sllm import sllm
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation

@@ -8,10 +8,11 @@ import subprocess
 import pytest
 from docs.pages import ROOT, programs, text_of
 
+from benchmarks.__main__ import BENCHMARKS as BENCHMARKS_BY_NAME
 from benchmarks.quotes import quotes
 
 README = text_of("README.md")
-BENCHMARKS = text_of("benchmarks/README.md") + text_of("benchmarks/results.md")
+BENCHMARKS = text_of("benchmarks/FINDINGS.md") + text_of("benchmarks/RESULTS.md")
 
 
 def test_readme_has_at_most_900_words_and_a_first_program() -> None:
@@ -66,3 +67,9 @@ def test_make_install_takes_no_extras_too(extras: str, installs: str) -> None:
 def test_what_pages_quote_of_the_reproductions_is_what_their_records_say() -> None:
     for quote in quotes():
         assert quote.line in quote.path.read_text().split("\n"), f"{quote.path.name}: python -m benchmarks.quotes"
+
+
+def test_the_guide_to_benchmarks_has_at_most_1500_words_and_names_every_experiment() -> None:
+    guide = text_of("benchmarks/README.md")
+    assert len(guide.split()) <= 1500
+    assert [name for name in BENCHMARKS_BY_NAME if f"`{name}`" not in guide] == []

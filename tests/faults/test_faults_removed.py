@@ -11,7 +11,7 @@ from faults.world import until
 from live.peers import session_folder
 
 from stoker.errors import SessionError
-from stoker.manager.executor import client
+from stoker.manager.executor import client, membership
 
 PROGRAM = """
 import os, sys, time
@@ -65,7 +65,7 @@ def test_a_run_folder_that_is_removed_ends_the_session_with_its_reason(world, wh
 
 def test_a_program_that_joined_a_session_whose_folder_is_removed_is_told(world, tmp_path, monkeypatch):
     """Its manager ends at once, and no one starts it again."""
-    monkeypatch.setattr(client, "AWAY_S", 1.0)
+    monkeypatch.setattr(membership, "AWAY_S", 1.0)
     folder = session_folder(tmp_path / "session")
     command = [sys.executable, "-m", "stoker.manager.main", "--session", str(folder.path), "--detached"]
     with subprocess.Popen(command) as manager:

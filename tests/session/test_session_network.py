@@ -81,7 +81,7 @@ def test_a_network_that_works_is_not_at_fault(address: str) -> None:
 def test_a_program_that_is_not_answered_says_where_to_look(
     folder: SessionFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(membership, "SLOW_WELCOME_S", 0.1)
+    monkeypatch.setattr(membership, "SLOW_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         folder.write(SessionFile("test", wire.VERSION, address, key_pair().public))
@@ -99,7 +99,7 @@ def test_a_program_that_is_not_answered_says_where_to_look(
 def test_a_program_whose_manager_does_not_listen_says_so(
     folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "SLOW_WELCOME_S", 0.1)
+    monkeypatch.setattr(membership, "SLOW_S", 0.1)
     folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
     link = Link(folder)
     try:

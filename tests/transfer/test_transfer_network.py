@@ -7,8 +7,6 @@ import pytest
 from benchmarks.engine.network import why_not
 from benchmarks.harness import run_side
 
-pytestmark = pytest.mark.long
-
 SIZE = 12_000_000
 
 

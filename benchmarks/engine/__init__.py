@@ -1,0 +1,1 @@
+"""What the engine costs: calls, contexts, streams, transfers."""

@@ -1,0 +1,218 @@
+"""What awareness is worth: fact verification with SmolLM2-135M at the paper's three levels, calls of 16 claims.
+
+Every number is the clock time of a whole command, `stoker run fact_verification`, from the start of its process to its
+end: with Python's start, the session's, the loads, and the results on disk. Both sides of a pair run in turn.
+
+1. Full against what it cannot avoid: (one load a slot + the inferences alone).
+   *Load*: the mean, over that run's own loads, of the time from the pilot's start of a library to a context that can
+   be called, imports included (`load_device_s / loads` of its summary). The slots load side by side: it counts once.
+   *Inferences alone*: the clock time of the same calls, in the same order, through the same `stoker.map`, over a
+   session in which every slot is hot (`awareness_side`).
+   A second line takes for the inferences alone the same run's own time in the model, summed and divided by the slots:
+   it does not suffer from a machine that drifts between two runs, and counts as lost what a slot waits at the end.
+2. None against full, with the GGUF as shipped (`--no-snapshot`: each load dequantizes it) and with a snapshot. Below
+   full each call has a process of its own that imports and loads for itself. How much full is worth grows with the
+   number of calls, up to (load + call) / call; so the number of calls is shown.
+
+The inferences of a fact verification run alone: its very calls, over contexts that are hot on every slot already.
+
+`python -m benchmarks.engine.awareness --limit 300 [--no-snapshot]` prints as JSON how long the calls took on the clock.
+The calls are made by the application's own code, in its order, through the same `stoker.map`. Before the clock starts
+each slot has answered texts that share nothing with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import stoker
+from benchmarks.harness import MODEL, missing, ratios, run_side, take_turns
+from benchmarks.tables import Bar, Line, Table
+from stoker.apps.common.calls import run_calls
+from stoker.apps.fact_verification.functions import Question, verify
+from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts, read_claims, sample_claims
+from stoker.apps.fact_verification.run import make_recipe, plan
+from stoker.sessions import facts_of
+
+NAME, TITLE = "awareness", "fact verification at the three levels of awareness"
+SIDE = "benchmarks.engine.awareness"
+PROMPTS, BATCH = 3, 16
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Everything, in a state folder of its own, so that nothing remembered from before takes part (unless quick)."""
+    if reason := missing(*MODEL):
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    with tempfile.TemporaryDirectory(prefix="awareness-") as place:
+        runner = Runner(Path(place), say, home=None if quick else Path(place) / "home")
+        if quick:
+            lines = alone(runner, limit=2, pairs=1)
+        else:
+            runner.run("making the snapshot, not counted", 2)
+            lines = [
+                *alone(runner, limit=300, pairs=3),
+                *levels(runner, limit=128, pairs=2, snapshot=True, at_least=2.0),
+                *levels(runner, limit=160, pairs=1, snapshot=False, at_least=5.0),
+            ]
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
+    """Full, and what it cannot avoid."""
+    full: list[float] = []
+    bound: list[float] = []
+    own: list[float] = []
+    for pair in range(pairs):
+        sides: dict[str, Callable[[], Any]] = {
+            "full": lambda: runner.run("full", limit), "alone": lambda: runner.alone(limit)
+        }  # fmt: skip
+        found = take_turns(pair, sides)
+        (seconds, attempt), alone_s = found["full"], found["alone"]
+        load_s = attempt["load_device_s"] / attempt["loads"]
+        runner.say(f"load {load_s:.1f} s, inferences alone {alone_s:.1f} s")
+        full.append(seconds)
+        bound.append(load_s + alone_s)
+        own.append(load_s + attempt["infer_device_s"] / attempt["devices"])
+    size = f"{PROMPTS * limit} inferences, {calls_of(limit)} calls, with a snapshot"
+    lines = []
+    for what, other, bar in (
+        (f"full, {size}, s", bound, Bar(at_most=1.05)),
+        ("the same against a load + its own time in the model, s", own, Bar(at_most=1.05)),
+    ):
+        cells = {"full": full, "load + inferences alone": other, "full / that": ratios(full, other)}
+        lines.append(Line(what=what, cells=cells, bar=bar, digits=1, last_digits=3))
+    return lines
+
+
+def levels(runner: Runner, *, limit: int, pairs: int, snapshot: bool, at_least: float) -> list[Line]:
+    """None against full; disk, where files alone outlive a call, once and without a bar."""
+    more = () if snapshot else ("--no-snapshot",)
+    which = "with a snapshot" if snapshot else "GGUF as shipped"
+    seconds: dict[str, list[float]] = {"none": [], "full": [], "disk": []}
+    for pair in range(pairs):
+        sides = {
+            level: partial(runner.run, f"{level}, {which}", limit, "--awareness", level, *more)
+            for level in (("none", "full", "disk") if snapshot and not pair else ("none", "full"))
+        }
+        for level, (taken, _) in take_turns(pair, sides).items():
+            seconds[level].append(taken)
+    size = f"{which}, {PROMPTS * limit} inferences, {calls_of(limit)} calls, s"
+    bar = Bar(at_least=at_least, repeats=1)
+    lines = []
+    for level in ("none", "disk"):
+        if seconds[level]:
+            full = seconds["full"][: len(seconds[level])]
+            cells = {"below full": seconds[level], "full": full, "ratio": ratios(seconds[level], full)}
+            lines.append(
+                Line(what=f"{level} against full, {size}", cells=cells, bar=bar if level == "none" else None, digits=1)
+            )
+    return lines
+
+
+def calls_of(limit: int) -> int:
+    return PROMPTS * -(-limit // BATCH)
+
+
+class Runner:
+    """Runs the application in fresh processes, in a folder of its own."""
+
+    def __init__(self, place: Path, say: Callable[[str], None], *, home: Path | None) -> None:
+        self.say = say
+        self._place = place
+        self._runs = 0
+        self._environment = {"STOKER_HOME": str(home)} if home else {}
+
+    def run(self, what: str, limit: int, *arguments: str) -> tuple[float, dict[str, Any]]:
+        """Clock seconds of the whole command, and what its summary says of the attempt. Raises RuntimeError."""
+        self._runs += 1
+        out = self._place / f"run-{self._runs}"
+        command = [
+            sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--json", "--fresh",
+            "--batch-size", str(BATCH), "--limit", str(limit), "--out", str(out), *arguments,
+        ]  # fmt: skip
+        begun = time.perf_counter()
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=self._place,
+            env={**os.environ, **self._environment, "PATH": _path()},
+            timeout=3600,
+        )
+        seconds = time.perf_counter() - begun
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed ({done.returncode})\n{done.stderr[-4000:]}")
+        attempt: dict[str, Any] = json.loads(done.stdout)["attempt"]
+        made, expected = attempt["inferences"], PROMPTS * limit
+        if made != expected:
+            raise RuntimeError(f"{made} inferences were made, not {expected}")
+        self.say(f"{what}: {expected} inferences in {seconds:.1f} s, {attempt['loads']} loads")
+        return seconds, attempt
+
+    def alone(self, limit: int) -> float:
+        """Clock seconds of the same calls where every slot is hot."""
+        found = run_side(SIDE, "--limit", str(limit), folder=self._place, environment=self._environment)
+        return float(found["inferences_s"])
+
+
+def _path() -> str:
+    return os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=int, required=True)
+    parser.add_argument("--no-snapshot", action="store_true")
+    asked = parser.parse_args()
+    options = VerificationOptions(limit=asked.limit, snapshot=not asked.no_snapshot)
+    claims = sample_claims(read_claims(options.claims_path), limit=options.limit, seed=options.seed)
+    calls = plan(choose_prompts(options, claims), claims, {}, batch_size=options.batch_size)  # type: ignore[arg-type]
+    questions = [
+        Question(
+            number=number,
+            prefix=call.prompt.prefix,
+            texts=tuple(call.prompt.fill(claim) for claim in call.claims),
+            words=call.prompt.answers,
+            tensor_batch=options.tensor_batch,
+        )
+        for number, call in enumerate(calls)
+    ]
+    recipe, _ = make_recipe(options)
+    scored = verify.with_options(context=recipe)
+    with stoker.load() as session:
+        ask = facts_of(session, {recipe.key})
+        warm = Question(number=0, prefix="", texts=("Is water wet? It is",) * 4, words=(" true", " false"))
+        until = time.monotonic() + 600
+        while not 0 < ask().devices == ask().hot:
+            list(run_calls([(scored, [warm] * 8)]))
+            if time.monotonic() > until:
+                raise RuntimeError(f"not every slot became hot: {ask()}")
+        list(run_calls([(scored, [warm] * 8)]))
+        begun = time.perf_counter()
+        made = list(run_calls([(scored, questions)]))
+        seconds = time.perf_counter() - begun
+        facts = ask()
+    if sorted(scores.number for scores in made) != list(range(len(questions))):
+        raise RuntimeError(f"{len(made)} results for {len(questions)} calls")
+    if len({scores.worker for scores in made}) != facts.devices:
+        raise RuntimeError(f"only {len({scores.worker for scores in made})} of {facts.devices} slots were used")
+    print(json.dumps({
+        "inferences_s": seconds,
+        "infer_device_s": sum(scores.infer_s for scores in made),
+        "load_s": facts.load_s,
+        "calls": len(questions),
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

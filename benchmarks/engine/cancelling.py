@@ -1,0 +1,188 @@
+"""What a call that is stopped costs others: the longest gap in another client's stream, and the time to a free slot.
+
+    python -m benchmarks.engine.cancelling --repeats 5
+
+Client A reads a stream of `stoker serve`; client B asks for 2,000 tokens without a stream and leaves after 3 s. The gap
+is the longest time between two events of A from B's request on; the gap without B is measured before it. Then a program
+cancels running calls in libraries of one slot: the time is from `cancel()` until the next call begins in that slot. The
+model is SmolLM2-135M; the encoder has the size of all-MiniLM-L6-v2 and random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import stoker
+from benchmarks.harness import machine, spread
+from stoker.contexts.causal_lm import default_model
+from stoker.site import Pilot, Site
+
+STOKER = [sys.executable, "-m", "stoker.manager.cli.main"]
+GAP_BAR_S = SLOT_BAR_S = 1.0
+_PORT = 18_431
+_READS_S = 15.0
+_QUESTION = [{"role": "user", "content": "Tell a long story about the sea."}]
+
+
+def main() -> None:
+    asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asking.add_argument("--repeats", type=int, default=5)
+    asking.add_argument("--json", type=Path, help="every number, into this file")
+    asked = asking.parse_args()
+    sys.stdout.write(f"{machine()}; load {os.getloadavg()[0]:.1f}; median (min-max) of {asked.repeats}\n")
+    with tempfile.TemporaryDirectory(prefix="cancelling-") as folder:
+        os.environ["STOKER_HOME"] = folder
+        alone, gaps, libraries = gateway_gaps(Path(folder), asked.repeats)
+        _say("longest gap of a stream alone, s", alone)
+        _say("longest gap of a stream while another client leaves, s", gaps, GAP_BAR_S)
+        sys.stdout.write(f"  libraries that were started in all: {libraries}\n")
+        slots = free_slots(Path(folder), asked.repeats)
+    for method, times in slots.items():
+        _say(f"cancel of {method}: until the slot is free, s", times, SLOT_BAR_S)
+    if asked.json:
+        asked.json.write_text(
+            json.dumps({"machine": machine(), "alone_s": alone, "gaps_s": gaps, "slots_s": slots}) + "\n"
+        )
+
+
+def _say(what: str, numbers: list[float], bar: float = 0.0) -> None:
+    verdict = f"; bar {bar:g}: {'met' if max(numbers) < bar else 'missed'}" if bar else ""
+    sys.stdout.write(f"  {what}: {spread(numbers, digits=3)}{verdict}; load {os.getloadavg()[0]:.1f}\n")
+    sys.stdout.flush()
+
+
+def gateway_gaps(folder: Path, repeats: int) -> tuple[list[float], list[float], int]:
+    """The longest gap of each repeat in seconds, without and with a client that leaves, and the libraries started."""
+    (folder / "models.toml").write_text(f'[models.smollm2]\npath = "{default_model()}"\n')
+    (folder / "site.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\ninit_blocks = 1\nmax_blocks = 1\n')
+    command = [*STOKER, "serve", "site.toml", "models.toml", "--port", str(_PORT)]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as gateway:
+        try:
+            assert gateway.stdout is not None
+            said = ""
+            while "/v1" not in said:
+                said += gateway.stdout.readline() or sys.exit(said)
+            threading.Thread(target=gateway.stdout.read, daemon=True).start()
+            url = f"http://127.0.0.1:{_PORT}/v1/chat/completions"
+            body = {"model": "smollm2", "messages": _QUESTION, "max_tokens": 8}
+            httpx.post(url, json=body, timeout=600).raise_for_status()  # the model is loaded from now on
+            pairs = [(_gap(url, leaves=False), _gap(url, leaves=True)) for _ in range(repeats)]
+            libraries = len({path.name for path in folder.rglob("lib-*.log")})
+            return [alone for alone, _ in pairs], [gap for _, gap in pairs], libraries
+        finally:
+            gateway.terminate()
+            gateway.wait()
+            subprocess.run([*STOKER, "down", "--all"], cwd=folder, check=False, capture_output=True)
+
+
+def _gap(url: str, *, leaves: bool) -> float:
+    body = {"model": "smollm2", "messages": _QUESTION, "temperature": 1.0, "seed": 1}
+    times: list[float] = []
+
+    def leave() -> None:
+        with suppress(httpx.ReadTimeout):
+            httpx.post(url, json={**body, "max_tokens": 2_000}, timeout=httpx.Timeout(60, read=3.0))
+
+    with httpx.stream("POST", url, json={**body, "max_tokens": 1_500, "stream": True}, timeout=600) as stream:
+        lines = stream.iter_lines()
+        for _ in range(5):
+            next(lines)
+        times.append(time.monotonic())
+        other = threading.Thread(target=leave)
+        if leaves:
+            other.start()
+        for line in lines:
+            if line:
+                times.append(time.monotonic())
+            if times[-1] - times[0] > _READS_S:
+                break
+    if leaves:
+        other.join()
+    return max(later - earlier for earlier, later in pairwise(times))
+
+
+def generate(model: Any, begun: str) -> Any:
+    open(begun, "w").close()
+    return model.generate(["Tell a story."] * 8, max_new_tokens=1_500)
+
+
+def label_scores(model: Any, begun: str) -> Any:
+    open(begun, "w").close()
+    return model.label_scores(["The sea is deep and blue. " * 40 + str(n) for n in range(500)], [" true", " false"])
+
+
+def embed(model: Any, begun: str) -> Any:
+    open(begun, "w").close()
+    return model.embed(["the sea is deep and blue and wide " * 16] * 20_000)
+
+
+def free_slots(folder: Path, repeats: int) -> dict[str, list[float]]:
+    """Seconds from `cancel()` to a free slot, by method."""
+    write_encoder(folder / "encoder")
+    only = {"slots": 1, "max_libraries": 1}
+    writer, embedder = stoker.causal_lm(**only), stoker.encoder(folder / "encoder", **only)
+    methods: dict[str, tuple[Callable[..., Any], Any]] = {
+        "generate": (generate, writer), "label_scores": (label_scores, writer), "embed": (embed, embedder),
+    }  # fmt: skip
+    found: dict[str, list[float]] = {}
+    site = Site(pilot=Pilot(devices="cpu:2", max_blocks=1))
+    with stoker.load(site, run_dir=str(folder / "runs"), strategy="none", initialize_logging=False):
+        for name, (method, recipe) in methods.items():
+            app = stoker.app(context=recipe)(method)
+            follow = stoker.app(context=recipe)(_begins)
+            _, pid = follow().result()
+            found[name] = [_free_slot(app, follow, str(folder / f"{name}-{number}"), pid) for number in range(repeats)]
+    return found
+
+
+def _begins(model: Any) -> tuple[float, int]:
+    """When a call begins, on the machine's monotonic clock, and in which process."""
+    del model
+    return time.monotonic(), os.getpid()
+
+
+def _free_slot(app: Any, follow: Any, begun: str, pid: int) -> float:
+    future = app(begun)
+    following = follow()
+    while not os.path.exists(begun):
+        time.sleep(0.01)
+    time.sleep(3.0)
+    began = time.monotonic()
+    assert future.cancel(), "it ended too early"
+    at, here = following.result()
+    assert here == pid, "the library did not live"
+    return float(at) - began
+
+
+def write_encoder(folder: Path) -> None:
+    """An encoder of the size of all-MiniLM-L6-v2, with random weights."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    words = ["the", "sea", "is", "deep", "and", "blue", "wide"]
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(7)
+    config = BertConfig(
+        vocab_size=30_522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1_536
+    )
+    BertModel(config).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Requests at once into one library with 32 slots: time in Stoker a request, beside the function's own.
+
+A request waits for 50 ms, as one that an engine has in its batch, or does nothing. The time in Stoker is what the whole
+takes beyond the requests themselves, which run 32 at a time, divided by their number. A new session for each repeat.
+
+One side of `concurrent_requests`: sends all requests at once to one library with several slots, and prints JSON.
+
+python -m benchmarks.engine.concurrent_requests --slots 32 --calls 100 1000 10000 --request-ms 50
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable
+
+import stoker
+from benchmarks.harness import ratios, run_side
+from benchmarks.tables import Bar, Line, Table
+from stoker.site import Pilot, Site
+
+NAME, TITLE = "concurrent_requests", "requests at once into one library with 32 slots: ms in Stoker a request"
+SIDE = "benchmarks.engine.concurrent_requests"
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Both kinds of requests once per repeat, each with all numbers of requests in one session."""
+    repeats, sizes = (1, (32, 64)) if quick else (5, (100, 1000, 10_000))
+    found: dict[tuple[int, int], list[float]] = {(ms, size): [] for ms in (50, 0) for size in sizes}
+    for repeat in range(repeats):
+        for request_ms in (50, 0):
+            one = run_side(SIDE, "--request-ms", str(request_ms), "--calls", *map(str, sizes))
+            for size in sizes:
+                found[request_ms, size].append(one["own_ms"][str(size)])
+        latest = ", ".join(f"{ms} ms x {size:,}: {numbers[-1]:.3f}" for (ms, size), numbers in found.items())
+        say(f"repeat {repeat + 1} of {repeats}: {latest}")
+    lines = [
+        Line(
+            what=f"{size:,} requests that {f'wait for {ms} ms' if ms else 'do nothing'}",
+            cells={"ms": numbers},
+            bar=Bar(at_most=1.0),
+            last_digits=3,
+        )
+        for (ms, size), numbers in found.items()
+    ]
+    least, most = sizes[1], sizes[-1]
+    for ms in (50, 0):
+        cells = {"ratio": ratios(found[ms, most], found[ms, least])}
+        what = f"flat ({ms} ms): {most:,} against {least:,} requests"
+        lines.append(Line(what=what, cells=cells, bar=Bar(at_most=1.2), digits=2))
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--slots", type=int, default=32)
+    ask.add_argument("--calls", type=int, nargs="+", default=[100, 1000, 10_000])
+    ask.add_argument("--request-ms", type=float, default=50.0, help="what a request waits for; 0: it does nothing")
+    asked = ask.parse_args()
+    request_s = asked.request_ms / 1000
+
+    @stoker.context(slots=asked.slots, memory="200 MB")
+    def engine() -> float:
+        return request_s
+
+    @stoker.app(context=engine())
+    def request(seconds: float, number: int) -> float:
+        del number
+        began = time.perf_counter()
+        if seconds:
+            time.sleep(seconds)
+        return time.perf_counter() - began
+
+    site = Site(pilot=Pilot(devices="cpu:1", max_blocks=1))
+    own_ms = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="concurrent-") as folder,
+        stoker.load(site, run_dir=folder, strategy="none", initialize_logging=False),
+    ):
+        list(stoker.map(request, range(4 * asked.slots)))
+        for calls in asked.calls:
+            began = time.perf_counter()
+            took = list(stoker.map(request, range(calls), window=calls))
+            wall_s = time.perf_counter() - began
+            rounds = math.ceil(calls / asked.slots) if request_s else calls
+            own_ms[calls] = 1000 * (wall_s - rounds * sum(took) / calls) / calls
+    print(json.dumps({"own_ms": own_ms}))
+
+
+if __name__ == "__main__":
+    main()

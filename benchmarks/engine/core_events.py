@@ -1,0 +1,242 @@
+"""The manager's core by itself: `core_events` and `memory_per_call`, each in a fresh process, with their bars.
+
+How many events a second the pure core handles, with few and with many calls queued.
+
+An event is a call's arrival, or a call's end. They come as the live loop delivers them: arrivals in Submit messages of
+256 calls, ends in frames of 16 to 32, from 1,000 pilots with one hot library each, in random order. Each frame of ends
+is answered with as many calls for that library, and with the results for the client. The number of calls that wait in
+the manager stays what it was: as many arrive as end. Only the processor time of `Core.handle` counts, acknowledgements
+and all; no sockets, no journal, no encoding.
+
+Libraries have 32 slots, so that frames have the same size however few calls wait. With `--slots 1` calls of 0.2 ms go
+to libraries of one slot through the prefetch window, whose fair share makes frames of one or two ends when few calls
+wait.
+
+    python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import json
+import pstats
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+from benchmarks.harness import run_side
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.recipe import Recipe
+from stoker.manager.core.events import Command, FromClient, FromPilot, ToPilot
+from stoker.manager.core.reactor import Core
+from stoker.manager.policies import default_policies
+from stoker.protocol import wire
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
+from stoker.protocol.to_manager import (
+    CallsEnded,
+    ClientHello,
+    DefineFunction,
+    DefineRecipe,
+    DeviceFacts,
+    LibraryReady,
+    PilotHello,
+    Received,
+    Submit,
+)
+from stoker.protocol.to_manager import (
+    FromClient as ClientMessage,
+)
+from stoker.protocol.to_manager import (
+    FromPilot as PilotMessage,
+)
+from stoker.protocol.to_pilot import RunCalls, StartLibrary
+
+EVENTS, EVENTS_TITLE = "core_events", "events a second of the pure core at 1,000 pilots"
+MEMORY, MEMORY_TITLE = "memory_per_call", "the manager's memory for each queued call with 64 bytes of arguments"
+
+
+def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """By the number of queued calls; and how flat that is."""
+    sizes, repeats = ((1000, 4000), 1) if quick else ((1000, 100_000, 1_000_000), 5)
+    small = ("--pilots", "50", "--events", "20000") if quick else ()
+    rates: dict[int, list[float]] = {size: [] for size in sizes}
+    for repeat in range(repeats):
+        for size in sizes:  # in turn, each in a fresh process: a machine that drifts does so for all
+            found = run_side("benchmarks.engine.core_events", "--json", "--queued", str(size), "--repeats", "1", *small)
+            rates[size] += found["events_per_second"][str(size)]
+        say(
+            f"{repeat + 1} of {repeats}: "
+            + ", ".join(f"{size:,} queued {some[-1]:,.0f}" for size, some in rates.items())
+        )
+    lines = []
+    for queued, numbers in rates.items():
+        bar = Bar(at_least=200_000)
+        lines.append(Line(what=f"{queued:,} queued", cells={"events/s": numbers}, bar=bar, last_digits=0))
+    medians = [statistics.median(numbers) for numbers in rates.values()]
+    lines.append(
+        Line(
+            what="the slowest of these against the fastest (medians)",
+            cells={"slowest / fastest": [min(medians) / max(medians)]},
+            bar=Bar(at_least=0.8, repeats=1),
+        )
+    )
+    return Table(name=EVENTS, title=EVENTS_TITLE, lines=lines)
+
+
+def memory(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Bytes a call, as the process grew."""
+    calls, repeats = (5000, 1) if quick else (200_000, 3)
+    found = [run_side("benchmarks.engine.memory_per_call", "--json", "--calls", str(calls)) for _ in range(repeats)]
+    say(", ".join(f"{one['resident_bytes_per_call']:.0f} bytes" for one in found))
+    cells = {
+        "traced bytes": [one["traced_bytes_per_call"] for one in found],
+        "resident bytes": [one["resident_bytes_per_call"] for one in found],
+    }
+    line = Line(what=f"{calls:,} queued", cells=cells, bar=Bar(at_most=1000), last_digits=0)
+    return Table(name=MEMORY, title=MEMORY_TITLE, lines=[line])
+
+
+SUBMIT, PAYLOAD = 256, b"x" * 64
+
+
+class Load:
+    """A core with pilots, hot libraries and a queue, and what its pilots hold."""
+
+    def __init__(self, *, pilots: int, queued: int, slots: int) -> None:
+        self.run_s = 0.0002 if slots == 1 else 1.0
+        self.queued = queued
+        self.core = Core("bench", default_policies())
+        self.spent = 0.0
+        self.now = 0.0
+        self.results = 0
+        self.frames = 0
+        self.chance = random.Random(pilots + queued)
+        self.held: dict[int, list[CallId]] = {}
+        self.home: dict[int, PilotId] = {}
+        self._frames: dict[str, int] = {}
+        self.calls = 0
+        self.client(ClientHello(wire.VERSION, "bench"))
+        self.client(DefineRecipe(Recipe("bench", "bench", slots=slots)), DefineFunction(FunctionKey("f"), "f", b"code"))
+        for n in range(pilots):
+            facts = DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9)
+            self.pilot(
+                PilotId(f"node{n}-ab12"), PilotHello(wire.VERSION, "bench", f"node{n}", 1, (facts,)), number=False
+            )
+        while len(self.held) < pilots or not all(self.held.values()):
+            self.submit(SUBMIT)
+        for library in list(self.held):  # run times become known, and prefetch windows open
+            self.end(library, 1)
+        self.refill()
+
+    @property
+    def waiting(self) -> int:
+        return self.core.state.contexts["bench"].queue.count
+
+    def refill(self) -> None:
+        while self.waiting < self.queued:
+            self.submit(SUBMIT)
+
+    def handle(self, event: FromClient | FromPilot) -> None:
+        self.now += 1e-5
+        before = time.thread_time()
+        commands = self.core.handle(event, self.now)
+        self.spent += time.thread_time() - before
+        self.take(commands)
+
+    def take(self, commands: list[Command]) -> None:
+        for command in commands:
+            if type(command) is ToPilot:
+                message = command.message
+                if type(message) is RunCalls:
+                    self.held.setdefault(message.library, []).extend(spec.call for spec in message.calls)
+                elif type(message) is StartLibrary:
+                    self.home[message.library] = command.pilot
+                    self.held[message.library] = []
+                    self.pilot(command.pilot, LibraryReady(message.library, 0.1, 0.1))
+
+    def client(self, *messages: ClientMessage) -> None:
+        self.handle(FromClient(ClientId("client-ab"), self._number("client-ab"), list(messages)))
+
+    def pilot(self, pilot: PilotId, *messages: PilotMessage, number: bool = True) -> None:
+        self.handle(FromPilot(pilot, self._number(pilot) if number else 0, list(messages)))
+
+    def submit(self, count: int) -> None:
+        specs = []
+        for _ in range(count):
+            self.calls += 1
+            specs.append(CallSpec(CallId(self.calls), PAYLOAD))
+        self.client(Submit(FunctionKey("f"), RecipeKey("bench"), specs))
+
+    def end(self, library: int, count: int) -> int:
+        calls = self.held[library][:count]
+        del self.held[library][:count]
+        if calls:
+            ends = [CallEnd(call, True, b"result", self.run_s) for call in calls]
+            self.pilot(self.home[library], CallsEnded(LibraryId(library), ends))
+            self.results += len(calls)
+            self.frames += 1
+        return len(calls)
+
+    def _number(self, peer: str) -> int:
+        self._frames[peer] = self._frames.get(peer, 0) + 1
+        return self._frames[peer]
+
+
+def measure(load: Load, *, events: int) -> float:
+    """Handle this many events; returns events a second."""
+    chance, libraries = load.chance, list(load.held)
+    handled, before = 0, load.calls
+    load.spent = 0.0
+    while handled + load.calls - before < events:
+        handled += load.end(chance.choice(libraries), chance.randint(16, 32))
+        if load.waiting < load.queued:
+            load.refill()
+            load.client(Received(load.results))
+    handled += load.calls - before
+    return handled / load.spent
+
+
+def profile_one(load: Load, *, events: int) -> None:
+    with cProfile.Profile() as profile:
+        measure(load, events=events)
+    pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--queued", type=int, nargs="+", default=[1000, 100_000, 1_000_000])
+    ask.add_argument("--pilots", type=int, default=1000)
+    ask.add_argument("--slots", type=int, default=32)
+    ask.add_argument("--events", type=int, default=400_000)
+    ask.add_argument("--repeats", type=int, default=5)
+    ask.add_argument("--profile", action="store_true")
+    ask.add_argument("--json", action="store_true")
+    asked = ask.parse_args()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)  # as the live loop does
+    if asked.profile:
+        for queued in asked.queued:
+            profile_one(Load(pilots=asked.pilots, queued=queued, slots=asked.slots), events=asked.events)
+        return
+    loads = {queued: Load(pilots=asked.pilots, queued=queued, slots=asked.slots) for queued in asked.queued}
+    rates: dict[int, list[float]] = {queued: [] for queued in asked.queued}
+    for _ in range(asked.repeats):  # in turns, so that whatever else the machine does meets all of them
+        for queued, load in loads.items():
+            rates[queued].append(measure(load, events=asked.events))
+    for queued, load in loads.items():
+        assert not load.core.state.refused, load.core.state.refused
+        if not asked.json:
+            median, low, high = statistics.median(rates[queued]), min(rates[queued]), max(rates[queued])
+            spread = f"({low:,.0f}-{high:,.0f}), {load.results / load.frames:.1f} ends a frame"
+            print(f"{queued:>9,} queued, {asked.pilots:,} pilots: {median:>9,.0f} events/s  {spread}")
+    if asked.json:
+        print(json.dumps({"events_per_second": rates}))
+
+
+if __name__ == "__main__":
+    main()

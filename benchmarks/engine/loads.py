@@ -1,0 +1,71 @@
+"""One side of two cases of `before`: how long the first call of a context waits, in a session of one pilot.
+
+    python -m benchmarks.engine.loads cold      there is room for every context on the device
+    python -m benchmarks.engine.loads evict     there is room for one: the last one, idle, has to go first
+
+Each context has a file of 1 MB that its pilot must fetch, and a loader that only reads it. Prints the median as JSON,
+in seconds, from the submission of the call to its result. The first three contexts are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+import stoker
+
+SITE = 'name = "one"\n[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:1"\nmax_blocks = 1\n'
+FILE_BYTES = 1 << 20
+WARM_UP = 3
+
+
+def size_of(data: bytes, number: int) -> int:
+    return len(data) + number
+
+
+def first_call(folder: Path, number: int, *, evict: bool) -> float:
+    """Seconds that the first call of a fresh context takes in the session that is loaded."""
+    whole = psutil.virtual_memory().total
+    memory = f"{int(0.6 * whole / 1e6) if evict else 20} MB"  # a limit: nothing takes as much
+    file = folder / f"weights-{number}"
+    file.write_bytes(os.urandom(FILE_BYTES))
+
+    @stoker.context(memory=memory, files=["path"])
+    def weights(path: str) -> bytes:
+        with open(path, "rb") as opened:
+            return opened.read()
+
+    app = stoker.app(context=weights(str(file)))(size_of)
+    start = time.perf_counter()
+    assert app(number).result() == FILE_BYTES + number
+    return time.perf_counter() - start
+
+
+def measure(*, evict: bool, contexts: int) -> list[float]:
+    """Seconds that each context's first call took."""
+    with tempfile.TemporaryDirectory(prefix="loads-") as folder:
+        site = Path(folder) / "one.toml"
+        site.write_text(SITE)
+        with stoker.load(str(site)):
+            seconds = [first_call(Path(folder), number, evict=evict) for number in range(contexts + WARM_UP)]
+    return seconds[WARM_UP:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("case", choices=["cold", "evict"])
+    parser.add_argument("--contexts", type=int, default=25)
+    asked = parser.parse_args()
+    seconds = measure(evict=asked.case == "evict", contexts=asked.contexts)
+    print(json.dumps({"seconds": statistics.median(seconds), "all": [round(each, 4) for each in seconds]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""No-op calls on a hot context: Stoker against Parsl's HighThroughputExecutor, 2 slots each, in turn, fresh processes.
+
+Stoker makes Python's garbage collector look less often while a session is loaded, which HTEX does not: so the same is
+measured where both sides have that, and where neither has. HTEX fetches no task ahead of need unless it is told to:
+one line has it fetch a thousand.
+
+Both have `initialize_logging=False`, except where the line says otherwise: the records that Parsl's own log writes
+about each task cap any executor.
+
+One side of the no-op benchmark, in a fresh process: calls that do nothing, through one executor.
+
+`python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` prints calls a second as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import parsl
+from parsl.config import Config
+from parsl.executors import HighThroughputExecutor
+from parsl.providers import LocalProvider
+
+from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.tables import Bar, Line, Table
+from stoker.manager.executor.executor import THRESHOLDS
+
+NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
+SIDE = "benchmarks.engine.noop"
+AHEAD = 1000
+"""Tasks that HTEX fetches ahead of need, in a line of its own (0 otherwise, its default)."""
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """All sides once per repeat."""
+    pairs, calls = (1, 300) if quick else (5, 10_000)
+    sides: dict[str, Callable[[], float]] = {
+        "app": lambda: _rate("stoker", "app", calls),
+        "seq": lambda: _p50_ms("stoker", calls),
+        "app_both": lambda: _rate("stoker", "app", calls, "--collector", "calm"),
+        "app_neither": lambda: _rate("stoker", "app", calls, "--collector", "usual"),
+        "log": lambda: _rate("stoker", "app", calls, "--log"),
+        "map": lambda: _rate("stoker", "map", 10 * calls),
+        "htex": lambda: _rate("htex", "app", calls),
+        "htex_seq": lambda: _p50_ms("htex", calls),
+        "htex_both": lambda: _rate("htex", "app", calls, "--collector", "calm"),
+        "htex_neither": lambda: _rate("htex", "app", calls, "--collector", "usual"),
+        "htex_ahead": lambda: _rate("htex", "app", calls, "--collector", "calm", "--prefetch", str(AHEAD)),
+        "htex_log": lambda: _rate("htex", "app", calls, "--log"),
+    }
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for pair in range(pairs):
+        for name, number in take_turns(pair, sides).items():
+            found[name].append(number)
+        latest = ", ".join(f"{name} {numbers[-1]:,.2f}" for name, numbers in found.items())
+        say(f"pair {pair + 1} of {pairs}: {latest}")
+    lines = []
+    for what, ours, theirs, digits, bar in (
+        ("python_app, calls/s", "app", "htex", 0, Bar(at_least=4)),
+        ("stoker.map with batch_size=1, calls/s, against HTEX's python_app", "map", "htex", 0, Bar(at_least=25)),
+        ("python_app, one after another, p50 in ms", "seq", "htex_seq", 2, Bar(at_most=0.6)),
+        ("python_app, calls/s, the collector calm on both sides", "app_both", "htex_both", 0, None),
+        ("python_app, calls/s, the collector as usual on both sides", "app_neither", "htex_neither", 0, None),
+        (f"the same, calm, and HTEX fetches {AHEAD:,} ahead", "app_both", "htex_ahead", 0, None),
+        ("python_app with Parsl's default logging, calls/s", "log", "htex_log", 0, None),
+    ):
+        cells = {
+            "Stoker": found[ours],
+            "HTEX": found[theirs],
+            "Stoker / HTEX": ratios(found[ours], found[theirs]),
+        }
+        lines.append(Line(what=what, cells=cells, bar=bar, digits=digits))
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def _rate(executor: str, how: str, calls: int, *more: str) -> float:
+    found = run_side(SIDE, "--executor", executor, "--how", how, "--calls", str(calls), *more)
+    return float(found["calls_per_s"])
+
+
+def _p50_ms(executor: str, calls: int) -> float:
+    found = run_side(SIDE, "--executor", executor, "--how", "sequential", "--calls", str(calls))
+    return float(found["p50_ms"])
+
+
+def nothing(x: int) -> int:
+    return x
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--executor", choices=["stoker", "htex"], required=True)
+    parser.add_argument("--how", choices=["app", "sequential", "map"], required=True)
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--log", action="store_true", help="Parsl's default logging")
+    parser.add_argument("--prefetch", type=int, default=0, help="tasks that HTEX fetches ahead of need")
+    parser.add_argument(
+        "--collector", choices=["own", "calm", "usual"], default="own",
+        help="how often Python's garbage collector looks: as the executor has it; as Stoker's has it; as Python has it",
+    )  # fmt: skip
+    options = parser.parse_args()
+    folder = tempfile.mkdtemp(prefix="noop-")
+    try:
+        print(json.dumps(side(options, folder)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def side(options: argparse.Namespace, folder: str) -> dict[str, Any]:
+    if options.executor == "stoker":
+        from stoker import StokerExecutor
+
+        executor: Any = StokerExecutor(label="noop")
+    else:
+        executor = HighThroughputExecutor(
+            label="noop",
+            max_workers_per_node=2,
+            prefetch_capacity=options.prefetch,
+            provider=LocalProvider(init_blocks=1, max_blocks=1),
+        )
+    config = Config(
+        executors=[executor], run_dir=folder, initialize_logging=options.log, usage_tracking=0, strategy="none"
+    )
+    usual = gc.get_threshold()
+    with parsl.load(config):
+        if options.collector != "own":
+            gc.set_threshold(*(THRESHOLDS if options.collector == "calm" else usual))
+        app = parsl.python_app(nothing)
+        warm = [app(i) for i in range(200)]
+        assert [future.result() for future in warm] == list(range(200))
+        if options.how == "sequential":
+            times = []
+            for i in range(min(options.calls, 2000)):
+                start = time.perf_counter()
+                app(i).result()
+                times.append(time.perf_counter() - start)
+            times.sort()
+            return {"p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * times[int(0.99 * len(times))]}
+        if options.how == "map":
+            import stoker
+
+            mapped = stoker.app()(nothing)
+            assert list(stoker.map(mapped, range(200), batch_size=1)) == [[i] for i in range(200)]
+            start = time.perf_counter()
+            results = [one for [one] in stoker.map(mapped, range(options.calls), batch_size=1)]
+        else:
+            start = time.perf_counter()
+            results = [future.result() for future in [app(i) for i in range(options.calls)]]
+        seconds = time.perf_counter() - start
+        assert results == list(range(options.calls))
+        return {"calls_per_s": options.calls / seconds}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""TaskVine's side of the no-op benchmark, in a fresh process: FunctionCalls to a library that is hot already.
+
+`python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` prints calls a second as JSON,
+and the median and 99th percentile of calls made one after another. It needs `ndcctools` and its `vine_worker`.
+
+The workers are one core each with one library each (`--workers 2 --slots 1`), or one of two cores whose library forks
+two calls at a time (`--workers 1 --slots 2`; fork only: in direct mode a library runs one call at a time).
+
+No-op calls: Stoker's python_app against TaskVine's FunctionCall, 2 slots each, in turn, each in a fresh process.
+
+TaskVine in both ways in which it runs functions: `direct` (in the library's process, as Stoker does) and `fork` (its
+default, a fork a call). Each in the shape in which it was the faster: for direct two workers of one core, for fork one
+worker of two cores whose library has two slots. It needs `ndcctools`, which conda-forge has and PyPI has not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.tables import Bar, Line, Table
+
+WARM_S = 120.0
+
+
+def nothing(x):  # type: ignore[no-untyped-def]  # its source travels: no names of this module in it
+    return x
+
+
+def why_not() -> str:
+    """Why TaskVine cannot be measured here; empty when it can."""
+    try:
+        importlib.import_module("ndcctools.taskvine")
+        importlib.import_module("ndcctools.poncho.package_serverize")  # what makes a library, with all that it needs
+    except ImportError as error:
+        return f"ndcctools does not import: {error}"
+    if not worker_command():
+        return "ndcctools imports, but there is no vine_worker beside it or on PATH"
+    return ""
+
+
+def worker_command() -> str:
+    """Where `vine_worker` is; empty when nowhere."""
+    package = importlib.import_module("ndcctools")
+    folders = [str(parent / "bin") for parent in Path(package.__path__[0]).parents[:4]]
+    return shutil.which("vine_worker", path=os.pathsep.join([os.environ.get("PATH", ""), *folders])) or ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=["direct", "fork"], required=True)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--slots", type=int, default=1)
+    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--sequential", type=int, default=0, help="calls one after another, measured first")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="vine-"))
+    try:
+        found = side(options, folder)
+        gc.collect()  # a manager writes its last log when it goes
+        print(json.dumps(found))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    vine: Any = importlib.import_module("ndcctools.taskvine")
+    manager = vine.Manager(port=0, run_info_path=str(folder), staging_path=str(folder))
+    library = manager.create_library_from_functions("bench", nothing, add_env=False, exec_mode=options.mode)
+    library.set_cores(options.slots)
+    library.set_function_slots(options.slots)
+    manager.install_library(library)
+
+    def call(x: int) -> None:
+        task = vine.FunctionCall("bench", "nothing", x)
+        task.set_cores(1)
+        manager.submit(task)
+
+    used: set[str] = set()
+
+    def results(count: int, *, within_s: float = 900.0) -> list[int]:
+        got: list[int] = []
+        until = time.monotonic() + within_s
+        while len(got) < count:
+            task = manager.wait(1)
+            if task is not None:
+                got.append(task.output)
+                used.add(task.addrport)
+            elif time.monotonic() > until:
+                raise RuntimeError(f"{len(got)} of {count} calls ended within {within_s} s")
+        return got
+
+    with workers(manager.port, count=options.workers, cores=options.slots, folder=folder):
+        until = time.monotonic() + WARM_S
+        while len(used) < options.workers:  # a library on each worker has answered
+            for x in range(200):
+                call(x)
+            check(results(200, within_s=WARM_S), 200)
+            if time.monotonic() > until:
+                raise RuntimeError(f"within {WARM_S:.0f} s {len(used)} of {options.workers} workers answered")
+        found: dict[str, float] = {}
+        if options.sequential:
+            times = []
+            for x in range(options.sequential):
+                start = time.perf_counter()
+                call(x)
+                [same] = results(1)
+                times.append(time.perf_counter() - start)
+                check([same - x], 1)
+            times.sort()
+            found = {"p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * times[int(0.99 * len(times))]}
+        used.clear()
+        start = time.perf_counter()
+        for x in range(options.calls):
+            call(x)
+        got = results(options.calls)
+        seconds = time.perf_counter() - start
+        check(got, options.calls)
+        if len(used) != options.workers:
+            raise RuntimeError(f"the calls ran on {len(used)} workers, not on {options.workers}")
+        return {"calls_per_s": options.calls / seconds, **found}
+
+
+def check(got: list[Any], count: int) -> None:
+    if sorted(got) != list(range(count)):
+        raise RuntimeError(f"{count} calls brought back something else: {got[:5]}")
+
+
+@contextlib.contextmanager
+def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None]:
+    """Start workers of so many cores; when the block ends, they do."""
+    # Libraries are started as `python`: it must be this one.
+    environment = {**os.environ, "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")}
+    started = []
+    try:
+        for number in range(count):
+            command = [
+                worker_command(), "--cores", str(cores), "--memory", "2000", "--disk", "2000", "--timeout", "60",
+                "--workdir", str(folder / f"worker-{number}"), "localhost", str(port),
+            ]  # fmt: skip
+            started.append(
+                subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
+        yield
+    finally:
+        for worker in started:
+            worker.terminate()
+        for worker in started:
+            try:
+                worker.wait(10)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+
+
+NAME, TITLE = "taskvine", "no-op calls against TaskVine's FunctionCall"
+OURS, THEIRS = "benchmarks.engine.noop", "benchmarks.engine.taskvine"
+SHAPES = {"direct": ("--workers", "2", "--slots", "1"), "fork": ("--workers", "1", "--slots", "2")}
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """One pair per mode and repeat."""
+    if reason := why_not():
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    repeats, calls, theirs_calls = (
+        (1, 500, {"direct": 200, "fork": 50}) if quick else (5, 10_000, {"direct": 4000, "fork": 1000})
+    )
+    sequential = 20 if quick else 300
+    found: dict[str, list[float]] = {name: [] for name in ("app", "seq", "direct", "direct_seq", "fork", "fork_seq")}
+
+    def ours() -> dict[str, float]:
+        rate = run_side(OURS, "--executor", "stoker", "--how", "app", "--calls", str(calls))["calls_per_s"]
+        one = run_side(OURS, "--executor", "stoker", "--how", "sequential", "--calls", str(calls))
+        return {"app": rate, "seq": one["p50_ms"]}
+
+    def theirs(mode: str) -> dict[str, float]:
+        size = ("--calls", str(theirs_calls[mode]), "--sequential", str(sequential))
+        one = run_side(THEIRS, "--mode", mode, *SHAPES[mode], *size)
+        return {mode: one["calls_per_s"], f"{mode}_seq": one["p50_ms"]}
+
+    for repeat in range(repeats):
+        sides = {"ours": ours, "direct": partial(theirs, "direct"), "fork": partial(theirs, "fork")}
+        for side in take_turns(repeat, sides).values():
+            for name, number in side.items():
+                found[name].append(number)
+        latest = ", ".join(f"{name} {numbers[-1]:,.2f}" for name, numbers in found.items())
+        say(f"pair {repeat + 1} of {repeats}: {latest}")
+    lines = [
+        Line(
+            what=f"calls/s, TaskVine {mode}",
+            cells={
+                "Stoker": found["app"],
+                "TaskVine": found[mode],
+                "Stoker / TaskVine": ratios(found["app"], found[mode]),
+            },
+            bar=Bar(at_least=10, repeats=3) if mode == "direct" else None,
+            last_digits=1,
+        )
+        for mode in ("direct", "fork")
+    ]
+    lines += [
+        Line(
+            what=f"one call after another, p50 in ms, TaskVine {mode}",
+            cells={
+                "Stoker": found["seq"],
+                "TaskVine": found[f"{mode}_seq"],
+                "Stoker / TaskVine": ratios(found["seq"], found[f"{mode}_seq"]),
+            },
+            digits=2,
+        )
+        for mode in ("direct", "fork")
+    ]
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+if __name__ == "__main__":
+    main()

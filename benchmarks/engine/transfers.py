@@ -1,0 +1,260 @@
+"""One object of 256 MB to sixteen pilots on separate hosts, against the same to one pilot, at the same link speed.
+
+Hosts are network namespaces on one switch, and `tc tbf` gives each of them, and the one with the object, a link so slow
+that the network is the limit and not this machine's two cores (see `transfers_side`). Without peers the object would
+cross the link of the host that has it sixteen times, and take sixteen times as long.
+
+One object to N pilots, each in a network namespace of its own behind a link of a given speed.
+
+A real manager, a real seed and real pilots that see no file of the session; the calls of a real client want a context
+with one file. The last line of output is a JSON object: seconds from the first byte asked for to the last arrival,
+bytes that pilots read from the seed, bytes that left the link of the host where manager and seed are, and what `stoker
+status` says at the end. With `--parted` the pilots reach manager and seed, but not each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.network import Network, why_not
+from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts import payloads
+from stoker.contexts.loading import ObjectPath
+from stoker.contexts.objects import object_of
+from stoker.contexts.recipe import Recipe
+from stoker.manager.cli.ask import Observer
+from stoker.manager.executor.client import Link
+from stoker.manager.executor.outgoing import Submission
+from stoker.manager.executor.processes import make_folder
+from stoker.manager.factory import block_keys
+from stoker.pilot.transfer.fetch import SEED_FILE
+from stoker.protocol import show_status
+from stoker.protocol.calls import CallEnd, CallOptions, CallProgress
+from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_pilot import FunctionBlob
+
+NAME, TITLE = "transfers", "an object to pilots on separate hosts"
+PILOTS, BYTES, RATE = 16, 256_000_000, "50mbit"
+SIDE = "benchmarks.engine.transfers"
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Pairs: to one pilot, to all."""
+    if reason := why_not():
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    pilots, size, rate, repeats = (3, 8_000_000, "50mbit", 1) if quick else (PILOTS, BYTES, RATE, 3)
+
+    def to(count: int) -> dict[str, Any]:
+        found = run_side(SIDE, "--pilots", str(count), "--bytes", str(size), "--rate", rate)
+        say(f"{count} pilots: {found['seconds']:.1f} s, {found['origin_bytes'] / size:.2f} copies read")
+        return found
+
+    alone, together = [], []
+    for repeat in range(repeats):
+        found = take_turns(repeat, {"one": lambda: to(1), "all": lambda: to(pilots)})
+        alone.append(found["one"])
+        together.append(found["all"])
+    seconds = [found["seconds"] for found in together], [found["seconds"] for found in alone]
+    lines = [
+        Line(
+            what=f"seconds to {pilots} pilots and to one",
+            cells={f"{pilots} pilots": seconds[0], "one pilot": seconds[1], "ratio": ratios(*seconds)},
+            bar=Bar(at_most=2.0, repeats=3),
+            digits=1,
+            last_digits=2,
+        ),
+        Line(
+            what="copies that pilots read from where it lies",
+            cells={"copies": [found["origin_bytes"] / size for found in together]},
+            bar=Bar(at_most=1.1, repeats=3),
+            last_digits=2,
+        ),
+        Line(
+            what="copies that left the link of that host, all else included",
+            cells={"copies": [found["link_bytes"] / size for found in together]},
+            last_digits=2,
+        ),
+    ]
+    note = f"{size / 1e6:.0f} MB; each link carries {rate} either way; pilots see no file of the session."
+    return Table(name=NAME, title=TITLE, lines=lines, notes=[note])
+
+
+HEAD = 0
+_HERE = re.compile(
+    r"^(\S+ \S+) INFO file-\S+ is here: (\d+) bytes from where it comes from, (\d+) from peers, ([0-9.]+) s$", re.M
+)
+
+
+class Ends:
+    """Takes the ends of calls, and does nothing with them."""
+
+    def settle(self, end: CallEnd) -> bool:  # noqa: ARG002  # what ended does not matter
+        return False
+
+    def fail(self, call: CallId, error: Exception) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def report(self, progress: CallProgress) -> None:
+        pass
+
+
+def _length(path: str) -> int:
+    return os.path.getsize(path)
+
+
+def _stay(length: int, seconds: float) -> int:
+    time.sleep(seconds)
+    return length
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pilots", type=int, default=16)
+    parser.add_argument("--bytes", type=int, default=256_000_000)
+    parser.add_argument("--rate", default="100mbit")
+    parser.add_argument("--parted", action="store_true")
+    parser.add_argument("--limit-s", type=float, default=300.0)
+    given = parser.parse_args()
+    os.umask(0o077)
+    with (
+        tempfile.TemporaryDirectory(prefix="transfers-") as place,
+        Network(given.pilots + 1, rate=given.rate) as network,
+    ):
+        os.environ["STOKER_HOME"] = f"{place}/home"
+        network.enter(HEAD)
+        started: list[subprocess.Popen[bytes]] = []
+        if given.parted:
+            network.part(*range(1, given.pilots + 1))
+        try:
+            print(json.dumps(_measure(Path(place), network, given, started)))
+        finally:
+            for process in reversed(started):
+                process.terminate()
+            for process in reversed(started):
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def _measure(
+    place: Path, network: Network, given: argparse.Namespace, started: list[subprocess.Popen[bytes]]
+) -> dict[str, object]:
+    folder = SessionFolder(place / "session")
+    (place / "files").mkdir()
+    make_folder(folder)
+    manager = ["stoker.manager.main", "--session", str(folder.path), "--interface", network.address(HEAD)]
+    started.append(_start(place, "manager", *manager))
+    _until(folder.file.exists, given.limit_s)
+    started.append(_start(place, "seed", "stoker.pilot.transfer.seed", "--session", str(folder.path)))
+    _until((folder.path / SEED_FILE).exists, given.limit_s)
+    link = Link(folder, observer=False)
+    try:
+        link.wait_joined(given.limit_s)
+        homes = [_start_pilot(place, folder, network, number, started) for number in range(1, given.pilots + 1)]
+        _until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), given.limit_s)
+        time.sleep(2.0 + 0.3 * given.pilots)  # their interpreters are up, and the machine is quiet again
+        before = network.sent_bytes(HEAD)
+        submission = _submission(place, given.bytes)
+        arguments = payloads.dumps(((2.0,), {}))
+        for _ in range(6 * given.pilots):
+            link.submit(submission, arguments, Ends())
+        arrivals = _until(lambda: _arrivals(homes), given.limit_s)
+        sent = network.sent_bytes(HEAD) - before
+        with Observer(folder) as observer:
+            status = observer.status()
+    finally:
+        link.close()
+    return {
+        "seconds": max(end for end, *_ in arrivals) - min(end - seconds for end, *_, seconds in arrivals),
+        "origin_bytes": sum(origin for _, origin, _, _ in arrivals),
+        "peer_bytes": sum(peers for _, _, peers, _ in arrivals),
+        "link_bytes": sent,
+        "status": "\n".join(show_status.render(status)),
+    }
+
+
+def _start(
+    place: Path, name: str, module: str, *options: str, before: list[str] | None = None
+) -> subprocess.Popen[bytes]:
+    with open(place / f"{name}.log", "ab") as log:
+        command = [*(before or []), sys.executable, "-P", "-m", module, *options]
+        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=place)
+
+
+def _start_pilot(
+    place: Path, folder: SessionFolder, network: Network, number: int, started: list[subprocess.Popen[bytes]]
+) -> Path:
+    """A pilot on its host, with a copy of what a job brings there. Returns its session folder."""
+    home = place / f"host-{number}"
+    block = f"b{number}"
+    block_keys.issue(folder, block)
+    (home / "keys" / "blocks").mkdir(parents=True)
+    for name in ("session.json", SEED_FILE, f"keys/blocks/{block}.json", "keys/transfer.json"):
+        shutil.copy(folder.path / name, home / name)
+    (home / "copied").touch()
+    options = ["--session", str(home), "--scratch", str(home / "scratch"), "--devices", "cpu:1"]
+    options += ["--block", block]
+    hidden = f"mount --bind '{home / 'keys'}' '{place / 'files'}' && exec \"$@\""  # it sees nothing of the client's
+    on_host = network.command(number, "sh", "-c", hidden, "sh")
+    started.append(_start(place, f"pilot-{number}", "stoker.pilot.main", *options, before=on_host))
+    return home
+
+
+def _submission(place: Path, size: int) -> Submission:
+    path = place / "files" / "weights.bin"
+    with path.open("wb") as file:
+        while size > 0:
+            file.write(os.urandom(min(size, 1 << 22)))
+            size -= 1 << 22
+    ref = object_of(path)
+    loader = payloads.dumps((_length, (ObjectPath(ref.name),), {}))
+    recipe = Recipe(key=hashlib.sha256(loader).hexdigest()[:12], name="weights", loader=loader, objects=(ref,))
+    blob = payloads.dumps((_stay, True))
+    function = FunctionBlob(key=FunctionKey(hashlib.sha256(blob).hexdigest()), name="stay", blob=blob)
+    return Submission(function, recipe, CallOptions())
+
+
+def _arrivals(homes: list[Path]) -> list[tuple[float, int, int, float]]:
+    """When the object was there, bytes from origin and peers, and seconds, of each pilot; empty until all have it."""
+    found = []
+    for home in homes:
+        text = "".join(log.read_text() for log in home.glob("pilots/*/pilot.log"))
+        said = _HERE.search(text)
+        if said is None:
+            return []
+        at = datetime.strptime(said[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+        found.append((at, int(said[2]), int(said[3]), float(said[4])))
+    return found
+
+
+def _until(true, seconds: float):  # type: ignore[no-untyped-def]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = true()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise SystemExit(f"it took longer than {seconds:g} s")
+
+
+if __name__ == "__main__":
+    main()

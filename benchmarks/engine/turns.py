@@ -1,0 +1,187 @@
+"""What it costs that libraries on one device take turns: iterations of 20 ms, computed by one, two and eight libraries.
+
+What the whole takes beyond the iterations, in % of them: with one library, which takes no lock, what the loop and the
+machine cost anyhow; with two processes that hand on by a bare datagram, the least that a hand-over between processes
+costs here. `idle us` is how long the device waits between two iterations, the median: a machine that has other work
+stretches the iterations too, and so the whole, but hardly that.
+
+Libraries on one device compute iterations of a fixed length; prints JSON: seconds in all, what they computed, and
+how long the device was idle between two iterations (`gap_us`, the median, and `gaps_s`, all of them together). Each
+library writes at each iteration what an engine with eight requests has to do, as engines do.
+
+python -m benchmarks.engine.turns --libraries 2 --iterations 200 --step-ms 20
+
+An iteration keeps a core busy until its length has passed, so what the whole takes beyond the iterations is what
+handing turns on has cost, and what the machine has taken from the iterations. With `--bare` the processes have no
+board: each sends the next one a datagram when its iteration has ended, which is the least that a hand-over can cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from benchmarks.harness import run_side
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.device_turns import work_of
+from stoker.pilot.library.library_turns import LibraryTurns
+from stoker.protocol.ids import DeviceId, LibraryId
+
+NAME, TITLE = "turns", "libraries on one device take turns: time beside their iterations of 20 ms, in %"
+SIDE = "benchmarks.engine.turns"
+_CASES = {
+    "a lone library": (1, ()),
+    "two processes, by a bare datagram": (2, ("--bare",)),
+    "2 libraries": (2, ()),
+    "8 libraries": (8, ()),
+}
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Each case once per repeat, with as many iterations in all."""
+    repeats, total = (1, 40) if quick else (5, 800)
+    idle: dict[str, list[float]] = {case: [] for case in _CASES}
+    beside: dict[str, list[float]] = {case: [] for case in _CASES}
+    for repeat in range(repeats):
+        for case, (count, how) in _CASES.items():
+            one = run_side(SIDE, "--libraries", str(count), "--iterations", str(total // count), *how)
+            idle[case].append(one["gap_us"])
+            beside[case].append(100 * (one["seconds"] / one["computed_s"] - 1))
+        latest = ", ".join(f"{case}: {beside[case][-1]:.2f} % ({idle[case][-1]:.0f} us)" for case in _CASES)
+        say(f"repeat {repeat + 1} of {repeats}: {latest}")
+    lines = [
+        Line(
+            what=case,
+            cells={"idle us": idle[case], "%": beside[case]},
+            bar=Bar(at_most=2.0) if "libraries" in case else None,
+            last_digits=2,
+        )
+        for case in _CASES
+    ]
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--libraries", type=int, default=2)
+    ask.add_argument("--iterations", type=int, default=200, help="of each library")
+    ask.add_argument("--step-ms", type=float, default=20.0)
+    ask.add_argument("--bare", action="store_true", help="hand on by a datagram alone")
+    asked = ask.parse_args()
+    here = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="turns-") as folder:
+        ready = here.Barrier(asked.libraries + 1)
+        run = _bare if asked.bare else _library
+        numbers = range(asked.libraries)
+        arguments = (folder, asked.libraries, asked.iterations, asked.step_ms / 1e3, ready)
+        each = [here.Process(target=run, args=(number, *arguments)) for number in numbers]
+        for process in each:
+            process.start()
+        ready.wait()
+        began = time.perf_counter()
+        for process in each:
+            process.join()
+        seconds = time.perf_counter() - began
+        if any(process.exitcode for process in each):
+            raise SystemExit("a library failed")
+        gaps = _gaps([Path(folder, f"spans-{number}") for number in numbers])
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "computed_s": asked.libraries * asked.iterations * asked.step_ms / 1e3,
+                "gap_us": 1e6 * statistics.median(gaps),
+                "gaps_s": sum(gaps),
+            }
+        )
+    )
+
+
+def _gaps(files: list[Path]) -> list[float]:
+    """Seconds between the end of each iteration and the beginning of the next one, of whichever process."""
+    spans = list[tuple[float, float]]()
+    for file in files:
+        numbers = array.array("d", file.read_bytes())
+        spans += zip(numbers[::2], numbers[1::2], strict=True)
+    return [after[0] - before[1] for before, after in pairwise(sorted(spans))]
+
+
+@dataclasses.dataclass
+class _Request:
+    """A request of an engine, as `device_turns.OpenRequest` says."""
+
+    made: int
+    prompt_tokens: int
+    first_due_at: float
+    tpot_s: float
+
+
+def _library(number: int, folder: str, libraries: int, iterations: int, step_s: float, ready: Barrier) -> None:
+    del libraries
+    turns = LibraryTurns(Path(folder, "turns"), LibraryId(number + 1), [DeviceId("gpu:0")])
+    turns.begin()
+    turns.end()
+    ready.wait()
+    requests = [_Request(made, 200, time.monotonic() + 100.0, 0.25) for made in range(8)]
+
+    def begin() -> None:
+        now = time.monotonic()
+        turns.publish(work_of(requests, now=now, taken_up=8, mean_output=50.0))
+        turns.begin(due_at=now + 1.0, step_s=step_s)
+
+    _compute(folder, number, iterations, step_s, begin)
+    turns.end()
+    turns.close()
+
+
+def _bare(number: int, folder: str, libraries: int, iterations: int, step_s: float, ready: Barrier) -> None:
+    waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    waker.bind(str(Path(folder, f"waker-{number}")))
+    following = str(Path(folder, f"waker-{(number + 1) % libraries}"))
+    ready.wait()
+    if not number:
+        waker.sendto(b"", str(Path(folder, "waker-0")))
+
+    def wake() -> None:
+        with contextlib.suppress(OSError):  # the last one: the other has ended
+            waker.sendto(b"", following)
+
+    _compute(folder, number, iterations, step_s, begin=lambda: waker.recv(1), end=wake)
+
+
+def _compute(
+    folder: str,
+    number: int,
+    iterations: int,
+    step_s: float,
+    begin: Callable[[], object],
+    end: Callable[[], object] = lambda: None,
+) -> None:
+    """The iterations of one process; writes when each began and ended."""
+    spans = array.array("d")
+    for _ in range(iterations):
+        begin()
+        began = time.monotonic()
+        until = began + step_s
+        while (now := time.monotonic()) < until:
+            pass
+        spans.append(began)
+        spans.append(now)
+        end()
+    Path(folder, f"spans-{number}").write_bytes(spans)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""How soon a library can run a loader that uses torch and transformers: forked, or in a fresh interpreter.
+
+The clock starts when the pilot's code is asked for the library and stops inside the loader, when it has imported what
+it uses and has run a first tensor operation; what it would load then is left out. Both ways go through the pilot's own
+zygote, socket and library code, in turn, on one core; `fresh` is what `awareness` none and disk ask for. The zygote's
+own start, with its imports, is paid once a pilot and shown beside.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import stoker
+from benchmarks.harness import missing, ratios, take_turns
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.recipe import Recipe
+from stoker.pilot.agent.process import LibraryProcess, Zygotes
+from stoker.pilot.library import connection
+from stoker.pilot.zygote.client import Exited, Fork, Preloaded, Zygote
+from stoker.protocol.ids import DeviceId, LibraryId, PilotId
+from stoker.protocol.to_agent import Loaded, LoadFailed
+from stoker.protocol.to_library import Load
+
+NAME, TITLE = "zygote", "from the request until a loader that uses torch and transformers can load"
+WAIT_S = 120.0
+T = TypeVar("T")
+
+
+@stoker.context
+def uses_torch_and_transformers(stamp: str) -> str:
+    import time
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    total = float(torch.ones(8, 8).sum())
+    now = time.monotonic()
+    with open(stamp, "w") as file:
+        file.write(repr(now))
+    return f"{AutoModelForCausalLM.__name__} {AutoTokenizer.__name__} {total}"
+
+
+class Starter:
+    """What a pilot does to start libraries, without the rest of the pilot."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.zygotes = Zygotes(logs=folder, scratch=folder / "scratch")
+        self.core = min(os.sched_getaffinity(0))
+        self._count = 0
+
+    def preload(self, recipe: Recipe) -> float:
+        """Start both zygotes; seconds until the one that imports was ready."""
+        started = time.monotonic()
+        for modules in (recipe.preload, ()):
+            zygote, _ = self.zygotes.get(modules)
+            ready = _wait_for(zygote, Preloaded)
+            if ready.failed or ready.threads:
+                raise RuntimeError(f"the zygote is not fit to fork: {ready}")
+            if modules:
+                seconds = time.monotonic() - started
+        return seconds
+
+    def request(self, *, fresh: bool) -> float:
+        """Seconds from the request of a library until its loader has imported and run what it uses."""
+        self._count += 1
+        number, folder = LibraryId(self._count), self.folder / f"library-{self._count}"
+        folder.mkdir()
+        stamp = folder / "stamp"
+        recipe = uses_torch_and_transformers(str(stamp))
+        log = str(folder / "log")
+        devices = (DeviceId("cpu:0"),)
+
+        began = time.monotonic()
+        library = LibraryProcess(number, folder=folder, log=log)
+        theirs = library.connect()
+        zygote, _ = self.zygotes.get(() if fresh else recipe.preload)
+        fork = Fork(
+            library=number,
+            entry="stoker.pilot.library.main:serve",
+            log=log,
+            folder=str(folder),
+            environment={"STOKER_LIBRARY": str(number), "STOKER_PILOT": "bench"},
+            cores=(self.core,),
+            threads=1,
+            fresh=fresh,
+        )
+        zygote.fork(fork, theirs)
+        told = connection.Settings(
+            pilot=PilotId("bench"), library=number, folder=str(folder), log=log, objects=str(folder), search_path=()
+        )
+        library.send_bytes(connection.pack_raw(connection.encode_settings(told)))
+        library.send([Load(recipe=recipe, devices=devices, objects={})])
+        _wait_until_loaded(library, log)
+        library.hang_up()
+        _wait_for(zygote, Exited)
+        return float(stamp.read_text()) - began
+
+
+def _wait_until_loaded(library: LibraryProcess, log: str) -> None:
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        messages, here = library.receive()
+        for message in messages:
+            if isinstance(message, Loaded):
+                return
+            if isinstance(message, LoadFailed):
+                raise RuntimeError(f"the loader failed: {message.failure.message}")
+        if not here:
+            break
+        time.sleep(0.002)
+    raise RuntimeError(f"the library did not load:\n{Path(log).read_text()[-2000:]}")
+
+
+def _wait_for(zygote: Zygote, kind: type[T]) -> T:
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        said = zygote.receive()
+        if said is None:
+            raise RuntimeError(f"the zygote ended:\n{zygote.log.read_text()[-2000:]}")
+        for message in said:
+            if isinstance(message, kind):
+                return message
+        time.sleep(0.002)
+    raise RuntimeError(f"the zygote did not say {kind.__name__} within {WAIT_S:.0f} s")
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Both ways in turn, after one of each that does not count (files come from the disk then)."""
+    if reason := missing("torch", "transformers"):
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    repeats = 1 if quick else 11
+    forked: list[float] = []
+    fresh: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="zygote-") as place:
+        starter = Starter(Path(place))
+        try:
+            imported_s = starter.preload(uses_torch_and_transformers(""))
+            if not quick:
+                starter.request(fresh=True)
+                starter.request(fresh=False)
+            for repeat in range(repeats):
+                found = take_turns(
+                    repeat,
+                    {"fresh": lambda: starter.request(fresh=True), "forked": lambda: starter.request(fresh=False)},
+                )
+                fresh.append(found["fresh"])
+                forked.append(found["forked"])
+                say(f"pair {repeat + 1} of {repeats}: fresh {fresh[-1]:.2f} s, zygote {forked[-1]:.4f} s")
+        finally:
+            starter.zygotes.close()
+    line = Line(
+        what="seconds",
+        cells={"zygote": forked, "fresh interpreter": fresh, "fresh / zygote": ratios(fresh, forked)},
+        bar=Bar(at_least=20, repeats=7),
+        digits=3,
+        last_digits=0,
+    )
+    note = f"The zygote itself was ready {imported_s:.1f} s after its start; every library of the pilot forks from it."
+    return Table(name=NAME, title=TITLE, lines=[line], notes=[note])

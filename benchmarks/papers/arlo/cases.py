@@ -1,0 +1,191 @@
+"""One run of the evaluation: a system, its devices and its workload; and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from benchmarks.papers.arlo import settings
+from benchmarks.papers.arlo.dispatch import (
+    BucketDispatcher,
+    Dispatcher,
+    inter_groups_greedy,
+    pack_any_runtime,
+    pack_shortest_runtime,
+)
+from benchmarks.papers.arlo.fleet import (
+    Agenda,
+    Allocator,
+    Fleet,
+    Headroom,
+    Reallocation,
+    TargetTracking,
+    best_allocation,
+    demands,
+    even_allocation,
+    percentile,
+)
+from benchmarks.papers.arlo.queues import Served, serve
+from benchmarks.papers.arlo.workload import LONGEST, LatencyProfile, Trace, Workload, lengths_of, trace_of
+from benchmarks.papers.common import RELEASE
+from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
+
+RS, ILB, IG, PACK_ANY, PACK_SHORTEST = "rs", "ilb", "ig", "pack any", "pack shortest"
+PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
+
+
+class System(msgspec.Struct, frozen=True):
+    """How a system dispatches, and how it gives devices to runtimes. `dynamic`: the shape of the inflation where the
+    runtimes are compiled dynamically; `within_capacity`: the longest runtime, too, is to have no more than its
+    instances can answer."""
+
+    dispatch: str
+    allocation: str = EVEN
+    within_capacity: bool = False
+    is_padded_whole: bool = False
+    dynamic: str = ""
+
+
+ST, ARLO, INFAAS, INFAAS_SHORT = "st", "arlo", "infaas", "infaas, short queues"
+DT = {shape: f"dt, {shape}" for shape in ("flat", "rising", "falling")}
+ARLO_ILB, ARLO_IG, ARLO_EVEN, ARLO_GLOBAL = "arlo, ILB", "arlo, IG", "arlo, even", "arlo, global"
+_CAPACITY = ", within capacity"
+
+
+def within_capacity(system: str) -> str:
+    """A system of Arlo's with the second reading of its allocation."""
+    return f"{system}{_CAPACITY}"
+
+
+_ARLO = {
+    ARLO: System(RS, PERIODIC),
+    ARLO_ILB: System(ILB, PERIODIC),
+    ARLO_IG: System(IG, PERIODIC),
+    ARLO_GLOBAL: System(RS, GLOBAL),
+}
+SYSTEMS = {
+    ST: System(ILB, is_padded_whole=True),
+    **{name: System(ILB, is_padded_whole=True, dynamic=shape) for shape, name in DT.items()},
+    INFAAS: System(PACK_ANY),
+    INFAAS_SHORT: System(PACK_SHORTEST),
+    ARLO_EVEN: System(RS, EVEN),
+    **_ARLO,
+    **{within_capacity(name): msgspec.structs.replace(one, within_capacity=True) for name, one in _ARLO.items()},
+}
+
+
+class Case(msgspec.Struct, frozen=True):
+    """`profile`: the model and its latency; `runtimes`: how many; `least`: devices that scaling keeps, 0 without
+    scaling; `occupies`: the overhead of a request keeps a device busy."""
+
+    system: str
+    profile: LatencyProfile
+    devices: int
+    workload: Workload
+    runtimes: int = 8
+    least: int = 0
+    occupies: bool = False
+
+    @property
+    def name(self) -> str:
+        """All that it says, as text."""
+        return msgspec.json.encode(self, order="deterministic").decode()
+
+
+class Measures(msgspec.Struct, frozen=True):
+    """Latencies in milliseconds. `late`: share of requests above the objective; `devices`: on the mean over time;
+    `most_out`: instances out of service for a replacement at once; `at_once`: how many are allowed."""
+
+    requests: int
+    lost: int
+    mean_ms: float
+    p50_ms: float
+    p98_ms: float
+    late: float
+    devices: float
+    replaced: int
+    most_out: int
+    at_once: int
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What came of a case. `release`: of Stoker, that computed it; `took_s`: seconds of a core, without the trace."""
+
+    case: Case
+    release: str
+    measures: Measures
+    took_s: float
+
+
+def run(case: Case) -> Result:
+    """Simulate it."""
+    trace = trace_of(case.workload)
+    began = time.process_time()
+    measures = simulate(case, trace)
+    return Result(case, RELEASE, measures, round(time.process_time() - began, 2))
+
+
+def simulate(case: Case, trace: Trace) -> Measures:
+    """Answer the requests of a trace in the way of a system."""
+    system, agenda, served = SYSTEMS[case.system], Agenda(), Served()
+    runtimes = (LONGEST,) if system.is_padded_whole else lengths_of(case.runtimes)
+    fleet = Fleet(_dispatcher(system, runtimes, case.profile), _rows(system, runtimes, case.profile), agenda)
+
+    def allocation(devices: int, lengths: Sequence[int], rate: float) -> Sequence[int]:
+        overload_s = settings.OVERLOAD_S if system.within_capacity else 0.0
+        return best_allocation(devices, demands(lengths, rate, runtimes, case.profile, overload_s=overload_s))
+
+    fleet.start(_first_counts(case, system, trace, allocation))
+    if system.allocation == PERIODIC:
+        Reallocation(trace, fleet, agenda, allocation, for_s=case.workload.for_s)
+    if case.least and system.allocation == PERIODIC:
+        TargetTracking(trace, fleet, agenda, served.latencies, case.profile.slo_s, case.least)
+    elif case.least:
+        Headroom(fleet, agenda, case.least)
+    serve(trace, fleet, agenda, served, occupies=case.occupies)
+    return _measure(case, fleet, served)
+
+
+def _dispatcher(system: System, runtimes: Sequence[int], profile: LatencyProfile) -> Dispatcher:
+    levels = [(length, profile.capacity(length)) for length in runtimes]
+    if system.dispatch == RS:
+        return RuntimeQueues[int](levels)
+    if system.dispatch == ILB:  # with one level to look at, Algorithm 1 balances the load within the shortest runtime
+        return RuntimeQueues[int](levels, peeked=1)
+    strategies = {IG: inter_groups_greedy, PACK_ANY: pack_any_runtime, PACK_SHORTEST: pack_shortest_runtime}
+    return BucketDispatcher(levels, strategies[system.dispatch])
+
+
+def _rows(system: System, runtimes: Sequence[int], profile: LatencyProfile) -> list[list[float]]:
+    """Of each runtime what a request takes, by its length."""
+    every = range(LONGEST + 1)
+    if system.dynamic:
+        return [[profile.dynamic_s(tokens, system.dynamic) for tokens in every]]
+    return [[profile.static_s(length)] * len(every) for length in runtimes]
+
+
+def _first_counts(case: Case, system: System, trace: Trace, allocation: Allocator) -> Sequence[int]:
+    """By the period before the run, or by all of the run for Table 3's `global`."""
+    if system.allocation == EVEN:
+        return even_allocation(case.devices, 1 if system.is_padded_whole else case.runtimes)
+    lengths = trace.lengths if system.allocation == GLOBAL else trace.earlier
+    return allocation(case.devices, lengths, case.workload.rate)
+
+
+def _measure(case: Case, fleet: Fleet, served: Served) -> Measures:
+    rising = sorted(served.latencies)
+    slo_s, for_s = case.profile.slo_s, case.workload.for_s
+    return Measures(
+        requests=len(rising),
+        lost=served.lost,
+        mean_ms=round(1000 * sum(rising) / len(rising), 4),
+        p50_ms=round(1000 * percentile(rising, 0.5), 4),
+        p98_ms=round(1000 * percentile(rising, 0.98), 4),
+        late=round(sum(latency > slo_s for latency in rising) / len(rising), 6),
+        devices=round(fleet.device_s(for_s) / for_s, 4),
+        replaced=fleet.replaced,
+        most_out=fleet.most_out,
+        at_once=max(1, int(settings.REPLACED_AT_ONCE * case.devices)),
+    )

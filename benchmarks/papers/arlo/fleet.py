@@ -1,0 +1,322 @@
+"""Devices of each runtime: Arlo's allocation of what a length distribution asks for, and an even one.
+
+Instances: what each has to do, which of them serve, and their replacement (§4).
+
+An instance answers its requests one by one, in the order in which they came. One that is replaced takes no more
+requests, answers those that it has, and is out of service until it has answered them and for a second more. Then its
+device serves another runtime. A device that is added is out of service for that second, too.
+
+What is decided beside requests: Arlo's reallocation, and when devices are added and released.
+
+Reallocation (§3.3) takes the lengths of the last 120 s. Target tracking (§4) adds a device for the longest runtime when
+the 98th percentile of recent requests reaches 95 % of the objective, and releases the least busy one when that of the
+last minute is below 50 %. ST, DT and INFaaS add devices by INFaaS's headroom (§5, compared schemes): as many as can do
+1.05 times the work of the last five seconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from math import ceil, inf
+
+import msgspec
+
+from benchmarks.papers.arlo import settings
+from benchmarks.papers.arlo.dispatch import Dispatcher
+from benchmarks.papers.arlo.workload import LatencyProfile, Trace
+from stoker.manager.policies.arlo.allocation import LatencyTable, NotEnoughDevicesError, RuntimeDemand, allocate
+
+_LESS = 0.97
+"""Where requests fill more devices than there are, all of them are taken times this until they do not."""
+
+
+def demands(
+    lengths: Iterable[int], rate: float, runtimes: Sequence[int], profile: LatencyProfile, *, overload_s: float = 0.0
+) -> list[RuntimeDemand]:
+    """What requests of these lengths, at so many a second, ask of each runtime during one objective (§3.3).
+
+    `overload_s`: what a request more than the capacity adds to the mean latency of its instance. With 0 the latency
+    goes on as within the capacity. It concerns the longest runtime alone, as eq. 5 lets no other one have more.
+    """
+    counts = Counter(lengths)
+    total = sum(counts.values())
+    found, below = [], 0
+    for length in runtimes:
+        share = sum(counts[tokens] for tokens in range(below + 1, length + 1)) / total
+        capacity = profile.capacity(length)
+        latency = LatencyTable.one_by_one(profile.static_s(length), capacity=capacity)
+        if overload_s:
+            full, mean_s = latency.points[-1]
+            latency = LatencyTable((*latency.points, (full + 1, mean_s + overload_s)))
+        found.append(RuntimeDemand(share * rate * profile.slo_s, capacity, latency))
+        below = length
+    return found
+
+
+def best_allocation(devices: int, wanted: Sequence[RuntimeDemand]) -> tuple[int, ...]:
+    """Arlo's allocation; where eqs 3 and 7 cannot hold, that of the same mix with fewer requests."""
+    while True:
+        try:
+            return allocate(devices, wanted).instances
+        except NotEnoughDevicesError:
+            wanted = [msgspec.structs.replace(each, requests=each.requests * _LESS) for each in wanted]
+
+
+def even_allocation(devices: int, runtimes: int) -> tuple[int, ...]:
+    """As many devices for each runtime; where some get one more, or some none, the extra ones lie evenly spaced, with
+    one for the longest."""
+    counts = [devices // runtimes] * runtimes
+    extra = devices % runtimes
+    for number in range(extra):
+        counts[runtimes - 1 - number * runtimes // extra] += 1
+    return tuple(counts)
+
+
+class Agenda:
+    """What is to be done at which time, beside requests."""
+
+    def __init__(self) -> None:
+        self.next_at = inf
+        self._entries: list[tuple[float, int, Callable[[float], None]]] = []
+        self._count = 0
+
+    def at(self, when: float, action: Callable[[float], None]) -> None:
+        self._count += 1
+        heappush(self._entries, (when, self._count, action))
+        self.next_at = self._entries[0][0]
+
+    def run_next(self) -> None:
+        """Do what is first."""
+        when, _, action = heappop(self._entries)
+        self.next_at = self._entries[0][0] if self._entries else inf
+        action(when)
+
+
+class Fleet:
+    """The devices. `rows`: of each runtime, what a request takes by its length. The lists go by instance."""
+
+    def __init__(self, dispatcher: Dispatcher, rows: Sequence[Sequence[float]], agenda: Agenda) -> None:
+        self.dispatcher = dispatcher
+        self.rows: list[Sequence[float]] = []
+        self.free_at: list[float] = []
+        self.serves: list[bool] = []
+        self.counts = [0] * len(rows)
+        """Instances of each runtime, with those that are coming."""
+        self.work_s = 0.0
+        """Of all requests so far, without what was padded away: what they have kept devices busy."""
+        self.out, self.most_out, self.replaced = 0, 0, 0
+        """Instances out of service for a replacement, now and at most; all that were replaced."""
+        self._runtime_rows, self._runtime_of = rows, list[int]()
+        self._agenda = agenda
+        self._device_s, self._devices, self._counted_at = 0.0, 0, 0.0
+
+    def start(self, counts: Sequence[int]) -> None:
+        """Begin with these instances."""
+        for runtime, count in enumerate(counts):
+            for _ in range(count):
+                self._add(runtime, 0.0)
+            self.counts[runtime] = count
+        self._count_devices(0.0, sum(counts))
+
+    def serving(self, runtime: int) -> list[int]:
+        """The instances of a runtime that take requests, the least busy one first."""
+        found = [one for one, at in enumerate(self._runtime_of) if at == runtime and self.serves[one]]
+        return sorted(found, key=self.dispatcher.load)
+
+    def scale_up(self, runtime: int, now: float) -> None:
+        """Add a device, for this runtime."""
+        self._count_devices(now, 1)
+        self.counts[runtime] += 1
+        self._agenda.at(now + settings.REPLACEMENT_S, lambda at: self._add(runtime, at))
+
+    def release(self, instance: int, now: float) -> None:
+        """Release the device of an instance when it has answered what it has."""
+        self.counts[self._runtime_of[instance]] -= 1
+        self._agenda.at(self._retire(instance, now), lambda at: self._count_devices(at, -1))
+
+    def replace(self, instance: int, runtime: int, now: float, *, then: Callable[[float], None]) -> None:
+        """Let the device of an instance serve another runtime."""
+        self.counts[self._runtime_of[instance]] -= 1
+        self.counts[runtime] += 1
+        self.out += 1
+        self.replaced += 1
+        self.most_out = max(self.most_out, self.out)
+
+        def back(at: float) -> None:
+            self.out -= 1
+            self._add(runtime, at)
+            then(at)
+
+        self._agenda.at(self._retire(instance, now) + settings.REPLACEMENT_S, back)
+
+    def device_s(self, until: float) -> float:
+        """Seconds of all devices so far."""
+        return self._device_s + (until - self._counted_at) * self._devices
+
+    @property
+    def devices(self) -> int:
+        """Devices that instances have, or will have when they have come."""
+        return sum(self.counts)
+
+    def _add(self, runtime: int, now: float) -> None:
+        self.rows.append(self._runtime_rows[runtime])
+        self.free_at.append(now)
+        self.serves.append(True)
+        self._runtime_of.append(runtime)
+        self.dispatcher.add(len(self.rows) - 1, runtime)
+
+    def _retire(self, instance: int, now: float) -> float:
+        """Give an instance no more requests; when it has answered what it has."""
+        self.dispatcher.remove(instance)
+        self.serves[instance] = False
+        return max(now, self.free_at[instance])
+
+    def _count_devices(self, now: float, more: int) -> None:
+        self._device_s, self._counted_at = self.device_s(now), now
+        self._devices += more
+
+
+class Replacements:
+    """Brings a fleet to the counts that were decided last, with as few replacements as that takes, a few at a time."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._target: Sequence[int] = ()
+
+    def decide(self, target: Sequence[int], now: float) -> None:
+        """The fleet has as many devices as the target."""
+        self._target = target
+        self._go_on(now)
+
+    def _go_on(self, now: float) -> None:
+        most = max(1, int(settings.REPLACED_AT_ONCE * self._fleet.devices))
+        while self._fleet.out < most:
+            found = self._next()
+            if found is None:
+                return
+            self._fleet.replace(*found, now, then=self._go_on)
+
+    def _next(self) -> tuple[int, int] | None:
+        """An instance of a runtime that has too many, and a runtime that has too few."""
+        over = [have - want for have, want in zip(self._fleet.counts, self._target, strict=True)]
+        missing = min(range(len(over)), key=lambda runtime: over[runtime])
+        if over[missing] >= 0:
+            return None
+        for runtime in sorted(range(len(over)), key=lambda runtime: -over[runtime]):
+            serving = self._fleet.serving(runtime)
+            if over[runtime] > 0 and len(serving) > (runtime == len(over) - 1):
+                return serving[0], missing
+        return None
+
+
+_LOOK_BACK_S = 10.0
+"""A request that took longer is not found among the recent ones."""
+_ENOUGH = 100
+"""Requests that a percentile needs."""
+
+
+Allocator = Callable[[int, Sequence[int], float], Sequence[int]]
+"""Devices of each runtime, by how many there are, the lengths of requests, and how many come in a second."""
+
+
+class Reallocation:
+    """Arlo's Runtime Scheduler. The first time is the middle of a run that is shorter than two periods."""
+
+    def __init__(
+        self, trace: Trace, fleet: Fleet, agenda: Agenda, allocation: Allocator, *, for_s: float
+    ) -> None:  # fmt: skip
+        self._trace, self._fleet, self._agenda, self._allocation = trace, fleet, agenda, allocation
+        self._replacements = Replacements(fleet)
+        agenda.at(min(settings.PERIOD_S, for_s / 2), self._run)
+
+    def _run(self, now: float) -> None:
+        times = self._trace.times
+        window_s = min(now, settings.PERIOD_S)
+        first, last = bisect_left(times, now - window_s), bisect_left(times, now)
+        if first < last:
+            rate = (last - first) / window_s
+            target = self._allocation(self._fleet.devices, self._trace.lengths[first:last], rate)
+            self._replacements.decide(target, now)
+        self._agenda.at(now + settings.PERIOD_S, self._run)
+
+
+class TargetTracking:
+    """Arlo's scaling by the 98th percentile. It looks every second."""
+
+    def __init__(
+        self, trace: Trace, fleet: Fleet, agenda: Agenda, latencies: Sequence[float], slo_s: float, least: int
+    ) -> None:  # fmt: skip
+        self._times, self._latencies, self._slo_s, self._least = trace.times, latencies, slo_s, least
+        self._fleet, self._agenda = fleet, agenda
+        self._next_up_at, self._down_at = 0.0, settings.SCALE_DOWN_EVERY_S
+        agenda.at(1.0, self._run)
+
+    def _run(self, now: float) -> None:
+        recent = self._p98(now - settings.RECENT_S, now) if now >= self._next_up_at else None
+        if recent is not None and recent >= settings.SCALE_UP_AT * self._slo_s:
+            self._fleet.scale_up(len(self._fleet.counts) - 1, now)
+            self._next_up_at = now + settings.REPLACEMENT_S + settings.RECENT_S
+        if now >= self._down_at:
+            self._down_at = now + settings.SCALE_DOWN_EVERY_S
+            of_minute = self._p98(now - settings.SCALE_DOWN_EVERY_S, now)
+            if of_minute is not None and of_minute < settings.SCALE_DOWN_AT * self._slo_s:
+                release_one(self._fleet, now, least=self._least)
+        self._agenda.at(now + 1.0, self._run)
+
+    def _p98(self, since: float, now: float) -> float | None:
+        """Of the requests that have ended since then; None where they are few."""
+        first = bisect_left(self._times, since - _LOOK_BACK_S)
+        last = min(bisect_left(self._times, now), len(self._latencies))
+        found = [
+            latency
+            for arrived, latency in zip(self._times[first:last], self._latencies[first:last], strict=True)
+            if since < arrived + latency <= now
+        ]
+        return percentile(sorted(found), 0.98) if len(found) >= _ENOUGH else None
+
+
+class Headroom:
+    """INFaaS's scaling by the work of the last seconds. It looks every second."""
+
+    def __init__(self, fleet: Fleet, agenda: Agenda, least: int) -> None:
+        self._fleet, self._agenda, self._least = fleet, agenda, least
+        self._work_s = [0.0]
+        self._enough_since = 0.0
+        agenda.at(1.0, self._run)
+
+    def _run(self, now: float) -> None:
+        self._work_s = [*self._work_s, self._fleet.work_s][-int(settings.HEADROOM_OVER_S) - 1 :]
+        busy = (self._work_s[-1] - self._work_s[0]) / (len(self._work_s) - 1)
+        needed = max(self._least, ceil(settings.HEADROOM * busy))
+        if needed >= self._fleet.devices:
+            self._enough_since = now
+        for _ in range(needed - self._fleet.devices):
+            self._fleet.scale_up(self._scarcest(), now)
+        if now - self._enough_since >= settings.HEADROOM_STAYS_S:
+            release_one(self._fleet, now, least=self._least)
+            self._enough_since = now
+        self._agenda.at(now + 1.0, self._run)
+
+    def _scarcest(self) -> int:
+        """The runtime with the fewest instances; the longest of those."""
+        counts = self._fleet.counts
+        return min(range(len(counts)), key=lambda runtime: (counts[runtime], -runtime))
+
+
+def release_one(fleet: Fleet, now: float, *, least: int) -> None:
+    """Release the least busy instance, but not the last one of the longest runtime, nor one of the least number."""
+    if fleet.devices <= least:
+        return
+    longest = len(fleet.counts) - 1
+    serving = {runtime: fleet.serving(runtime) for runtime in range(len(fleet.counts))}
+    free = [found[0] for runtime, found in serving.items() if len(found) > (runtime == longest)]
+    if free:
+        fleet.release(min(free, key=fleet.dispatcher.load), now)
+
+
+def percentile(rising: Sequence[float], share: float) -> float:
+    """The value below which this share of the sorted values lies; 0.5 is the median."""
+    return rising[min(len(rising) - 1, int(share * len(rising)))]

@@ -1,0 +1,223 @@
+"""Table 2 and Figure 9, measured on the machine at hand: what an allocation takes, and what dispatching a burst takes.
+
+Table 2 solves problems of each size with lengths of tweets and loads that differ. Figure 9 gives a burst of requests,
+two for each instance, to runtimes whose instances have something to do. Times are processor time.
+
+The policy of a session on the requests of Figure 6a: manager, pilots and policy `arlo` in virtual time, beside the
+model of instances that the other tables use.
+
+The model begins with an allocation by earlier requests. The session begins with nothing: its first minute is left out
+on both sides, and so are the requests of that time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from random import Random
+
+import msgspec
+
+from benchmarks.papers.arlo import settings
+from benchmarks.papers.arlo.cases import ARLO, Case, Measures, simulate, within_capacity
+from benchmarks.papers.arlo.fleet import demands, percentile
+from benchmarks.papers.arlo.tables import SLOWEST
+from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, lengths_of, read_lengths, trace_of
+from benchmarks.papers.common import RELEASE
+from stoker.manager.policies.arlo import arlo
+from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, allocate
+from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
+from stoker.manager.sim.calls_log import EachCall, LibraryPlace
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.families import of_lengths
+from stoker.manager.sim.log import EventLog
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.protocol.blocks import Rule
+from stoker.protocol.calls import CallSpec, Objective
+from stoker.site import Duration, Size
+
+SIZES = ((50, 8), (200, 12), (1000, 16))
+"""Devices and runtimes of Table 2."""
+REPEATS = 20
+INSTANCES = (200, 400, 600, 800, 1000, 1200)
+PEEKED = (1, 2, 4, 6, 8)
+LEVELS = 12
+LOADS = 0.5, 0.95
+"""Of the devices, in Table 2: from the least to the most."""
+LIGHT = 0.7
+"""The page has the problems below this load and those above it apart."""
+FULL = 0.4
+"""Share of the capacity that is taken before a burst of Figure 9."""
+BURSTS = 5
+_LENGTHS = 5_000
+
+
+class SolvingTime(msgspec.Struct, frozen=True):
+    """Table 2: seconds of each run, and the share of the devices that its requests keep busy."""
+
+    devices: int
+    runtimes: int
+    seconds: tuple[float, ...]
+    loads: tuple[float, ...]
+
+
+class DispatchTime(msgspec.Struct, frozen=True):
+    """Figure 9: milliseconds for the whole burst, the median of five."""
+
+    instances: int
+    requests: int
+    peeked: int
+    ms: float
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """All of it. `release`: of Stoker, that was measured."""
+
+    release: str
+    solving: list[SolvingTime]
+    dispatching: list[DispatchTime]
+
+
+def measure_all() -> Measured:
+    """Takes about a minute."""
+    solving = [_solve(devices, runtimes) for devices, runtimes in SIZES]
+    dispatching = [
+        DispatchTime(instances, 2 * instances, peeked, round(_dispatch_ms(instances, peeked), 3))
+        for instances in INSTANCES for peeked in PEEKED
+    ]  # fmt: skip
+    return Measured(RELEASE, solving, dispatching)
+
+
+def _solve(devices: int, runtimes: int) -> SolvingTime:
+    rng = Random(f"{devices} {runtimes}")
+    seconds, loads = zip(*(_solve_once(devices, runtimes, rng) for _ in range(REPEATS)), strict=True)
+    return SolvingTime(devices, runtimes, seconds, loads)
+
+
+def _solve_once(devices: int, runtimes: int, rng: Random) -> tuple[float, float]:
+    """Seconds for one problem that has a solution, and its load."""
+    while True:
+        share = rng.uniform(0.1, 0.5)
+        short, long = read_lengths()
+        lengths = [rng.choice(long if rng.random() < share else short) for _ in range(_LENGTHS)]
+        load = rng.uniform(*LOADS)
+        rate = load * devices / SLOWEST.mean_s(lengths, runtimes)
+        wanted = demands(lengths, rate, lengths_of(runtimes), SLOWEST)
+        began = time.process_time()
+        try:
+            allocate(devices, wanted)
+        except NotEnoughDevicesError:
+            continue
+        return round(time.process_time() - began, 5), round(load, 3)
+
+
+def _dispatch_ms(instances: int, peeked: int) -> float:
+    rng = Random(f"{instances}")
+    queues = RuntimeQueues[int]([(length, SLOWEST.capacity(length)) for length in lengths_of(LEVELS)], peeked=peeked)
+    for instance in range(instances):
+        queues.add(instance, instance % LEVELS)
+    lengths = [rng.choice(pool) for _ in range(_LENGTHS) for pool in read_lengths()]
+    room = sum(SLOWEST.capacity(length) for length in lengths_of(LEVELS)) * instances // LEVELS
+    for _ in range(int(FULL * room)):
+        queues.take(rng.choice(lengths))
+    return statistics.median(
+        _burst_ms(queues, [rng.choice(lengths) for _ in range(2 * instances)]) for _ in range(BURSTS)
+    )
+
+
+def _burst_ms(queues: RuntimeQueues[int], lengths: list[int]) -> float:
+    began = time.process_time()
+    taken = [queues.take(tokens) for tokens in lengths]
+    spent = time.process_time() - began
+    for instance in taken:
+        queues.done(instance)
+    return 1000 * spent
+
+
+DEVICES, BEGINS_S = 10, 60.0
+ENDS_S = {1_000.0: 150.0, 4_000.0: 90.0}
+"""How long the requests come, in seconds, by their rate. The first is Figure 6a's; the second keeps devices busy."""
+_MESSAGE_S = settings.OVERHEAD_S / 2
+"""The overhead of a request is an order and an answer."""
+_GB = 1_000_000_000
+
+
+class Deployed(msgspec.Struct, frozen=True):
+    """One seed: what the session's policy and the model make of the same requests. `release`: of Stoker."""
+
+    seed: int
+    rate: float
+    release: str
+    requests: int
+    mean_ms: float
+    p98_ms: float
+    late: float
+    model: Measures
+
+
+class _Latencies(EachCall):
+    """Latencies of calls by when they came, without a log of each."""
+
+    def __init__(self) -> None:
+        super().__init__(EventLog())
+        self._came: dict[int, float] = {}
+        self.found: list[tuple[float, float]] = []
+
+    def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:  # noqa: ARG002 (CallsLog)
+        self._came[call] = at_s
+
+    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:
+        """Nothing."""
+
+    def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:  # noqa: ARG002
+        came_at = self._came.pop(spec.call)
+        self.found.append((came_at, at_s + _MESSAGE_S - came_at))
+
+
+def compare(seed: int, rate: float) -> Deployed:
+    """Takes half a minute, or one."""
+    profile, workload = LatencyProfile("base"), Workload(rate, ENDS_S[rate], seed)
+    trace = trace_of(workload)
+    run = Simulation(_world(profile), of_lengths(_world(profile), _arrivals(trace, profile)), arlo(tracks=False))
+    log = run.calls_log = _Latencies()
+    outcome = run.run()
+    if outcome.failed or not outcome.complete:
+        raise ValueError(f"calls of the session failed: {outcome.failed}")
+    rising = sorted(latency for came_at, latency in log.found if came_at >= BEGINS_S)
+    return Deployed(
+        seed, rate, RELEASE, len(rising),
+        mean_ms=round(1000 * sum(rising) / len(rising), 4),
+        p98_ms=round(1000 * percentile(rising, 0.98), 4),
+        late=round(sum(latency > profile.slo_s for latency in rising) / len(rising), 6),
+        model=simulate(Case(within_capacity(ARLO), profile, DEVICES, workload), _later(trace)),
+    )  # fmt: skip
+
+
+def _later(trace: Trace) -> Trace:
+    """The requests that count, after those before them."""
+    first = next(at for at, time in enumerate(trace.times) if time >= BEGINS_S)
+    times = [time - BEGINS_S for time in trace.times[first:]]
+    return Trace(times, trace.lengths[first:], trace.lengths[:first])
+
+
+def _arrivals(trace: Trace, profile: LatencyProfile) -> Iterator[Arrival]:
+    wanted = Objective(latency_s=profile.slo_s)
+    for at, tokens in zip(trace.times, trace.lengths, strict=True):
+        yield Arrival(at, "bert", input_length=tokens, objective=wanted)
+
+
+def _world(profile: LatencyProfile) -> World:
+    contexts = {
+        f"bert-{tokens}": ContextModel(
+            device_memory_bytes=Size(2 * _GB), load_s={"": Duration(settings.REPLACEMENT_S)},
+            call_s={"": Duration(profile.static_s(tokens))}, family="bert", longest_input=tokens,
+        )
+        for tokens in lengths_of(8)
+    }  # fmt: skip
+    pool = SourceModel(
+        "pool", "gpu", capacity=DEVICES, max_blocks=DEVICES, init_blocks=DEVICES, keep_pending=DEVICES, rule=Rule.FIXED
+    )
+    delays = Delays(message_s=Duration(_MESSAGE_S))
+    return World(devices={"gpu": DeviceKind(Size(24 * _GB))}, sources=(pool,), contexts=contexts, delays=delays)

@@ -1,0 +1,306 @@
+"""The first table of `docs/reproduction/arlo.md`: each bar, what the paper has, what came out here, met or not; with
+both readings of Arlo's allocation where it takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from benchmarks.papers.arlo import paper, tables
+from benchmarks.papers.arlo.cases import (
+    ARLO,
+    ARLO_EVEN,
+    ARLO_GLOBAL,
+    ARLO_IG,
+    ARLO_ILB,
+    Case,
+    Measures,
+    within_capacity,
+)
+from benchmarks.papers.arlo.intervals import (
+    MISSING,
+    READINGS,
+    Interval,
+    Of,
+    less,
+    mean_ms,
+    p98_ms,
+    pairs,
+    shown,
+    with_system,
+)
+from benchmarks.papers.arlo.paper import DT_, INFAAS_, ST_
+from benchmarks.papers.arlo.records import Records
+
+FIGURES: dict[str, Callable[[], list[Case]]] = {
+    "6a": tables.figure_6a, "6b": tables.figure_6b, "10a": tables.figure_10a, "10b": tables.figure_10b
+}  # fmt: skip
+"""The figures with a fixed number of devices."""
+TARGET_RATE = 150_000
+"""Requests that the model answers in a second of one core."""
+
+Reading = Callable[[str], str]
+"""What a system of Arlo's is called in one reading of its allocation."""
+BOTH: tuple[Reading, ...] = (str, within_capacity)
+COLUMNS = ("bar", "paper", "`arlo`", "met", "`arlo, within capacity`", "met")
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What came out. `is_met`: None if it has not been run; `why`: beside the answer."""
+
+    here: str = MISSING
+    is_met: bool | None = None
+    why: str = ""
+
+    @property
+    def cells(self) -> list[str]:
+        """What a line of the table says of it."""
+        said = "not run" if self.is_met is None else "yes" if self.is_met else "**no**"
+        return [self.here, f"{said}: {self.why}" if self.why else said]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A line of the table, with a finding for each reading, or with one where Arlo's allocation takes no part."""
+
+    bar: str
+    paper: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def row(self) -> list[str]:
+        """Its cells."""
+        found = [cell for finding in self.findings for cell in finding.cells]
+        return [self.bar, self.paper, *found, *[""] * (4 - len(found))]
+
+
+def verdicts(records: Records) -> list[Verdict]:
+    """All bars, from the records."""
+    of = records.get
+    figures = [verdict for name in FIGURES for verdict in _figure(of, name)]
+    tails = [verdict for pair in ("6", "10") for verdict in _tails(of, pair)]
+    fours = [verdict for devices in tables.TRACES_4 for verdict in _table_4(of, devices)]
+    return [
+        *figures, *tails, *_figure_8(of), *_figure_11(of), *_table_3(of), *fours, _table_2(records), _figure_9(records),
+        _replacements(records), _speed(records),
+    ]  # fmt: skip
+
+
+def _inside(said: float, found: Interval | None, *, unit: str = "", digits: int = 1, why: str = "") -> Finding:
+    """Whether the paper's number is inside our interval."""
+    if found is None:
+        return Finding()
+    return Finding(found.text(digits) + unit, said in found, why)
+
+
+def _always(held: Sequence[bool], *, why: str = "") -> Finding:
+    """Whether something holds in each of the runs."""
+    if not held:
+        return Finding()
+    return Finding(f"{sum(held)} of {len(held)}", all(held), "" if all(held) else why)
+
+
+def _less(of: Of, cases: Sequence[Case], other: str, said: float, what: Callable[[Measures], float]) -> Verdict:
+    """A reduction against a system of the paper; where it has several readings, which of them have the number."""
+    name = "mean" if what is mean_ms else "98th percentile"
+    found = []
+    for read in BOTH:
+        apart = {one: less(of, cases, read(ARLO), (one,), what) for one in READINGS[other]}
+        having = [f"`{one}`" for one, interval in apart.items() if interval is not None and said in interval]
+        having = having or ["between two readings"]
+        whole = less(of, cases, read(ARLO), READINGS[other], what)
+        is_told = whole is not None and said in whole and len(apart) > 1
+        found.append(_inside(said, whole, unit=" %", why=", ".join(having) if is_told else ""))
+    return Verdict(f"the {name} is below that of {other} by", f"{said:.1f} %", tuple(found))
+
+
+def orders(of: Of, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> Iterator[bool]:
+    """For each workload and latency whether the means are in the paper's order, with these readings of the systems."""
+    for case in cases:
+        if case.system == ours:
+            found = [of(with_system(case, system)) for system in (ours, dt, infaas, *READINGS[ST_])]
+            means = [result.measures.mean_ms for result in found if result is not None]
+            if len(means) == len(found):
+                yield means == sorted(means)
+
+
+def _order(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
+    """The paper's order, in each pair of readings of DT and INFaaS."""
+    held = {
+        (dt, infaas): list(orders(of, cases, read(ARLO), dt, infaas))
+        for dt in READINGS[DT_] for infaas in READINGS[INFAAS_]
+    }  # fmt: skip
+    best = max(held, key=lambda pair: sum(held[pair]))
+    most = f"{sum(held[best])} of {len(held[best])} with `{best[0]}` and `{best[1]}`"
+    return _always([each for several in held.values() for each in several], why=most if sum(held[best]) else "")
+
+
+def _lowest(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
+    """Arlo below each other system; if not, which of them are below it in a run."""
+    held = {
+        system: [one.mean_ms < other.mean_ms for one, other in pairs(of, cases, read(ARLO), system)]
+        for several in READINGS.values() for system in several
+    }  # fmt: skip
+    below = [f"`{system}` is below it in {len(each) - sum(each)}" for system, each in held.items() if not all(each)]
+    return _always([one for each in held.values() for one in each], why=", ".join(below))
+
+
+def _figure(of: Of, name: str) -> Iterator[Verdict]:
+    cases = FIGURES[name]()
+    for other, said in paper.MEAN_LESS[name].items():
+        verdict = _less(of, cases, other, said, mean_ms)
+        yield msgspec.structs.replace(verdict, bar=f"Figure {name}: {verdict.bar}")
+    lowest = tuple(_lowest(of, cases, read) for read in BOTH)
+    yield Verdict(f"Figure {name}: the mean is below each other one, in each run", "yes", lowest)
+    order = tuple(_order(of, cases, read) for read in BOTH)
+    yield Verdict(f"Figure {name}: means in the order Arlo, DT, INFaaS, ST, in each run and reading", "yes", order)
+
+
+def _tails(of: Of, pair: str) -> Iterator[Verdict]:
+    cases = [case for name in (f"{pair}a", f"{pair}b") for case in FIGURES[name]()]
+    for other, said in paper.TAIL_LESS[pair].items():
+        verdict = _less(of, cases, other, said, p98_ms)
+        yield msgspec.structs.replace(
+            verdict, bar=f"Figure {pair}, a and b: {verdict.bar}", paper=f"up to {verdict.paper}"
+        )
+
+
+def _table_3(of: Of) -> Iterator[Verdict]:
+    cases = tables.table_3()
+    for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 2)):
+        order = tuple(_always(list(_order_3(of, cases, read, what))) for read in BOTH)
+        yield Verdict(f"Table 3: the {name} in the order Arlo, Global, Even", "yes", order)
+        for theirs in (ARLO_EVEN, ARLO_GLOBAL):
+            said = paper.TABLE_3[theirs][at] / paper.TABLE_3[ARLO][at]
+            found = []
+            for read in BOTH:
+                other = theirs if theirs == ARLO_EVEN else read(theirs)
+                both = pairs(of, cases, read(ARLO), other)
+                found.append(_inside(said, Interval.of(what(b) / what(a) for a, b in both), unit=" times"))
+            bar = f"Table 3: the {name} of `{theirs}` in relation to Arlo's"
+            yield Verdict(bar, f"{said:.1f} times", tuple(found))
+
+
+def _order_3(of: Of, cases: Sequence[Case], read: Reading, what: Callable[[Measures], float]) -> Iterator[bool]:
+    for case in cases:
+        if case.system == read(ARLO):
+            found = [of(with_system(case, each)) for each in (read(ARLO), read(ARLO_GLOBAL), ARLO_EVEN)]
+            numbers = [what(result.measures) for result in found if result is not None]
+            if len(numbers) == len(found):
+                yield numbers == sorted(numbers)
+
+
+def _table_4(of: Of, devices: int) -> Iterator[Verdict]:
+    cases = list(tables.of_trace_4(devices))
+    said = paper.TABLE_4[devices]
+    for theirs in (ARLO_ILB, ARLO_IG):
+        for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 1)):
+            by = 100 * (1 - said[ARLO][at] / said[theirs][at])
+            found = (less(of, cases, read(ARLO), (read(theirs),), what) for read in BOTH)
+            bar = f"Table 4, {devices:,} GPUs: RS's {name} is below that of `{theirs}` by"
+            yield Verdict(bar, f"{by:.1f} %", tuple(_inside(by, each, unit=" %") for each in found))
+    order = tuple(_always(list(_order_4(of, cases, read))) for read in BOTH)
+    yield Verdict(f"Table 4, {devices:,} GPUs: RS's mean and 98th percentile are above no other", "yes", order)
+
+
+def _order_4(of: Of, cases: Sequence[Case], read: Reading) -> Iterator[bool]:
+    for theirs in (ARLO_ILB, ARLO_IG):
+        for one, other in pairs(of, cases, read(ARLO), read(theirs)):
+            yield one.mean_ms <= other.mean_ms
+            yield one.p98_ms <= other.p98_ms
+
+
+def _figure_8(of: Of) -> Iterator[Verdict]:
+    cases = tables.figure_8()
+    for other, (devices, _) in paper.FIGURE_8.items():
+        if other in READINGS:
+            said = 100 * paper.FIGURE_8["Arlo"][0] / devices
+            shares = [
+                Interval.of(
+                    100 * one.devices / theirs.devices
+                    for system in READINGS[other] for one, theirs in pairs(of, cases, read(ARLO), system)
+                )
+                for read in BOTH
+            ]  # fmt: skip
+            found = tuple(_inside(said, each, unit=" %") for each in shares)
+            yield Verdict(f"Figure 8: Arlo's GPUs in relation to those of {other}", f"{said:.1f} %", found)
+    fewer = tuple(_fewer(of, cases, read) for read in BOTH)
+    yield Verdict("Figure 8: Arlo uses fewer GPUs than each other system, in each run", "yes", fewer)
+
+
+def _fewer(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
+    held = {
+        system: [one.devices < other.devices for one, other in pairs(of, cases, read(ARLO), system)]
+        for several in READINGS.values() for system in several
+    }  # fmt: skip
+    more = [f"not `{system}` in {len(each) - sum(each)}" for system, each in held.items() if not all(each)]
+    return _always([one for each in held.values() for one in each], why=", ".join(more))
+
+
+def _figure_11(of: Of) -> Iterator[Verdict]:
+    for count, said in paper.FIGURE_11_LATE.items():
+        found = (_late_11(of, read, count) for read in BOTH)
+        bar = f"Figure 11, {count} runtimes: requests above the objective"
+        yield Verdict(bar, f"{said:.1f} %", tuple(_inside(said, each, unit=" %", digits=2) for each in found))
+    two = [_late_11(of, read, 2) for read in BOTH]
+    served = tuple(Finding() if each is None else Finding(f"{each.text()} %", each.low > 50) for each in two)
+    yield Verdict("Figure 11: with 2 runtimes more than half are above it", "yes", served)
+    said = paper.FIGURE_11[16][0] / paper.FIGURE_11[8][0]
+    ratios = tuple(_inside(said, _more_runtimes(of, read), digits=2) for read in BOTH)
+    yield Verdict("Figure 11: the mean with 16 runtimes in relation to that with 8", f"{said:.2f}", ratios)
+
+
+def _late_11(of: Of, read: Reading, count: int) -> Interval | None:
+    cases = [case for case in tables.figure_11() if case.runtimes == count and case.system == read(ARLO)]
+    return Interval.of(100 * found.measures.late for case in cases if (found := of(case)) is not None)
+
+
+def _more_runtimes(of: Of, read: Reading) -> Interval | None:
+    ratios = []
+    for case in tables.figure_11():
+        if case.runtimes == 8 and case.system == read(ARLO):
+            eight, sixteen = of(case), of(msgspec.structs.replace(case, runtimes=16))
+            if eight is not None and sixteen is not None:
+                ratios.append(sixteen.measures.mean_ms / eight.measures.mean_ms)
+    return Interval.of(ratios)
+
+
+def _table_2(records: Records) -> Verdict:
+    bar = f"Table 2, 1,000 GPUs, 16 runtimes: under {paper.BAR_TABLE_2_S} s in the mean of 20"
+    found = Finding()
+    if records.measured is not None:
+        seconds = next(each.seconds for each in records.measured.solving if (each.devices, each.runtimes) == (1000, 16))
+        mean = sum(seconds) / len(seconds)
+        found = Finding(f"{mean:.3f} s", mean < paper.BAR_TABLE_2_S, f"the longest took {max(seconds):.2f} s")
+    return Verdict(bar, f"{paper.TABLE_2[1000, 16]} s", (found,))
+
+
+def _figure_9(records: Records) -> Verdict:
+    found = Finding()
+    if records.measured is not None:
+        largest = Interval.of(each.ms for each in records.measured.dispatching if each.instances == 1200)
+        is_met = largest is not None and largest.high <= paper.FIGURE_9_MS
+        found = Finding(f"{shown(largest, 2)} ms", is_met, "" if is_met else "in Python; the paper's is in C++")
+    return Verdict("Figure 9: 2,400 requests, 1,200 instances, dispatched in", f"{paper.FIGURE_9_MS} ms", (found,))
+
+
+def _replacements(records: Records) -> Verdict:
+    every = [result.measures for result in records.all()]
+    found = Finding()
+    if every:
+        most, lost = max(each.most_out / each.at_once for each in every), sum(each.lost for each in every)
+        replaced = sum(each.replaced for each in every)
+        here = f"at most {100 * most:.0f} % of the limit, {replaced:,} replacements, {lost} lost, {len(every)} runs"
+        found = Finding(here, most <= 1 and not lost)
+    bar = "All runs: instances out of service at once are within the limit, and no request is lost"
+    return Verdict(bar, "", (found,))
+
+
+def _speed(records: Records) -> Verdict:
+    requests = sum(result.measures.requests for result in records.all())
+    found = Finding()
+    if records.seconds:
+        rate = requests / records.seconds
+        here = f"{rate:,.0f}, {requests / 1e6:.0f} million requests in {records.seconds / 60:.0f} min"
+        found = Finding(here, rate >= TARGET_RATE)
+    return Verdict(f"The model answers {TARGET_RATE:,} requests a second of one core", "", (found,))

@@ -1,0 +1,183 @@
+"""The page's sections on Figures 8 and 9: intervals, and what each variant of what the text leaves open gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from benchmarks.papers.pervasive import claims as pervasive_claims
+from benchmarks.papers.pervasive.claims import CLAIMS, Claim, Variant, called
+from benchmarks.papers.pervasive.drawing import NAMES
+from benchmarks.papers.pervasive.found import Found, between
+from benchmarks.papers.pervasive.predict import BATCH, BATCHES, KEPT_VARIANTS, NONE_LOST, RAMPS_WRITTEN, Prediction
+from benchmarks.tables import head, paragraph, row
+from stoker.contexts.recipe import Awareness
+
+_NAMED = 2
+"""`In short` names up to this many of the variants that hold a number. If more hold it, it only counts them."""
+_PANELS = (
+    "Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants. Number of"
+    " GPUs: calls of both sizes."
+)
+
+
+def in_short(found: Found) -> list[str]:
+    """Figure 8's numbers together, then each number by itself."""
+    lines = [together(found)]
+    lines.append(
+        """Below, a variant is one assumption where the text leaves something open; it *holds* a number that lies in its
+        own interval over all sets."""
+    )
+    for claim in CLAIMS:
+        told = " ".join(f"In calls of {batch:,} {_told(found, claim, batch)}." for batch in BATCHES)
+        text = f', with a pool that "{claim.text}"' if claim.text else ""
+        lines.append(f"Figure {claim.words}. The paper has {claim.said:,.0f}{text}. {told}")
+    return lines
+
+
+def _told(found: Found, claim: Claim, batch: int) -> str:
+    variants = claim.variants(found.predictions, batch=batch)
+    held = [variant.name for variant in variants if variant.holds(claim.said)]
+    which = f" ({'; '.join(name + decided(claim, name) for name in held)})" if 0 < len(held) <= _NAMED else ""
+    interval = between(claim.values(found.predictions, batch=batch))
+    verdict = claim.verdict(found.predictions, batch=batch)
+    verdict = "inside the span of all variants only" if verdict == "inside" and not held else verdict
+    return f"{interval}: {verdict}; {hold(claim, variants)}{which}"
+
+
+def decided(claim: Claim, name: str) -> str:
+    """Whether a variant of Figure 9 was written anew, or kept, when the paper's number and predictions were known."""
+    if not claim.figure.startswith("9"):
+        return ""
+    return f": {'kept' if name in KEPT_VARIANTS else 'written'} when the answer was known"
+
+
+def holders(claim: Claim, variants: Sequence[Variant]) -> str:
+    """In how many variants the paper's number lies."""
+    return f"{sum(variant.holds(claim.said) for variant in variants)} of {len(variants)}"
+
+
+def hold(claim: Claim, variants: Sequence[Variant]) -> str:
+    """The same as a clause."""
+    count = holders(claim, variants)
+    return f"{count} variants {'holds' if count.startswith('1 ') else 'hold'} it"
+
+
+def together(found: Found) -> str:
+    """Whether one size of calls has both numbers of Figure 8 inside, and by how much each misses."""
+    claims = [claim for claim in CLAIMS if claim.figure == "8"]
+    missed = {
+        batch: [
+            f"{NAMES[claim.awareness]} by {off:.1%}"
+            for claim in claims
+            if (off := claim.outside(found.predictions, batch=batch))
+        ]
+        for batch in BATCHES
+    }
+    whole = [f"{batch:,}" for batch in BATCHES if not missed[batch]]
+    if whole:
+        said = f"Both numbers of Figure 8 are inside in calls of {' and '.join(whole)}"
+    else:
+        said = "No size of calls puts both numbers of Figure 8 inside"
+    misses = [f"calls of {batch:,} miss {' and '.join(those)}" for batch, those in missed.items() if those]
+    return f"{said}{': ' if misses else ''}{', '.join(misses)}."
+
+
+def section(found: Found) -> str:
+    """Intervals, pictures, variants, and full awareness over partial."""
+    return "\n".join([_intervals(found), _held(found), _variants(found), pervasive_claims.gains_section(found)])
+
+
+def _intervals(found: Found) -> str:
+    lines = [
+        "## Figures 8 and 9: predicted",
+        "",
+        *head(
+            "figure", "inferences a call", "paper", "close sets", "judged", "all sets", "median", "judged",
+            "variants that hold it",
+        ),
+    ]  # fmt: skip
+    for claim in CLAIMS:
+        for batch in BATCHES:
+            near, every = claim.values(found.close, batch=batch), claim.values(found.predictions, batch=batch)
+            cells = [
+                claim.words, f"{batch:,}", f"{claim.said:,.0f}", between(near),
+                claim.verdict(found.close, batch=batch), between(every), f"{median(every):,.0f}",
+                claim.verdict(found.predictions, batch=batch),
+                holders(claim, claim.variants(found.predictions, batch=batch)),
+            ]  # fmt: skip
+            lines.append(row(*cells))
+    lines += [
+        "",
+        f"§4.2 has calls of {BATCH}; of the runs of Figures 8 and 9 the text does not say how many a call had.",
+        "",
+        "![Figure 8](context-paper-figures-8.png)",
+        "![Figure 9](context-paper-figures-9.png)",
+        "",
+        paragraph(_PANELS if found.panels else _mixed(found)),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _mixed(found: Found) -> str:
+    """What pictures show that have one panel for all sizes of calls."""
+    drawn, *others = (
+        one.value for one in found.predictions[0] if one.is_of("8", Awareness.FULL) and one.batch == BATCH
+    )
+    least = f" (of full in Figure 8 the one that does least in calls of {BATCH})" if drawn < min(others) else ""
+    return f"""Lines: the most central set in calls of {BATCH}, with the first variant of each below{least}. Bands: all
+        sets and variants, calls of both sizes together."""
+
+
+def _held(found: Found) -> str:
+    """For each number, the variants that hold it and how near the others come."""
+    lines = [
+        "### Which variants hold the paper's numbers",
+        "",
+        paragraph("""The intervals above span all variants; a number may lie in that span and in the interval of few
+            variants, or of none. By all sets:"""),
+        "",
+        *head("figure", "inferences a call", "paper", "held by", "which", "below it", "above it"),
+    ]
+    for claim in CLAIMS:
+        for batch in BATCHES:
+            variants = claim.variants(found.predictions, batch=batch)
+            held = [variant.name for variant in variants if variant.holds(claim.said)]
+            which = "; ".join(name + decided(claim, name) for name in held) or "none"
+            below = [variant.high for variant in variants if variant.high < claim.said]
+            above = [variant.low for variant in variants if variant.low > claim.said]
+            cells = [
+                claim.words, f"{batch:,}", f"{claim.said:,.0f}", f"{holders(claim, variants)} variants", which,
+                f"{len(below)}, at most {max(below):,.0f}" if below else "none",
+                f"{len(above)}, at least {min(above):,.0f}" if above else "none",
+            ]  # fmt: skip
+            lines.append(row(*cells))
+    texts = [f'of Figure {claim.figure} that the application "{claim.text}"' for claim in CLAIMS if claim.text]
+    known = f"""All variants of Figure 9 were written, or kept of the first ones, on {RAMPS_WRITTEN}, when the paper's
+        numbers and what the first ones predicted were known. So a variant of them that holds its number shows that an
+        assumption can be found that does, and not that it was foreseen."""
+    grew = f"Of how the pools grew, §4.5 says {' and '.join(texts)}; no more."
+    lines += ["", paragraph(f"{grew} {known}"), ""]
+    return "\n".join(lines)
+
+
+def _variants(found: Found) -> str:
+    lines = [
+        "### By what the text leaves open",
+        "",
+        *head("figure", "inferences a call", "assumed", "most central set", "all sets", "the paper's number is"),
+    ]
+    for place, first in enumerate(found.predictions[0]):
+        values = [each[place].value for each in found.predictions]
+        name = f"{first.figure}, {called(first.awareness)}" if first.figure == "8" else first.figure
+        [said] = [claim.said for claim in CLAIMS if (claim.figure, claim.awareness) == (first.figure, first.awareness)]
+        where = "above" if said > max(values) else "below" if said < min(values) else "inside"
+        where = "not counted" if first.variant == NONE_LOST else where
+        lines.append(variant_row(name, first, between(values), where))
+    return "\n".join([*lines, ""])
+
+
+def variant_row(name: str, first: Prediction, every: str, where: str) -> str:
+    """A run with the most central set, what all sets give, and where the paper's number is."""
+    return row(name, f"{first.batch:,}", first.variant, f"{first.value:,.0f}", every, where)

@@ -1,0 +1,66 @@
+"""The paper's runs as scenarios that ship, with the most central parameter set: `stoker simulate context-paper-8`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.papers.pervasive import paper, predict, worlds
+from benchmarks.papers.pervasive.parameters import Parameters
+from stoker.contexts.recipe import Awareness
+from stoker.manager.study import scenario
+from stoker.manager.study.scenario import Scenario, scenario_text
+from stoker.site import BASELINES, Duration
+
+FOLDER = Path(scenario.__file__).parent / "scenarios"
+_HEAD = "# Written by `make reproduce`, which says what of it is known: docs/reproduction/context-paper.md\n"
+_LESSER = {"6": (Awareness.DISK, Awareness.NONE), "7": (Awareness.DISK,), "8": (Awareness.DISK,)}
+"""The lesser versions that the paper has in a figure."""
+
+
+def texts(parameters: Parameters) -> dict[str, str]:
+    """The files, by their names."""
+    made = (
+        (figure, _scenario(parameters, figure, about, pools, batch, until_s))
+        for figure, about, pools, batch, until_s in _figures()
+    )
+    return {f"{each.name}.toml": _HEAD + _beside(figure) + scenario_text(each) for figure, each in made}
+
+
+def _beside(figure: str) -> str:
+    """How the paper's lesser versions are set beside the default: they are baselines, and do not ship."""
+    lesser = [BASELINES[worlds.POLICIES[level]] for level in _LESSER.get(figure, ())]
+    if not lesser:
+        return ""
+    lines = [f"stoker simulate context-paper-{figure} --policy default", *(f"  --policy {name}" for name in lesser)]
+    command = "".join(f"#   {line}" for line in " \\\n".join(lines).splitlines(keepends=True))
+    return f"# The paper's lesser versions beside it, in a clone of Stoker's repository:\n{command}\n"
+
+
+def _figures() -> Iterator[tuple[str, str, worlds.Pools, int, float]]:
+    """Each figure, what it shows, its GPUs, the inferences in a call, and when it is cut off (0: never)."""
+    static, batch = worlds.static(), predict.BATCH
+    yield "6", "150,000 inferences on twenty GPUs that stay, in calls of 100", static, batch, 0.0
+    yield "7", "the same in calls of one; --set workload.items=100 or 1000 for the others", static, 1, 0.0
+    vanishing = worlds.vanishing()
+    until_s = max(at_s for steps in vanishing.values() for at_s, _ in steps) + paper.PREEMPTED_EVERY_S
+    yield "8", "from 900 s on one GPU is lost every minute, until none is left", vanishing, batch, until_s
+    low, high = paper.FIGURE_9A_GPUS
+    _, ramp_s, bend, shares = predict.RAMPS_9A[0]
+    pools = worlds.ramp(shares, first=low, last=high, until_s=ramp_s, bend=bend)
+    yield "9a", f"a pool that grows from {low} GPUs to {high}", pools, batch, 0.0
+    pools = worlds.ramp(paper.TABLE_1, first=0, last=paper.FIGURE_9B_GPUS, until_s=predict.RAMPS_9B_S[0])
+    yield "9b", f"a pool that grows to {paper.FIGURE_9B_GPUS} GPUs of eight kinds", pools, batch, 0.0
+
+
+def _scenario(
+    parameters: Parameters, figure: str, about: str, pools: worlds.Pools, batch: int, until_s: float
+) -> Scenario:
+    return Scenario(
+        name=f"context-paper-{figure}",
+        about=f"Figure {figure} of the context paper: {about}",
+        world=worlds.world(parameters, pools),
+        workload=worlds.sweep(batch),
+        seeds=1,
+        until_s=Duration(until_s),
+    )

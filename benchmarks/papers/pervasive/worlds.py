@@ -1,0 +1,178 @@
+"""The paper's runs as worlds of the simulator."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from benchmarks.papers.pervasive import paper
+from benchmarks.papers.pervasive.parameters import Parameters
+from stoker.contexts.recipe import Awareness
+from stoker.manager.core.seams import Policies
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.flows import SharedLink
+from stoker.manager.sim.pilot import SimPilot
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.workload import SweepCalls
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.protocol.blocks import Rule
+from stoker.site import Duration, Size
+
+Steps = tuple[tuple[float, int], ...]
+Pools = Mapping[str, Steps]
+"""How many GPUs of each kind there are, from when on."""
+POLICIES = {Awareness.NONE: "no-awareness", Awareness.DISK: "disk-only", Awareness.FULL: "default"}
+"""The shipped policies that keep as much of a context as the paper's three versions (§4.2)."""
+_GPU_BYTES = Size(12_000_000_000)
+"""The smallest of them; one context fills it."""
+_DIGITS = 4
+
+
+class Sharing(msgspec.Struct, frozen=True):
+    """Workers of one GPU each share the disk of their node. `gpus`: of a node; `reads`: the part of a load, with all
+    neighbours there and loading too, that reads the disk. `spread`: GPUs are taken from all nodes in turn; else one
+    node is emptied after the other."""
+
+    gpus: int
+    reads: float
+    spread: bool = True
+
+
+def world(
+    parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = paper.SINGLE, sharing: Sharing | None = None
+) -> World:
+    """A cluster with these pools of GPUs. `peaks`: by which rates kinds that were not fitted are slower or faster."""
+    p, reads = parameters, 0.0 if sharing is None else sharing.reads
+    context = ContextModel(
+        files=(
+            Files("model", Size(paper.MODEL_BYTES)),
+            Files("environment", Size(paper.ENVIRONMENT_BYTES)),
+        ),
+        device_memory_bytes=Size(paper.LOADED_BYTES),
+        load_s={kind: Duration((1.0 - reads) * load_s(p, kind)) for kind in pools},
+        call_s={"": Duration(p.call_s)},
+        item_s={kind: Duration(item_s(p, kind, peaks=peaks)) for kind in pools},
+        warm_items=int(p.warm_items),
+        warm_item_s=Duration(p.warm_item_s),
+        page_cache=sharing is None,  # a worker has 10 GB of memory (§4.1), less than the files
+    )
+    sources = tuple(
+        SourceModel(
+            name=f"pool-{number}",
+            kind=kind,
+            capacity=steps,
+            boot_s=Duration(p.boot_s),
+            rule=Rule.FIXED,
+            init_blocks=max(count for _, count in steps),
+            max_blocks=max(count for _, count in steps),
+        )
+        for number, (kind, steps) in enumerate(pools.items())
+    )
+    links = Links(
+        shared=Rate(paper.SHARED_BYTES_PER_S),
+        shared_node=Rate(p.shared_node_bytes_per_s),
+        network=Rate(p.network_bytes_per_s),
+    )
+    devices = dict.fromkeys(pools, DeviceKind(_GPU_BYTES))
+    return World(devices=devices, sources=sources, contexts={"llm": context}, links=links, delays=Delays())
+
+
+def sweep(batch: int) -> SweepCalls:
+    """All inferences, in calls of so many."""
+    return SweepCalls(context="llm", inputs=paper.INFERENCES, items=batch)
+
+
+def load_s(parameters: Parameters, kind: str) -> float:
+    """Seconds of a load on a node that has its disk to itself."""
+    return parameters.load_titan_s if kind in paper.OLD else parameters.load_a10_s
+
+
+class SharedDisks(Simulation):
+    """A simulation in which the workers of a node read its disk together. The newest worker is taken first."""
+
+    def __init__(
+        self, world: World, calls: Iterable[Arrival], policies: Policies, *, parameters: Parameters, sharing: Sharing
+    ) -> None:
+        super().__init__(world, calls, policies)
+        self._parameters = parameters
+        self._sharing = sharing
+        self._disks: dict[tuple[str, int], SharedLink] = {}
+        self._made: Counter[str] = Counter()
+
+    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
+        """A worker, on the next place of a node."""
+        pilot = super().new_pilot(source, block=block, ends_at=ends_at)
+        gpus, kind = self._sharing.gpus, source.kind
+        number = self._made[kind]
+        self._made[kind] += 1
+        node = number % (source.max_blocks // gpus) if self._sharing.spread else number // gpus
+        alone_s = self._sharing.reads * load_s(self._parameters, kind) / gpus
+        rate = (paper.MODEL_BYTES + paper.ENVIRONMENT_BYTES) / alone_s
+        pilot.machine.disk = self._disks.setdefault((kind, node), SharedLink(f"disk {node} of {kind}", rate))
+        return pilot
+
+
+def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = paper.SINGLE) -> float:
+    """Seconds an inference: fitted for the two kinds of the static runs; for the others a power of their peak rate that
+    goes through these two."""
+    fitted = {paper.A10: parameters.item_a10_s, paper.TITAN: parameters.item_titan_s}
+    if kind in fitted:
+        return fitted[kind]
+    power = math.log(fitted[paper.TITAN] / fitted[paper.A10]) / math.log(peaks[paper.A10] / peaks[paper.TITAN])
+    return float(f"{fitted[paper.A10] * (peaks[paper.A10] / peaks[kind]) ** power:.{_DIGITS}g}")
+
+
+def static() -> Pools:
+    """§4.1: ten of each."""
+    return {paper.A10: ((0.0, paper.EACH),), paper.TITAN: ((0.0, paper.EACH),)}
+
+
+def vanishing(
+    *, from_s: float = paper.PREEMPTED_FROM_S, lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0
+) -> Pools:
+    """§4.4: one a minute, the first at `from_s`, A10s first. `lost`: so many of a kind go before, at `lost_at_s`."""
+    pools, goes_at = {}, from_s
+    for kind in (paper.A10, paper.TITAN):
+        here, steps = paper.EACH, [(0.0, paper.EACH)]
+        early = (lost or {}).get(kind, 0)
+        if early:
+            here -= early
+            steps.append((lost_at_s, here))
+        for left in reversed(range(here)):
+            steps.append((goes_at, left))
+            goes_at += paper.PREEMPTED_EVERY_S
+        pools[kind] = tuple(steps)
+    return pools
+
+
+def ramp(
+    shares: Mapping[str, float], *, first: int, last: int, until_s: float, bend: float = 1.0, every_s: float = 20.0
+) -> Pools:
+    """From `first` GPUs to `last` in a line that is straight with `bend` 1, and with more slow at first; each kind has
+    its share of them, as whole GPUs."""
+    order = _order(shares, last)
+    pools: dict[str, list[tuple[float, int]]] = {kind: [] for kind in order}
+    steps = max(1, round(until_s / every_s))
+    for step in range(steps + 1):
+        at_s = round(until_s * step / steps, 1)
+        here = order[: round(first + (last - first) * (step / steps) ** bend)]
+        for kind, found in pools.items():
+            count = here.count(kind)
+            if not found or found[-1][1] != count:
+                found.append((at_s, count))
+    return {kind: tuple(found) for kind, found in pools.items()}
+
+
+def _order(shares: Mapping[str, float], count: int) -> list[str]:
+    """In which order GPUs of these kinds come, so that there are whole ones in these proportions at any time: the next
+    is of the kind that lacks most (Webster's method)."""
+    have = dict.fromkeys(shares, 0)
+    order = []
+    for _ in range(count):
+        kind = max(shares, key=lambda kind: shares[kind] / (2 * have[kind] + 1))
+        have[kind] += 1
+        order.append(kind)
+    return order

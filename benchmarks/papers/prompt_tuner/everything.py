@@ -1,0 +1,178 @@
+"""Everything that the page is made of: which runs, and in which order.
+
+The search comes first, then the settings of the baselines, then the most central set under all its seeds, and the
+others under fewer. What is done is kept (`runs`), so that all of it can be stopped and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from benchmarks.harness import Clock
+from benchmarks.papers.prompt_tuner import grid as grids
+from benchmarks.papers.prompt_tuner import paper, readings, tuning
+from benchmarks.papers.prompt_tuner.cases import (
+    APART,
+    BOUND,
+    FEWER_GPUS,
+    HEAVY,
+    HIGH,
+    MAIN,
+    MEDIUM,
+    NOBODY,
+    TUNING_SEEDS,
+    VICUNA,
+    Group,
+    System,
+    at,
+    of_bank,
+)
+from benchmarks.papers.prompt_tuner.grid import Choice, Grid
+from benchmarks.papers.prompt_tuner.jobs import Parameters
+from benchmarks.papers.prompt_tuner.readings import POLICIES, Chosen, Condition, Reading
+from benchmarks.papers.prompt_tuner.record import KeptRun, Record
+from benchmarks.papers.prompt_tuner.runs import Runs
+from benchmarks.papers.prompt_tuner.search import Searched, search
+from stoker.manager.sim.run import SimulationError
+
+Wanted = tuple[Group, System]
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """How much is done: under which seeds the central set is run, the others, and 96 GPUs; on a cluster so many times
+    smaller with as many fewer jobs. `stages`, `sets`: of the search, and of the sets that count, so many (0: all)."""
+
+    seeds: tuple[int, ...]
+    few: tuple[int, ...]
+    large: tuple[int, ...]
+    tuning: tuple[int, ...] = TUNING_SEEDS
+    smaller: int = 1
+    stages: int = 0
+    sets: int = 0
+
+
+def whole(grid: Grid, *, seeds: int = 0, stages: int = 0, sets: int = 0) -> Extent:
+    """All that the grid asks for; with a number only so many of the central set's seeds, of the search's stages, and of
+    the sets."""
+    every = grid.report.seeds[: seeds or None]
+    return Extent(every, every[: grid.report.few], every[:3], stages=stages, sets=sets)
+
+
+def evaluate(
+    runs: Runs, grid: Grid, *, extent: Extent, tell: Callable[[str], Callable[[int, int], None]], command: str,
+    found: Searched | None = None,
+) -> Record:  # fmt: skip
+    """Everything. `found`: sets that were searched already. Raises SimulationError."""
+    clock = Clock(command)
+    searched = found or search(grid, grids.drawn(grid), runs, tell=tell, most=extent.stages)
+    sets = grids.farthest_apart(searched.admitted, grid, most=extent.sets or grid.report.most)
+    usual = sets[0].parameters(grid)
+    tried = runs.each(tuning.cases(usual, seeds=extent.tuning, smaller=extent.smaller), tell=tell("settings"))
+    searches = tuning.searched(tried, usual, seeds=extent.tuning, smaller=extent.smaller)
+    chosen = tuning.best(searches)
+    kept: list[KeptRun] = []
+    for number, choice in enumerate(sets):
+        wanted = central(chosen) if not number else others(chosen)
+        what = f"set {number + 1} of {len(sets)}"
+        kept += _run(runs, choice, choice.parameters(grid), wanted, extent, first=not number, tell=tell(what))
+    return Record(clock.facts(), searched, tuple(sets), searches, chosen, extent.seeds, extent.few, tuple(kept))
+
+
+def again(
+    runs: Runs, grid: Grid, record: Record, *, baseline: str, tell: Callable[[str], Callable[[int, int], None]],
+    command: str,
+) -> Record:  # fmt: skip
+    """The same record with all that is of one baseline's policy done again: the search for its settings, and its runs.
+    Raises SimulationError, also where a run came to something else than it had come to, or another baseline's settings
+    would be others: then the code is another one, and everything has to be done again."""
+    clock, usual = Clock(command), record.sets[0].parameters(grid)
+    searches = tuning.searched(runs.each(tuning.cases(usual), tell=tell("settings")), usual)
+    chosen = tuning.best(searches)
+    others_changed = [one.value for one in Reading if POLICIES[one] != baseline and chosen[one] != record.chosen[one]]
+    if others_changed:
+        raise SimulationError(f"{', '.join(others_changed)}: another setting is the best one now")
+    large = tuple(sorted({run.seed for run in record.runs if run.group == HEAVY[-1].name}))
+    extent, before = Extent(record.seeds, record.few, large), {run.name: run for run in record.runs}
+    kept = [run for run in record.runs if run.system.split(", ")[0] != baseline]
+    for number, choice in enumerate(record.sets):
+        what = f"{baseline}, set {number + 1} of {len(record.sets)}"
+        asked = central(chosen) if not number else others(chosen)
+        wanted = [(group, system) for group, system in asked if system.policy == baseline]
+        for run in _run(runs, choice, choice.parameters(grid), wanted, extent, first=not number, tell=tell(what)):
+            old = before.get(run.name, run)
+            if run.came_to != old.came_to:
+                raise SimulationError(f"{run.name} came to {run.came_to}, and had come to {old.came_to}")
+            kept.append(run)
+    return msgspec.structs.replace(
+        record, searches=searches, chosen=chosen, runs=tuple(kept), again=clock.facts()
+    )  # fmt: skip
+
+
+def _run(
+    runs: Runs, choice: Choice, parameters: Parameters, wanted: Sequence[Wanted], extent: Extent, *, first: bool,
+    tell: Callable[[int, int], None],
+) -> list[KeptRun]:  # fmt: skip
+    cases = {}
+    for group, system in dict.fromkeys(wanted):
+        seeds = extent.large if group == HEAVY[-1] else extent.seeds if first else extent.few
+        for case in group.cases(system, parameters, seeds=seeds, smaller=extent.smaller):
+            cases[case] = group
+    found = runs.each(cases, tell=tell)
+    return [KeptRun.of(choice, group, case.system, case.seed, found[case]) for case, group in cases.items()]
+
+
+def central(chosen: Chosen) -> list[Wanted]:
+    """The runs of the most central set."""
+    fewer = [(group, system) for group in FEWER_GPUS for system in (NOBODY, *chosen.values())]
+    return [*others(chosen), *_loads(chosen), *_learning(chosen), *_orders(chosen), *_parts(), *_rest(chosen), *fewer]
+
+
+def others(chosen: Chosen) -> list[Wanted]:
+    """The bars, and the numbers that the text has of the medium and the high load: what every set is asked."""
+    systems = [NOBODY, *chosen.values()]
+    parts = [*readings.TABLE_8.values(), readings.NO_PROMPTS, readings.NO_RUNTIMES]
+    return [*((group, system) for group in (MEDIUM, HIGH) for system in systems), *((MEDIUM, one) for one in parts)]
+
+
+def _loads(chosen: Chosen) -> Iterator[Wanted]:
+    for group in MAIN:
+        for system in (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES]):
+            yield group, system
+
+
+def _learning(chosen: Chosen) -> Iterator[Wanted]:
+    for group in (MEDIUM, HIGH):
+        yield group, readings.LEARNS
+        for reading in Reading:
+            yield group, readings.baseline(chosen, reading, Condition.ALL)
+
+
+def _orders(chosen: Chosen) -> Iterator[Wanted]:
+    for group in (MEDIUM, HIGH):
+        for reading in (Reading.HOLD, Reading.AT_ONCE):
+            yield group, tuning.other_order(chosen[reading])
+
+
+def _parts() -> Iterator[Wanted]:
+    for emergence in paper.EMERGENCES:
+        for system in readings.FIGURE_8_AB.values():
+            yield at("medium", emergence), system
+    for window_s in paper.WINDOWS_S:
+        yield MEDIUM, readings.of_window(window_s, usual_s=paper.WINDOW_S)
+    for size in paper.BANK_SIZES:
+        yield of_bank(size), NOBODY
+
+
+def _rest(chosen: Chosen) -> Iterator[Wanted]:
+    for group in (*HEAVY[:-1], BOUND, APART, HEAVY[-1]):
+        for system in (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES]):
+            yield group, system
+    for system in (readings.LEARNS, readings.baseline(chosen, Reading.HOLD, Condition.ALL)):
+        yield BOUND, system
+    for reading in readings.OF_INFLESS:
+        for group in VICUNA:
+            yield group, chosen[reading]
+        for system in readings.kept(chosen[reading]):
+            yield MEDIUM, system

@@ -1,0 +1,247 @@
+"""What an evaluation depends on: what the paper says, and the usual values of what it leaves open. `why` has their
+reasons, and `grid.toml` the other values of six of them that are tried.
+
+*What a better prompt is worth.* A job's iterations are bounded by what its trace's GPU time stands for. From the prompt
+that induction gives it needs all of these; from the bank's, fewer by the speedups of Figure 9b. No scheduler knows a
+job's before it is done.
+
+The jobs of §6.1, made up: the paper's trace is not public.
+
+- *When they come.* Each load is one trace ("three 20-minute LPT traces", §6.1), whose models come mixed. One of its
+  minutes has five times the mean count (§2.2); the others have shares drawn from an exponential distribution, none
+  above the fullest. Counts are whole jobs and add up to those of §6.1. Within a minute gaps are exponential (§6.1),
+  stretched to fill it.
+- *How much they are.* A duration (lognormal, cut at both ends) and replicas are drawn independently; their product
+  over the seconds of an iteration bounds the iterations.
+- *Which prompt they start from.* The induced one needs all that the bound allows; the bank's fewer. Its lookup takes
+  the time of 50 scores and one for each candidate of a cluster, before the first iteration; the GPUs of a job share
+  them, as they do in a session. Of fewer candidates the best is worse: iterations among prompts are lognormal, and the
+  best of n lies at the (1/n)-quantile.
+
+What is drawn depends on the seed, the model and the job's number alone (`stoker.chance`): the same jobs for each S,
+policy and setting.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, islice
+from statistics import NormalDist
+
+import msgspec
+
+from benchmarks.papers.prompt_tuner import paper
+from stoker.chance import Stream
+from stoker.manager.sim.client import Arrival
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A language model. `item_s`: an iteration on one replica of `devices` GPUs; only the product with a job's
+    iterations matters. `bank_s`: a lookup among 3,000 candidates. `speedup`: iterations from the induced prompt over
+    those from the bank's, least and most."""
+
+    name: str
+    item_s: float
+    weights_bytes: float
+    bank_s: float
+    speedup: tuple[float, float]
+    devices: int = 1
+
+
+MODELS: Mapping[str, Model] = {
+    model.name: model
+    for model in (
+        Model("gpt2-base", 0.05, 0.5e9, 5.3, (1.81, 2.8)),
+        Model("gpt2-large", 0.1, 3.1e9, 6.1, (1.38, 2.4)),
+        Model("vicuna-7b", 0.2, 13.5e9, 9.2, (1.28, 2.2)),
+        Model("llama-30b", 0.2, 65e9, 10.0, (1.28, 2.2), devices=4),
+        Model("qwen-7b-r1", 0.2, 15.2e9, 9.2, (1.28, 2.2), devices=4),
+    )
+}
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    """Seconds, bytes a second, shares. `WHY` says where each comes from."""
+
+    peak: float = 5.0
+    mixed: bool = True
+    duration_median_s: float = 30.0
+    duration_spread: float = 0.93
+    duration_least_s: float = 5.0
+    duration_most_s: float = 300.0
+    replicas: tuple[tuple[int, float], ...] = ((1, 0.6), (2, 0.25), (4, 0.15))
+    widest: int = 8
+    bound: float = 1.0
+    speedup: float = 1.0
+    prepare_s: float = 23.5
+    read_bytes_per_s: float = 1.1e9
+    overhead: float = 1.0
+    meet_s: float = 2.0
+    gang_efficiency: float = 0.995
+    budget: float = 0.2
+    bank_size: int = 3000
+    prompt_spread: float = 0.4
+    price_per_hour: float = 40.97
+
+    def cold_s(self, model: Model) -> float:
+        """From the order to warm a replica until it is: what a cold start takes."""
+        return self.prepare_s + model.weights_bytes / model.devices / self.read_bytes_per_s
+
+    @property
+    def device_price_s(self) -> float:
+        """Dollars for a GPU and second."""
+        return self.price_per_hour / paper.SERVER_GPUS / 3600.0
+
+
+_MINUTE_S = 60.0
+_quantile = NormalDist().inv_cdf
+
+
+class Bank(enum.Enum):
+    """Who gets an initial prompt from the bank."""
+
+    BUDGET = "budget"
+    """Jobs whose lookup is within the latency budget."""
+    ALWAYS = "always"
+    """All of them."""
+    NEVER = "never"
+    """None: all start from induced prompts."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A tuning job as its trace has it: its time on the replicas that it had. `speedup`: iterations from the induced
+    prompt over those from the bank's, with 3,000 candidates."""
+
+    at_s: float
+    model: str
+    duration_s: float
+    replicas: int
+    speedup: float
+
+
+def jobs(counts: Mapping[str, int], parameters: Parameters, *, seed: int) -> list[Job]:
+    """So many jobs of each model, in order of time."""
+    times = _mixed(counts, parameters, seed) if parameters.mixed else _apart(counts, parameters, seed)
+    found = [job for name, at_s in times.items() for job in _of_model(MODELS[name], at_s, parameters, seed)]
+    return sorted(found, key=lambda job: job.at_s)
+
+
+def slo_s(job: Job, emergence: float, parameters: Parameters) -> float:
+    """A job's SLO in seconds from when it comes: its duration times S, and the allocation overhead."""
+    return job.duration_s * emergence + parameters.overhead * parameters.cold_s(MODELS[job.model])
+
+
+def lookup_s(model: Model, candidates: int) -> float:
+    """How long the bank takes one GPU to find a prompt among so many."""
+    scores, scores_of_3000 = (paper.CLUSTERS + size / paper.CLUSTERS for size in (candidates, paper.BANK_SIZES[-1]))
+    return model.bank_s * scores / scores_of_3000
+
+
+def uses_bank(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> bool:
+    """Whether it gets a prompt from the bank."""
+    if bank is not Bank.BUDGET:
+        return bank is Bank.ALWAYS
+    takes_s = lookup_s(MODELS[job.model], parameters.bank_size)
+    return takes_s <= parameters.budget * slo_s(job, emergence, parameters)
+
+
+def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> Arrival:
+    """The call that it is. Its iterations at most are the same with and without the bank; what it needs is not."""
+    model = MODELS[job.model]
+    needs = max(1, round(job.duration_s * job.replicas / model.item_s))
+    most = max(needs, round(needs * parameters.bound))
+    banked = uses_bank(job, emergence, parameters, bank)
+    if banked:
+        needs = max(1, round(needs / (job.speedup * parameters.speedup * _worth(parameters))))
+    return Arrival(
+        at_s=job.at_s,
+        context=model.name,
+        items=most,
+        deadline_s=round(slo_s(job, emergence, parameters), 6),
+        gang=(1, parameters.widest),
+        items_done=min(needs, most),
+        shared_s=lookup_s(model, parameters.bank_size) if banked else 0.0,
+    )
+
+
+def _worth(parameters: Parameters) -> float:
+    """What the best of the bank's candidates is worth against the best of 3,000."""
+    depths = (_quantile(1 / size) for size in (paper.BANK_SIZES[-1], parameters.bank_size))
+    return math.exp(parameters.prompt_spread * (next(depths) - next(depths)))
+
+
+def _mixed(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
+    """When jobs of each model come, of one trace."""
+    times = arrival_times(sum(counts.values()), Stream(seed, "tuning/arrivals"), peak=parameters.peak)
+    chance = Stream(seed, "tuning/models")
+    order = sorted(range(len(times)), key=chance.uniform)
+    taken = iter(order)
+    return {name: sorted(times[place] for place in islice(taken, count)) for name, count in counts.items()}
+
+
+def _apart(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
+    """The same, where each model has a trace of its own."""
+    return {
+        name: arrival_times(count, Stream(seed, f"tuning/{name}/arrivals"), peak=parameters.peak)
+        for name, count in counts.items()
+    }
+
+
+def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed: int) -> list[Job]:
+    streams = {what: Stream(seed, f"tuning/{model.name}/{what}") for what in ("durations", "replicas", "speedups")}
+    return [
+        Job(
+            at_s,
+            model.name,
+            _duration_s(streams["durations"].normal(number), parameters),
+            _replicas(streams["replicas"].uniform(number), parameters),
+            _log_uniform(streams["speedups"].uniform(number), *model.speedup),
+        )
+        for number, at_s in enumerate(times)
+    ]
+
+
+def arrival_times(count: int, stream: Stream, *, peak: float, minutes: int = paper.MINUTES) -> list[float]:
+    """When so many jobs come, in seconds; the fullest minute has `peak` times the mean, rounded to whole jobs."""
+    counts = _per_minute(count, stream, peak=peak, minutes=minutes)
+    times: list[float] = []
+    number = 2 * minutes
+    for minute, here in enumerate(counts):
+        gaps = [stream.exponential(number + place, mean=1.0) for place in range(here + 1)]
+        number += len(gaps)
+        places = list(accumulate(gaps))
+        times += [round((minute + place / places[-1]) * _MINUTE_S, 6) for place in places[:-1]]
+    return times
+
+
+def _per_minute(count: int, stream: Stream, *, peak: float, minutes: int) -> list[int]:
+    """Whole jobs for each minute."""
+    fullest = int(stream.uniform(0) * minutes)
+    most = round(count * peak / minutes)
+    shares = [stream.exponential(1 + minute, mean=1.0) for minute in range(minutes)]
+    counts = [0] * minutes
+    counts[fullest] = most
+    others = [minute for minute in range(minutes) if minute != fullest]
+    for _ in range(count - most):  # each job in turn to the minute that lacks most of its share (Webster's method)
+        open_minutes = [minute for minute in others if counts[minute] < most]
+        counts[max(open_minutes, key=lambda minute: shares[minute] / (2 * counts[minute] + 1))] += 1
+    return counts
+
+
+def _duration_s(normal: float, parameters: Parameters) -> float:
+    drawn = parameters.duration_median_s * math.exp(parameters.duration_spread * normal)
+    return min(max(drawn, parameters.duration_least_s), parameters.duration_most_s)
+
+
+def _replicas(uniform: float, parameters: Parameters) -> int:
+    for replicas, share in parameters.replicas:
+        uniform -= share
+        if uniform < 0.0:
+            return replicas
+    return parameters.replicas[-1][0]
+
+
+def _log_uniform(uniform: float, low: float, high: float) -> float:
+    return float(low * (high / low) ** uniform)

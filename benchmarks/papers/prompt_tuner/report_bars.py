@@ -1,0 +1,309 @@
+"""What was asked of the reproduction, and whether it holds: each bar with each set, by its interval over seeds.
+
+Sections of the page: the bars, the scheduler without a part, and what the distance to INFless depends on.
+
+The section of the page on what was no anchor and can be compared: waiting under INFless, rounds of scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from benchmarks.papers.prompt_tuner import paper, readings, texts
+from benchmarks.papers.prompt_tuner.cases import (
+    APART,
+    BOUND,
+    FEWER_GPUS,
+    HEAVY,
+    HIGH,
+    INFLESS,
+    MAIN,
+    MEDIUM,
+    NOBODY,
+    VICUNA,
+    Group,
+    System,
+    at,
+)
+from benchmarks.papers.prompt_tuner.page import TEXT, Page, lines_of
+from benchmarks.papers.prompt_tuner.readings import OF_INFLESS, Chosen, Condition, Reading
+from benchmarks.papers.prompt_tuner.record import KeptRun
+from benchmarks.papers.prompt_tuner.report_figures import verdict
+from benchmarks.papers.prompt_tuner.summary import Evaluation, Spread, show
+from benchmarks.papers.prompt_tuner.tuning import other_order
+from benchmarks.tables import head, paragraph, row
+from stoker.manager.study.statistics import MeanEstimate, estimate
+
+FEWER_POINTS = {Reading.HOLD: 10.0, Reading.AT_ONCE: 10.0, Reading.RESIZES: 30.0, Reading.FIXED: 30.0}
+TIMES_THE_COST = {Reading.HOLD: 1.2, Reading.AT_ONCE: 1.2, Reading.RESIZES: 1.8, Reading.FIXED: 1.8}
+ROUND_S = 0.002
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """One of them: at least (or, where it is `below`, less than) so much of something, under each set."""
+
+    what: str
+    wanted: float
+    found: tuple[MeanEstimate, ...]
+    digits: int = 1
+    below: bool = False
+    paper: str = ""
+    """What the paper has, where it has a number."""
+
+    def holds(self, one: MeanEstimate) -> bool:
+        """By the interval: all of it is where it is wanted."""
+        return one.high < self.wanted if self.below else one.low >= self.wanted
+
+    def holds_by_mean(self, one: MeanEstimate) -> bool:
+        """By the mean alone."""
+        return one.mean < self.wanted if self.below else one.mean >= self.wanted
+
+    @property
+    def verdict(self) -> str:
+        """Of the central set."""
+        one = self.found[0]
+        return "yes" if self.holds(one) else "by the mean" if self.holds_by_mean(one) else "**no**"
+
+    @property
+    def spread(self) -> Spread:
+        """Over all sets."""
+        return Spread(self.found[0], tuple(one.mean for one in self.found))
+
+    @property
+    def sets(self) -> int:
+        """In how many it holds."""
+        return sum(map(self.holds, self.found))
+
+
+def against_baselines(sets: Sequence[Evaluation], chosen: Chosen, condition: Condition) -> Iterator[Bar]:
+    """Violations and cost against each reading of each baseline, at medium and high load."""
+    for reading in Reading:
+        ours, theirs = readings.ours(condition), readings.baseline(chosen, reading, condition)
+        for group in (MEDIUM, HIGH):
+            fewer = tuple(each.more_violations(group, theirs, ours) for each in sets)
+            said = "{:g} to {:g}".format(*paper.FEWER_POINTS[readings.POLICIES[reading]])
+            what = f"points that fewer jobs are late than under {reading.value}, {group.load} load"
+            yield Bar(what, FEWER_POINTS[reading], fewer, paper=said)
+        for group in (MEDIUM, HIGH):
+            times = tuple(each.times_the_cost(group, theirs, ours) for each in sets)
+            has = readings.POLICIES[reading] == INFLESS and group == MEDIUM
+            said = f"{1.0 / (1.0 - paper.SAVED[MEDIUM.emergence] / 100.0):.2f}" if has else ""
+            what = f"times our cost that is paid under {reading.value}, {group.load} load"
+            yield Bar(what, TIMES_THE_COST[reading], times, 2, paper=said)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What ours is without a part: the paper's points more and times the cost, as far as it has them."""
+
+    what: str
+    system: System
+    points: str
+    times: str
+    dearer: bool = True
+    """Whether the paper has it dearer; else cheaper."""
+
+
+def parts() -> list[Part]:
+    """The ablations, with the signs that the paper has."""
+    whole, found = paper.TABLE_8["whole"], []
+    for name, system in readings.TABLE_8.items():
+        if name != "whole":
+            said = paper.TABLE_8[name]
+            points, ratio = f"{said.violations - whole.violations:+.1f}", said.cost / whole.cost
+            found.append(Part(readings.SHOWN[name], system, points, f"{ratio:.2f}", ratio > 1.0))
+    low, high = paper.BANK_SAVED
+    times = f"{1 / (1 - low / 100):.2f} to {1 / (1 - high / 100):.2f}"
+    points = "{:+.0f} to {:+.0f}".format(*paper.BANK_FEWER_POINTS)
+    found.append(Part("without the bank", readings.NO_PROMPTS, points, times))
+    found.append(Part("without reusing runtimes", readings.NO_RUNTIMES, "more", "more, less than the bank's"))
+    return found
+
+
+def ablation_bars(sets: Sequence[Evaluation]) -> Iterator[tuple[Part, Bar, Bar]]:
+    """Both signs of each: violations rise; cost rises or falls, as the paper has it."""
+    for part in parts():
+        more = tuple(each.more_violations(MEDIUM, part.system, NOBODY) for each in sets)
+        times = tuple(each.times_the_cost(MEDIUM, part.system, NOBODY) for each in sets)
+        yield part, Bar(part.what, 1e-9, more), Bar(part.what, 1.0, times, 2, below=not part.dearer)
+
+
+def worse_than(of: Evaluation, chosen: Chosen) -> list[str]:
+    """Where ours has more violations than a baseline, and its interval does not reach none."""
+    return [
+        f"{group.name} ({reading.value})"
+        for group in MAIN
+        for reading in (Reading.HOLD, Reading.RESIZES)
+        if of.more_violations(group, NOBODY, chosen[reading]).low > 0.0
+    ]
+
+
+def rounds(of: Evaluation) -> tuple[MeanEstimate, float]:
+    """Milliseconds of a round at 96 GPUs that had something to look at, and the most."""
+    large = of.results(HEAVY[-1], NOBODY)
+    return estimate([1e3 * run.round_s for run in large]), 1e3 * max(run.round_most_s for run in large)
+
+
+def held(bars: Sequence[Bar]) -> int:
+    """How many hold with the central set."""
+    return sum(bar.holds(bar.found[0]) for bar in bars)
+
+
+def against(page: Page) -> str:
+    """Ours against the baselines, where nobody learns and where somebody does."""
+    sets = len(page.sets)
+    lines = ["## Bars: nobody learns", "", texts.BARS, ""]
+    lines += head("what", "paper", "bar", "the most central set", "holds", f"all {sets} sets", "holds in")
+    for bar in against_baselines(page.sets, page.chosen, Condition.NOBODY):
+        lines.append(_bar(bar, sets))
+    worse = worse_than(page.central, page.chosen)
+    against = " and ".join(reading.value for reading in TEXT)
+    cases = f"of the {len(MAIN) * len(TEXT)} cases of Figure 7 ({against})"
+    what = f"{cases}, those in which ours has more late, beyond the interval"
+    lines.append(row(what, "none", "none", ", ".join(worse) or "none", "", "", ""))
+    mean, most = rounds(page.central)
+    holds = "yes" if mean.high < 1e3 * ROUND_S else "**no**"
+    said = "{:.0f} ms, at most {:.0f} ms".format(*(1e3 * seconds for seconds in paper.ROUND_S))
+    lines.append(row(f"the mean round at {paper.LARGE_GPUS} GPUs where something changed: what the policy computes",
+                     said, f"{1e3 * ROUND_S:.0f} ms", f"{show(mean, digits=2)} ms, at most {most:.0f} ms", holds,
+                     "", ""))  # fmt: skip
+    lines += ["", "## Bars: who learns", "", texts.CONDITIONS, ""]
+    conditions = (Condition.ALL, Condition.OURS_ALONE)
+    lines += head("what", "bar", *(cell for one in conditions for cell in (one.value, "holds")))
+    columns = [list(against_baselines(page.sets[:1], page.chosen, condition)) for condition in conditions]
+    for pair in zip(*columns, strict=True):
+        cells = [cell for bar in pair for cell in (show(bar.found[0], digits=bar.digits), bar.verdict)]
+        lines.append(row(pair[0].what, f"{pair[0].wanted:g}", *cells))
+    ours = [show(estimate(page.central.violations(group, readings.LEARNS))) for group in (MEDIUM, HIGH)]
+    alone = [show(estimate(page.central.violations(group, NOBODY))) for group in (MEDIUM, HIGH)]
+    cheaper = [show(page.central.times_the_cost(group, NOBODY, readings.LEARNS), digits=2) for group in (MEDIUM, HIGH)]
+    lines += ["", paragraph(f"""Learning takes ours from {alone[0]} to {ours[0]} % at medium load and from {alone[1]}
+        to {ours[1]} % at high load; without, ours costs {cheaper[0]} and {cheaper[1]} times as much.""")]  # fmt: skip
+    return lines_of(*lines)
+
+
+def _bar(bar: Bar, sets: int) -> str:
+    shown, between = bar.spread.shown(digits=bar.digits)
+    return row(bar.what, bar.paper, f"{bar.wanted:g}", shown, bar.verdict, between, f"{bar.sets} of {sets}")
+
+
+def ablations(page: Page) -> str:
+    """Table 8, and the bank and runtimes of Figure 8."""
+    sets, one = len(page.sets), page.central
+    lines = ["## Table 8 and Figure 8: the scheduler without a part", "", texts.ABLATIONS, ""]
+    whole = paper.TABLE_8["whole"]
+    found = f"{show(estimate(one.violations(MEDIUM, NOBODY)))} % and ${show(estimate(one.costs(MEDIUM, NOBODY)))}"
+    lines += [paragraph(f"""The whole scheduler: the paper {whole.violations} % and ${whole.cost}; here {found} with
+        the most central set."""), ""]  # fmt: skip
+    lines += head("scheduler", "paper: points more", "here", "same sign", f"all {sets} sets", "paper: cost", "here",
+                  "same sign", f"all {sets} sets")  # fmt: skip
+    for part, more, times in ablation_bars(page.sets):
+        points, between = more.spread.shown(sign=True)
+        cost, cost_between = times.spread.shown(digits=2)
+        lines.append(row(part.what, part.points, points, more.verdict, f"{between}; {more.sets} of {sets}", part.times,
+                         cost, times.verdict, f"{cost_between}; {times.sets} of {sets}"))  # fmt: skip
+    return lines_of(*lines)
+
+
+def experiments(page: Page) -> str:
+    """The distance to INFless, with one thing changed at a time."""
+    one, hold, at_once = page.central, page.chosen[Reading.HOLD], page.chosen[Reading.AT_ONCE]
+    lines = ["## How the distance to INFless changes", "", texts.EXPERIMENTS, ""]
+    lines += head("changed", "ours, %", "INFless, %", "points", "times the cost")
+    rows: list[tuple[str, Group, System, System]] = [
+        (f"nothing ({hold})", MEDIUM, NOBODY, hold),
+        (f"whose turn is first ({other_order(hold)})", MEDIUM, NOBODY, other_order(hold)),
+        (f"all at once ({at_once})", MEDIUM, NOBODY, at_once),
+        (f"all at once, whose turn is first ({other_order(at_once)})", MEDIUM, NOBODY, other_order(at_once)),
+        ("all learn", MEDIUM, readings.LEARNS, readings.baseline(page.chosen, Reading.HOLD, Condition.ALL)),
+        (BOUND.name, BOUND, NOBODY, hold),
+        (f"{BOUND.name}, all learn", BOUND, readings.LEARNS,
+         readings.baseline(page.chosen, Reading.HOLD, Condition.ALL)),
+        (APART.name, APART, NOBODY, hold),
+        ("high load", HIGH, NOBODY, hold),
+        ("S = 0.5", at("medium", 0.5), NOBODY, hold),
+        ("S = 1.5", at("medium", 1.5), NOBODY, hold),
+        *((f"{group.gpus} GPUs instead of {paper.GPUS}", group, NOBODY, hold) for group in FEWER_GPUS),
+    ]  # fmt: skip
+    for what, group, ours, theirs in rows:
+        lines.append(row(what, *(show(estimate(one.violations(group, each))) for each in (ours, theirs)),
+                         show(one.more_violations(group, theirs, ours)),
+                         show(one.times_the_cost(group, theirs, ours), digits=2)))  # fmt: skip
+    points = {what: one.more_violations(group, theirs, ours) for what, group, ours, theirs in rows}
+    return lines_of(*lines, "", _widest(points))
+
+
+def _widest(points: Mapping[str, MeanEstimate]) -> str:
+    """What is said below the table: which change has INFless farthest behind, and which least."""
+    wanted = FEWER_POINTS[Reading.HOLD]
+    most, least = (choose(points, key=lambda each: points[each].mean) for choose in (max, min))
+    told = [f"*{what}* ({show(points[what])} points)" for what in (most, least)]
+    over = sum(each.low >= wanted for each in points.values())
+    return paragraph(f"""INFless is farthest behind with {told[0]}, and least with {told[1]}. The bar of {wanted:g} is
+        reached by the interval in {over} of the {len(points)} rows.""")
+
+
+_SAID, _MOST = (100.0 * share for share in paper.INITIALISATION)
+
+
+def compared(page: Page) -> str:
+    """The section."""
+    lines = ["## What was no anchor, and can be compared", "", texts.COMPARED, ""]
+    lines += head("what", "paper", "the most central set", f"all {len(page.sets)} sets", "against the paper's mean")
+    for reading in OF_INFLESS:
+        lines += [row(*cells) for cells in _waiting(page, reading)]
+    mean, longest = rounds(page.central)
+    said = "{:.0f} ms, at most {:.0f} ms".format(*(1e3 * seconds for seconds in paper.ROUND_S))
+    what = f"a round of scheduling at {paper.LARGE_GPUS} GPUs that has something to look at"
+    lines.append(row(what, said, f"{show(mean, digits=2)} ms, at most {longest:.0f} ms", "", ""))
+    return lines_of(*lines)
+
+
+def starts(page: Page, reading: Reading) -> list[MeanEstimate]:
+    """Percent of a job's latency while its instances start, in each set at medium load; empty if it was not measured
+    in all of them."""
+    found = [_starts(one, page, reading, MEDIUM) for one in page.sets]
+    return [each for each in found if each is not None] if all(found) else []
+
+
+def starts_most(page: Page, reading: Reading) -> float:
+    """The most of any job of the central set, in percent."""
+    return max(100.0 * (run.start_most or 0.0) for run in page.central.results(MEDIUM, page.chosen[reading]))
+
+
+def _waiting(page: Page, reading: Reading) -> Iterator[tuple[str, ...]]:
+    one, system, found = page.central, page.chosen[reading], starts(page, reading)
+    paper_has = f"{_SAID:.0f}, at most {_MOST:.0f}"
+    if found:
+        over = sum(each.mean > _SAID for each in found)
+        judged = f"{verdict(found[0], _SAID, _SAID)}; the mean is over it in {over} of {len(found)} sets"
+        what = f"{reading.value}: waiting while instances start, % of a job's latency (3b)"
+        yield what, paper_has, _told(found[0], starts_most(page, reading)), _between(found), judged
+    for group in VICUNA:
+        alone = _starts(one, page, reading, group)
+        if alone is not None:
+            most = max(100.0 * (run.start_most or 0.0) for run in one.results(group, system))
+            yield f"the same, {group.name}", paper_has, _told(alone, most), "", verdict(alone, _SAID, _SAID)
+    waits = [_shares([run.wait_share for run in each.results(MEDIUM, system)]) for each in page.sets]
+    most = 100.0 * max(run.wait_most for run in one.results(MEDIUM, system))
+    yield f"{reading.value}: all waiting before a job begins", "", _told(waits[0], most), _between(waits), ""
+
+
+def _starts(one: Evaluation, page: Page, reading: Reading, group: Group) -> MeanEstimate | None:
+    runs: list[KeptRun] = one.runs.get((group.name, str(page.chosen[reading])), [])
+    shares = [run.start_share for run in runs if run.start_share is not None]
+    return _shares(shares) if shares and len(shares) == len(runs) else None
+
+
+def _shares(shares: list[float]) -> MeanEstimate:
+    return estimate([100.0 * share for share in shares])
+
+
+def _told(found: MeanEstimate, most: float) -> str:
+    return f"{show(found)}, at most {most:.0f}"
+
+
+def _between(found: list[MeanEstimate]) -> str:
+    means = [each.mean for each in found]
+    return f"{min(means):.1f} to {max(means):.1f}"

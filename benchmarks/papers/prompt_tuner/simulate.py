@@ -1,0 +1,270 @@
+"""The paper's clusters as worlds of the simulator: servers of eight GPUs, all there from the beginning.
+
+Loads neither wait for files nor for each other: a cold start is a constant of the model (the parameters say why). A
+GPU holds one model at a time.
+
+What came of one run: who was late, and how long GPUs were held.
+
+A job is in time when its result is there within its SLO; one that was refused, dropped, or never done is a violation
+like one that is late. A GPU is paid for from the order to load a model on it until the end of its process, whether it
+loads, waits or works; systems that never give GPUs back pay for all of them, from the beginning to the end of the run.
+A run ends with its last job, and not before the 20 minutes in which jobs come.
+
+One run of the evaluation, in the simulator with the policies that a live session has.
+
+All policies know profiles of the models beforehand (§5.3): how long one takes to load, and an iteration on each number
+of replicas.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from benchmarks.baselines.loading import policy
+from benchmarks.papers.prompt_tuner import paper
+from benchmarks.papers.prompt_tuner.cases import Case
+from benchmarks.papers.prompt_tuner.jobs import MODELS, Model, Parameters, arrival, jobs
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient, OfContext
+from stoker.manager.core.seams import Action, Changes, Policies, View
+from stoker.manager.sim.client import Arrival, recipe_of
+from stoker.manager.sim.duration import speedup
+from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.run import RunOutcome, Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.protocol.blocks import Rule
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.to_manager import DefineRecipe
+from stoker.site import Duration, Size
+
+_KIND = "NVIDIA A100-SXM4-80GB"
+_GPU_BYTES = Size(80_000_000_000)
+_DELAYS = Delays(progress_s=Duration(5.0))
+"""A job says every five seconds how far it is."""
+
+
+def world(models: Iterable[str], parameters: Parameters, *, gpus: int) -> World:
+    """A cluster of so many GPUs that runs jobs of these models."""
+    servers = gpus // paper.SERVER_GPUS
+    source = SourceModel(
+        name="servers",
+        kind=_KIND,
+        capacity=servers,
+        devices=paper.SERVER_GPUS,
+        rule=Rule.FIXED,
+        init_blocks=servers,
+        max_blocks=servers,
+    )
+    contexts = {name: _context(MODELS[name], parameters) for name in models}
+    return World(devices={_KIND: DeviceKind(_GPU_BYTES)}, sources=(source,), contexts=contexts, delays=_DELAYS)
+
+
+def _context(model: Model, parameters: Parameters) -> ContextModel:
+    return ContextModel(
+        device_memory_bytes=_GPU_BYTES,
+        devices=model.devices,
+        load_s={"": Duration(parameters.cold_s(model))},
+        item_s={"": Duration(model.item_s)},
+        gang_s=Duration(parameters.meet_s),
+        gang_efficiency=parameters.gang_efficiency,
+    )
+
+
+_ROUNDING_S = 1e-3
+"""A message's way to the manager and back is not counted as late."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Jobs, device-seconds, seconds. `held_s`: on which models were loaded or being loaded; `busy_s`: on which jobs
+    ran; `all_s`: of the whole cluster. `wait_share`: of a job's latency in which it had not begun, the mean over jobs
+    that were done, and `wait_most` the most. `start_share`, `start_most`: of that, while a library that it then ran on
+    was started and loaded its model. `round_s`, `round_most_s`: what a round of the policy took here."""
+
+    jobs: int
+    late: int
+    refused: int
+    unfinished: int
+    banked: int
+    loads: int
+    held_s: float
+    busy_s: float
+    all_s: float
+    ended_at: float
+    wait_share: float
+    wait_most: float
+    start_share: float = 0.0
+    start_most: float = 0.0
+    round_s: float = 0.0
+    round_most_s: float = 0.0
+
+    @property
+    def violations(self) -> float:
+        """Percent of the jobs."""
+        return 100.0 * (self.late + self.refused + self.unfinished) / self.jobs
+
+    @property
+    def utilisation(self) -> float:
+        """Device-seconds that models were loaded on, loads included, of all."""
+        return self.held_s / self.all_s
+
+    def cost(self, *, static: bool, device_price_s: float) -> float:
+        """Dollars. `static`: all GPUs are paid for all the time."""
+        return (self.all_s if static else self.held_s) * device_price_s
+
+
+def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *, gpus: int) -> Result:
+    """Read a run's log and outcome. `arrivals` are its calls as they came."""
+    calls = _Calls(arrivals)
+    for at_s, what, call, library, value in zip(log.at_s, log.what, log.call, log.library, log.value, strict=True):
+        calls.hear(at_s, what, call, library, value)
+    done_s, waits, starts = calls.latencies_s(), calls.waits(), calls.starts()
+    late = sum(took_s > arrivals[job].deadline_s + _ROUNDING_S for job, took_s in done_s.items())
+    return Result(
+        jobs=len(arrivals),
+        late=late,
+        refused=len(calls.failed),
+        unfinished=len(arrivals) - len(done_s) - len(calls.failed),
+        banked=sum(arrival.shared_s > 0.0 for arrival in arrivals),
+        loads=sum(what == Happened.LIBRARY_STARTED for what in log.what),
+        held_s=outcome.warm_s,
+        busy_s=outcome.busy_s,
+        all_s=max(outcome.ended_at, paper.MINUTES * 60.0) * gpus,
+        ended_at=outcome.ended_at,
+        wait_share=fmean(waits) if waits else 0.0,
+        wait_most=max(waits, default=0.0),
+        start_share=fmean(starts) if starts else 0.0,
+        start_most=max(starts, default=0.0),
+    )
+
+
+class _Calls:
+    """When each job began and ended, and on which libraries. Jobs go by their number in order of coming."""
+
+    def __init__(self, arrivals: Sequence[Arrival]) -> None:
+        self._arrivals = arrivals
+        self._jobs: dict[int, int] = {}
+        self._began: dict[int, float] = {}
+        self._ended: dict[int, float] = {}
+        self._ran_on: dict[int, set[int]] = {}
+        self._loads: dict[int, tuple[float, float]] = {}
+        self.failed: set[int] = set()
+
+    def hear(self, at_s: float, what: int, call: int, library: int, value: float) -> None:
+        """A row of the log."""
+        if what == Happened.CALL_CAME:
+            self._jobs[call] = len(self._jobs)
+        elif what == Happened.LIBRARY_READY:
+            self._loads[library] = (at_s - value, at_s)
+        elif what in (Happened.CALL_BEGAN, Happened.PART_BEGAN):
+            job = self._jobs[call]
+            if what == Happened.CALL_BEGAN:
+                self._began.setdefault(job, at_s)
+            if at_s <= self._began.get(job, at_s):  # not those of a later run
+                self._ran_on.setdefault(job, set()).add(library)
+        elif what == Happened.CALL_ENDED:
+            self._ended[self._jobs[call]] = at_s
+        elif what == Happened.CALL_FAILED:
+            self.failed.add(self._jobs[call])
+
+    def latencies_s(self) -> dict[int, float]:
+        """From when a job came until it was done."""
+        came = self._arrivals
+        return {job: at_s - came[job].at_s for job, at_s in self._ended.items() if job not in self.failed}
+
+    def waits(self) -> list[float]:
+        """The share of each job's latency in which it had not begun."""
+        latencies = self.latencies_s().items()
+        return [(self._began[job] - self._arrivals[job].at_s) / max(took_s, _ROUNDING_S) for job, took_s in latencies]
+
+    def starts(self) -> list[float]:
+        """The share of each job's latency in which it had not begun and a library that it ran on was not loaded."""
+        found = []
+        for job, took_s in self.latencies_s().items():
+            loads = [self._loads[library] for library in self._ran_on[job] if library in self._loads]
+            found.append(_covered_s(loads, self._arrivals[job].at_s, self._began[job]) / max(took_s, _ROUNDING_S))
+        return found
+
+
+def _covered_s(spans: Iterable[tuple[float, float]], since: float, until: float) -> float:
+    """Seconds between two times that lie in at least one span."""
+    covered = 0.0
+    for begins, ends in sorted(spans):
+        since = max(since, begins)
+        covered += max(0.0, min(ends, until) - since)
+        since = max(since, min(ends, until))
+    return covered
+
+
+_LONGEST_S = 4 * 3600.0
+"""A run that goes on for so long is cut off; what is not done by then counts as a violation."""
+_KNOWN_AT_S = 1e-3
+"""When the manager is told of the models: before jobs come."""
+
+
+def simulate(case: Case) -> Result:
+    """Do one run. Raises SimulationError."""
+    parameters, system, counts = case.parameters, case.system, dict(case.counts)
+    arrivals = [
+        arrival(job, case.emergence, parameters, system.bank) for job in jobs(counts, parameters, seed=case.seed)
+    ]
+    policies = policy(system.policy).make(**dict(system.settings))
+    dispatch, residency = Timed(policies.dispatch), Timed(policies.residency)
+    policies = msgspec.structs.replace(policies, dispatch=dispatch, residency=residency)
+    simulation, outcome = play(arrivals, policies, parameters, gpus=case.gpus)
+    found = result_of(simulation.log, arrivals, outcome, gpus=case.gpus)
+    most_s = dispatch.most_s + residency.most_s
+    return msgspec.structs.replace(found, round_s=dispatch.mean_s + residency.mean_s, round_most_s=most_s)
+
+
+def play(
+    arrivals: Sequence[Arrival], policies: Policies, parameters: Parameters, *, gpus: int
+) -> tuple[Simulation, RunOutcome]:
+    """These jobs, on so many GPUs. Raises SimulationError."""
+    models = [MODELS[name] for name in dict.fromkeys(each.context for each in arrivals)]
+    simulation = Simulation(world([model.name for model in models], parameters, gpus=gpus), arrivals, policies)
+    simulation.agenda.at(_KNOWN_AT_S, _profile, simulation, models, parameters)
+    return simulation, simulation.run(until_s=_LONGEST_S)
+
+
+def _profile(simulation: Simulation, models: Sequence[Model], parameters: Parameters) -> None:
+    """Tell the manager of the models that there are, and what is known of them."""
+    sizes = range(1, parameters.widest + 1)
+    for model in models:
+        recipe = recipe_of(model.name, simulation.world.contexts[model.name])
+        simulation.handle(FromClient(simulation.client.id, 0, [DefineRecipe(recipe)]))
+        paces = {size: model.item_s / speedup(size, efficiency=parameters.gang_efficiency) for size in sizes}
+        known = ContextAdvice(load_s=parameters.cold_s(model), paces=paces, meet_s=parameters.meet_s)
+        simulation.handle(AdviceArrived(OfContext(RecipeKey(recipe.key)), CostAdvice({"": known})))
+
+
+class Timed:
+    """A policy whose rounds are timed: this thread's time on the processor."""
+
+    def __init__(self, policy: Any) -> None:
+        self.period_s = policy.period_s
+        self._policy = policy
+        self._rounds = 0
+        self._spent_s = self.most_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+        """A round of the policy."""
+        began = time.thread_time()
+        actions: Sequence[Action] = self._policy.round(view, changes)
+        took_s = time.thread_time() - began
+        self.most_s = max(self.most_s, took_s)
+        if actions or changes.calls or changes.libraries or changes.pilots:
+            self._rounds += 1
+            self._spent_s += took_s
+        return actions
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds a round, over those that had something to look at: an idle tick costs nothing and says nothing."""
+        return self._spent_s / self._rounds if self._rounds else 0.0

@@ -1,0 +1,134 @@
+"""The labelled corpus: logs of failed jobs, composed by seed from what programs really printed (`recorded.msgpack.xz`).
+
+A log is a job's header, a run up to its failure with harmless lines strewn in, the failure, and what follows it: for one
+process the batch system's last words, for several ranks their cascade, which buries the failure under hundreds of lines,
+and which may begin before the failing rank's own words are flushed. What a real cluster printed (`clusters`) has its own
+cascade and last words: it gets a header and harmless lines, and nothing behind its failure.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+import msgspec
+
+from benchmarks.papers.schedmate.failures.catalogue import TEST, TYPES
+from benchmarks.papers.schedmate.failures.clusters import MPI, SLURM
+from benchmarks.papers.schedmate.failures.injections import FRAMEWORK, INFRASTRUCTURE
+from benchmarks.papers.schedmate.failures.noise import HARMLESS, HEADERS, ending, lost_another
+from benchmarks.papers.schedmate.failures.recording import Run, recorded
+
+LOGS_OF_A_TYPE = {INFRASTRUCTURE: 8, FRAMEWORK: 12, "user": 16}
+"""So that about three in ten failures are the infrastructure's (a quarter in the paper)."""
+_SEVERAL_RANKS = 0.75
+_EARLY_CASCADE = 0.25
+CONSEQUENCES = re.compile(
+    r"srun: error: \S+: tasks? [\d,-]+: (?:Exited with exit code|Terminated|Killed)|srun: (?:got SIGCONT|forcing job termination"
+    r"|Job step aborted|Force Terminated|launch/slurm: _step_signal)|mpirun: Forwarding signal|Primary job  terminated normally"
+    r"|a non-zero exit code\. Per user-direction|mpirun detected that|-{20,}$|\s*$"
+)
+"""What launchers write of each end, as `noise.ending` does of those that are injected: it is no failure's own line."""
+_MARKS = ("[rank{rank}]: ", "{rank}: ", "", "[default{rank}]:")
+
+
+class FailedJob(msgspec.Struct, frozen=True):
+    """A log with its labels. `truth`: the number of the line, from 1, with which the failure begins; `own`: the lines that
+    the failing rank wrote of it."""
+
+    name: str
+    program: str
+    fault: str
+    kind: str
+    component: str
+    truth: int
+    own: tuple[str, ...]
+    lines: list[str]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+def good_runs() -> dict[str, list[list[str]]]:
+    """The logs of runs that went well, by program."""
+    found: dict[str, list[list[str]]] = defaultdict(list)
+    for run in recorded():
+        if not run.fault:
+            found[run.program].append(run.lines)
+    return found
+
+
+def corpus(*, test: bool, seed: str = "") -> Iterator[FailedJob]:
+    """The training part, or the test part."""
+    runs: dict[str, list[Run]] = defaultdict(list)
+    for run in recorded():
+        if run.fault and run.truth >= 0:
+            runs[run.fault].append(run)
+    for fault in TYPES:
+        if (fault.name in TEST) is not test:
+            continue
+        for number in range(LOGS_OF_A_TYPE[fault.kind]):
+            chance = random.Random(f"{fault.name} {number}{seed}")
+            run = chance.choice(runs[fault.name])
+            lines, truth, own = _composed(run, chance)
+            yield FailedJob(
+                f"{fault.name}-{number}", run.program, fault.name, fault.kind, fault.component, truth + 1, own, lines
+            )
+
+
+def _composed(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[str, ...]]:
+    if run.program in (SLURM, MPI):
+        before = [*chance.choice(HEADERS), *_strewn(run.lines[: run.truth], chance)]
+        own = [line for line in run.lines[run.truth :] if not CONSEQUENCES.match(line)]
+        fill = _filled(chance)
+        return [*map(fill, before), *run.lines[run.truth :]], len(before), tuple(own or run.lines[run.truth :])
+    ranks = 1
+    if run.program != "plain" and chance.random() < _SEVERAL_RANKS:
+        ranks = chance.choice((8, 32, 64, 128))
+    failing = chance.randrange(ranks)
+    mark = chance.choice(_MARKS).replace("{rank}", str(failing)) if ranks > 1 else ""
+    before = [*chance.choice(HEADERS), *_strewn(run.lines[: run.truth], chance)]
+    own = [mark + line for line in run.lines[run.truth :]]
+    cascade: list[list[str]] = []
+    if ranks > 1:
+        style = chance.choice(("gloo", "nccl", "watchdog"))
+        others = [rank for rank in range(ranks) if rank != failing]
+        chance.shuffle(others)
+        cascade = [[line.replace("{rank}", str(rank)) for line in lost_another(chance, style)] for rank in others]
+    early: list[str] = []
+    if cascade and chance.random() < _EARLY_CASCADE:
+        early = [line for _ in range(chance.randrange(1, 3)) for line in cascade.pop()]
+    going_on = (
+        run.lines[max(0, run.truth - chance.randrange(0, 30)) : run.truth] if ranks > 1 and run.truth > 40 else []
+    )
+    after = [*going_on, *(line for lines in cascade for line in lines), *ending(chance, ranks=ranks)]
+    fill = _filled(chance)
+    lines = [fill(line) for line in (*before, *early, *own, *after)]
+    return lines, len(before) + len(early), tuple(own)
+
+
+def _strewn(lines: list[str], chance: random.Random) -> list[str]:
+    """The lines with harmless ones between them, none in the last ten."""
+    found = list(lines)
+    for _ in range(chance.randrange(0, 7)):
+        at = chance.randrange(max(1, len(found) - 10)) if len(found) > 10 else 0
+        found[at:at] = chance.choice(HARMLESS)
+    return found
+
+
+def _filled(chance: random.Random):  # type: ignore[no-untyped-def]
+    values = {
+        "{host}": f"node{chance.randrange(1, 400):03d}", "{job}": str(chance.randrange(100000, 9999999)), "{gpu}": str(chance.randrange(8)),
+        "{pid}": str(chance.randrange(20000, 900000)), "{clock}": f"{chance.randrange(10**6)}.{chance.randrange(10**6):06d}", "{clock3}": str(chance.randrange(100, 999)),
+    }  # fmt: skip
+
+    def fill(line: str) -> str:
+        if "{" in line:
+            for name, value in values.items():
+                line = line.replace(name, value)
+        return line
+
+    return fill

@@ -1,0 +1,167 @@
+"""Evaluate locator and classifier on the test part, whose fault types never occur in training (SchedMate, Table 4).
+
+Three times: with the table of rules as it ships; each type without the rows that know a line of it, as a failure comes
+that nobody has met; and, hardest, all without each row that knows a line of any test failure, so that only general rows
+and the scorer are left. Each against the same classifier on the last 500 lines of the log.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.harness import ROOT, machine
+from benchmarks.papers.schedmate.failures.catalogue import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, held_out
+from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus, good_runs
+from benchmarks.papers.schedmate.failures.scores import NEAR_LINES, Scores, scores_of
+from benchmarks.papers.schedmate.failures.training import without_knowledge_of
+from stoker.manager.advice.logs.classifier import classify
+from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine
+from stoker.manager.advice.logs.locator import Episode, locate
+from stoker.manager.advice.logs.reading import masked_line
+from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity
+from stoker.whole_files import write_whole
+
+RECORD = ROOT / "benchmarks" / "records" / "schedmate-failures.json"
+LAST_LINES = 500
+BARS = {"f1": 68.0, "precision": 76.0, "lines_per_s": 50_000}
+_GIGABYTE = 1 << 30
+
+
+def evaluate() -> None:
+    """Print the measures, and write the record."""
+    jobs = list(corpus(test=True))
+    found: dict[str, Any] = {}
+    for name, rules in _tables(jobs).items():
+        found[name] = {
+            "rows": sorted({len(rules[job.fault]) for job in jobs}),
+            "located": _with_locator(jobs, rules),
+            "last 500 lines": _on_last_lines(jobs, rules),
+        }
+        for side in ("located", "last 500 lines"):
+            scores = found[name][side]
+            print(f"{name}, {side}: F1 {scores.f1}, precision {scores.precision}, recall {scores.recall}, accuracy {scores.accuracy}, of three "
+                  f"{scores.accuracy_of_three}, line found {scores.located}\n  {scores.confusion}", flush=True)  # fmt: skip
+    injected = [job for job in jobs if job.fault in held_out(INJECTED, SPLIT_SEED)]
+    found["the types of the first draw"] = {
+        name: _with_locator(injected, rules) for name, rules in _tables(injected).items()
+    }
+    for name, scores in found["the types of the first draw"].items():
+        print(f"the types of the first draw, {name}: F1 {scores.f1}, precision {scores.precision}")
+    lines = {part: _located_share(each) for part, each in (("test", jobs), ("training", list(corpus(test=False))))}
+    print("line found:", lines)
+    speed = {"training log": _speed(), "corpus": _corpus_speed(jobs)}
+    print("lines/s:", speed, "load:", os.getloadavg())
+    memory = _memory()
+    print("1 GiB log:", memory)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    record = {"command": "python -m benchmarks.papers.schedmate failures", "machine": machine(), "at": str(datetime.date.today()), "commit": commit,
+              "split": [SPLIT_SEED, CLUSTERS_SEED], "test_types": sorted(TEST), "bars": BARS, "load": [round(load, 1) for load in os.getloadavg()], "logs": len(jobs), "scores": found, "line_found": lines, "lines_per_cpu_s": speed, "one_gibibyte": memory}  # fmt: skip
+    write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o644)
+
+
+def _tables(jobs: list[FailedJob]) -> dict[str, dict[str, tuple[FaultRule, ...]]]:
+    """The rules that each type is judged with, under the names of the record."""
+    types = {job.fault for job in jobs}
+    own = {fault: without_knowledge_of([job for job in jobs if job.fault == fault]) for fault in types}
+    return {
+        "shipped table": dict.fromkeys(types, ROWS),
+        "each type without the rows that know it": own,
+        "without rows that know the test's texts": dict.fromkeys(types, without_knowledge_of(jobs)),
+    }
+
+
+def _with_locator(jobs: list[FailedJob], rules: dict[str, tuple[FaultRule, ...]]) -> Scores:
+    verdicts = []
+    for job in jobs:
+        located = locate(job.lines, rules=rules[job.fault])
+        verdicts.append((job, located, classify(located, rules=rules[job.fault]) if located else None))
+    return scores_of(verdicts)
+
+
+def _on_last_lines(jobs: list[FailedJob], rules: dict[str, tuple[FaultRule, ...]]) -> Scores:
+    verdicts = []
+    for job in jobs:
+        tail = last_lines(job.lines)
+        verdicts.append((job, tail, classify(tail, rules=rules[job.fault])))
+    return scores_of(verdicts)
+
+
+def _located_share(jobs: list[FailedJob]) -> float:
+    """Of how many logs, in percent, the line with which the failure begins is found."""
+    near = 0
+    for job in jobs:
+        located = locate(job.lines)
+        near += located is not None and abs(located.first.number - job.truth) <= NEAR_LINES
+    return round(100 * near / len(jobs), 1)
+
+
+def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
+    """The last lines of a log as if they had been located: all their bad lines, and the first traceback in them."""
+    skipped = max(0, len(lines) - count)
+    numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
+    spell = Episode(skipped + 1, ())
+    for line in numbered:
+        if spell.reads_tracebacks and spell.in_traceback(line.number, line.text):
+            continue
+        if TRACEBACK in line.text:
+            spell.begin_traceback(line.number, line.text)
+        elif (grade := gravity(line.text)) >= Gravity.ERROR:
+            spell.sign(hash(masked_line(line.text.encode())), line.number, line.text, grade)
+    signs = tuple(LogLine(sign.number, sign.text) for sign in spell.ordered())
+    traceback = spell.tracebacks[0].lines if spell.tracebacks else []
+    return Located(signs[0] if signs else numbered[0], after=tuple(numbered[1:]), signs=signs or tuple(numbered[:1]),
+                   traceback=tuple(LogLine(at, text) for at, text in traceback), lines=len(lines))  # fmt: skip
+
+
+def _speed() -> int:
+    """Lines a second of processor time of a training program's own lines, a million of them."""
+    lines = good_runs()["vision"][0]
+    text = ("\n".join(lines) + "\n") * (1_000_000 // len(lines))
+    began = time.process_time()
+    locate(text)
+    return round(text.count("\n") / (time.process_time() - began))
+
+
+def _corpus_speed(jobs: list[FailedJob]) -> int:
+    """Lines a second of processor time over the test part, which is short logs with long cascades."""
+    began = time.process_time()
+    for job in jobs:
+        locate(job.lines)
+    return round(sum(len(job.lines) for job in jobs) / (time.process_time() - began))
+
+
+def _memory() -> dict[str, float]:
+    """Peak memory and processor time of a process of its own that reads a log of a gibibyte, a failure in its middle."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log")
+        with path.open("wb") as file:
+            size = number = 0
+            while size < _GIGABYTE:
+                block = b"".join(
+                    b"step %d loss %.5f lr 0.001 tokens/s %.1f seen %x\n" % (at, 1 / (at + 1), at * 3.1, at)
+                    for at in range(number, number + 20_000)
+                )
+                size, number = size + file.write(block), number + 20_000
+            file.write(
+                b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 1, in <module>\nKeyError: 'label'\n"
+            )
+        code = ("import sys, time; from pathlib import Path; from stoker.manager.advice.logs import locate;"
+                "peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]); before = peak(); began = time.process_time(); found = locate(Path(sys.argv[1]));"
+                "print(time.process_time() - began, found.lines, found.first.number, before, peak())")  # fmt: skip
+        out = subprocess.run(
+            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+        ).stdout.split()
+    seconds, lines, first, before, peak = map(float, out)
+    return {"lines": lines, "first": first, "s": round(seconds, 1), "lines_per_cpu_s": round(lines / seconds), "grew_mib": round((peak - before) / 1024, 1),
+            "peak_mib": round(peak / 1024, 1)}  # fmt: skip

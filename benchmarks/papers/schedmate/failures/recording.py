@@ -1,0 +1,253 @@
+"""Run the programs, with each injection and without any, and keep what they print.
+
+One process imports PyTorch and Transformers, and forks for each run. The file of a function that fails is the user's
+(`/home/ada/project/...`), that of a library's is the library's, and their lines stand in the traceback, as they would
+in a run of one's own. A line `MARK` goes before the first line that an injection writes or the program's last
+exception; it is taken out again, and its place is the truth.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import random
+import re
+import sys
+import tempfile
+import textwrap
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks import corpora
+from benchmarks.papers.schedmate.failures.catalogue import TYPES
+from benchmarks.papers.schedmate.failures.injections import FUNCTIONS, LOG_FORMATS, PROGRAMS, Injection
+
+MARK = "\x1e--fault--"
+RECORDED, RECORDED_ON_CLUSTERS = "failures.msgpack", "failures_on_clusters.msgpack"
+PACKAGES = "/opt/conda/lib/python3.11/site-packages/"
+USERS = ("ada", "grace", "linus", "barbara")
+_HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What one run printed. `fault`: the type's name; empty: it went well. `truth`: the index of the line with which the
+    failure begins; -1: none does."""
+
+    fault: str
+    program: str
+    truth: int
+    lines: list[str]
+
+
+def record() -> None:
+    """Run everything, two runs of each injection in each of its programs, and write the file."""
+    import torch
+    import transformers  # noqa: F401
+    from transformers import LlamaForCausalLM, Trainer  # noqa: F401
+
+    torch.set_num_threads(1)
+    runs: list[Run] = []
+    for program in PROGRAMS:
+        runs += [_run("", program, None, seed) for seed in range(6)]
+    for fault in TYPES:
+        for at, injection in enumerate(fault.injections):
+            for program in injection.programs:
+                runs.append(_run(fault.name, program, injection, hash_of(f"{fault.name} {at} {program}")))
+                print(fault.name, program, runs[-1].truth, len(runs[-1].lines), flush=True)
+    corpora.write(RECORDED, msgspec.msgpack.encode(runs))
+
+
+def recorded() -> list[Run]:
+    """All runs that were recorded: of programs with injected failures, and of jobs on real clusters (`clusters`)."""
+    files = (RECORDED, RECORDED_ON_CLUSTERS)
+    return [run for file in files for run in msgspec.msgpack.decode(corpora.read(file), type=list[Run])]
+
+
+def hash_of(text: str) -> int:
+    return random.Random(text).randrange(1 << 30)
+
+
+def _run(fault: str, program: str, injection: Injection | None, seed: int) -> Run:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out")
+        child = os.fork()
+        if child == 0:
+            _become(program, injection, random.Random(seed), seed, out, folder)
+        os.waitpid(child, 0)
+        text = out.read_text("utf-8", "replace").replace(folder, "/scratch/run")
+    return _labelled(fault, program, text.split("\n"))
+
+
+def _labelled(fault: str, program: str, lines: list[str]) -> Run:
+    """The run without marks, and without what shows this machine and this module."""
+    while lines and not lines[-1]:
+        lines.pop()
+    found: list[str] = []
+    truth = -1
+    for line in lines:
+        if line.endswith(MARK):
+            if line != MARK:  # a progress bar has no line break
+                found.append(line.removesuffix(MARK))
+            truth = len(found) if truth < 0 else truth
+        elif "return _raise(step)  # " in line:
+            found.append(line.replace("return _raise(step)  # ", ""))
+        elif not (
+            found and line.strip().strip("^") == "" and line.strip() and "_raise" in lines[lines.index(line) - 1]
+        ):
+            found.append(_HERE.sub("/opt/conda/lib/python3.11/", line))
+    if truth == len(found):
+        truth -= 1  # a parser of options wrote its message itself
+    return Run(fault, program, truth, found)
+
+
+def _become(
+    program: str, injection: Injection | None, chance: random.Random, seed: int, out: Path, folder: str
+) -> None:
+    """Run a program in this process, which ends with it."""
+    file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    random.seed(seed)
+    user, steps = chance.choice(USERS), chance.randrange(160, 420)
+    place = f"/home/{user}/{chance.choice(('project', 'llm-pretrain', 'thesis/code', 'vit'))}/"
+    names = {
+        "LOG_FORMAT": chance.choice(LOG_FORMATS),
+        "SEED": seed,
+        "STEPS": steps,
+        "FOLDER": folder,
+        "__name__": "__main__",
+    }
+    try:
+        try:
+            _compiled(PROGRAMS[program], place + "train.py", names)
+            if injection is not None:
+                _inject(injection, names, chance, steps, place, user)
+            exec(_code("main()", place + "train.py", line=chance.randrange(120, 200)), names)
+        except BaseException as error:
+            _tell(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _inject(
+    injection: Injection, names: dict[str, Any], chance: random.Random, steps: int, place: str, user: str
+) -> None:
+    """Replace a function of the program by one that fails at a step."""
+    function = FUNCTIONS[injection.where]
+    good, strikes = names[function], chance.randrange(60, steps - 20)
+    filled = _filling(chance, user)
+    module = place + {"data": "data.py", "compute": "model.py", "save": "checkpoint.py"}.get(
+        injection.where, "train.py"
+    )
+
+    def write(lines: tuple[str, ...]) -> None:
+        if lines:
+            sys.stdout.flush()
+            print(MARK)
+            for line in lines:
+                print(filled(line), flush=True)
+
+    names |= {
+        "_good": good,
+        "_strikes": strikes,
+        "_write": lambda: write(injection.prints),
+        "_die": lambda: os._exit(1),
+    }
+    names["_raise"] = _raiser(injection, filled) if injection.raises else None
+    body = injection.code or ("_die()" if injection.dies else "return _raise(step)")
+    late = {"start": "", "save": ""}.get(
+        injection.where, "    if step < _strikes: return _good(step, *args, **kwargs)\n"
+    )
+    source = f"def {function}(step, *args, **kwargs):\n{late}"
+    source += "    _write()\n" if injection.prints else ""
+    source += textwrap.indent(filled(body) if "{user}" in body else body, "    ") + "\n"
+    if not injection.code:
+        shown = {
+            "data": "sample = self.source.read(index)",
+            "compute": "outputs = self.model(**inputs)",
+            "sync": "self.group.all_reduce(self.flat)",
+            "save": "self.storage.write(state, path)",
+            "start": "backend = self.connect(options)",
+        }[injection.where]
+        source = source.replace("return _raise(step)", f"return _raise(step)  # {shown}")
+    _compiled(source, module, names, line=chance.randrange(20, 90))
+
+
+def _raiser(injection: Injection, filled: Any) -> Any:
+    file, function, line = injection.library
+    file = file if file.startswith("/") else (PACKAGES if "/" in file else "/opt/conda/lib/python3.11/") + file
+    called = function if function.isidentifier() else "load"
+    scope: dict[str, Any] = {"_error": _error_of(filled(injection.raises))}
+    number = random.Random(line).randrange(80, 2400)
+    code = compile("\n" * (number - 2) + f"def {called}(*args):\n    raise _error", file, "exec")
+    linecache.cache[file] = (1, None, ["\n"] * (number - 1) + [f"    {line}\n"], file)
+    exec(code, scope)
+    return scope[called]
+
+
+def _error_of(text: str) -> BaseException:
+    """`OSError:116:/path`, or `module.Class|message`."""
+    if "|" not in text:
+        kind, number, *name = text.split(":", 2)
+        if kind == "socket.gaierror":
+            import socket
+
+            return socket.gaierror(-3, "Temporary failure in name resolution")
+        return OSError(int(number), os.strerror(int(number)), *name)
+    kind, message = text.split("|", 1)
+    module, _, name = kind.rpartition(".")
+    found = getattr(sys.modules.get(module or "builtins"), name, None)
+    if not (isinstance(found, type) and issubclass(found, BaseException)):
+        found = type(name, (RuntimeError,), {"__module__": module})
+    try:
+        return found(message)
+    except TypeError:
+        return type(name, (RuntimeError,), {"__module__": module})(message)
+
+
+def _filling(chance: random.Random, user: str) -> Any:
+    values = {
+        "host": f"{chance.choice(('node', 'gpu', 'cn', 'dgx'))}{chance.randrange(1, 400):03d}", "gpu": str(chance.randrange(8)),
+        "pid": str(chance.randrange(20000, 990000)), "job": str(chance.randrange(100000, 9999999)),
+        "bus": f"0000:{chance.randrange(16, 255):02x}:00.0", "rank": str(chance.randrange(4)), "user": user,
+        "clock": f"{chance.randrange(10000, 9000000)}.{chance.randrange(1000000):06d}",
+    }  # fmt: skip
+
+    def fill(text: str) -> str:
+        for name, value in values.items():
+            text = text.replace("{" + name + "}", value)
+        return text
+
+    return fill
+
+
+def _code(source: str, file: str, line: int = 1) -> Any:
+    known = linecache.cache.get(file, (0, None, [], file))[2]
+    lines = [*known, *["\n"] * max(0, line - 1 - len(known))]
+    first = len(lines)
+    lines += source.splitlines(keepends=True)
+    linecache.cache[file] = (1, None, lines, file)
+    return compile("\n" * first + source, file, "exec")
+
+
+def _compiled(source: str, file: str, names: dict[str, Any], line: int = 1) -> None:
+    exec(_code(source, file, line), names)
+
+
+def _tell(error: BaseException) -> None:
+    """Write the traceback as Python does at its end, without the frames of this module."""
+    sys.stdout.flush()
+    here = error.__traceback__
+    while here is not None and here.tb_frame.f_code.co_filename == __file__:
+        here = here.tb_next
+    print(MARK, file=sys.stderr)
+    if isinstance(error, SystemExit):
+        return
+    traceback.print_exception(type(error), error, here)

@@ -1,0 +1,113 @@
+"""Train the scorer on the training part of the corpus: logistic regression over facts of failures, with NumPy.
+
+`validate` holds out fault types of the training part in turn, with the table's rows that know their texts: settings are
+chosen by that alone, never by the test part.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
+from benchmarks.papers.schedmate.failures.scores import Scores, scores_of
+from stoker.manager.advice.logs.classifier import KindScorer, classify, scaled
+from stoker.manager.advice.logs.failures import ROWS, FaultKind, FaultRule, Located, matching_rules
+from stoker.manager.advice.logs.features import features
+from stoker.manager.advice.logs.locator import locate
+from stoker.whole_files import write_whole
+
+SCORER = Path(__file__).resolve().parents[3] / "manager" / "advice" / "logs" / "scorer.json"
+FOLDS = 6
+PARTITIONS = 3
+LEAST_TYPES = 2
+"""A fact counts if so many fault types have it: a fact of one type alone says nothing of the next."""
+RIDGE = 1e-3
+_ROUNDS = 600
+_RATE = 4.0
+_KINDS = list(FaultKind)
+
+
+def without_knowledge_of(jobs: Collection[FailedJob], rules: Sequence[FaultRule] = ROWS) -> tuple[FaultRule, ...]:
+    """The rows that know no line that a failing rank of these jobs wrote of its failure."""
+    known: set[int] = set()
+    for line in {line for job in jobs for line in job.own}:
+        known |= {id(rule) for rule in matching_rules(line, tuple(rules))}
+    return tuple(rule for rule in rules if id(rule) not in known)
+
+
+def trained(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridge: float = RIDGE) -> KindScorer:
+    """A scorer of these failures; each fault type weighs the same."""
+    counts = [features(located) for _, located in examples]
+    types: dict[str, set[str]] = {}
+    for (job, _), found in zip(examples, counts, strict=True):
+        for fact in found:
+            types.setdefault(fact, set()).add(job.fault)
+    facts = sorted(fact for fact, having in types.items() if len(having) >= LEAST_TYPES)
+    place = {fact: at for at, fact in enumerate(facts)}
+    inputs = np.zeros((len(examples), len(facts)))
+    for row, found in enumerate(counts):
+        for fact, value in scaled({fact: count for fact, count in found.items() if fact in place}).items():
+            inputs[row, place[fact]] = value
+    wanted = np.array([[kind.value == job.kind for kind in _KINDS] for job, _ in examples], float)
+    each = {job.fault: sum(other.fault == job.fault for other, _ in examples) for job, _ in examples}
+    share = np.array([1.0 / each[job.fault] for job, _ in examples])
+    share /= share.sum()
+    weights, bias = np.zeros((len(facts), len(_KINDS))), np.zeros(len(_KINDS))
+    speed_w, speed_b = np.zeros_like(weights), np.zeros_like(bias)
+    for _ in range(_ROUNDS):
+        scores = inputs @ weights + bias
+        chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+        chances /= chances.sum(axis=1, keepdims=True)
+        wrong = (chances - wanted) * share[:, None]
+        speed_w = 0.9 * speed_w + inputs.T @ wrong + ridge * weights
+        speed_b = 0.9 * speed_b + wrong.sum(axis=0)
+        weights -= _RATE * speed_w
+        bias -= _RATE * speed_b
+    learned = {
+        kind: {fact: round(float(weights[place[fact], at]), 3) for fact in facts} for at, kind in enumerate(_KINDS)
+    }
+    return KindScorer(made_of, learned, {kind: round(float(bias[at]), 3) for at, kind in enumerate(_KINDS)})
+
+
+def located_examples(jobs: Collection[FailedJob]) -> Iterator[tuple[FailedJob, Located]]:
+    """The jobs in whose logs a failure is found, with it."""
+    for job in jobs:
+        located = locate(job.lines)
+        if located is not None:
+            yield job, located
+
+
+def validate(*, ridge: float = RIDGE) -> list[Scores]:
+    """How well types are judged that are held out of the training part, without the rows that know them; several times,
+    with other types together."""
+    jobs = list(corpus(test=False))
+    examples = list(located_examples(jobs))
+    found = []
+    for partition in range(PARTITIONS):
+        names = sorted({job.fault for job in jobs})
+        random.Random(FOLDS + partition).shuffle(names)
+        verdicts = []
+        for fold in range(FOLDS):
+            out = frozenset(names[fold::FOLDS])
+            held = [job for job in jobs if job.fault in out]
+            rules = without_knowledge_of(held)
+            scorer = trained([each for each in examples if each[0].fault not in out], made_of="a fold", ridge=ridge)
+            for job in held:
+                located = locate(job.lines, rules=rules)
+                verdicts.append((job, located, classify(located, rules=rules, scorer=scorer) if located else None))
+        found.append(scores_of(verdicts))
+        print("held out of the training part:", found[-1], flush=True)
+    return found
+
+
+def train() -> None:
+    """Write the scorer that ships."""
+    examples = list(located_examples(list(corpus(test=False))))
+    made_of = f"{len(examples)} logs of {len({job.fault for job, _ in examples})} fault types, by python -m benchmarks.papers.schedmate train"
+    data = msgspec.json.encode(trained(examples, made_of=made_of))
+    write_whole(SCORER, msgspec.json.format(data, indent=0).replace(b"\n\n", b"\n"), mode=0o644)

@@ -1,0 +1,204 @@
+"""Faults of the infrastructure among mistakes that look like them: `python -m benchmarks.papers.schedmate.faults`.
+
+A session of three pilots, each with a disk (tmpfs), a memory (cgroup) and a GPU (a stand-in for NVIDIA's driver) of
+its own. Every kind of fault strikes twenty times, and every kind of mistake is made as often, in one shuffled stream
+of calls. A fault counts as *retried* if its call completed on another pilot than the one that failed it; *at once* if
+no try on the first pilot came between (it is kept off that one for 15 s, and the others may be busy for longer). A
+mistake counts as *retried* if its call ran more than once. A call *lost budget* if Parsl counted a failure of it, or
+Stoker a death.
+
+What is real: the libraries that raise (numpy, torch, safetensors, pandas, pyarrow, Pillow, tokenizers, transformers,
+the standard library); full file systems; system calls that return ESTALE, EIO and EDQUOT, by ptrace; Gloo's ranks, one
+of which is killed; the kernel's out-of-memory killer, in a cgroup that a process beside the pilot fills. What is stood
+in for, as there is no GPU: a torch operator in C++ throws c10's own exceptions with the texts of CUDA and NCCL; the
+driver and the probe read files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import stoker
+from benchmarks.harness import ROOT
+from benchmarks.papers.schedmate.faults_lab import files, nodes
+from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, attempt, device
+from benchmarks.papers.schedmate.faults_lab.neighbours import Neighbours
+from stoker.sessions import sent_call
+from stoker.site import Pilot, Provider, Site
+
+RECORD = ROOT / "benchmarks" / "records" / "schedmate-faults.json"
+PILOTS, TIMES, SEED = 3, 20, 11
+LIMIT_S = 1800.0
+_COUNTED = re.compile(r"of 2 before it is given up|may have run when|it ended its library \d+ times")
+"""What the story of a call says where a death counts against it."""
+
+
+def main() -> int:
+    ask = argparse.ArgumentParser(
+        prog="python -m benchmarks.papers.schedmate.faults", description=__doc__.partition("\n")[0]
+    )
+    ask.add_argument("--times", type=int, default=TIMES, help="how often each fault and each mistake comes")
+    ask.add_argument("--only", default="", help="kinds whose names hold this; no record is written")
+    ask.add_argument("--stories", action="store_true", help="print the stories of calls that ended unexpectedly")
+    asked = ask.parse_args()
+    if reason := nodes.why_not():
+        print(f"skipped: {reason}")
+        return 0
+    chosen = [kind for kind in (*FAULTS, *MISTAKES) if asked.only in kind]
+    record = measure(chosen, times=asked.times)
+    show(record, stories=asked.stories)
+    if not asked.only and asked.times == TIMES:
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    return 0 if is_met(record) else 1
+
+
+def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
+    """Run every case in a session of its own; what became of them."""
+    load = os.getloadavg()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
+        folder = Path(temporary)
+        with nodes.Nodes(folder) as made, Neighbours(folder / "requests") as beside:
+            files.make(folder / "data")
+            site = Site(
+                provider=Provider(worker_init=made.worker_init),
+                pilot=Pilot(
+                    devices="gpu",
+                    init_blocks=PILOTS,
+                    max_blocks=PILOTS,
+                    scratch=str(folder / "scratch"),
+                    probe=made.probe,
+                    probe_every_s=0,  # type: ignore[arg-type]
+                ),
+            )
+            rows, ended = _run(site, folder, chosen, times=times)
+            count = beside.count
+    return {
+        "command": "python -m benchmarks.papers.schedmate.faults",
+        "commit": _said("git", "rev-parse", "--short", "HEAD"),
+        "machine": f"{os.cpu_count()} cores, {_cpu()}, Linux {_kernel()}, Python {platform.python_version()}",
+        "load_before_and_after": [load[0], os.getloadavg()[0]],
+        "seed": SEED,
+        "times": times,
+        "seconds": round(time.monotonic() - started, 1),
+        "pilots_at_the_end": ended,
+        "neighbours": count,
+        "kinds": rows,
+    }
+
+
+def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[dict[str, Any], int]:
+    cases = [
+        Case(kind, variants[turn % len(variants)], 0, str(folder))
+        for kind in chosen
+        for variants in [(FAULTS.get(kind) or MISTAKES[kind]).variants]
+        for turn in range(times)
+    ]
+    random.Random(SEED).shuffle(cases)
+    cases = [case._replace(number=number) for number, case in enumerate(cases)]
+    operator = _built(folder)
+    sys.path[:0] = [str(nodes.ROOT / "tests" / "driver"), str(nodes.ROOT / "tests"), str(nodes.ROOT)]  # pilots get it
+    app = stoker.app(attempt, context=device(operator))
+    with stoker.load(site, run_dir=str(folder / "runs"), strategy="none") as session:
+        until = time.monotonic() + 180
+        while len(session.status().pilots) < PILOTS:
+            if time.monotonic() > until:
+                raise SystemExit(f"not {PILOTS} pilots within 180 s: {session.status()}")
+            time.sleep(0.1)
+        futures = [(case, app(case)) for case in cases]
+        rows: dict[str, Any] = {}
+        for case, future in futures:
+            _judge(rows.setdefault(case.kind, _row(case.kind)), case, future, session)
+        return rows, len(session.status().pilots)
+
+
+def _row(kind: str) -> dict[str, Any]:
+    is_fault = kind in FAULTS
+    counts = {"calls": 0, "retried_elsewhere": 0, "at_once": 0, "ran_more_than_once": 0, "lost_budget": 0}
+    return {"is_fault": is_fault, "bounded": kind in BOUNDED, **counts, "most_runs": 0, "other_than_expected": []}
+
+
+def _judge(row: dict[str, Any], case: Case, future: Future[Any], session: Any) -> None:
+    """Add to a row what became of a call."""
+    error = future.exception(LIMIT_S)
+    ran = Path(case.folder, "ran", str(case.number)).read_text().split()
+    call = sent_call(future)
+    story = str(session.explain(call.parsl_executor_task_id)) if call is not None else ""
+    parsls = dict(getattr(future, "task_record", {}) or {}).get("fail_count", 0) if error is None else 0
+    is_fault = case.kind in FAULTS
+    elsewhere = error is None and ran[-1] != ran[0]
+    row["calls"] += 1
+    row["retried_elsewhere"] += is_fault and elsewhere
+    row["at_once"] += is_fault and elsewhere and len(ran) == 2
+    row["ran_more_than_once"] += len(ran) > 1
+    row["lost_budget"] += is_fault and bool(parsls or _COUNTED.search(story))
+    row["most_runs"] = max(row["most_runs"], len(ran))
+    as_expected = elsewhere if is_fault else error is not None and (len(ran) == 1 or case.kind in BOUNDED)
+    if not as_expected:
+        said = f"{type(error).__name__}: {str(error)[:300]}" if error is not None else "completed"
+        row["other_than_expected"].append({"variant": case.variant, "ran": ran, "said": said, "story": story[-3000:]})
+
+
+def is_met(record: dict[str, Any]) -> bool:
+    """Whether every fault was retried elsewhere, no mistake was, and no call lost budget."""
+    return all(
+        row["retried_elsewhere"] == row["calls"] and not row["lost_budget"]
+        if row["is_fault"]
+        else row["bounded"] or not row["ran_more_than_once"]
+        for row in record["kinds"].values()
+    )
+
+
+def show(record: dict[str, Any], *, stories: bool = False) -> None:
+    """Print the table."""
+    print(f"{'kind':42} calls  retried elsewhere  at once  ran more than once  lost budget  most runs")
+    for kind, row in sorted(record["kinds"].items(), key=lambda item: not item[1]["is_fault"]):
+        names = ("retried_elsewhere", "at_once", "lost_budget")
+        there, at_once, lost = (str(row[name]) if row["is_fault"] else "-" for name in names)
+        ran = f"{row['ran_more_than_once']:>18}  {lost:>11}  {row['most_runs']:>9}"
+        print(f"{kind:42} {row['calls']:5}  {there:>17}  {at_once:>7}  {ran}")
+        for other in row["other_than_expected"]:
+            print(f"    {other['variant']}: ran {len(other['ran'])} times: {other['said'][:150]}")
+            print(other["story"] if stories else "", end="")
+    print(f"{record['seconds']} s, load {record['load_before_and_after']}, met: {is_met(record)}")
+
+
+def _built(folder: Path) -> str:
+    """The operator, compiled."""
+    from torch.utils import cpp_extension
+
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # ninja may lie there
+    build = folder / "operator"
+    build.mkdir()
+    source = Path(__file__).parent / "faults_lab" / "op.cpp"
+    made: Any = cpp_extension.load("faults_op", [str(source)], is_python_module=False, build_directory=str(build))
+    return str(made)
+
+
+def _said(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _kernel() -> str:
+    return platform.release().partition("-")[0]
+
+
+def _cpu() -> str:
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return found[1] if found else platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

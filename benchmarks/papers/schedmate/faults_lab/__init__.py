@@ -1,0 +1,2 @@
+"""Real libraries meet broken disks, networks, devices and full memories: parts of
+`benchmarks.papers.schedmate.faults`."""

@@ -1,0 +1,326 @@
+"""What the calls of the benchmark do: each meets one fault on the first pilot that it runs on, or makes one mistake.
+
+A fault strikes on the first pilot only, so that the same call can complete on another. A mistake is made wherever the
+call runs. Each run of a call is written down in a file of its own, by the pilot's name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import stoker
+from benchmarks.papers.schedmate.faults_lab import files, injecting, neighbours, peers, texts
+
+GB = 1 << 30
+DECLARED_GB, DECLARED_MB = 10, 900
+SICK_S = 1.5
+
+
+class Case(NamedTuple):
+    kind: str
+    variant: str
+    number: int
+    folder: str
+
+
+class Run(NamedTuple):
+    """One run of a case. `strikes`: whether this run is to meet the fault."""
+
+    case: Case
+    strikes: bool
+    node: str
+    requests: str
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.node)
+
+
+class Device:
+    """A GPU that is stood in for: what this process holds of it, beside what the driver says that others do."""
+
+    def __init__(self, operator: str) -> None:
+        import pynvml
+        import torch
+
+        torch.ops.load_library(operator)
+        self.nvml, self.torch, self.held_bytes = pynvml, torch, 0
+        pynvml.nvmlInit()
+        self.handle = pynvml.nvmlDeviceGetHandleByUUID(os.environ["CUDA_VISIBLE_DEVICES"])
+        torch.cuda.is_initialized = lambda: True
+        torch.cuda.device_count = lambda: 1
+        torch.cuda.memory_reserved = lambda _device=0: self.held_bytes
+        torch.cuda.mem_get_info = lambda _device=0: self.free_and_total()
+
+    def free_and_total(self) -> tuple[int, int]:
+        facts = self.nvml.nvmlDeviceGetMemoryInfo(self.handle)
+        return int(facts.free), int(facts.total)
+
+    def hold(self, size: int) -> None:
+        """Hold so much of the device from now on."""
+        from driver import machine
+
+        self.held_bytes = size
+        machine.take(size)
+
+    def strike(self, kind: str, text: str) -> Any:
+        """A module whose operator fails in C++; autograd and the dispatcher are on the way."""
+        torch = self.torch
+
+        class Layer(torch.nn.Module):  # type: ignore[misc,name-defined]  # torch has no types here
+            def forward(self, x: Any) -> Any:
+                return torch.ops.stoker_faults.strike(torch.relu(x), kind, text)
+
+        return torch.nn.Sequential(torch.nn.Linear(8, 8), Layer())(torch.ones(4, 8)).sum().item()
+
+    def allocate(self, size: int) -> None:
+        """Take more memory of the device, as torch's allocator does; it is not there."""
+        free, total = self.free_and_total()
+        if free >= size:
+            raise SystemExit(f"{free} bytes are free, and {size} were to be too many")
+        kind, text = texts.OUT_OF_MEMORY
+        others = total - free - self.held_bytes
+        gb = {"asked": size, "total": total, "free": free, "others": others, "held": self.held_bytes}
+        self.strike(kind, text.format(**{name: value / GB for name, value in gb.items()}))
+
+
+@stoker.context(memory=f"{DECLARED_MB} MB", device_memory=f"{DECLARED_GB} GB")
+def device(operator: str) -> Device:
+    import torch
+
+    torch.set_num_threads(1)
+    return Device(operator)
+
+
+def attempt(device: Device, case: Case) -> str:
+    """Run a case once; the pilot that it completed on."""
+    node, requests = os.environ["FAULTS_NODE"], os.environ["FAULTS_REQUESTS"]
+    neighbours.dismiss(requests, os.path.basename(node))
+    Path(node, "sick").unlink(missing_ok=True)
+    for left in Path(os.environ["TMPDIR"]).glob("out-*"):  # of a call that failed
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    device.hold(0)
+    with open(Path(case.folder, "ran", str(case.number)), "a+") as log:
+        log.write(f"{os.environ['STOKER_PILOT']}\n")
+        log.flush()
+        log.seek(0)
+        pilots = log.read().split()
+    kind = FAULTS.get(case.kind) or MISTAKES[case.kind]
+    kind.act(device, Run(case, pilots[0] == pilots[-1] or case.kind in MISTAKES, node, requests))
+    return pilots[-1]
+
+
+def _memory_error(device: Device, run: Run) -> None:
+    if run.strikes:
+        device.strike(*texts.MEMORY_ERRORS[run.case.variant])
+
+
+def _lost(device: Device, run: Run) -> None:
+    if run.strikes and run.case.variant == "lost (NVML)":
+        kept = os.environ["STANDIN_NVML"]  # the pilot goes on to see a sound GPU, and keeps it
+        lost = Path(run.node, "lost.json")
+        lost.write_text(Path(kept).read_text().replace('"memory"', '"state": "lost", "memory"'))
+        os.environ["STANDIN_NVML"] = str(lost)
+        try:
+            device.free_and_total()
+        finally:
+            os.environ["STANDIN_NVML"] = kept
+    elif run.strikes and run.case.variant in texts.LOST:
+        device.strike(*texts.LOST[run.case.variant])
+    elif run.strikes:
+        Path(run.node, "sick").write_text(str(time.time() + SICK_S))
+        device.strike(*texts.SICK[run.case.variant])
+
+
+def _nccl(device: Device, run: Run) -> None:
+    if run.strikes:
+        device.strike(*texts.CONNECTIONS[run.case.variant])
+
+
+def _gloo(_device: Device, run: Run) -> None:
+    place = f"{run.node}/meeting-{run.case.number}"
+    peers.meet(place, run.case.variant, peer="is killed" if run.strikes else "stays")
+
+
+def _reads(error: str) -> Callable[[Device, Run], None]:
+    def read(_device: Device, run: Run) -> None:
+        library, when = run.case.variant.split(", ")
+        name, reader = files.READERS[library]
+        path = str(Path(run.case.folder, "data", name))
+        with injecting.failing(path, error, when=when) if run.strikes else nullcontext():
+            reader(path)
+
+    return read
+
+
+def _full_disk(_device: Device, run: Run) -> None:
+    library, kept = run.case.variant.split(", ")
+    folder = os.environ["TMPDIR"]
+    if run.strikes:
+        neighbours.ask(run.requests, run.name, "disk", folder, kept)
+    _write(library, f"{folder}/out-{run.case.number}")
+
+
+def _write(library: str, path: str) -> None:
+    files.WRITERS[library](path)
+    shutil.rmtree(path) if os.path.isdir(path) else Path(path).unlink(missing_ok=True)
+
+
+def _device_memory(device: Device, run: Run) -> None:
+    device.hold(2 * GB)
+    if run.strikes:
+        place, uuid = f"{run.node}/use.d", os.environ["CUDA_VISIBLE_DEVICES"]
+        neighbours.ask(run.requests, run.name, "device", place, uuid, 19 * 10**9)
+        device.allocate(4 * GB)
+
+
+def _host_memory(_device: Device, run: Run) -> None:
+    Path("/proc/self/oom_score_adj").write_text("900")  # so that the kernel takes this process, and not the pilot's
+    try:
+        if run.strikes:
+            neighbours.ask(run.requests, run.name, "memory", os.environ["FAULTS_GROUP"], 200 << 20)
+        kept = bytearray(b"x") * (400 << 20)
+        del kept
+    finally:
+        Path("/proc/self/oom_score_adj").write_text("0")
+
+
+def _value(_device: Device, run: Run) -> None:
+    if run.case.variant == "key":
+        {"claim": 1}[run.case.folder]
+    if run.case.variant == "assert":
+        assert run.case.number < 0, "the batch is empty"
+    int(run.case.folder)
+
+
+def _shapes(device: Device, run: Run) -> None:
+    torch = device.torch
+    if run.case.variant == "linear":
+        torch.nn.Linear(4, 2)(torch.zeros(3, 5))
+    torch.nn.functional.embedding(torch.tensor([9]), torch.zeros(4, 2))
+
+
+def _missing(_device: Device, run: Run) -> None:
+    name, reader = files.READERS[run.case.variant]
+    reader(str(Path(run.case.folder, "data", "gone", name)))
+
+
+def _raises(device: Device, run: Run) -> None:
+    import errno
+
+    said = {
+        "EIO": OSError(errno.EIO, os.strerror(errno.EIO)),
+        "ESTALE": OSError(errno.ESTALE, os.strerror(errno.ESTALE), "weights.pt"),
+        "NCCL": RuntimeError(texts.CONNECTIONS["remote"][1]),
+        "ECC": RuntimeError(texts.MEMORY_ERRORS["ECC"][1]),
+        "memory": device.torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    }
+    raise said[run.case.variant]
+
+
+def _in_a_kernel(device: Device, run: Run) -> None:
+    device.strike(*texts.OF_THE_PROGRAM[run.case.variant])
+
+
+def _misused(device: Device, run: Run) -> None:
+    device.strike(*texts.MISUSED[run.case.variant])
+
+
+def _always_full(device: Device, run: Run) -> None:
+    if run.case.variant == "print":
+        with open("/dev/full", "w") as file:
+            print("a line", file=file, flush=True)
+    if run.case.variant == "torch":
+        with open("/dev/full", "wb", 0) as raw:
+            device.torch.save(device.torch.zeros(9), raw)
+    import numpy
+
+    numpy.zeros(1 << 16).tofile("/dev/full")
+
+
+def _own_quota(_device: Device, run: Run) -> None:
+    """A folder of the user's that is full, and no disk of the node: ENOSPC; or the quota of one: EDQUOT."""
+    folder = Path(run.case.folder, "quota" if run.case.variant != "EDQUOT" else "data")
+    path = str(folder / f"out-{run.case.number}")
+    if run.case.variant == "EDQUOT":
+        with injecting.failing(path, "EDQUOT", when="write"):
+            files.WRITERS["pickle"](path)
+    _write(run.case.variant, path)
+
+
+def _own_disk(device: Device, run: Run) -> None:
+    """A file that is larger than the node's disk, on which nobody else has anything."""
+    import numpy
+
+    path = f"{os.environ['TMPDIR']}/huge-{run.case.number}.npy"
+    try:
+        if run.case.variant == "torch.save":
+            device.torch.save(device.torch.zeros(12 << 20), path)
+        numpy.save(path, numpy.zeros(6 << 20))
+    finally:
+        Path(path).unlink(missing_ok=True)
+
+
+def _own_device_memory(device: Device, _run: Run) -> None:
+    device.hold(21 * 10**9)
+    device.allocate(4 * GB)
+
+
+def _own_memory(_device: Device, _run: Run) -> None:
+    Path("/proc/self/oom_score_adj").write_text("900")
+    kept = [bytearray(b"x") * (64 << 20) for _ in range(64)]
+    del kept
+
+
+def _own_peer(_device: Device, run: Run) -> None:
+    peers.meet(f"{run.node}/meeting-{run.case.number}-{time.time()}", run.case.variant, peer="raises")
+
+
+class Kind(NamedTuple):
+    """`act` is what a run does; `variants` are taken in turn."""
+
+    act: Callable[[Device, Run], None]
+    variants: tuple[str, ...]
+
+
+_OPENED = tuple(
+    f"{library}, {when}" for when in injecting.CALLS for library in files.READERS if when in ("open", "read")
+)
+_READ = tuple(each for each in _OPENED if each.endswith("read") and "fromfile" not in each)
+"""numpy.fromfile takes a read that fails for the end of its file, and raises nothing."""
+FAULTS: dict[str, Kind] = {
+    "uncorrectable memory error (ECC, NVLink)": Kind(_memory_error, tuple(texts.MEMORY_ERRORS)),
+    "lost device": Kind(_lost, ("lost (NVML)", *texts.LOST, *texts.SICK)),
+    "NCCL": Kind(_nccl, tuple(texts.CONNECTIONS)),
+    "Gloo, peer killed": Kind(_gloo, tuple(peers.OPERATIONS)),
+    "ESTALE": Kind(_reads("ESTALE"), tuple(each for each in _OPENED if each != "numpy.fromfile, read")),
+    "EIO": Kind(_reads("EIO"), _READ),
+    "ENOSPC": Kind(_full_disk, tuple(f"{library}, {kept}" for kept in (0, 1_000_000) for library in files.WRITERS
+                                     if kept == 0 or library not in ("pandas (csv)", "pillow"))),
+    "device memory, a neighbour": Kind(_device_memory, ("",)),
+    "host memory, a neighbour": Kind(_host_memory, ("",)),
+}  # fmt: skip
+MISTAKES: dict[str, Kind] = {
+    "ValueError, KeyError, assertion": Kind(_value, ("value", "key", "assert")),
+    "tensors that do not fit": Kind(_shapes, ("linear", "embedding")),
+    "a file that is not there": Kind(_missing, tuple(files.READERS)),
+    "raises a fault's exception itself": Kind(_raises, ("EIO", "ESTALE", "NCCL", "ECC", "memory")),
+    "CUDA assertion, illegal address": Kind(_in_a_kernel, tuple(texts.OF_THE_PROGRAM)),
+    "NCCL misused": Kind(_misused, tuple(texts.MISUSED)),
+    "/dev/full": Kind(_always_full, ("print", "torch", "numpy")),
+    "own quota (ENOSPC, EDQUOT)": Kind(
+        _own_quota, ("EDQUOT", *(each for each in files.WRITERS if each != "transformers"))
+    ),
+    "own file fills the disk": Kind(_own_disk, ("numpy.save", "torch.save")),
+    "device memory, its own": Kind(_own_device_memory, ("",)),
+    "host memory, its own": Kind(_own_memory, ("",)),
+    "Gloo, its own rank raised": Kind(_own_peer, ("all_reduce", "broadcast")),
+}  # fmt: skip
+BOUNDED = frozenset({"host memory, its own", "Gloo, its own rank raised"})
+"""Mistakes that nothing tells from a fault when they happen once: they may be tried again, some times and no more."""

@@ -1,0 +1,267 @@
+"""`docs/reproduction/schedmate.md`, from the records: nothing on the page is typed in that the records have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.papers.arlo.tables import table
+from benchmarks.papers.arlo.texts import filled
+from benchmarks.papers.schedmate.scheduling import intervals, settings, simulate, texts
+from benchmarks.papers.schedmate.scheduling.intervals import Interval
+from benchmarks.papers.schedmate.scheduling.records import Records
+from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, SJF, TIRESIAS
+
+PREDICTING = {
+    simulate.OURS: "shortest first, our error",
+    simulate.PAPER: "shortest first, SchedMate's error",
+    simulate.LUCID: "shortest first, Lucid's error",
+    simulate.SHUFFLED: "shortest first, shuffled predictions",
+    simulate.SJF: "SJF (no error)",
+    simulate.OUR_AVERAGE: "shortest first, average of similar recipes",
+    simulate.OURS_UNKNOWN: "shortest first, our error, 30 % of jobs without an estimate",
+    simulate.FIFO_SKIP: "FIFO, others may pass",
+    simulate.SJF_SKIP: "SJF, others may pass",
+    simulate.OURS_SKIP: "shortest first, our error, others may pass",
+    simulate.TIRESIAS_OTHER: "Tiresias with three queues",
+    simulate.TIRESIAS_FREE: "Tiresias, preempting costs nothing",
+}
+"""What the page calls a system, where that is another name."""
+
+
+class Cells:
+    """Numbers of systems with their intervals, as text. `places`: the windows that count (None: all)."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.strata, self.jobs = records.strata, records.jobs
+
+    def mean_s(self, system: str, load: float, what: str = "mean_s", places: tuple[int, ...] | None = None) -> Interval:
+        """Seconds in the mean over all jobs."""
+        values = self.records.of(system, what, load=load)
+        return intervals.interval(intervals.pooled_mean(values, self.jobs), self.strata, places)
+
+    def ratio(self, system: str, other: str, load: float, places: tuple[int, ...] | None = None) -> Interval:
+        """The mean completion time over that of another system, over all jobs."""
+        ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
+        return intervals.interval(intervals.pooled_ratio(ours, theirs, self.jobs), self.strata, places)
+
+    def ratio_of_weeks(self, system: str, other: str, load: float, places: tuple[int, ...] | None = None) -> Interval:
+        """The same, where each week counts the same."""
+        ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
+        return intervals.interval(intervals.mean_ratio(ours, theirs), self.strata, places)
+
+    def typical_s(self, system: str, what: str, load: float) -> Interval:
+        """A quantile of a week, in the geometric mean over weeks."""
+        values = self.records.of(system, what, load=load)
+        return intervals.interval(intervals.geometric_mean(values), self.strata)
+
+    def worse_weeks(self, system: str, other: str, load: float, places: Iterable[int]) -> list[float]:
+        """The ratios of those weeks in which a system's mean completion time is more than 1 % above another's."""
+        ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
+        return sorted(ours[place] / theirs[place] for place in places if ours[place] > 1.01 * theirs[place])
+
+    def places_of(self, cluster: str) -> tuple[int, ...]:
+        """The windows of a virtual cluster."""
+        return tuple(place for place, each in enumerate(self.strata) if each == cluster)
+
+
+def write(records: Records) -> str:
+    """The page. Raises ValueError where a case was not run."""
+    cells = Cells(records)
+    parts = [
+        texts.HEAD, bars(cells), findings(cells), main_table(cells), by_load(cells), by_cluster(cells), sweep(cells),
+        hidden(cells), beside(cells), texts.PAPER, texts.NOT_HERE, texts.settings_text(records),
+        windows_table(records),
+    ]  # fmt: skip
+    return filled("\n".join(parts))
+
+
+def summary(records: Records) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """The main numbers with their intervals, by system and load: value, low, high. For programs that read the file."""
+    cells, found = Cells(records), dict[str, dict[str, tuple[float, float, float]]]()
+    for load in settings.LOADS:
+        for system in simulate.MAIN:
+            several = {
+                "completion_mean_s": cells.mean_s(system, load),
+                "over_fifo": cells.ratio(system, FIFO, load),
+                "over_tiresias": cells.ratio(system, TIRESIAS, load),
+            }
+            found[f"{system}/{load:g}"] = {
+                name: (round(one.value, 4), round(one.low, 4), round(one.high, 4)) for name, one in several.items()
+            }
+    return found
+
+
+def named(system: str) -> str:
+    """A system's name on the page."""
+    return PREDICTING.get(system, system)
+
+
+def bars(cells: Cells) -> str:
+    """What was promised, and whether it is so."""
+    load = settings.MAIN_LOAD
+    everywhere = [(f"load {each:g}", cells.ratio(OURS, FIFO, each)) for each in settings.LOADS]
+    everywhere += [
+        (f"`{cluster}`, load {each:g}", cells.ratio(OURS, FIFO, each, cells.places_of(cluster)))
+        for each in settings.LOADS
+        for cluster in dict.fromkeys(cells.strata)
+    ]
+    worse = [f"{name}: {ratio.text()}" for name, ratio in everywhere if ratio.is_above_one]
+    verdict = f"yes, in all {len(everywhere)}" if not worse else f"**no**: {'; '.join(worse)}"
+    to_fifo, to_tiresias = (cells.ratio(OURS, other, load) for other in (FIFO, TIRESIAS))
+    rows = [
+        ["mean completion time, shortest first with our error over FIFO", to_fifo.text(3), "reported"],
+        ["the same over Tiresias", to_tiresias.text(3), "reported"],
+        ["never worse than FIFO beyond its interval: at no load, in no virtual cluster", "", verdict],
+    ]
+    return f"{texts.BARS}\n{table(('bar', f'here, load {load:g}', 'met'), rows)}"
+
+
+def findings(cells: Cells) -> str:
+    """What the tables below say, in sentences."""
+    load = settings.MAIN_LOAD
+    costs = [
+        f"{name} {100 * (ratio.value - 1):.0f} % ({100 * (ratio.low - 1):.0f} to {100 * (ratio.high - 1):.0f})"
+        for name, system in (("ours", OURS), ("SchedMate's", simulate.PAPER), ("Lucid's", simulate.LUCID))
+        for ratio in (cells.ratio(system, SJF, load),)
+    ]
+    shuffled = cells.ratio(simulate.SHUFFLED, FIFO, load)
+    places = range(len(cells.strata))
+    worse = sorted(ratio for each in settings.LOADS for ratio in cells.worse_weeks(OURS, FIFO, each, places))
+    count = f"{len(places)} weeks at {len(settings.LOADS)} loads"
+    weeks = f"{len(worse)} of {count}, by {100 * (worse[-1] - 1):.0f} % at most" if worse else f"none of {count}"
+    return texts.findings(
+        ours=told(cells.ratio(OURS, FIFO, load), "FIFO's"),
+        tiresias=told(cells.ratio(OURS, TIRESIAS, load), "Tiresias's"),
+        tiresias_weeks=told(cells.ratio_of_weeks(OURS, TIRESIAS, load), "Tiresias's"),
+        costs=", ".join(costs),
+        shuffled=told(shuffled, "FIFO's"),
+        weeks=weeks,
+    )
+
+
+def told(ratio: Interval, whose: str) -> str:
+    """A ratio in words, and whether its interval tells the two apart."""
+    return f"{ratio.text()} of {whose}{'; the interval holds 1' if ratio.holds_one else ''}"
+
+
+def main_table(cells: Cells) -> str:
+    """All systems at the main load."""
+    return f"{texts.MAIN}\n{_systems(cells, simulate.MAIN)}"
+
+
+def _systems(cells: Cells, which: Sequence[str]) -> str:
+    load, rows = settings.MAIN_LOAD, []
+    for system in which:
+        preempted = sum(cells.records.of(system, "preempted", load=load)) / sum(cells.jobs)
+        rows.append([
+            named(system), cells.mean_s(system, load).text(), cells.mean_s(system, load, "wait_s").text(),
+            cells.typical_s(system, "p50_s", load).text(0), cells.typical_s(system, "p95_s", load).text(0),
+            *("1" if system == other else cells.ratio(system, other, load).text() for other in (FIFO, TIRESIAS)),
+            *(
+                "1" if system == other else cells.ratio_of_weeks(system, other, load).text()
+                for other in (FIFO, TIRESIAS)
+            ),
+            f"{preempted:.2f}" if preempted else "",
+        ])  # fmt: skip
+    columns = (
+        "policy", "completion, mean, s", "waiting, mean, s", "p50 of a week, s", "p95 of a week, s", "over FIFO",
+        "over Tiresias", "over FIFO, by weeks", "over Tiresias, by weeks", "preemptions a job",
+    )  # fmt: skip
+    return table(columns, rows)
+
+
+def by_load(cells: Cells) -> str:
+    """Ratios at each load."""
+    rows = []
+    for system in simulate.MAIN:
+        if system != FIFO:
+            row = [named(system), *(cells.ratio(system, FIFO, load).text() for load in settings.LOADS)]
+            row += [
+                "1" if system == TIRESIAS else cells.ratio(system, TIRESIAS, load).text() for load in settings.LOADS
+            ]
+            rows.append(row)
+    columns = (
+        "policy", *(f"over FIFO, {load:g}" for load in settings.LOADS),
+        *(f"over Tiresias, {load:g}" for load in settings.LOADS),
+    )  # fmt: skip
+    return f"{texts.by_load(cells.records)}\n{table(columns, rows)}"
+
+
+def by_cluster(cells: Cells) -> str:
+    """Ours in each virtual cluster."""
+    load, rows = settings.MAIN_LOAD, []
+    gpus_of = settings.LOADS.index(load)
+    for cluster in dict.fromkeys(cells.strata):
+        places = cells.places_of(cluster)
+        windows = [cells.records.kept.windows[place] for place in places]
+        gpus = sorted(window.gpus[gpus_of] for window in windows)
+        worse = cells.worse_weeks(OURS, FIFO, load, places)
+        rows.append([
+            f"`{cluster}`", str(len(places)), f"{sum(window.jobs for window in windows):,}", f"{gpus[0]} to {gpus[-1]}",
+            cells.mean_s(FIFO, load, "wait_s", places).text(0), cells.ratio(OURS, FIFO, load, places).text(),
+            cells.ratio(OURS, TIRESIAS, load, places).text(), cells.ratio(OURS, SJF, load, places).text(),
+            f"{len(worse)} ({', '.join(f'{ratio:.2f}' for ratio in worse)})" if worse else "0",
+        ])  # fmt: skip
+    columns = (
+        "cluster", "weeks", "jobs", "GPUs", "FIFO: waiting, mean, s", "ours over FIFO", "over Tiresias", "over SJF",
+        "weeks worse than FIFO by over 1 % (their ratios)",
+    )  # fmt: skip
+    return f"{texts.BY_CLUSTER}\n{table(columns, rows)}"
+
+
+def sweep(cells: Cells) -> str:
+    """By the spread of the error."""
+    rows, load = [], settings.MAIN_LOAD
+    for system in (SJF, *simulate.SWEEP, simulate.SHUFFLED):
+        shares = cells.records.kept.errors[system]
+        rows.append([
+            "0" if system == SJF else system.removeprefix("spread "),
+            texts.percent(shares.under_100), texts.percent(shares.within_two),
+            cells.ratio(system, FIFO, load).text(), cells.ratio_of_weeks(system, FIFO, load).text(),
+            *(
+                "1" if system == SJF else ratio(system, SJF, load).text()
+                for ratio in (cells.ratio, cells.ratio_of_weeks)
+            ),
+        ])  # fmt: skip
+    columns = (
+        "spread", "errors under 100 %", "within a factor of two", "over FIFO", "by weeks", "over SJF", "by weeks"
+    )  # fmt: skip
+    return f"{texts.SWEEP}\n{table(columns, rows)}"
+
+
+def hidden(cells: Cells) -> str:
+    """What the share of errors under 100 % says, and what it hides."""
+    which = (OURS, simulate.OUR_AVERAGE, simulate.PAPER, simulate.LUCID, simulate.SHUFFLED)
+    shares, load = cells.records.kept.errors, settings.MAIN_LOAD
+    rows = [
+        [
+            named(system), texts.percent(shares[system].under_100), texts.percent(shares[system].within_two),
+            cells.ratio(system, FIFO, load).text(),
+        ]
+        for system in which
+    ]  # fmt: skip
+    columns = ("predictions", "errors under 100 %", "within a factor of two", "over FIFO")
+    return f"{texts.hidden(shuffled=shares[simulate.SHUFFLED].under_100)}\n{table(columns, rows)}"
+
+
+def beside(cells: Cells) -> str:
+    """Variants that were run at the main load."""
+    passing = cells.ratio(simulate.OURS_SKIP, simulate.FIFO_SKIP, settings.MAIN_LOAD)
+    return f"{texts.beside(passing=passing.text())}\n{_systems(cells, simulate.BESIDE)}"
+
+
+def windows_table(records: Records) -> str:
+    """Each window."""
+    rows = [
+        [
+            f"`{window.cluster}`", str(window.week + 1), f"{window.jobs:,}", f"{window.duration_s:,.0f}",
+            f"{window.gpus_at_work:.1f}", *map(str, window.gpus),
+        ]
+        for window in records.kept.windows
+    ]  # fmt: skip
+    columns = (
+        "cluster", "week", "jobs", "duration, mean, s", "GPUs at work",
+        *(f"GPUs, load {load:g}" for load in settings.LOADS),
+    )  # fmt: skip
+    return f"{texts.WINDOWS}\n{table(columns, rows)}"

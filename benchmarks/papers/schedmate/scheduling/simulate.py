@@ -1,0 +1,194 @@
+"""What is compared: policies, and for shortest first the errors of its predictions.
+
+One window under one policy: the manager's core and the cores of its pilots, in virtual time.
+
+A job is a call for a gang of as many libraries as it wants GPUs, which lasts as long as it did in the trace, on however
+many. A GPU is one library that is loaded once and stays, so that a start costs nothing; what a restart costs under
+Tiresias its policy waits for. A pilot has eight GPUs and a gang may span pilots. No message takes time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from benchmarks.baselines.shortest_first import fifo, shortest_first
+from benchmarks.baselines.tiresias import tiresias
+from benchmarks.papers.schedmate.scheduling import errors, settings
+from benchmarks.papers.schedmate.scheduling.trace import Job, Window, windows
+from stoker.chance import Stream
+from stoker.errors import StokerError
+from stoker.manager.core.nouns import Call
+from stoker.manager.core.seams import Policies
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.manager.study.statistics import quantile
+from stoker.protocol.blocks import Rule
+from stoker.protocol.ids import CallId, make_call_id
+from stoker.site import Duration, Size
+
+FIFO, SJF, TIRESIAS = "FIFO", "SJF", "Tiresias"
+OURS, OUR_AVERAGE, OURS_UNKNOWN = "our error", "our recipes, plain average", "our error, 30 % unknown"
+PAPER, LUCID, SHUFFLED = "SchedMate's error", "Lucid's error", "shuffled"
+FIFO_SKIP, SJF_SKIP, OURS_SKIP = "FIFO, passing", "SJF, passing", "our error, passing"
+TIRESIAS_OTHER, TIRESIAS_FREE = "Tiresias, 3 queues", "Tiresias, preempting free"
+
+ERRORS: dict[str, errors.Predict] = {
+    SJF: errors.none,
+    OURS: errors.ours(),
+    OURS_UNKNOWN: errors.ours(unknown_share=settings.UNKNOWN_SHARE),
+    OUR_AVERAGE: errors.our_average(),
+    PAPER: errors.PAPER,
+    LUCID: errors.LUCID,
+    SHUFFLED: errors.shuffled,
+    SJF_SKIP: errors.none,
+    OURS_SKIP: errors.ours(),
+    **{f"spread {spread:g}": errors.lognormal(spread) for spread in settings.SPREADS},
+}
+"""Of the systems that put the shortest expected job first."""
+SWEEP = tuple(f"spread {spread:g}" for spread in settings.SPREADS)
+
+MAIN = (FIFO, SJF, TIRESIAS, OURS, PAPER, LUCID, SHUFFLED)
+BESIDE = (OUR_AVERAGE, OURS_UNKNOWN, FIFO_SKIP, SJF_SKIP, OURS_SKIP, TIRESIAS_OTHER, TIRESIAS_FREE)
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A system at a load, with one draw of its error, over all windows."""
+
+    system: str
+    load: float
+    draw: int = 0
+
+    @property
+    def name(self) -> str:
+        """Tells it from others."""
+        return f"{self.system}/{self.load:g}/{self.draw}"
+
+
+def draws(system: str) -> int:
+    """How often its error is drawn."""
+    is_random = system in ERRORS and ERRORS[system] is not errors.none
+    return settings.DRAWS if is_random and system not in SWEEP else 1
+
+
+def cases() -> list[Case]:
+    """All that the page needs."""
+    at_main = [
+        Case(system, settings.MAIN_LOAD, draw) for system in (*MAIN, *BESIDE, *SWEEP) for draw in range(draws(system))
+    ]
+    others = [load for load in settings.LOADS if load != settings.MAIN_LOAD]
+    return at_main + [Case(system, load, draw) for load in others for system in MAIN for draw in range(draws(system))]
+
+
+def policies_of(system: str, predictions_s: Mapping[CallId, float]) -> Policies:
+    """The policies of a system, which is told these predictions."""
+    restart_s = settings.TIRESIAS_RESTART_S
+    match system:
+        case "FIFO":
+            return fifo()
+        case "FIFO, passing":
+            return fifo(skip=True)
+        case "Tiresias":
+            return tiresias(thresholds_gpu_s=settings.TIRESIAS_THRESHOLDS_GPU_S, restart_s=restart_s)
+        case "Tiresias, 3 queues":
+            return tiresias(thresholds_gpu_s=settings.TIRESIAS_OTHER_GPU_S, restart_s=restart_s)
+        case "Tiresias, preempting free":
+            return tiresias(thresholds_gpu_s=settings.TIRESIAS_THRESHOLDS_GPU_S, restart_s=(0.0, 0.0))
+
+    def expected_s(call: Call) -> float:
+        return predictions_s[call.id]
+
+    return shortest_first(expected_s=expected_s, skip=system in (SJF_SKIP, OURS_SKIP))
+
+
+_JOB, _GPU = "job", "GPU"
+_BYTES = Size(1)
+
+
+class Measures(msgspec.Struct, frozen=True, array_like=True):
+    """Of a window's jobs, in seconds. `wait_s`: completion time less the job's own duration, in the mean."""
+
+    mean_s: float
+    wait_s: float
+    p50_s: float
+    p95_s: float
+    preempted: int
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A window, by its place among all of them, under a case."""
+
+    case: Case
+    place: int
+
+
+def run(task: Task) -> Measures:
+    """Simulate it. Raises StokerError."""
+    window = windows()[task.place]
+    policies = policies_of(task.case.system, predictions(window, task.case))
+    took_s, preempted = completion_times_s(window.jobs, policies, gpus=window.gpus_at(task.case.load))
+    return measured(window.jobs, took_s, preempted)
+
+
+def predictions(window: Window, case: Case) -> dict[CallId, float]:
+    """What the policy is told of each job of a window; the same at each load."""
+    predict = ERRORS.get(case.system)
+    if predict is None:
+        return {}
+    durations = [job.duration_s for job in window.jobs]
+    chance = Stream(settings.SEED + case.draw, f"{window.name}/{case.system.partition(',')[0]}")
+    return {call_of(number): said for number, said in enumerate(predict(durations, chance))}
+
+
+def call_of(number: int) -> CallId:
+    """The call that the job with this number is."""
+    return make_call_id(client=0, sequence=number)
+
+
+def completion_times_s(jobs: tuple[Job, ...], policies: Policies, *, gpus: int) -> tuple[list[float], int]:
+    """From when each job came until it ended, and how often one was preempted. Raises StokerError."""
+    arrivals = [Arrival(job.at_s, _JOB, items=0, gang=(job.gpus, job.gpus), fixed_s=job.duration_s) for job in jobs]
+    simulation = Simulation(world(gpus), arrivals, policies)
+    outcome = simulation.run(until_s=settings.LONGEST_S)
+    log, ended, preempted = simulation.log, dict[int, float](), 0
+    for at_s, what, call in zip(log.at_s, log.what, log.call, strict=True):
+        if what == Happened.CALL_ENDED:
+            ended[call] = at_s
+        elif what == Happened.CALL_LEFT:
+            preempted += 1
+    if outcome.failed or not outcome.complete or len(ended) != len(jobs):
+        raise StokerError(f"of {len(jobs)} jobs on {gpus} GPUs {len(ended)} ended; failed: {outcome.failed}")
+    return [ended[call_of(number)] - job.at_s for number, job in enumerate(jobs)], preempted
+
+
+def world(gpus: int) -> World:
+    """A cluster of so many GPUs, all there from the beginning."""
+    pilots = gpus // settings.NODE_GPUS
+    source = SourceModel(
+        name="nodes", kind=_GPU, capacity=pilots, devices=settings.NODE_GPUS, rule=Rule.FIXED, init_blocks=pilots,
+        max_blocks=pilots,
+    )  # fmt: skip
+    return World(
+        devices={_GPU: DeviceKind(_BYTES)}, sources=(source,),
+        contexts={_JOB: ContextModel(device_memory_bytes=_BYTES)},
+        delays=Delays(message_s=Duration(0.0), poll_s=Duration(0.0)),
+    )  # fmt: skip
+
+
+def measured(jobs: tuple[Job, ...], took_s: list[float], preempted: int) -> Measures:
+    """What the page says of them."""
+    count, rising = len(jobs), sorted(took_s)
+    mean_s, own_s = sum(took_s) / count, sum(job.duration_s for job in jobs) / count
+    p50_s, p95_s = quantile(rising, 0.5), quantile(rising, 0.95)
+    return Measures(round(mean_s, 1), round(mean_s - own_s, 1), round(p50_s, 1), round(p95_s, 1), preempted)
+
+
+def run_timed(task: Task) -> tuple[Task, Measures, float]:
+    """The same, with the seconds that it took of a core."""
+    began = time.process_time()
+    found = run(task)
+    return task, found, time.process_time() - began

@@ -1,0 +1,89 @@
+"""Jobs of Microsoft's Philly clusters, in weeks of one virtual cluster.
+
+The file lies in `../shared/data/philly` beside the repository; where it does not, nothing of this runs (`missing`). It
+came with the artifact of Sia: 77,456 rows of `timestamp, duration, num_gpus, gpu_time, cluster`. It does not say what a
+timestamp is: here it is when a job comes. It has no names, users, states or attempts of jobs, and no sizes of clusters.
+QSSF's artifact gives sizes for the same names, 8 to 64 nodes of
+8 GPUs; the jobs of this file keep 4 to 29 % of those GPUs at work in the mean, which leaves next to nothing to decide.
+So a window gets as many GPUs as its own jobs imply at a load (`gpus_at`).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.harness import ROOT
+from benchmarks.papers.schedmate.scheduling import settings
+
+PHILLY = ROOT.parent / "shared" / "data" / "philly" / "philly.csv.gz"
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A row. `at_s` counts from the beginning of its window."""
+
+    at_s: float
+    duration_s: float
+    gpus: int
+
+
+class Window(msgspec.Struct, frozen=True):
+    """The jobs that came to a virtual cluster in a week, in the order in which they came."""
+
+    cluster: str
+    week: int
+    jobs: tuple[Job, ...]
+
+    @property
+    def name(self) -> str:
+        """Tells it from others."""
+        return f"{self.cluster}/{self.week}"
+
+    @property
+    def gpus_at_work(self) -> float:
+        """In the mean over the week, if each job ran when it came."""
+        week_s = settings.WINDOW_S
+        return sum(job.gpus * min(job.duration_s, week_s - job.at_s) for job in self.jobs) / week_s
+
+    def gpus_at(self, load: float) -> int:
+        """GPUs of whole pilots that its jobs keep at work for this share of the week, or that its largest job wants."""
+        wanted = max(self.gpus_at_work / load, max(job.gpus for job in self.jobs))
+        return settings.NODE_GPUS * math.ceil(wanted / settings.NODE_GPUS)
+
+
+def missing() -> str:
+    """Why nothing of this can run here; empty if it can."""
+    return "" if PHILLY.is_file() else f"the jobs of Philly are not here: {PHILLY}"
+
+
+@lru_cache(maxsize=1)
+def windows(path: Path = PHILLY) -> tuple[Window, ...]:
+    """The weeks that take part, by virtual cluster and week."""
+    with gzip.open(path, "rt") as file:
+        return tuple(windows_of(csv.DictReader(file)))
+
+
+def windows_of(rows: Iterable[dict[str, str]]) -> Iterator[Window]:
+    """The same of the rows of such a file."""
+    clusters: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
+    for row in rows:
+        at = datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp()
+        clusters[row["cluster"]].append((at, float(row["duration"]), int(row["num_gpus"])))
+    for cluster, jobs in sorted(clusters.items()):
+        jobs.sort(key=lambda job: job[0])
+        weeks: dict[int, list[Job]] = defaultdict(list)
+        for at, duration_s, gpus in jobs:
+            week, at_s = divmod(at - jobs[0][0], settings.WINDOW_S)
+            weeks[int(week)].append(Job(at_s, duration_s, gpus))
+        for week, several in sorted(weeks.items()):
+            window = Window(cluster, int(week), tuple(several))
+            if len(several) >= settings.LEAST_JOBS and window.gpus_at_work >= settings.LEAST_GPUS:
+                yield window

@@ -1,0 +1,138 @@
+"""One run of the evaluation: a system, its models, its nodes and its workload; and what came of it.
+
+Results that were computed, in one file: a release computes each case once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.papers.common import RELEASE, read_results, unknown
+from benchmarks.papers.slinfer import worlds
+from benchmarks.papers.slinfer.data import read_workload
+from benchmarks.papers.slinfer.measures import Measures, Sampled, Sampler, measure
+from benchmarks.papers.slinfer.sllm import sllm
+from benchmarks.papers.slinfer.worlds import CPU, GPU, Nodes
+from stoker.manager.core.seams import Policies
+from stoker.manager.policies.named import SHIPPED
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import World
+from stoker.whole_files import draft_of
+
+SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, SLINFER = "sllm", "sllm+c", "sllm+c+s", "sllm+c+s, static", "slinfer"
+BASELINES = (SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC)
+FOR_S = 1800.0
+
+
+class Case(msgspec.Struct, frozen=True):
+    """`sizes`: of the models, in turn (several: a mix of them). `settings`: of the policy; `for_s`: 0 = the whole
+    workload, of half an hour."""
+
+    system: str
+    models: int
+    sizes: tuple[str, ...] = ("llama-2-7b",)
+    workload: str = "AzureConv"
+    nodes: Nodes = Nodes()
+    settings: dict[str, float | bool] = {}
+    for_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """All that it says, as text."""
+        return msgspec.json.encode(self, order="deterministic").decode()
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What came of a case. `release`: of Stoker, that computed it; `took_s`: seconds of a core."""
+
+    case: Case
+    release: str
+    measures: Measures
+    sampled: dict[str, Sampled]
+    took_s: float
+    engine_steps: int
+
+
+def is_there(system: str) -> bool:
+    """True if a system can be run: `slinfer` may not ship yet."""
+    return system in BASELINES or system in SHIPPED
+
+
+def run(case: Case) -> Result:
+    """Simulate it."""
+    sizes = [case.sizes[number % len(case.sizes)] for number in range(case.models)]
+    world, make = system_of(case, sizes)
+    arrivals: list[Arrival] = read_workload(case.workload, case.models, for_s=case.for_s)
+    simulation = Simulation(world, arrivals, make(), seed=0)
+    for_s = case.for_s or FOR_S
+    sampler = Sampler(simulation, for_s=for_s)
+    began = time.process_time()
+    outcome = simulation.run()
+    kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
+    return Result(
+        case=case,
+        release=RELEASE,
+        measures=measure(simulation.log, arrivals, kinds, for_s=for_s),
+        sampled=sampler.found(),
+        took_s=round(time.process_time() - began, 1),
+        engine_steps=outcome.engine_steps,
+    )
+
+
+def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policies]]:
+    """The world of a system, and what makes its policies. Raises KeyError for a system that is not there."""
+    system, nodes = case.system, case.nodes
+    if system == SLINFER:
+        longest = LONGEST.get(case.workload, 4096)
+        return worlds.elastic(sizes, nodes, longest=longest), lambda: SHIPPED[SLINFER].make(**case.settings)
+    if system not in BASELINES:
+        raise KeyError(system)
+    share = 2 if system == SLLM_CS else 1
+    if system == SLLM:
+        nodes = msgspec.structs.replace(nodes, cpus=0)
+    if system == SLLM_CS_STATIC:
+        nodes = msgspec.structs.replace(nodes, parts=2)
+    world = worlds.limited(sizes, nodes, share=share)
+    together = max(share, nodes.parts)
+    names = {(f"model-{number}", kind): size for number, size in enumerate(sizes) for kind in (CPU, GPU)}
+    limits = {(name, kind): worlds.limit_of(size, kind, together) for (name, kind), size in names.items()}
+    parts = {(name, kind): worlds.parts_of(size, kind, share) for (name, kind), size in names.items()}
+    return world, lambda: sllm(limits=limits, parts=parts, **case.settings)  # type: ignore[arg-type]
+
+
+LONGEST = {"LongBench": 32_768}
+"""The longest text of a workload, which an instance has to have room for; 4,096 tokens else."""
+
+
+class Records:
+    """The results of a file, by case. Raises ValueError for a file that holds none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found = {result.case.name: result for result in read_results(path, list[Result]) or ()}
+
+    def get(self, case: Case) -> Result | None:
+        """What came of a case, whatever computed it; None if nobody has run it."""
+        return self._found.get(case.name)
+
+    def bring(self, cases: Iterable[Case], *, tell: Callable[[str], None]) -> None:
+        """Run the cases that this release has not run, and keep each result at once. Systems that are not there are
+        left out."""
+        todo = unknown((case for case in cases if is_there(case.system)), self.get)
+        for number, case in enumerate(todo, 1):
+            tell(f"{number} of {len(todo)}: {case.system}, {case.models} x {', '.join(case.sizes)}, {case.workload}")
+            self._found[case.name] = run(case)
+            self._write()
+
+    def _write(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        lines = b",\n".join(
+            msgspec.json.encode(self._found[name], order="deterministic") for name in sorted(self._found)
+        )
+        with draft_of(self._path) as draft:
+            draft.write_bytes(b"[" + lines + b"]\n")

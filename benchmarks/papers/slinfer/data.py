@@ -1,0 +1,98 @@
+"""What SLINFER's authors have published (github.com/BarrinXu/SLINFER): workloads and a latency profile.
+
+The files lie in `../shared/data/slinfer` beside the repository; where they do not, nothing of this runs (`missing`).
+
+The profile gives the milliseconds of a prefill by the length of the prompt, and those of a decode step by its batch
+and the mean length of its requests. Both are SLINFER's samples (§VI-B) as they stand: a prompt is read whole, so that
+each of its tokens attends to half of it in the mean.
+
+A workload has 128 functions, by how often they are called, in groups of eight. One of 32 or 64 models takes the first
+two or four of each group, as the authors' own program does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.harness import ROOT
+from stoker.contexts.step_times import StepCell, StepTimes
+from stoker.manager.sim.client import Arrival
+from stoker.protocol.calls import Objective
+
+DATA = ROOT.parent / "shared" / "data" / "slinfer"
+OBJECTIVE = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
+"""min(max(0.5, L / 512), 8) s to the first token, 0.25 s for each further one (§IX-A)."""
+
+
+GROUP = 8
+"""Functions of a workload that are called about as often stand together, so many of them."""
+
+
+class ModelProfile(msgspec.Struct, frozen=True):
+    """One model on one kind of device. `limit`, `shared_limit`: requests that the baselines let one instance serve, on
+    a whole device and on half of one; 0 where the authors give none."""
+
+    times: StepTimes
+    weights_bytes: int
+    token_bytes: int
+    limit: int
+    shared_limit: int
+
+
+def missing() -> str:
+    """Why nothing of this can run here; empty if it can."""
+    return "" if (DATA / "latency_profile.json").is_file() else f"the data of SLINFER's authors is not here: {DATA}"
+
+
+def read_profile(model: str, device: str) -> ModelProfile:
+    """What was measured of a model (`llama-2-7b`) on a kind of device (`gpu:gpu`, `cpu:cpu`). Raises KeyError for one
+    that was not."""
+    data = msgspec.json.decode((DATA / "latency_profile.json").read_bytes())
+    memory, latency = data["memory"][model], data["latency"][model][device]
+    shared = latency["sllm_share_concurrency"] or {}
+    return ModelProfile(
+        times=times_of(latency),
+        weights_bytes=round(memory["weights_gb"] * 1e9),
+        token_bytes=memory["kv_kb_per_token"] * 1024,
+        limit=latency["sllm_concurrency"] or 0,
+        shared_limit=shared.get("2") or 0,
+    )
+
+
+def times_of(latency: dict[str, Any]) -> StepTimes:
+    """The tables of a profile's `prefill_ms` and `decode_ms`."""
+    prefill = tuple(StepCell(tokens, tokens / 2, ms / 1000) for tokens, ms in latency["prefill_ms"])
+    decode = tuple(
+        StepCell(batch, of_length["tokens"], ms / 1000)
+        for of_length in latency["decode_ms"]
+        for batch, ms in of_length["by_batch"]
+    )
+    return StepTimes(prefill, decode)
+
+
+class _Function(msgspec.Struct, frozen=True):
+    timestamps: tuple[float, ...]
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+def read_workload(
+    name: str, models: int, *, objective: Objective = OBJECTIVE, for_s: float = 0.0
+) -> list[Arrival]:  # fmt: skip
+    """The requests to so many models (`model-0`, ...) of a workload (`AzureConv`), of its first seconds (0: of all)."""
+    path = Path(DATA / f"{name}.json")
+    functions = msgspec.json.decode(path.read_bytes(), type=list[_Function])
+    if not 1 <= models <= len(functions):
+        raise ValueError(f"{name} has {len(functions)} functions, not {models}")
+    of_group = -(-models * GROUP // len(functions))
+    sample = [function for place, function in enumerate(functions) if place % GROUP < of_group][:models]
+    found = [
+        Arrival(at_s, f"model-{number}", input_length=prompt, output=output, objective=objective)
+        for number, function in enumerate(sample)
+        for at_s, prompt, output in zip(function.timestamps, function.input, function.output, strict=True)
+        if not for_s or at_s < for_s
+    ]
+    return sorted(found, key=lambda arrival: arrival.at_s)

@@ -1,0 +1,180 @@
+"""What SLINFER's decisions cost: shadow validation, the choice for a call, and a simulated run in which they are made.
+
+128 models of 7B on four CPU and four GPU nodes, by the workload of SLINFER's authors, whose traces and step times are
+the only ones used. A *candidate* is one shadow validation. A *decision* is all that the manager and the pilots compute
+for a call until a library has taken it or it waits, with the offers to several libraries (§IX-H, Figure 33); a call
+that waits is decided on again in each round of 0.1 s. What the rounds themselves compute is told apart. Processor time
+of one core, once the lines of the tables of step times are known.
+
+    python -m benchmarks slinfer_decisions
+    python -m benchmarks.papers.slinfer.decisions [--for-s 300]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from benchmarks.harness import run_side
+from benchmarks.papers.slinfer.cases import FOR_S, SLINFER, Case, system_of
+from benchmarks.papers.slinfer.data import missing, read_workload
+from benchmarks.tables import Bar, Line, Table
+from stoker.manager.core.nouns import Call
+from stoker.manager.core.seams import Action, View
+from stoker.manager.sim.run import Simulation
+from stoker.pilot.core import reactor
+from stoker.pilot.core.events import OfferWeighed
+from stoker.pilot.core.state import CoreState
+
+NAME, TITLE = "slinfer_decisions", "what it costs to place a call of a language model (slinfer)"
+SIZE, MODELS = "llama-2-7b", 128
+WARM_UP_S = 30.0
+"""What is decided before is not counted."""
+CANDIDATE_MS, DECISION_MS, RUN_S = 0.05, 0.3, 60.0
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Decisions in a part of the workload, a fresh process each; then the whole half hour once, without a clock in
+    it."""
+    if reason := missing():
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    repeats, for_s = (1, 40.0) if quick else (3, 120.0)
+    found = []
+    for repeat in range(repeats):
+        found.append(run_side("benchmarks.papers.slinfer.decisions", "--for-s", str(for_s)))
+        say(f"repeat {repeat + 1} of {repeats}: " + ", ".join(f"{name} {each:.3g}" for name, each in found[-1].items()))
+    whole = run_side("benchmarks.papers.slinfer.decisions", "--for-s", str(for_s if quick else FOR_S), "--plain")
+    lines = [
+        _line("a candidate: shadow validation", found, "candidate", CANDIDATE_MS),
+        _line("a decision: all candidates of a call", found, "decision", DECISION_MS),
+        _line("a round of calls that wait", found, "round", None),
+        Line(
+            what=f"{MODELS} models of 7B for half an hour, simulated", cells={"s of a core": [whole["run_s"]]},
+            bar=Bar(at_most=RUN_S, repeats=1), last_digits=0,
+        ),
+    ]  # fmt: skip
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def _line(what: str, found: list[dict[str, Any]], name: str, most_ms: float | None) -> Line:
+    cells = {"p99, ms": [one[f"{name}_p99_ms"] for one in found], "mean, ms": [one[f"{name}_ms"] for one in found]}
+    return Line(what=what, cells=cells, bar=Bar(at_most=most_ms) if most_ms else None, digits=3, last_digits=3)
+
+
+class Watch:
+    """Times what is decided in a simulation. It wraps the functions from outside, so that nothing else is measured."""
+
+    def __init__(self) -> None:
+        self.candidates_s: list[float] = []
+        self.rounds_s: list[float] = []
+        self.decisions_s: dict[tuple[int, int], float] = {}
+        """What was computed for each call, by the number of the call and of the round before."""
+        self._weighed = 0
+        self._round = 0
+
+    def begin(self) -> None:
+        """Forget what was decided until now."""
+        self.candidates_s.clear()
+        self.rounds_s.clear()
+        self.decisions_s.clear()
+
+    def weighings(self, weighed: Callable[..., None]) -> Callable[..., None]:
+        """What a pilot does with an offer that was weighed: the validations in it are of its call."""
+
+        def noted(state: CoreState, event: OfferWeighed) -> None:
+            self._weighed = event.order.calls[0].call
+            weighed(state, event)
+
+        return noted
+
+    def validations(self, why_not: Callable[..., str]) -> Callable[..., str]:
+        """A shadow validation, timed."""
+
+        def timed(*args: Any, **more: Any) -> str:
+            began = time.process_time()
+            found = why_not(*args, **more)
+            took = time.process_time() - began
+            self.candidates_s.append(took)
+            self._add(self._weighed, took)
+            return found
+
+        return timed
+
+    def placements(self, place: Callable[[View, Call], Any]) -> Callable[[View, Call], Any]:
+        """`Dispatch.place`, timed for each call, with all that its answer computes when it is carried out."""
+
+        def timed(view: View, call: Call) -> Any:
+            began = time.process_time()
+            answer = place(view, call)
+            self._add(call.id, time.process_time() - began)
+            return answer if isinstance(answer, int | msgspec.Struct | None) else self._each(call.id, answer)
+
+        return timed
+
+    def rounds(self, round_: Callable[..., Iterable[Action]]) -> Callable[..., Iterable[Action]]:
+        """`Dispatch.round`, timed."""
+
+        def timed(*args: Any) -> Iterator[Action]:
+            self._round += 1
+            took, actions = 0.0, iter(round_(*args))
+            while True:
+                began = time.process_time()
+                action = next(actions, None)
+                took += time.process_time() - began
+                if action is None:
+                    break
+                yield action
+            self.rounds_s.append(took)
+
+        return timed
+
+    def _each(self, call: int, actions: Iterable[Action]) -> Iterator[Action]:
+        left = iter(actions)
+        while True:
+            began = time.process_time()
+            action = next(left, None)
+            self._add(call, time.process_time() - began)
+            if action is None:
+                return
+            yield action
+
+    def _add(self, call: int, seconds: float) -> None:
+        key = call, self._round
+        self.decisions_s[key] = self.decisions_s.get(key, 0.0) + seconds
+
+
+def main() -> None:
+    """One run, in this process; its last line is JSON."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--for-s", type=float, default=FOR_S, help="of the workload [%(default)s]")
+    ask.add_argument("--plain", action="store_true", help="time the run alone")
+    asked = ask.parse_args()
+    world, make = system_of(Case(SLINFER, MODELS, (SIZE,)), [SIZE] * MODELS)
+    policies, watch = make(), Watch()
+    if not asked.plain:
+        reactor.on_offer_weighed = watch.weighings(reactor.on_offer_weighed)
+        reactor.why_late = watch.validations(reactor.why_late)
+        policies.dispatch.place = watch.placements(policies.dispatch.place)  # type: ignore[method-assign]
+        policies.dispatch.round = watch.rounds(policies.dispatch.round)  # type: ignore[method-assign]
+    simulation = Simulation(world, read_workload("AzureConv", MODELS, for_s=asked.for_s), policies, seed=0)
+    simulation.agenda.after(WARM_UP_S, watch.begin)
+    began = time.process_time()
+    simulation.run()
+    found = {"run_s": time.process_time() - began}
+    if not asked.plain:
+        for name, seconds in (
+            ("candidate", watch.candidates_s), ("decision", list(watch.decisions_s.values())), ("round", watch.rounds_s)
+        ):  # fmt: skip
+            found[f"{name}_ms"] = 1000 * statistics.fmean(seconds)
+            found[f"{name}_p99_ms"] = 1000 * statistics.quantiles(seconds, n=100)[98]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

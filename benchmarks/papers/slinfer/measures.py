@@ -1,0 +1,264 @@
+"""What SLINFER's evaluation measures, from a run's log and from samples of it (§IX-B to §IX-I).
+
+A request has met its objectives in one of two readings; the text leaves open which is meant, so both are given:
+
+- *strict*: each of its tokens was in time by eq. 1 (§VI-A), the first within its time to first token, each further one
+  a time per output token later. Tokens that come early are a reserve for later ones.
+- *mean*: its first token was in time, and its mean time per output token is short enough. So the authors' own program
+  counts (github.com/BarrinXu/SLINFER, `draw.py`).
+
+Either way a request that came before its instance was ready has longer, by the load of that instance (§IX-A); one that
+was dropped has met nothing.
+
+*Nodes used* is the mean over the workload's time of the nodes that have an instance, from its order to its end; and
+*decode speed* the tokens that nodes of a kind wrote by the seconds that they were used.
+
+What a log does not tell: each second of a run, how much memory instances have and use, and who resizes.
+
+So the authors' own program samples its nodes. A sample only reads.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from stoker.manager.core.nouns import LibraryState
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.run import Simulation
+from stoker.protocol.calls import Objective
+
+TTFT_POINTS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+_ROUNDING_S = 2e-6
+_NEVER = math.inf
+
+
+class KindUse(msgspec.Struct, frozen=True):
+    """What nodes of one kind did. `nodes`, `instances`: on the mean; `tokens_per_s`: a node that is used; `running`:
+    requests that an instance which serves any has at once, in the mean over time."""
+
+    nodes: float
+    instances: float
+    tokens_per_s: float
+    running: float
+
+
+class Measures(msgspec.Struct, frozen=True):
+    """One run. Shares are of all requests; `met_strict` and `met_mean` see the module's text. `ttft`: the share of
+    requests that had their first token within each of `TTFT_POINTS_S`."""
+
+    requests: int
+    met_strict: float
+    met_mean: float
+    dropped: float
+    moved: float
+    ttft: tuple[float, ...]
+    kinds: dict[str, KindUse]
+    loads: int
+
+
+def measure(log: EventLog, arrivals: Sequence[Arrival], kinds: Mapping[int, str], *, for_s: float) -> Measures:
+    """`kinds`: of each pilot, by its number; a node is a pilot. `for_s`: how long the workload is."""
+    told = _Told(log)
+    count = max(1, len(arrivals))
+    strict = mean = 0
+    first: list[float] = []
+    for place, call in enumerate(told.came):
+        arrival = arrivals[place]
+        strict += told.late.get(call, _NEVER) <= _ROUNDING_S
+        mean += told.is_met(call, arrival)
+        first.append(told.first.get(call, _NEVER))
+    return Measures(
+        requests=len(arrivals),
+        met_strict=strict / count,
+        met_mean=mean / count,
+        dropped=len(told.failed) / count,
+        moved=told.moved / count,
+        ttft=tuple(sum(each <= most for each in first) / count for most in TTFT_POINTS_S),
+        kinds={kind: told.use(kind, kinds, arrivals, for_s=for_s) for kind in sorted(set(kinds.values()))},
+        loads=len(told.started),
+    )
+
+
+class _Told:
+    """The rows of a log, by what they concern."""
+
+    def __init__(self, log: EventLog) -> None:
+        self.came: dict[int, float] = {}
+        """When each call came, in order."""
+        self.began: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        """When each run of a call began, and in which library."""
+        self.over: dict[int, list[float]] = defaultdict(list)
+        """When each run of a call was over."""
+        self.failed: set[int] = set()
+        self.first: dict[int, float] = {}
+        self.tpot: dict[int, float] = {}
+        self.late: dict[int, float] = {}
+        self.started: dict[int, tuple[float, int]] = {}
+        """When each library was ordered, and of which pilot."""
+        self.ready: dict[int, tuple[float, float]] = {}
+        """When each library was ready, and how long its load took."""
+        self.ended: dict[int, float] = {}
+        self.moved = 0
+        rows = zip(log.at_s, log.what, log.call, log.library, log.pilot, log.value, strict=True)
+        for at_s, what, call, library, pilot, value in rows:
+            self._hear(at_s, what, call, library, pilot, value)
+
+    def _hear(self, at_s: float, what: int, call: int, library: int, pilot: int, value: float) -> None:
+        match what:
+            case Happened.CALL_CAME:
+                self.came[call] = at_s
+            case Happened.CALL_BEGAN:
+                self.began[call].append((at_s, library))
+            case Happened.CALL_ENDED:
+                self.over[call].append(at_s)
+            case Happened.CALL_LEFT:
+                self.over[call].append(at_s)
+                self.moved += 1
+            case Happened.CALL_FAILED:
+                self.failed.add(call)
+            case Happened.TOKEN_FIRST:
+                self.first[call] = value
+            case Happened.TOKEN_MEAN:
+                self.tpot[call] = value
+            case Happened.TOKEN_LATE:
+                self.late[call] = value
+            case Happened.LIBRARY_STARTED:
+                self.started[library] = at_s, pilot
+            case Happened.LIBRARY_READY:
+                self.ready[library] = at_s, value
+            case Happened.LIBRARY_ENDED:
+                self.ended[library] = at_s
+            case _:
+                pass
+
+    def grace_s(self, call: int) -> float:
+        """The load of its first instance, for a call that came before that was over."""
+        runs = self.began.get(call)
+        if not runs:
+            return 0.0
+        ready_at, load_s = self.ready.get(runs[0][1], (0.0, 0.0))
+        return load_s if self.came[call] < ready_at else 0.0
+
+    def is_met(self, call: int, arrival: Arrival) -> bool:
+        """In the mean of its tokens."""
+        wanted: Objective = arrival.objective
+        first_s = wanted.first_token_s(arrival.prompt) + self.grace_s(call)
+        in_time = self.first.get(call, _NEVER) <= first_s + _ROUNDING_S
+        return in_time and call not in self.failed and self.tpot.get(call, 0.0) <= wanted.tpot_s + _ROUNDING_S
+
+    def use(
+        self, kind: str, kinds: Mapping[int, str], arrivals: Sequence[Arrival], *, for_s: float
+    ) -> KindUse:  # fmt: skip
+        """Of the nodes of one kind."""
+        of_node: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for library, (at_s, pilot) in self.started.items():
+            if kinds[pilot] == kind:
+                of_node[pilot].append((at_s, min(for_s, self.ended.get(library, for_s))))
+        used_s = sum(_union_s(spans) for spans in of_node.values())
+        instances_s = sum(max(0.0, end - start) for spans in of_node.values() for start, end in spans)
+        tokens = 0
+        of_library: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for place, call in enumerate(self.came):
+            runs = self.began.get(call, ())
+            for (at_s, library), end in zip(runs, self.over.get(call, ()), strict=False):
+                if kinds[self.started[library][1]] == kind:
+                    of_library[library].append((at_s, end))
+            if runs and call not in self.failed and kinds[self.started[runs[-1][1]][1]] == kind:
+                tokens += arrivals[place].written
+        running_s = sum(end - start for spans in of_library.values() for start, end in spans)
+        serving_s = sum(_union_s(spans) for spans in of_library.values())
+        return KindUse(
+            nodes=used_s / for_s,
+            instances=instances_s / for_s,
+            tokens_per_s=tokens / used_s if used_s else 0.0,
+            running=running_s / serving_s if serving_s else 0.0,
+        )
+
+
+def _union_s(spans: list[tuple[float, float]]) -> float:
+    """How long at least one of these spans lasts."""
+    total, until = 0.0, -math.inf
+    for start, end in sorted(spans):
+        if end > until:
+            total += end - max(start, until)
+            until = end
+    return total
+
+
+_EVERY_S = 1.0
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """Of the instances of one kind of node that hold their model, on the mean. `memory_used`: of their memory, the
+    share that weights and tokens take; `cache_used`: the same of their caches alone; `resizing`: the share of samples
+    in which one changes the size of its cache; `batch_p50`, `batch_p95`: the largest batch of each node that serves
+    any request."""
+
+    memory_used: float
+    cache_used: float
+    resizing: float
+    batch_p50: float
+    batch_p95: float
+
+
+class Sampler:
+    """Samples a simulation that is about to run, for so many seconds."""
+
+    def __init__(self, simulation: Simulation, *, for_s: float) -> None:
+        self._sim = simulation
+        self._for_s = for_s
+        self._memory: dict[str, list[float]] = {}
+        self._cache: dict[str, list[float]] = {}
+        self._resizing: dict[str, list[bool]] = {}
+        self._batches: dict[str, list[int]] = {}
+        simulation.agenda.after(_EVERY_S, self._sample)
+
+    def found(self) -> dict[str, Sampled]:
+        """By the kind of node."""
+        return {
+            kind: Sampled(
+                memory_used=_mean(used),
+                cache_used=_mean(self._cache.get(kind, [])),
+                resizing=_mean(self._resizing.get(kind, [])),
+                batch_p50=_quantile(self._batches.get(kind, []), 0.5),
+                batch_p95=_quantile(self._batches.get(kind, []), 0.95),
+            )
+            for kind, used in sorted(self._memory.items())
+        }
+
+    def _sample(self) -> None:
+        sim = self._sim
+        for pilot in sim.pilots.values():
+            kind, largest = pilot.kind, 0
+            for number, library in pilot.libraries.items():
+                known = sim.core.state.libraries.get(number)
+                if library.batch is None or known is None or known.state is LibraryState.LOADING:
+                    continue
+                engine = library.model.engine_on(kind)
+                assert engine is not None
+                requests = library.batch.engine.batch.running.values()
+                used = sum(request.length for request in requests) * engine.token_bytes
+                held, weights = pilot.core.state.ledger.held(number), int(engine.weights_bytes)
+                self._memory.setdefault(kind, []).append((weights + used) / max(1, held))
+                if used:
+                    self._cache.setdefault(kind, []).append(used / max(1, held - weights))
+                self._resizing.setdefault(kind, []).append(bool(known.resizing))
+                largest = max(largest, len(library.running))
+            if largest:
+                self._batches.setdefault(kind, []).append(largest)
+        if sim.agenda.now + _EVERY_S <= self._for_s:
+            sim.agenda.after(_EVERY_S, self._sample)
+
+
+def _mean(values: list[float] | list[bool]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+def _quantile(values: list[int], part: float) -> float:
+    return float(sorted(values)[min(len(values) - 1, int(part * len(values)))]) if values else 0.0

@@ -1,0 +1,145 @@
+"""The nodes of SLINFER's evaluation (§IX-A), and language models of one size or several as contexts.
+
+Four nodes with an A100 of 80 GB, and four with 32 cores that have AMX. Weights are in the memory of every node: a load
+into a GPU moves 12.6 GB a second, as the authors' loader does ("1 second to load a 7B model in our environment").
+
+Where the text is silent the authors' own program is followed (github.com/BarrinXu/SLINFER): a CPU serves weights from
+where they are cached, so it loads nothing (`cpu_loads`). How much memory its CPU nodes have is not said; here they have
+as much as a GPU (`cpu_memory_bytes`). What each choice is worth stands in `docs/reproduction/slinfer.md`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from benchmarks.papers.slinfer.data import ModelProfile, read_profile
+from stoker.manager.sim.engine_model import EngineModel
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.protocol.blocks import Rule
+from stoker.site import Duration, Size
+
+NODES = 4
+GPU, CPU = "gpu", "cpu"
+KINDS = (CPU, GPU)
+"""Best first: all systems with CPUs prefer them (§IX-A)."""
+MEMORY = Size(80_000_000_000)
+LOAD_BYTES_PER_S = 12.6e9
+LONGEST_PROMPT = 32_768
+"""Prompts are read whole, one at a time (§V)."""
+PAGE_TOKENS = 16
+MOST_OUTPUT = 2048
+ROWS = 256
+"""The largest batch that was profiled (§VI-B)."""
+RESIZE_S = Duration(0.03)
+"""For each GB that a cache has afterwards: 1.9 s for 64 GB (Figure 17)."""
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """What there is to run on. `parts`: a node is cut into so many devices, each with that part of its memory and of
+    its speed (but see `WHOLE_ON_CPU`). `cache_s_per_gb`: a load into a GPU allocates the cache of its instance as well,
+    which takes so long."""
+
+    gpus: int = NODES
+    cpus: int = NODES
+    parts: int = 1
+    cpu_loads: bool = False
+    cpu_memory_bytes: int = int(MEMORY)
+    load_bytes_per_s: float = LOAD_BYTES_PER_S
+    cache_s_per_gb: float = 0.0
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of nodes that there are, best first."""
+        return tuple(kind for kind, count in ((CPU, self.cpus), (GPU, self.gpus)) if count)
+
+
+WHOLE_ON_CPU = frozenset({"llama-2-13b"})
+"""Sizes of which an instance is never given less than a whole CPU node (§IX-A)."""
+
+
+def profile_of(size: str, kind: str) -> ModelProfile:
+    """What was measured of a size on a kind of node."""
+    return read_profile(size, f"{kind}:{kind}")
+
+
+def parts_of(size: str, kind: str, parts: int) -> int:
+    """Into how many parts a node is cut for instances of a size."""
+    return 1 if kind == CPU and size in WHOLE_ON_CPU else parts
+
+
+def limit_of(size: str, kind: str, parts: int) -> int:
+    """Requests that the baselines let one instance serve, on a whole node or on half of one."""
+    profile = profile_of(size, kind)
+    return profile.shared_limit if parts > 1 else profile.limit
+
+
+def engine_of(size: str, kind: str, *, rows: int) -> EngineModel:
+    """The engine of an instance, the same for all systems but for `rows`."""
+    profile = profile_of(size, kind)
+    return EngineModel(
+        profile.times, rows=rows, prefill_tokens=LONGEST_PROMPT, prefill_requests=1,
+        token_bytes=Size(profile.token_bytes), weights_bytes=Size(profile.weights_bytes), most_output=MOST_OUTPUT,
+        page_tokens=PAGE_TOKENS,
+    )  # fmt: skip
+
+
+def limited(sizes: list[str], nodes: Nodes, *, share: int = 1) -> World:
+    """A model of each of these sizes, with the batches that the baselines allow. `share`: instances that take turns on
+    a node, each with an equal part of its memory; `nodes.parts`: those that have a part of a node for themselves."""
+    if len({parts_of(size, CPU, nodes.parts) for size in sizes}) > 1:
+        raise ValueError("sizes of which some have a whole CPU node and others a part of one: let them share it")
+    together = max(share, nodes.parts)
+    models = {size: _limited_model(size, nodes, together=together) for size in set(sizes)}
+    return _world([models[size] for size in sizes], nodes, parts_of(sizes[0], CPU, nodes.parts))
+
+
+def _limited_model(size: str, nodes: Nodes, *, together: int) -> ContextModel:
+    engine = {kind: engine_of(size, kind, rows=limit_of(size, kind, together)) for kind in nodes.kinds}
+    return ContextModel(
+        device_memory_bytes=Size(min(MEMORY, nodes.cpu_memory_bytes) // together), kinds=nodes.kinds, slots=0,
+        load_s=_load_s(size, nodes, memory_bytes=int(MEMORY) // together), engine=engine,
+    )  # fmt: skip
+
+
+def elastic(sizes: list[str], nodes: Nodes, *, longest: int = 4096, resize_s: Duration = RESIZE_S) -> World:
+    """A model of each of these sizes, with batches as large as was profiled, and a cache that grows from `longest`
+    tokens on."""
+    models = {size: _elastic_model(size, nodes, longest=longest, resize_s=resize_s) for size in set(sizes)}
+    return _world([models[size] for size in sizes], nodes, 1)
+
+
+def _elastic_model(size: str, nodes: Nodes, *, longest: int, resize_s: Duration) -> ContextModel:
+    profile = profile_of(size, nodes.kinds[-1])
+    memory_bytes = profile.weights_bytes + longest * profile.token_bytes
+    return ContextModel(
+        device_memory_bytes=Size(memory_bytes), kinds=nodes.kinds, slots=0,
+        load_s=_load_s(size, nodes, memory_bytes=memory_bytes), resize_s=resize_s,
+        engine={kind: engine_of(size, kind, rows=ROWS) for kind in nodes.kinds},
+    )  # fmt: skip
+
+
+def _load_s(size: str, nodes: Nodes, *, memory_bytes: int) -> dict[str, Duration]:
+    """What a load takes, by the kind of node; `memory_bytes`: what its instance has of a GPU."""
+    weights = profile_of(size, GPU).weights_bytes
+    loads, allocates = weights / nodes.load_bytes_per_s, nodes.cache_s_per_gb * (memory_bytes - weights) / 1e9
+    return {GPU: Duration(loads + allocates), CPU: Duration(loads if nodes.cpu_loads else 0.0)}
+
+
+def _world(models: list[ContextModel], nodes: Nodes, cpu_parts: int) -> World:
+    parts = {GPU: nodes.parts, CPU: cpu_parts}
+    memory = {GPU: int(MEMORY), CPU: nodes.cpu_memory_bytes}
+    return World(
+        devices={
+            kind: DeviceKind(memory_bytes=Size(memory[kind] // parts[kind]), speed=1 / parts[kind])
+            for kind in nodes.kinds
+        },
+        sources=tuple(
+            SourceModel(
+                kind, kind, capacity=count, max_blocks=count, init_blocks=count, rule=Rule.FIXED, devices=parts[kind]
+            )
+            for kind, count in ((CPU, nodes.cpus), (GPU, nodes.gpus))
+            if count
+        ),
+        contexts={f"model-{number}": model for number, model in enumerate(models)},
+        delays=Delays(message_s=Duration(0.0005)),
+    )

@@ -1,0 +1,1 @@
+"""What is lost, killed, damaged or taken away, and how soon work goes on."""

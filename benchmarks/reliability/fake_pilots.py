@@ -1,0 +1,299 @@
+"""Pilots that speak the protocol over real sockets and run nothing: as many as one machine can connect to a manager.
+
+    python -m benchmarks.reliability.fake_pilots --session DIR --pilots 2000 --devices 2 [--hold-after 1000]
+
+Each is a socket of its own with the session's pilot key, and a shell of the core that every pilot runs: a library is
+ready at once, and a call ends when it comes. With `--hold-after N` only the first N calls end; later ones are held
+until the process gets SIGUSR1, as if they ran long. When the session is over it prints, as JSON, how many calls it was
+given and how many of them twice after they had ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import select
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from stoker.dealer import Keys, open_socket
+from stoker.pilot.agent.link import said_in
+from stoker.pilot.core import commands
+from stoker.pilot.core.core import EventQueue, PilotCore
+from stoker.pilot.core.events import (
+    Farewell,
+    FromLibrary,
+    FromManager,
+    HelloDue,
+    LibraryPrepared,
+    Observation,
+    Observed,
+    Pinned,
+    ProcessEnded,
+    Tick,
+    UsageMeasured,
+)
+from stoker.pilot.core.state import PilotFacts
+from stoker.protocol import to_agent, to_library, wire
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.protocol.session import KeyPair, SessionFolder
+from stoker.protocol.to_manager import DeviceFacts, FromPilot
+from stoker.protocol.wire import Outbox
+
+HEARTBEAT_S = 5.0
+_MB = 1_000_000
+_LARGE = 1 << 62
+_NOTHING = b"\x80\x04N."
+"""None, pickled."""
+_decode = wire.to_pilot_decoder()
+
+
+class Ledger:
+    """What all of them were given and have ended."""
+
+    def __init__(self, hold_after: int) -> None:
+        self.hold_after = hold_after
+        self.ended: set[int] = set()
+        self.given = 0
+        self.frames = 0
+        self.again = 0
+
+    @property
+    def holds(self) -> bool:
+        return 0 <= self.hold_after <= len(self.ended)
+
+
+class FakePilot:
+    """One of them."""
+
+    def __init__(
+        self, context: zmq.Context[Any], folder: SessionFolder, name: str, *, devices: int, ledger: Ledger
+    ) -> None:
+        there, pair = folder.read(), folder.read_key("pilot")
+        self.ledger = ledger
+        devices_here = tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "cpu", 8_000_000_000) for number in range(devices))
+        self.core = PilotCore(
+            PilotFacts(
+                pilot=name, session=there.session, host=name, pid=1, devices=devices_here, cache_bound_bytes=_LARGE
+            )
+        )
+        self.libraries: dict[LibraryId, dict[CallId, None]] = {}
+        """Their processes: the calls in each, of which the first one runs."""
+        self.queue = EventQueue(self.core, self.carry_out, clock=time.monotonic)
+        self.outbox = Outbox()
+        self.frame: list[FromPilot] = []
+        """What it has said with this turn."""
+        self.over = False
+        self.socket = open_socket(context, name=name, keys=Keys(there.server_key, pair.public, pair.secret))
+        self.socket.reconnect_ivl = 100
+        self.socket.sndhwm = self.socket.rcvhwm = 0
+        self.watch = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.socket.connect(there.address)
+
+    def look(self) -> None:
+        """Greet on a new connection."""
+        while self.watch.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self.watch.recv_multipart()
+            self.greet()
+
+    def empty(self) -> bool:
+        """Take everything that has come. Whether there was anything."""
+        self.look()
+        found = False
+        while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            found = True
+            for message in _decode(self.socket.recv()).messages:
+                self.queue.handle(FromManager(message))
+            if self.core.state.hello_is_due:
+                self.greet()
+            self.flush()
+        if found and self.core.state.leaving:
+            self.queue.handle(Tick())
+            self.flush()
+        return found
+
+    def greet(self) -> None:
+        self.flush()
+        self.queue.handle(HelloDue(said_in(self.outbox.unacked()), self.outbox.acknowledged, ()))
+
+    def beat(self) -> None:
+        self.queue.handle(UsageMeasured(dict.fromkeys(self.libraries, _MB), {}, 0))
+
+    def flush(self) -> None:
+        """Send all that was said since the last time in one frame."""
+        if self.frame:
+            number = self.outbox.next()
+            frame = wire.encode(self.frame, sequence=number)
+            self.frame = []
+            self.outbox.keep(number, frame)
+            self.socket.send(frame)
+
+    def carry_out(self, command: commands.Command) -> None:
+        match command:
+            case commands.Tell(message=message):
+                self.frame.append(message)
+            case commands.TellLibrary(library=number, message=message):
+                self.tell(number, message)
+            case commands.Acknowledged(sequence=sequence):
+                self.outbox.acked(sequence)
+            case commands.PassOn(message=pieces):
+                self.socket.send(wire.encode([pieces]))
+            case commands.Beat(message=heartbeat):
+                self.socket.send(wire.encode([heartbeat]))
+            case commands.Greet(hello=hello):
+                self.socket.send(wire.encode([hello]))
+                for frame in self.outbox.unacked():
+                    self.socket.send(frame)
+            case commands.Prepare(ordered=ordered):
+                self.queue.handle(LibraryPrepared(ordered.library, free_disk_bytes=_LARGE))
+            case commands.PinObjects(library=number, objects=refs):
+                self.queue.handle(Pinned(number, {ref.name: ref.source for ref in refs}))
+            case commands.StartProcess(ordered=ordered):
+                self.libraries[ordered.library] = {}
+                self.say(ordered.library, to_agent.Hello(ordered.library, 1), to_agent.Loaded(0.01, _MB, _MB))
+            case commands.KillProcess(library=number):
+                self.die(number)
+            case commands.Observe(library=number):
+                self.queue.handle(Observed([Observation(number, [(call, 0.0) for call in self.running(number)])]))
+            case commands.Leave():
+                self.queue.handle(Farewell())
+                self.over = True
+            case _:
+                pass
+
+    # ---- what its libraries do
+
+    def tell(self, number: LibraryId, message: to_library.ToLibrary) -> None:
+        calls = self.libraries.get(number)
+        if calls is None:
+            return
+        match message:
+            case to_library.Run(calls=specs):
+                calls.update(dict.fromkeys(spec.call for spec in specs))
+                self.ledger.given += len(specs)
+                self.ledger.frames += 1
+                self.ledger.again += sum(spec.call in self.ledger.ended for spec in specs)
+                if not self.ledger.holds:
+                    self.end(number)
+            case to_library.GiveBack(count=count, calls=named, order=order):
+                waiting = list(calls)[1:]
+                back = [call for call in waiting if call in named] if named else waiting[::-1][:count]
+                for call in back:
+                    del calls[call]
+                if back or not named:
+                    self.say(number, to_agent.GivenBack(tuple(back), order=order))
+            case to_library.Stop():
+                self.die(number, runs=False)
+            case to_library.Resize(device_memory_bytes=size):
+                self.say(number, to_agent.Resized(size))
+            case _:
+                pass
+
+    def running(self, number: LibraryId) -> tuple[CallId, ...]:
+        return tuple(self.libraries.get(number, ()))[:1]
+
+    def say(self, number: LibraryId, *messages: to_agent.ToAgent) -> None:
+        self.queue.handle(FromLibrary(number, messages))
+
+    def die(self, number: LibraryId, *, runs: bool = True) -> None:
+        running = self.running(number) if runs else ()
+        if self.libraries.pop(number, None) is not None:
+            self.queue.handle(ProcessEnded(number, running=running))
+
+    def end(self, number: LibraryId) -> None:
+        """All calls of a library end."""
+        calls = self.libraries.get(number)
+        if calls:
+            self.ledger.ended.update(calls)
+            ends = [CallEnd(call, True, _NOTHING, 0.0001) for call in calls]
+            calls.clear()
+            self.say(number, to_agent.RunsEnded(ends))
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--session", required=True)
+    ask.add_argument("--pilots", type=int, default=1)
+    ask.add_argument("--devices", type=int, default=2)
+    ask.add_argument("--hold-after", type=int, default=-1, metavar="N", help="only the first N calls end by themselves")
+    asked = ask.parse_args()
+    _many_files()
+    ledger = Ledger(asked.hold_after)
+    context: zmq.Context[Any] = zmq.Context()
+    context.max_sockets = 3 * asked.pilots + 100
+    folder = SessionFolder(asked.session)
+    if not folder.key_file("pilot").exists():  # these pilots are of no block
+        folder.write_key("pilot", KeyPair(*(key.decode() for key in zmq.curve_keypair())))
+    pilots = [
+        FakePilot(context, folder, f"fake-{number}", devices=asked.devices, ledger=ledger)
+        for number in range(asked.pilots)
+    ]
+    let_go = False
+
+    def release(_number: int, _frame: Any) -> None:
+        nonlocal let_go
+        let_go = True
+
+    signal.signal(signal.SIGUSR1, release)
+    serve(pilots, ledger, lambda: let_go)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    found = {
+        "given": ledger.given, "again": ledger.again, "ended": len(ledger.ended), "frames": ledger.frames,
+        "cpu_s": used.ru_utime + used.ru_stime,
+    }  # fmt: skip
+    print(json.dumps(found))
+    context.destroy(linger=0)
+
+
+def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -> None:
+    """Until every pilot has been told to go, or the manager is away for a minute.
+
+    One epoll over the sockets' descriptors: ZeroMQ's own poller looks at every socket each time. They are
+    edge-triggered, so a socket is emptied whenever it was used.
+    """
+    waits = select.epoll()
+    by_number: dict[int, FakePilot] = {}
+    for pilot in pilots:
+        for socket in (pilot.socket, pilot.watch):
+            number = int(socket.getsockopt(zmq.FD))
+            by_number[number] = pilot
+            waits.register(number, select.EPOLLIN | select.EPOLLET)
+    heard_at, released = time.monotonic(), False
+    beats = deque((time.monotonic() + HEARTBEAT_S * n / len(pilots), pilot) for n, pilot in enumerate(pilots))
+    used = list(pilots)
+    while not all(pilot.over for pilot in pilots) and time.monotonic() - heard_at < 60:
+        while used:
+            used = [pilot for pilot in used if pilot.empty()]
+        for number, _ in waits.poll(0.1, maxevents=4096):
+            heard_at = time.monotonic()
+            used.append(by_number[number])
+        if let_go() and not released:
+            released, ledger.hold_after, used = True, -1, list(pilots)
+            for pilot in pilots:
+                for library in list(pilot.libraries):
+                    pilot.end(library)
+                pilot.flush()
+        now = time.monotonic()
+        while beats[0][0] <= now:
+            _, pilot = beats.popleft()
+            pilot.beat()
+            beats.append((now + HEARTBEAT_S, pilot))
+            used.append(pilot)
+
+
+def _many_files() -> None:
+    """A socket takes two descriptors."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Inputs for the fuzzers: right ones, made from the types of messages, and damaged ones, made from right ones.
+
+Damage that a decoder can see is damage near what is right: noise is refused by its first byte. So an input is a right
+one with a few bytes flipped, cut out, repeated, taken from another one, or replaced by what decoders find hard (lengths
+that no machine has, deep nesting, text that is not UTF-8).
+
+What a fuzzer needs to know of one reader of bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+HARD = (
+    b"",
+    b"\xff",
+    b"\xff\xfe",
+    b"\xa2\xff\xfe",
+    b"\xc3\x28",
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xcf" + b"\xff" * 8,
+    b"\xd3\x80" + b"\x00" * 7,
+    b"\xcb\x7f\xf0" + b"\x00" * 6,
+    b"\xcb\x7f\xf8" + b"\x00" * 6,
+    b"\xc1",
+    b"\xc7\x10\xff",
+    b"\x91" * 2000,
+    b"\x81\xa1a" * 1000,
+    b"[" * 3000,
+    b'{"a":' * 2000,
+    b"\x00" * 8,
+    b"\xff" * 8,
+    b"9" * 5000,
+    b"1e999999",
+    b"-0.0",
+    b"\\ud800",
+    b'"""',
+    b"\n",
+    b"\r\n#SBATCH --wrap=x\n",
+    "\u2028\u202e\U0001f600".encode(),
+)
+_TEXTS = ("", "a", "bare", "cpu:0", "é\u2028\U0001f600", "x" * 300, "-1", "../..", "a b\nc", "\0")
+_INTS = (0, 1, -1, 2, 63, 64, 2**31, 2**32, 2**53, 2**63 - 1, -(2**63))
+_FLOATS = (0.0, 1.0, -1.0, 1e-9, 1e18, 1e308, math.inf, -math.inf, math.nan)
+
+
+def damage(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """A right input with one to four faults."""
+    out = bytearray(data)
+    for _ in range(1 + int(chance.random() * chance.random() * 4)):
+        size = len(out)
+        at = int(chance.random() * (size + 1))
+        kind = int(chance.random() * 10)
+        if kind <= 2 and size:
+            out[at % size] ^= 1 << int(chance.random() * 8)
+        elif kind == 3 and size:
+            out[at % size] = int(chance.random() * 256)
+        elif kind == 4:
+            del out[at:]
+        elif kind == 5:
+            del out[at : at + 1 + int(chance.random() * 16)]
+        elif kind == 6:
+            out[at:at] = HARD[int(chance.random() * len(HARD))]
+        elif kind == 7:
+            some = HARD[int(chance.random() * len(HARD))]
+            out[at : at + len(some)] = some
+        elif kind == 8:
+            out[at:at] = out[at : at + 1 + int(chance.random() * 64)]
+        else:
+            other = others[int(chance.random() * len(others))]
+            start = int(chance.random() * (len(other) + 1))
+            out[at:] = other[start:]
+    return bytes(out)
+
+
+def value_of(kind: Any, chance: random.Random, *, depth: int = 0) -> Any:
+    """A value of a type that msgspec knows: any, with a taste for the extremes."""
+    return _value(inspect.type_info(kind), chance, depth)
+
+
+def _value(kind: Any, chance: random.Random, depth: int) -> Any:
+    match kind:
+        case inspect.AnyType() | inspect.RawType():
+            return chance.choice([None, 1, "a", b"b", [1], {"a": 1}])
+        case inspect.NoneType():
+            return None
+        case inspect.BoolType():
+            return chance.random() < 0.5
+        case inspect.IntType():
+            return _bounded(chance.choice(_INTS) if chance.random() < 0.5 else chance.randrange(100), kind)
+        case inspect.FloatType():
+            return _bounded(chance.choice(_FLOATS) if chance.random() < 0.5 else round(chance.random() * 100, 3), kind)
+        case inspect.StrType():
+            some = chance.random() < 0.4
+            return chance.choice(_TEXTS) if some else "".join(chance.choices(string.ascii_lowercase, k=6))
+        case inspect.BytesType() | inspect.MemoryViewType() | inspect.ByteArrayType():
+            return chance.randbytes(chance.randrange(20))
+        case inspect.EnumType(cls=cls):
+            return chance.choice(list(cls))
+        case inspect.LiteralType(values=values):
+            return chance.choice(values)
+        case inspect.ListType(item_type=item):
+            return [_value(item, chance, depth + 1) for _ in range(_count(chance, depth))]
+        case inspect.VarTupleType(item_type=item):
+            return tuple(_value(item, chance, depth + 1) for _ in range(_count(chance, depth)))
+        case inspect.SetType(item_type=item) | inspect.FrozenSetType(item_type=item):
+            return {_value(item, chance, depth + 1) for _ in range(_count(chance, depth))}
+        case inspect.TupleType(item_types=items):
+            return tuple(_value(item, chance, depth + 1) for item in items)
+        case inspect.DictType(key_type=key, value_type=value):
+            keys = [_value(key, chance, depth + 1) for _ in range(_count(chance, depth))]
+            return {each: _value(value, chance, depth + 1) for each in keys}
+        case inspect.UnionType(types=types):
+            return _value(chance.choice(types), chance, depth)
+        case inspect.StructType(cls=cls, fields=fields):
+            return _struct(cls, fields, chance, depth)
+        case inspect.CustomType(cls=cls):
+            return cls()
+        case inspect.Metadata(type=inner):
+            return _value(inner, chance, depth)
+    raise TypeError(f"no values are made of {kind}")
+
+
+def _struct(cls: type, fields: Any, chance: random.Random, depth: int) -> Any:
+    given = {}
+    for field in fields:
+        optional = not field.required
+        if not optional or chance.random() < (0.7 if depth < 4 else 0.2):
+            given[field.name] = _value(field.type, chance, depth + 1)
+    for _ in range(20):
+        try:
+            return cls(**given)
+        except (ValueError, TypeError):  # a check of several fields
+            needed = {field.name: _value(field.type, chance, depth + 1) for field in fields if field.required}
+            given = needed
+    raise ValueError(f"no value of {cls.__name__} passes its own checks")
+
+
+def _bounded(value: Any, kind: Any) -> Any:
+    least = kind.ge if kind.ge is not None else kind.gt
+    most = kind.le if kind.le is not None else kind.lt
+    if least is not None and not value >= least:
+        value = type(value)(least) + (kind.ge is None)
+    if most is not None and not value <= most:
+        value = type(value)(most) - (kind.le is None)
+    return value
+
+
+def _count(chance: random.Random, depth: int) -> int:
+    return chance.randrange(4 if depth < 3 else 2)
+
+
+def plain(value: Any) -> Any:
+    """A value with its enums as what travels."""
+    return value.value if isinstance(value, enum.Enum) else msgspec.to_builtins(value)
+
+
+Errors = tuple[type[BaseException], ...]
+
+
+class Target:
+    """One reader. `read` gets an input; it may raise `declared` errors and no others."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        read: Callable[[bytes], object],
+        declared: Errors,
+        right: list[bytes],
+        share: int = 1,
+        complete: bool = True,
+    ) -> None:
+        self.name = name
+        self.read = read
+        self.declared = declared
+        self.right = right
+        """Right inputs, to be damaged."""
+        self.complete = complete
+        """Right inputs are read without an error: they are no half of a conversation."""
+        self.share = share
+        """How many inputs it gets for each one of the others."""

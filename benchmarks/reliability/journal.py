@@ -1,0 +1,297 @@
+"""What the journal costs: coming back after a long past, its size, and syncing it in groups.
+
+One past of a manager, written as a live manager writes it (core, journal, compaction; times of its own), and a real
+manager that comes back from it; prints JSON.
+
+python -m benchmarks.reliability.journal idle --pilots 2000 --hours 24     a day of heartbeats, every 5 s
+python -m benchmarks.reliability.journal ended --calls 10000000  calls that ended, and 1,000 that are open
+python -m benchmarks.reliability.journal map --sync true  calls/s of a program, synced in groups or not
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.recipe import Recipe
+from stoker.manager.core.events import Event, FromClient, FromPilot, SetTimer, TimerFired, ToPilot
+from stoker.manager.core.pilot_reports import is_heartbeat, must_be_recorded
+from stoker.manager.core.reactor import Core
+from stoker.manager.executor.processes import make_folder
+from stoker.manager.live import compaction
+from stoker.manager.live.compaction import Compaction
+from stoker.manager.live.decisions import check_of
+from stoker.manager.live.journal import Journal
+from stoker.manager.policies import default_policies
+from stoker.protocol import wire
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
+from stoker.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.to_manager import (
+    CallsEnded,
+    ClientHello,
+    DefineFunction,
+    DefineRecipe,
+    DeviceFacts,
+    Heartbeat,
+    LibraryReady,
+    PilotHello,
+    Received,
+    Submit,
+)
+from stoker.protocol.to_pilot import RunCalls, StartLibrary
+
+BACK, BACK_TITLE = "journal", "a manager comes back after a day of idle pilots, and after millions of calls"
+SYNC, SYNC_TITLE = "journal_sync", "calls/s through map with the journal synced in groups against no sync"
+_SIDE = "benchmarks.reliability.journal"
+
+
+def coming_back(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Seconds from the start of the manager's process until it listens, and the most that its journal's files took."""
+    repeats = 1 if quick else 3
+    hours, calls = ("0.1", "100000") if quick else ("24", "10000000")
+    cases = {
+        "after a day of 2,000 idle pilots": ("idle", "--hours", hours),
+        "after 10,000,000 ended calls, 1,000 open": ("ended", "--calls", calls),
+    }
+    lines = []
+    for what, arguments in cases.items():
+        found = []
+        for repeat in range(repeats):
+            found.append(run_side(_SIDE, *arguments, timeout_s=3600))
+            say(f"{what}, {repeat + 1} of {repeats}: {found[-1]['back_s']:.2f} s")
+        back_s, megabytes = [one["back_s"] for one in found], [one["journal_bytes"] / 1e6 for one in found]
+        lines.append(Line(what=f"{what}, s", cells={"s": back_s}, bar=Bar(at_most=5)))
+        lines.append(Line(what="the journal's files, MB at most", cells={"MB": megabytes}, bar=Bar(at_most=50)))
+    return Table(name=BACK, title=BACK_TITLE, lines=lines)
+
+
+def group_sync(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Calls a second in pairs."""
+    pairs, calls = (1, "2000") if quick else (5, "50000")
+    rates: dict[str, list[float]] = {"synced in groups": [], "not synced": []}
+    for pair in range(pairs):
+        sides = {
+            side: partial(run_side, _SIDE, "map", "--sync", sync, "--calls", calls)
+            for side, sync in (("synced in groups", "true"), ("not synced", "false"))
+        }
+        for side, one in take_turns(pair, sides).items():
+            rates[side].append(one["calls_per_s"])
+        say(f"pair {pair + 1} of {pairs}: " + ", ".join(f"{some[-1]:,.0f}/s {side}" for side, some in rates.items()))
+    cells = {**rates, "synced / not": ratios(*rates.values())}
+    return Table(name=SYNC, title=SYNC_TITLE, lines=[Line(what="calls/s", cells=cells, bar=Bar(at_least=0.7))])
+
+
+SESSION, CLIENT = "bench", ClientId("client-ab")
+HEARTBEAT_S = 5.0
+PAYLOAD = b"x" * 64
+
+
+class Past:
+    """A manager without sockets, in times of its own."""
+
+    def __init__(self, folder: SessionFolder, *, pilots: int) -> None:
+        self.now = time.time() - 30 * 86_400
+        self.journal = Journal(folder.journal)
+        self.compaction = Compaction(self.journal, snapshot_bytes=0, tail_bytes=0, now=False, tell=print)
+        self.core = Core(SESSION, default_policies(), now=self.now)
+        self.most_bytes = 0
+        self.held: dict[int, list[CallId]] = {}
+        self.home: dict[int, PilotId] = {}
+        self._folder = folder.path
+        self._timers: list[tuple[float, str]] = []
+        self._frames: dict[str, int] = {}
+        self.core.start()
+        self.pilots = [PilotId(f"node{n}-ab12") for n in range(pilots)]
+        self.client(ClientHello(wire.VERSION, SESSION), numbered=False)
+        for pilot in self.pilots:
+            facts = (DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9),)
+            self.pilot(pilot, PilotHello(wire.VERSION, SESSION, pilot, 1, facts), numbered=False)
+
+    def give(self, event: Event) -> None:
+        self.journal.write(self.now, event)
+        commands = self.core.handle(event, self.now)
+        self.journal.decided(check_of(commands))
+        for command in commands:
+            if type(command) is SetTimer:
+                heapq.heappush(self._timers, (command.at, command.key))
+            elif type(command) is ToPilot:
+                message = command.message
+                if type(message) is RunCalls:
+                    self.held.setdefault(message.library, []).extend(spec.call for spec in message.calls)
+                elif type(message) is StartLibrary:
+                    self.home[message.library], self.held[message.library] = command.pilot, []
+                    self.pilot(command.pilot, LibraryReady(message.library, 0.1, 0.1))
+
+    def client(self, *messages: Any, numbered: bool = True) -> None:
+        self.give(FromClient(CLIENT, self._number(CLIENT) if numbered else 0, list(messages)))
+
+    def pilot(self, pilot: PilotId, *messages: Any, numbered: bool = True) -> None:
+        self.give(FromPilot(pilot, self._number(pilot) if numbered else 0, list(messages)))
+
+    def turn_ends(self, *, fast: bool = False) -> None:
+        """As in the manager's loop. `fast`: time flies, so a child that writes is waited for."""
+        self.journal.flush()
+        self.compaction.advance(self.core)
+        if fast:
+            while self.compaction.wait_s < 1:
+                time.sleep(0.01)
+                self.compaction.advance(self.core)
+
+    def look_at_size(self) -> None:
+        size = sum(path.stat().st_size for path in self._folder.glob("journal*") if path.exists())
+        self.most_bytes = max(self.most_bytes, size)
+
+    def pass_until(self, at: float) -> None:
+        """Time passes, and timers fire."""
+        while self._timers and self._timers[0][0] <= at:
+            due, key = heapq.heappop(self._timers)
+            if self.core.state.timers.get(key) == due:
+                self.now = max(self.now, due)
+                self.give(TimerFired(key))
+        self.now = at
+
+    def _number(self, peer: str) -> int:
+        self._frames[peer] = self._frames.get(peer, 0) + 1
+        return self._frames[peer]
+
+
+def idle(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
+    """Pilots that do nothing but beat, through what the live manager does with a heartbeat."""
+    past = Past(folder, pilots=pilots)
+    read = wire.from_pilot()
+    frame = wire.encode([Heartbeat()])
+    for _ in range(int(hours * 3600 / HEARTBEAT_S)):
+        past.pass_until(past.now + HEARTBEAT_S)
+        for pilot in past.pilots:
+            said = read(frame)
+            event = FromPilot(pilot, said.sequence, said.messages)
+            if not is_heartbeat(event) or must_be_recorded(past.core.state, event, past.now):
+                past.give(event)
+        past.turn_ends()
+    past.look_at_size()
+    return past
+
+
+def ended(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 100) -> Past:
+    """A journal in which `calls` calls have ended and `open_calls` are open. Calls come, and end, in frames of 32."""
+    past = Past(folder, pilots=pilots)
+    past.client(DefineRecipe(Recipe("bench", "bench", slots=32)), DefineFunction(FunctionKey("f"), "f", b"code"))
+    submitted = done = turns = 0
+    while done < calls or submitted < calls + open_calls:
+        past.pass_until(past.now + 0.001)
+        while submitted - done < 5000 and submitted < calls + open_calls:
+            specs = [CallSpec(CallId(submitted + n), PAYLOAD) for n in range(min(256, calls + open_calls - submitted))]
+            submitted += len(specs)
+            past.client(Submit(FunctionKey("f"), RecipeKey("bench"), specs))
+        for library, held in list(past.held.items()):
+            some = held[: min(32, calls - done)]
+            if some:
+                del held[: len(some)]
+                done += len(some)
+                ends = [CallEnd(call, True, b"result", 0.01) for call in some]
+                past.pilot(past.home[library], CallsEnded(LibraryId(library), ends))
+        past.client(Received(done))
+        past.turn_ends()
+        turns += 1
+        if not turns % 20:
+            past.look_at_size()
+    past.turn_ends(fast=True)
+    past.look_at_size()
+    return past
+
+
+def comes_back(folder: SessionFolder, *, pilots: int, open_calls: int) -> dict[str, Any]:
+    """Seconds from the start of a real manager's process until it listens, and what it knows then."""
+    key = folder.read_key("server").public
+    folder.write(SessionFile(SESSION, wire.VERSION, "tcp://127.0.0.1:21999", key, created_at=time.time()))
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stoker.manager.main", "--session", str(folder.path), "--name", SESSION]
+    )
+    try:
+        while not (folder.manager_log.exists() and "listens on" in folder.manager_log.read_text()):
+            if process.poll() is not None or time.perf_counter() - began > 600:
+                raise SystemExit(f"the manager does not come back: {folder.manager_log.read_text()[-2000:]}")
+            time.sleep(0.005)
+        took_s = time.perf_counter() - began
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    said = folder.manager_log.read_text()
+    if f"{open_calls} calls open" not in said or f", {pilots} pilots" not in said:
+        raise SystemExit(f"the manager came back with something else: {said[-2000:]}")
+    return {"back_s": took_s}
+
+
+def rate(*, sync: str, calls: int) -> dict[str, Any]:
+    """Calls a second through `map`, on hot libraries."""
+    import stoker
+
+    site = Path("site.toml")
+    said = Path(os.environ.get("SITE", "")).read_text() if os.environ.get("SITE") else _SITE
+    site.write_text(f"{said}\n[session]\nsync = {sync}\n")
+
+    def nothing(x: int) -> int:
+        return x
+
+    mapped = stoker.app()(nothing)
+    with stoker.load(str(site), run_dir="runs"):
+        assert len(list(stoker.map(mapped, range(2000), batch_size=1))) == 2000
+        begun = time.perf_counter()
+        results = [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]
+        took_s = time.perf_counter() - begun
+    assert results == list(range(calls))
+    return {"calls_per_s": calls / took_s}
+
+
+_SITE = """name = "here"
+[provider]
+kind = "local"
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["idle", "ended", "map"])
+    parser.add_argument("--pilots", type=int, default=2000)
+    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--calls", type=int, default=10_000_000)
+    parser.add_argument("--open", type=int, default=1000)
+    parser.add_argument("--sync", choices=["true", "false"], default="true")
+    asked = parser.parse_args()
+    if asked.what == "map":
+        print(json.dumps(rate(sync=asked.sync, calls=asked.calls)))
+        return
+    with tempfile.TemporaryDirectory(prefix="journal-") as place:
+        os.environ["STOKER_HOME"] = f"{place}/home"
+        folder = SessionFolder(f"{place}/session")
+        make_folder(folder)
+        begun = time.perf_counter()
+        if asked.what == "idle":
+            past, open_calls, pilots = idle(folder, pilots=asked.pilots, hours=asked.hours), 0, asked.pilots
+        else:
+            past, open_calls, pilots = ended(folder, calls=asked.calls, open_calls=asked.open), asked.open, 100
+        past.compaction.close()
+        past.journal.close()
+        made_s = time.perf_counter() - begun
+        found = comes_back(folder, pilots=pilots, open_calls=open_calls)
+        most, least = past.most_bytes, compaction.LEAST_BYTES
+        print(json.dumps({**found, "journal_bytes": most, "least_bytes": least, "made_s": made_s}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""One pilot of two is killed, or frozen, while it runs a call; prints seconds until the call runs on the other.
+
+python -m benchmarks.reliability.lost_pilot killed
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+import stoker
+from stoker.site import Pilot, Site
+
+LIMIT_S = 120.0
+
+
+@stoker.context(memory="100 MB")
+def model() -> int:
+    return 1
+
+
+@stoker.app(context=model())
+def short(_one: int, _number: int) -> int:
+    time.sleep(0.2)
+    return os.getpid()
+
+
+@stoker.app(context=model())
+def long(_one: int, path: str) -> None:
+    with open(path, "a") as file:
+        file.write(f"{time.time()} {os.getpid()}\n")
+    time.sleep(LIMIT_S)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("how", choices=["killed", "frozen"])
+    asked = ask.parse_args()
+    site = Site(pilot=Pilot(devices="cpu:1", init_blocks=2, max_blocks=2))
+    with tempfile.TemporaryDirectory(prefix="lost-") as folder:
+        path = Path(folder) / "starts"
+        session = stoker.load(site, run_dir=folder, strategy="none")
+        frozen: list[psutil.Process] = []
+        try:
+            until = time.monotonic() + LIMIT_S
+            while len(set(stoker.map(short, range(20)))) < 2:  # hot on both
+                if time.monotonic() > until:
+                    raise SystemExit("the context did not become hot on two pilots")
+            long(str(path))
+            _, pid = _line(path, 0)
+            pilot = next(each for each in psutil.Process(pid).parents() if _is_pilot(each))
+            everything = [pilot, *pilot.children(recursive=True)]
+            if asked.how == "frozen":
+                frozen = everything
+            lost_at = time.time()
+            for process in everything if frozen else [pilot]:
+                process.send_signal(signal.SIGSTOP if frozen else signal.SIGKILL)
+            again_at, _ = _line(path, 1)
+        finally:
+            for process in frozen:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
+            session.stop()
+    print(json.dumps({"seconds": again_at - lost_at}))
+
+
+def _line(path: Path, number: int) -> tuple[float, int]:
+    """When, and in which process, the call began for the n-th time."""
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        lines = path.read_text().splitlines() if path.exists() else []
+        if len(lines) > number:
+            at, pid = lines[number].split()
+            return float(at), int(pid)
+        time.sleep(0.005)
+    raise SystemExit(f"the call did not begin {number + 1} times within {LIMIT_S:g} s")
+
+
+def _is_pilot(process: psutil.Process) -> bool:
+    return "stoker.pilot.main" in process.cmdline()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Calls over pilots in the preemptible partition of a real Slurm, while every five seconds one of them is pushed aside.
+
+*Goodput* is the time that calls take by themselves (their number times what one takes, here a fixed sleep) divided by
+the pilot-seconds that there were: from each pilot's arrival to its end, summed, as the manager saw it, from the first
+pilot to the last result. What a pilot spends on loading its context, on waiting for calls, on calls that it does
+not finish and on ending counts as lost; the time in which a preempted job waits in the queue and starts again does not:
+nobody could have worked in it.
+
+The side fails unless every call has one result, and the right one.
+
+One run of `benchmarks.reliability.preemption`: `python -m benchmarks.reliability.preemption --calls 10000 --seed 1`
+prints it as JSON.
+
+The lab that starts Slurm is that of the tests: `tests` must be on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from batch.lab import needs
+from batch.lab.cluster import Cluster
+from batch.lab.shape import Shape
+from batch.sessions import status_when, write_site
+
+import stoker
+from benchmarks.harness import ROOT, run_side
+from benchmarks.tables import Bar, Line, Table
+
+NAME, TITLE = "preemption", "calls on pilots of a real Slurm that are preempted one after the other"
+SIDE = "benchmarks.reliability.preemption"
+_LAB = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """The same run, once or three times."""
+    calls, repeats = (600, 1) if quick else (10_000, 3)
+    runs: list[dict[str, Any]] = []
+    for number in range(1, repeats + 1):
+        found = run_side(SIDE, "--calls", str(calls), "--seed", str(number), environment=_LAB)
+        if why := found.get("skipped"):
+            return Table(name=NAME, title=TITLE, skipped=why)
+        runs.append(found)
+        say(f"run {number} of {repeats}: {', '.join(f'{name} {value:,.2f}' for name, value in found.items())}")
+    cells = {
+        "s": [run["seconds"] for run in runs],
+        "preempted": [run["preempted"] for run in runs],
+        "pilot-seconds": [run["pilot_s"] for run in runs],
+        "goodput": [run["goodput"] for run in runs],
+    }
+    what = f"{calls:,} calls of {runs[0]['call_s']:g} s on 8 nodes, a pilot preempted every 5 s"
+    return Table(name=NAME, title=TITLE, lines=[Line(what=what, cells=cells, bar=Bar(at_least=0.85))])
+
+
+NODES, EVERY_S, PUSHED_S, CALL_S = 8, 5.0, 2.0, 0.1
+
+
+@stoker.context
+def naps():
+    return time.sleep
+
+
+@stoker.app(context=naps())
+def nap(sleep, number):
+    sleep(CALL_S)
+    return number
+
+
+class Pusher(threading.Thread):
+    """Every few seconds a short job of the other partition takes the node of a pilot."""
+
+    def __init__(self, cluster: Cluster, *, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._cluster = cluster
+        self._chance = random.Random(seed)
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(EVERY_S):
+            jobs = [line[0] for line in self._cluster.queue("--states=RUNNING", "--partition=backfill")]
+            if nodes := sorted(filter(None, (self._cluster.job(job).get("NodeList") for job in jobs))):
+                options = ("--partition=main", "--exclusive", f"--nodelist={self._chance.choice(nodes)}")
+                self._cluster.submit(f"sleep {PUSHED_S}", *options)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+class Meter(threading.Thread):
+    """Sums up the time that pilots are there."""
+
+    def __init__(self, session: stoker.Session) -> None:
+        super().__init__(daemon=True)
+        self.pilot_s = 0.0
+        self._session = session
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        last, pilots = time.monotonic(), len(self._session.status(30).pilots)
+        while not self._over.wait(0.1):
+            seen = len(self._session.status(30).pilots)
+            now = time.monotonic()
+            self.pilot_s += (now - last) * (pilots + seen) / 2
+            last, pilots = now, seen
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    if why := needs.missing_for_slurm():
+        print(json.dumps({"skipped": why}))
+        return
+    with Cluster(Shape(gpus=("a10:1",) * NODES)) as cluster, tempfile.TemporaryDirectory() as place:
+        os.environ.update(cluster.environ, STOKER_HOME=f"{place}/home", STOKER_SCRATCH=place)
+        print(json.dumps(side(cluster, Path(place), calls=asked.calls, seed=asked.seed)))
+
+
+def side(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, float]:
+    """One run. Raises RuntimeError when a result is missing, wrong, or there twice."""
+    blocks = {"init_blocks": NODES, "max_blocks": NODES}
+    site = write_site(place, provider={"gpus": "a10:1"}, pilot=blocks)
+    with stoker.load(site, run_dir=f"{place}/runinfo") as session:
+        status_when(session, lambda status: len(status.pilots) == NODES, what=f"{NODES} pilots", limit_s=120)
+        pusher, meter = Pusher(cluster, seed=seed), Meter(session)
+        begun = time.monotonic()
+        meter.start()
+        pusher.start()
+        results = sorted(stoker.map(nap, range(calls), ordered=False))
+        seconds = time.monotonic() - begun
+        meter.stop()
+        pusher.stop()
+        status = session.status()
+        preempted = sum(int(line[-1]) for line in cluster.queue("--partition=backfill"))
+    if preempted < seconds / EVERY_S / 2 - 1:
+        raise RuntimeError(f"only {preempted} pilots were preempted in {seconds:.0f} s")
+    if results != list(range(calls)) or status.failed:
+        raise RuntimeError(f"{len(results)} results of {calls} calls, {status.failed} failed")
+    return {
+        "goodput": calls * CALL_S / meter.pilot_s,
+        "pilot_s": meter.pilot_s,
+        "seconds": seconds,
+        "call_s": CALL_S,
+        "preempted": preempted,
+        "lost_pilots": status.lost_pilots,
+        "rerun_calls": status.rerun_calls,
+    }
+
+
+if __name__ == "__main__":
+    main()

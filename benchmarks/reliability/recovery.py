@@ -1,0 +1,271 @@
+"""What a live manager bears: thousands of connected pilots, and its own violent death.
+
+One run of a live manager among pilots that run nothing (`benchmarks.reliability.fake_pilots`), in fresh processes;
+prints JSON.
+
+python -m benchmarks.reliability.recovery rate --pilots 2000      calls/s, and the manager's memory
+python -m benchmarks.reliability.recovery restart                 seconds from kill -9 of the manager until it works
+again
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.recipe import BARE
+from stoker.manager.executor.client import Link
+from stoker.manager.executor.outgoing import Submission
+from stoker.manager.executor.processes import make_folder
+from stoker.protocol.calls import CallEnd, CallOptions, CallProgress
+from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Status
+from stoker.protocol.to_manager import EndSession
+from stoker.protocol.to_pilot import FunctionBlob
+
+MANY, MANY_TITLE = "many_pilots", "one live manager with 2,000 connected pilots against one pilot"
+LOST, LOST_TITLE = "lost_pilot", "from the loss of a pilot until the call that it ran runs on another"
+RESTART, RESTART_TITLE = "restart", "kill -9 of the manager with 100,000 calls queued and 200 running"
+
+
+def many_pilots(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Calls a second in pairs, and the manager's memory."""
+    pilots, calls, repeats = (50, 5000, 1) if quick else (2000, 200_000, 3)
+    one, many = [], []
+    for repeat in range(repeats):
+        sides = {
+            number: partial(
+                run_side, "benchmarks.reliability.recovery", "rate", "--pilots", number, "--calls", str(calls)
+            )
+            for number in ("1", str(pilots))
+        }
+        for some, side in zip((one, many), take_turns(repeat, sides).values(), strict=True):
+            some.append(side)
+        say(f"pair {repeat + 1} of {repeats}: {one[-1]['calls_per_s']:,.0f}/s, {many[-1]['calls_per_s']:,.0f}/s")
+    rates = {
+        f"{pilots:,} pilots": [side["calls_per_s"] for side in many],
+        "one pilot": [side["calls_per_s"] for side in one],
+    }
+    lines = [
+        Line(what="calls/s", cells={**rates, "many / one": ratios(*rates.values())}, bar=Bar(at_least=0.5)),
+        Line(
+            what="memory of the manager, MB",
+            cells={f"{pilots:,} pilots": [side["manager_bytes"] / 1e6 for side in many]},
+            bar=Bar(at_most=500),
+            last_digits=0,
+        ),
+        Line(
+            what="pilots lost meanwhile",
+            cells={f"{pilots:,} pilots": [float(side["lost_pilots"]) for side in many]},
+            bar=Bar(at_most=0),
+            last_digits=0,
+        ),
+    ]
+    return Table(name=MANY, title=MANY_TITLE, lines=lines)
+
+
+def restart(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Seconds until calls that were queued run again, and whether any call ran or ended twice."""
+    queued, repeats = (2000, 1) if quick else (100_000, 3)
+    found = []
+    for repeat in range(repeats):
+        found.append(run_side("benchmarks.reliability.recovery", "restart", "--queued", str(queued)))
+        say(f"{repeat + 1} of {repeats}: {found[-1]['at_work_s']:.1f} s")
+    lines = [
+        Line(what="until it is back at work, s", cells={"s": [one["at_work_s"] for one in found]}, bar=Bar(at_most=10)),
+        Line(
+            what="calls that had ended and were run again, or ended twice",
+            cells={"calls": [float(one["ran_again"] + one["ended_twice"]) for one in found]},
+            bar=Bar(at_most=0),
+            last_digits=0,
+        ),
+    ]
+    return Table(name=RESTART, title=RESTART_TITLE, lines=lines)
+
+
+def lost_pilot(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Seconds, when its process is killed (the connection breaks), and when it is stopped (it falls silent)."""
+    lines = []
+    for how, bar, repeats in (("killed", 1.5, 5), ("frozen", 16.0, 3)):
+        seconds = [
+            run_side("benchmarks.reliability.lost_pilot", how)["seconds"]
+            for _ in range(1 if quick else repeats)
+            if not (quick and how == "frozen")
+        ]
+        if seconds:
+            say(f"{how}: " + ", ".join(f"{one:.2f} s" for one in seconds))
+            lines.append(Line(what=f"the pilot is {how}", cells={"s": seconds}, bar=Bar(at_most=bar)))
+    return Table(name=LOST, title=LOST_TITLE, lines=lines)
+
+
+LIMIT_S = 300.0
+
+
+class Counter:
+    """Waits for many calls at once, and notes whether one ends twice."""
+
+    def __init__(self) -> None:
+        self.ended: set[int] = set()
+        self.twice = 0
+        self.changed = threading.Condition()
+
+    def settle(self, end: CallEnd) -> bool:
+        with self.changed:
+            self.twice += end.call in self.ended
+            self.ended.add(end.call)
+            self.changed.notify_all()
+        return False
+
+    def fail(self, call: CallId, error: Exception) -> None:
+        raise SystemExit(f"call {call} failed: {error}")
+
+    def flush(self) -> None:
+        pass
+
+    def report(self, progress: CallProgress) -> None:
+        pass
+
+    def wait(self, count: int) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: len(self.ended) >= count, LIMIT_S):
+                raise SystemExit(f"{len(self.ended)} of {count} calls ended within {LIMIT_S:g} s")
+
+
+class World:
+    """A session folder, a manager, pilots and a client."""
+
+    def __init__(self, folder: Path, *, pilots: int, devices: int, hold_after: int = -1) -> None:
+        self.folder = SessionFolder(folder)
+        make_folder(self.folder)
+        self.start_manager()
+        _until(self.folder.file.exists, "the manager listens")
+        self.link = Link(self.folder)
+        self.link.wait_joined(60)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.reliability.fake_pilots",
+            "--session",
+            str(folder),
+            "--pilots",
+            str(pilots),
+        ]
+        command += ["--devices", str(devices), "--hold-after", str(hold_after)]
+        self.pilots = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        _until(lambda: len(self.status().pilots) == pilots, "all pilots have joined")
+
+    def start_manager(self) -> None:
+        command = [sys.executable, "-P", "-m", "stoker.manager.main", "--session", str(self.folder.path)]
+        self.manager = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    def status(self) -> Status:
+        return self.link.ask_status().result(60)
+
+    def submit(self, count: int, waiter: Counter) -> None:
+        submission = Submission(FunctionBlob(FunctionKey("nothing"), "nothing", b"code"), BARE, CallOptions())
+        for _ in range(count):
+            self.link.submit(submission, b"x" * 64, waiter)
+
+    def end(self) -> dict[str, Any]:
+        self.link.tell(EndSession("measured"))
+        said, _ = self.pilots.communicate(timeout=120)
+        self.manager.wait(60)
+        self.link.close()
+        found: dict[str, Any] = json.loads(said)
+        return found
+
+
+def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
+    """Calls a second through one manager, and what it holds in memory (bytes)."""
+    world = World(folder, pilots=pilots, devices=2)
+    joined = psutil.Process(world.manager.pid).memory_info().rss
+    warm = Counter()
+    world.submit(20 * pilots + 2000, warm)  # every library has been sent the function and has run it
+    warm.wait(20 * pilots + 2000)
+    counter = Counter()
+    before, began = psutil.Process(world.manager.pid).cpu_times(), time.perf_counter()
+    world.submit(calls, counter)
+    counter.wait(calls)
+    seconds = time.perf_counter() - began
+    after = psutil.Process(world.manager.pid).cpu_times()
+    memory = psutil.Process(world.manager.pid).memory_info().rss
+    lost = world.status().lost_pilots
+    found = world.end()
+    busy = after.user + after.system - before.user - before.system
+    return {
+        "calls_per_s": calls / seconds, "manager_bytes": memory, "lost_pilots": lost,
+        "manager_cpu_us_per_call": 1e6 * busy / calls, "joined_bytes": joined,
+        "calls_per_frame": found["given"] / found["frames"],
+        "pilots_cpu_us_per_call": 1e6 * found["cpu_s"] / found["given"],
+    }  # fmt: skip
+
+
+def restarted(folder: Path, *, queued: int, running: int, finished: int) -> dict[str, Any]:
+    """Seconds from kill -9 of the manager, which is started again at once, until a call that was queued has ended."""
+    world = World(folder, pilots=running // 2, devices=2, hold_after=finished)
+    counter = Counter()
+    total = finished + running + queued
+    world.submit(total, counter)
+    counter.wait(finished)
+    _until(lambda: world.status().queued + world.status().running >= total - len(counter.ended), "all are accepted")
+    done, began = len(counter.ended), time.perf_counter()
+    os.kill(world.manager.pid, signal.SIGKILL)
+    world.manager.wait()
+    world.start_manager()
+    _until(lambda: len([p for p in world.status().pilots if p.state == "here"]) == running // 2, "pilots are back")
+    back = time.perf_counter() - began
+    world.pilots.send_signal(signal.SIGUSR1)
+    counter.wait(done + 2 * running)  # more than were running: queued ones have been given out and have ended
+    at_work = time.perf_counter() - began
+    counter.wait(total)
+    found = world.end()
+    return {"pilots_back_s": back, "at_work_s": at_work, "ran_again": found["again"], "ended_twice": counter.twice}
+
+
+def _until(true: Any, what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            if true():
+                return
+        except TimeoutError:
+            pass
+        time.sleep(0.02)
+    raise SystemExit(f"not within {LIMIT_S:g} s: {what}")
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("what", choices=["rate", "restart"])
+    ask.add_argument("--pilots", type=int, default=1)
+    ask.add_argument("--calls", type=int, default=200_000)
+    ask.add_argument("--queued", type=int, default=100_000)
+    ask.add_argument("--running", type=int, default=200)
+    asked = ask.parse_args()
+    with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
+        os.environ["STOKER_HOME"] = os.path.join(folder, "home")
+        place = Path(folder) / "session"
+        if asked.what == "rate":
+            print(json.dumps(rate(place, pilots=asked.pilots, calls=asked.calls)))
+        else:
+            print(json.dumps(restarted(place, queued=asked.queued, running=asked.running, finished=1000)))
+
+
+if __name__ == "__main__":
+    main()

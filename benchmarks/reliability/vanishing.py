@@ -1,0 +1,127 @@
+"""Pilots are taken away one after the other until none is left (Pervasive Context Management §4.4).
+
+The paper ran inferences on 20 GPUs, lost one a minute from the 900th second on, and counted what was done when none was
+left: 62,900 inferences with pervasive contexts, 46,000 with partial ones (Figure 8), 1.37 times as many. Here 20
+pilots on this machine sleep: a call takes 5 s, a load 0.8 of that, the ratio that the paper's Figure 6 implies; one
+pilot is killed every 8 s from the 40th second on. With awareness disk each call starts a process and loads again, as
+the paper's partial contexts do. How long a load takes is put in, and the ratio of the two sides follows from it, so the
+ratio has no bar. The bar is that neither side loses a call, that is, that none ends with an error, though pilots die
+under calls that run. Sleeping pilots do not compete for this machine's cores; starting a process for each call does
+cost it something, which is why calls are not shorter, and why the two sides do not run at once.
+
+One side of `vanishing`: pilots that are killed one after the other until none is left; prints JSON.
+
+python -m benchmarks.reliability.vanishing --awareness full
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import psutil
+
+import stoker
+from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.recipe import Awareness
+from stoker.site import Pilot, Site
+
+LOAD_IN_CALLS = 0.8
+NAME, TITLE = "vanishing", "calls done when 20 pilots have been killed one by one, awareness full against disk"
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Calls done in pairs, and calls that each side gave up."""
+    small = ("--pilots", "3", "--call-s", "0.5", "--from-s", "4", "--every-s", "1") if quick else ()
+    done: dict[str, list[float]] = {"full": [], "disk": []}
+    failed: dict[str, list[float]] = {"full": [], "disk": []}
+    repeats = 1 if quick else 3
+    for repeat in range(repeats):
+        sides = {
+            name: partial(run_side, "benchmarks.reliability.vanishing", "--awareness", name, *small) for name in done
+        }
+        for name, found in take_turns(repeat, sides).items():
+            done[name].append(float(found["calls"]))
+            failed[name].append(float(found["failed"]))
+        say(f"pair {repeat + 1} of {repeats}: " + ", ".join(f"{name} {some[-1]:.0f}" for name, some in done.items()))
+    cells = {f"{name}, calls": numbers for name, numbers in done.items()}
+    lines = [Line(what="calls done", cells={**cells, "full / disk": ratios(done["full"], done["disk"])})]
+    lines += [
+        Line(what=f"calls that were lost, {name}", cells={"calls": numbers}, bar=Bar(at_most=0), last_digits=0)
+        for name, numbers in failed.items()
+    ]
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--awareness", choices=["disk", "full"], required=True)
+    ask.add_argument("--pilots", type=int, default=20)
+    ask.add_argument("--call-s", type=float, default=5.0, help="seconds that a call's inferences take")
+    ask.add_argument("--load", type=float, default=LOAD_IN_CALLS, help="what a load takes, in calls")
+    ask.add_argument("--from-s", type=float, default=40.0, help="when the first pilot is killed")
+    ask.add_argument("--every-s", type=float, default=8.0, help="the time between two kills")
+    asked = ask.parse_args()
+    call_s = float(asked.call_s)
+    load_s = asked.load * call_s
+    done = failed = 0
+    site = Site(pilot=Pilot(devices="cpu:1", init_blocks=asked.pilots, max_blocks=asked.pilots))
+    with tempfile.TemporaryDirectory(prefix="vanishing-") as folder:
+        session = stoker.load(site, run_dir=folder, strategy="none")
+        try:
+            pilots = _wait_for_pilots(session, asked.pilots, folder)
+            device = session.status().pilots[0].devices[0]
+
+            # One at a time on a device, as on the paper's GPUs: else the next load hides behind the call that runs.
+            @stoker.context(memory=f"{int(0.6 * device.memory_bytes)} B", awareness=Awareness(asked.awareness))
+            def model() -> float:
+                time.sleep(load_s)
+                return call_s
+
+            @stoker.app(context=model())
+            def infer(seconds: float, _number: int) -> float:
+                time.sleep(seconds)
+                return seconds
+
+            futures = [infer(number) for number in range(asked.pilots * 60)]
+            began = time.monotonic()
+            for number, pilot in enumerate(pilots):
+                time.sleep(max(0.0, began + asked.from_s + number * asked.every_s - time.monotonic()))
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    pilot.kill()
+            time.sleep(asked.every_s)
+            ended = [future for future in futures if future.done()]  # the others wait for a pilot still
+            failed = sum(future.exception() is not None for future in ended)
+            done = len(ended) - failed
+        finally:
+            session.stop()
+    print(json.dumps({"calls": done, "failed": failed}))
+
+
+def _wait_for_pilots(session: Any, number: int, folder: str) -> list[psutil.Process]:
+    """The processes of the session in this folder that are pilots, once all have joined."""
+    deadline = time.monotonic() + 120
+    while len(session.status().pilots) < number:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{len(session.status().pilots)} of {number} pilots joined within 120 s")
+        time.sleep(0.2)
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if "stoker.pilot.main" in words and any(word.startswith(folder) for word in words):
+                found.append(process)
+    if len(found) != number:
+        raise SystemExit(f"{number} pilots have joined, and {len(found)} processes are pilots")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The simulator, and decisions at the size of a large cluster."""

@@ -1,0 +1,106 @@
+"""How well the simulator knows this machine: fact verification, live and simulated.
+
+Each run is the application as people run it, `stoker run fact_verification`, in a fresh session. From its journal come
+what loads and calls took and what passed between them (`stoker.manager.study.calibrate`); the same policies are then
+simulated in that world under several seeds. The error is that of the median simulated makespan, from the first call to
+the last end, against the live one.
+
+A second line has no bar: each run forecast from the world of the run before. A machine that drifts is in it, which no
+simulator can know of.
+
+Tuning jobs come last, where peft is installed: a gang of two, forecast from a job on one device (`tuning_times`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.harness import MODEL, missing
+from benchmarks.tables import Bar, Line, Table
+from benchmarks.tuning import tuning_times
+from stoker.manager.live.chosen import policies_of
+from stoker.manager.live.verify import verify
+from stoker.manager.policies import default_policies
+from stoker.manager.study.calibrate import Calibrated, calibrate, compare, read_session
+from stoker.protocol.session import SessionFolder
+
+NAME, TITLE = "fidelity", "fact verification against its simulation: makespan"
+RUNS, LIMIT, SEEDS = 5, 150, range(9)
+PROMPTS = 3
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Runs and their simulations, in a state folder of their own."""
+    if reason := missing(*MODEL):
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    runs, limit = (1, 2) if quick else (RUNS, LIMIT)
+    worlds: list[Calibrated] = []
+    live: list[float] = []
+    simulated: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="fidelity-") as place:
+        if not quick:
+            _live(Path(place), limit=2)
+            say("the snapshot is made; that run is not counted")
+        for _ in range(runs):
+            folder = _live(Path(place), limit=limit)
+            recorded = read_session(folder.journal, session=folder.read().session, policies=policies_of(folder))
+            worlds.append(calibrate(recorded))
+            found = compare(worlds[-1], policies=default_policies, seeds=SEEDS)
+            live.append(found.live_s)
+            simulated.append(found.live_s * (1 + found.error))
+            say(f"{len(recorded.calls)} calls: live {live[-1]:.1f} s, simulated {simulated[-1]:.1f} s")
+            _replays(folder)
+    size = f"{PROMPTS * limit} inferences, s"
+    lines = [_line(f"its own world, {size}", live, simulated, bar=Bar(at_most=5.0, repeats=1 if quick else RUNS))]
+    if len(worlds) > 1:
+        forecast = [_makespan(before) for before, _ in pairwise(worlds)]
+        lines.append(_line(f"the world of the run before, {size}", live[1:], forecast))
+    if not tuning_times.why_not():
+        lines += tuning_times.forecast_lines(tuning_times.sides(say, repeats=1 if quick else 3))
+    return Table(name=NAME, title=TITLE, lines=lines, notes=["each run's journal replayed with the same decisions"])
+
+
+def _line(what: str, live: list[float], simulated: list[float], *, bar: Bar | None = None) -> Line:
+    errors = [100 * abs(there / here - 1) for here, there in zip(live, simulated, strict=True)]
+    return Line(what=what, cells={"live": live, "simulated": simulated, "error, %": errors}, bar=bar, digits=1)
+
+
+def _makespan(world: Calibrated) -> float:
+    found = compare(world, policies=default_policies, seeds=SEEDS)
+    return found.live_s * (1 + found.error)
+
+
+def _live(place: Path, *, limit: int) -> SessionFolder:
+    """Run the application; the folder of its session, which is over."""
+    home = place / "home"
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
+    begun = time.time()
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--limit", str(limit), "--fresh",
+         "--json"],
+        capture_output=True,
+        text=True,
+        cwd=place,
+        env={**os.environ, "STOKER_HOME": str(home), "PATH": path},
+        timeout=3600,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(
+            f"fact_verification failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
+    links = [link for link in (home / "sessions").iterdir() if link.lstat().st_mtime >= begun - 1]
+    newest = max(links, key=lambda link: link.lstat().st_mtime)
+    return SessionFolder(newest.resolve())
+
+
+def _replays(folder: SessionFolder) -> None:
+    found = verify(folder.journal, session=folder.read().session, policies=policies_of(folder))
+    if found.difference is not None:
+        raise RuntimeError(f"{folder.path} replays with another decision: {found.difference}")

@@ -1,0 +1,270 @@
+"""What a round of the `prompt-tuner` policy costs: dispatch and residency together, carried out by the manager's core.
+
+Processor time of `Core.handle` for the timers of both rounds: what changed is taken in, who starts and what is warmed
+is decided, and all that is done. 96 GPUs work through arrivals of three models in virtual time, so most rounds find
+little to do, and some much. At 1,000 GPUs 10,000 jobs wait: `from scratch` is the first round of a policy that knows
+nothing yet; then one job comes, or one ends and others start, and that round is measured. The cases are in
+`scheduling_rounds_side`.
+
+Rounds over one cluster, in a process of its own: `python -m benchmarks.scale.scheduling_rounds CASE [--quick]` prints
+its figures as JSON. Virtual time; pilots load and run as they are told; processor time of the rounds alone counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import heapq
+import itertools
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.recipe import Needs, Recipe
+from stoker.manager.core.events import Command, Event, FromClient, FromPilot, SetTimer, TimerFired, ToPilot
+from stoker.manager.core.reactor import Core
+from stoker.manager.core.seams import Policies
+from stoker.manager.policies.prompt_tuner import prompt_tuner
+from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.protocol import wire
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Features, Objective
+from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
+from stoker.protocol.to_manager import (
+    CallsEnded,
+    ClientHello,
+    DefineFunction,
+    DefineRecipe,
+    DeviceFacts,
+    LibraryReady,
+    PilotHello,
+    Submit,
+)  # fmt: skip
+from stoker.protocol.to_manager import FromClient as ClientMessage
+from stoker.protocol.to_manager import FromPilot as PilotMessage
+from stoker.protocol.to_pilot import RunCalls, StartLibrary
+
+NAME, TITLE = "scheduling_rounds", "rounds of the scheduler for jobs with deadlines (prompt-tuner)"
+REPEATS = 5
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Every case as often as its bar asks for, each in a fresh process."""
+    times = 1 if quick else REPEATS
+    lines = []
+    for case, what in (("steady", "96 GPUs, three models: rounds, mean"),):
+        runs = [_run(case, say, quick=quick) for _ in range(times)]
+        cells = {"ms": [one["mean_ms"] for one in runs], "longest, ms": [one["longest_ms"] for one in runs]}
+        lines.append(
+            Line(what=what, cells={"longest, ms": cells["longest, ms"], "ms": cells["ms"]}, bar=_bar(2, times))
+        )
+    for case, what in (("warm", "all of them busy"), ("mixed", "a tenth of them cold")):
+        runs = [_run(case, say, quick=quick) for _ in range(times)]
+        title = f"1,000 GPUs, 10,000 jobs wait, {what}"
+        lines += [
+            Line(what=f"{title}: from scratch", cells={"ms": [one["scratch_ms"] for one in runs]}, bar=_bar(50, times)),
+            Line(what="  one job has come", cells={"ms": [one["comes_ms"] for one in runs]}, bar=_bar(2, times)),
+            Line(what="  one job has ended", cells={"ms": [one["ends_ms"] for one in runs]}, bar=_bar(2, times)),
+        ]
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def _bar(most_ms: float, times: int) -> Bar:
+    return Bar(at_most=most_ms, repeats=times)
+
+
+def _run(case: str, say: Callable[[str], None], *, quick: bool) -> dict[str, float]:
+    asked = [sys.executable, "-m", "benchmarks.scale.scheduling_rounds", case, *(["--quick"] if quick else [])]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        raise RuntimeError(f"{case} failed ({done.returncode})\n{done.stderr[-4000:]}")
+    found: dict[str, float] = json.loads(done.stdout)
+    say(f"{case}: " + ", ".join(f"{name} {value:.3g}" for name, value in found.items()))
+    return found
+
+
+GB = 10**9
+MODELS = ("gpt2-base", "gpt2-large", "vicuna-7b")
+LOAD_S, MOST = 20.0, 8
+ROUNDS = ("round/dispatch", "round/residency")
+
+
+class Cluster:
+    """The core, its pilots of eight GPUs, and a client, in virtual time."""
+
+    def __init__(self, *, gpus: int, seed: int) -> None:
+        self.core = Core("bench", policies(), strict=True)
+        self.now, self.spent_s = 0.0, 0.0
+        self.chance = random.Random(seed)
+        self.calls = 0
+        self.parts: dict[int, int] = {}
+        """Of calls that run: members that have not ended."""
+        self.work: dict[int, float] = {}
+        self.agenda: list[tuple[float, int, Event]] = []
+        self._count = itertools.count()
+        self._frames: dict[str, int] = {}
+        self._take(self.core.start())
+        self.client(ClientHello(wire.VERSION, "bench"), numbered=False)
+        self.client(DefineFunction(FunctionKey("tune"), "tune", b"code"))
+        for model in MODELS:
+            needs = Needs(device_memory_bytes=60 * GB)
+            self.client(DefineRecipe(Recipe(model, model, b"loader", needs=needs)))
+            context = self.core.state.contexts[model]
+            context.load_s = LOAD_S
+            context.paces.tell({size: 1.0 / size for size in range(1, MOST + 1)})
+        for n in range(gpus // 8):
+            facts = tuple(DeviceFacts(DeviceId(f"cuda:{i}"), "NVIDIA A100", 80 * GB) for i in range(8))
+            self.pilot(PilotId(f"node{n}"), PilotHello(wire.VERSION, "bench", f"node{n}", 1, facts), numbered=False)
+
+    # ---- what happens
+
+    def job(self, *, model: str = "", items: int = 0, due_in: float = 0.0) -> None:
+        self.calls += 1
+        work = items or self.chance.randint(20, 200)
+        due_at = self.now + (due_in or 5.0 + work * self.chance.uniform(0.5, 2.0))
+        spec = CallSpec(CallId(self.calls), b"", Features(work))
+        options = CallOptions(objective=Objective(deadline_at=due_at), gang=(1, MOST))
+        self.work[self.calls] = work
+        key = RecipeKey(model or self.chance.choice(MODELS))
+        self.client(Submit(FunctionKey("tune"), key, [spec], options))
+
+    def run(self, until: float) -> list[float]:
+        """Let time pass. Returns what each round took, in seconds."""
+        took: list[float] = []
+        both = 0.0
+        while self.agenda and self.agenda[0][0] <= until:
+            self.now, _, event = heapq.heappop(self.agenda)
+            if isinstance(event, FromPilot):
+                event = FromPilot(event.pilot, self._number(event.pilot), event.messages)
+            before = self.spent_s
+            self._handle(event)
+            if isinstance(event, TimerFired) and event.key in ROUNDS:
+                both += self.spent_s - before
+                if event.key == ROUNDS[1]:
+                    took.append(both)
+                    both = 0.0
+        self.now = until
+        return took
+
+    def client(self, *messages: ClientMessage, numbered: bool = True) -> None:
+        self._handle(FromClient(ClientId("ana"), self._number("ana") if numbered else 0, list(messages)))
+
+    def pilot(self, pilot: PilotId, *messages: PilotMessage, numbered: bool = True) -> None:
+        self._handle(FromPilot(pilot, self._number(pilot) if numbered else 0, list(messages)))
+
+    # ---- how
+
+    def _handle(self, event: Event) -> None:
+        before = time.thread_time()
+        commands = self.core.handle(event, self.now)
+        self.spent_s += time.thread_time() - before
+        self._take(commands)
+
+    def _take(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, SetTimer):
+                self._later(command.at, TimerFired(command.key))
+            elif isinstance(command, ToPilot):
+                message = command.message
+                if isinstance(message, StartLibrary):
+                    self._say(command.pilot, LOAD_S, LibraryReady(message.library, 0.0, LOAD_S))
+                elif isinstance(message, RunCalls):
+                    self._run(command.pilot, message)
+
+    def _run(self, pilot: PilotId, message: RunCalls) -> None:
+        for spec in message.calls:
+            size = message.gang.size if message.gang is not None else 1
+            takes_s = self.work[spec.call] / size + (2.0 if size > 1 else 0.0)
+            self._say(pilot, takes_s, CallsEnded(message.library, [CallEnd(spec.call, True, b"", takes_s)]))
+
+    def _say(self, pilot: PilotId, after_s: float, message: PilotMessage) -> None:
+        self._later(self.now + after_s, FromPilot(pilot, 0, [message]))
+
+    def _later(self, at: float, event: Event) -> None:
+        heapq.heappush(self.agenda, (at, next(self._count), event))
+
+    def _number(self, peer: str) -> int:
+        self._frames[peer] = self._frames.get(peer, 0) + 1
+        return self._frames[peer]
+
+
+def policies() -> Policies:
+    return prompt_tuner(provisioning=TakeWhatComes())
+
+
+def steady(part: int) -> dict[str, float]:
+    """Three models share 96 GPUs; about as many jobs come as they can do."""
+    cluster = Cluster(gpus=96, seed=1)
+    took: list[float] = []
+    for _ in range(1200 // part):
+        for _ in range(cluster.chance.choice((0, 0, 1, 2, 3))):
+            cluster.job()
+        took += cluster.run(cluster.now + 1.0)
+    return {"mean_ms": 1e3 * statistics.fmean(took), "longest_ms": 1e3 * max(took), "rounds": len(took)}
+
+
+def crowd(part: int, *, cold: float) -> dict[str, float]:
+    """1,000 GPUs, but for a part that is cold all warm and busy, and 10,000 jobs wait."""
+    gpus, jobs = 1000 // part // 8 * 8, 10_000 // part
+    cluster = Cluster(gpus=gpus, seed=1)
+    for n in range(int(gpus * (1 - cold))):
+        cluster.job(model=MODELS[n % 3], items=3600, due_in=3600.0 + 1.5 * LOAD_S)
+    cluster.run(100.0)
+    warm = [x for x in cluster.core.state.libraries.values() if x.held]
+    for _ in range(jobs):  # some in time on what comes free, some on more of it, some never
+        cluster.job(due_in=cluster.chance.choice((5.0, 3700.0, cluster.chance.uniform(3600.0, 20_000.0))))
+    scratch = [_scratch(cluster) for _ in range(3)]
+    cluster.run(cluster.now + 20.0)
+    comes, ends = [], []
+    for n in range(20):
+        cluster.job(due_in=cluster.chance.uniform(3600.0, 20_000.0))
+        comes += cluster.run(cluster.now + 0.05)
+        library = warm[n]
+        call = next(iter(library.held))
+        cluster.pilot(library.pilot.id, CallsEnded(LibraryId(library.id), [CallEnd(CallId(call), True, b"", 3600.0)]))
+        ends += cluster.run(cluster.now + 0.05)
+    return {
+        "scratch_ms": 1e3 * statistics.median(scratch),
+        "comes_ms": 1e3 * statistics.fmean(comes),
+        "ends_ms": 1e3 * statistics.fmean(ends),
+        "waiting": sum(context.queue.count for context in cluster.core.state.contexts.values()),
+        "warm": len(warm),
+    }
+
+
+def _scratch(cluster: Cluster) -> float:
+    """A round of policies that know nothing yet. What they want is not done."""
+    from stoker.manager.core.seams import Changes
+
+    fresh = policies()
+    before = time.thread_time()
+    fresh.dispatch.round(cluster.core.state, Changes())
+    fresh.residency.round(cluster.core.state, Changes())
+    return time.thread_time() - before
+
+
+CASES = {
+    "steady": steady,
+    "warm": lambda part: crowd(part, cold=0.0),
+    "mixed": lambda part: crowd(part, cold=0.1),
+}
+
+
+def main() -> int:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("case", choices=sorted(CASES))
+    ask.add_argument("--quick", action="store_true", help="a tenth of it")
+    asked = ask.parse_args()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)  # as the live loop does
+    sys.stdout.write(json.dumps(CASES[asked.case](10 if asked.quick else 1)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""How fast the simulator is: the deployed cores in virtual time, each case in a fresh process, processor time.
+
+An event of the manager's core is what it is in `core_events`: a call that arrives or a call that ends; besides, all
+else that it is told (pilots, libraries, blocks, timers). An event of a pilot's core is a call that comes to a library
+or ends there. The bar is for both together; the line before it has the manager's alone. The cases are in
+`simulator_side`.
+
+One simulation, in a process of its own: `python -m benchmarks.scale.simulator CASE [--quick]` prints its figures as
+JSON. Only processor time counts, from the first event to the outcome; the peak of memory is the whole process's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from benchmarks.tables import Bar, Line, Table
+from stoker.chance import Stream
+from stoker.contexts.recipe import Awareness
+from stoker.contexts.step_times import StepCell, StepTimes
+from stoker.manager.policies import default_policies
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.engine_model import EngineModel
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.protocol.blocks import Rule
+from stoker.protocol.calls import Objective
+from stoker.site import Duration, Size
+
+NAME, TITLE = "simulator", "the simulator: whole runs of the deployed cores in virtual time"
+REPEATS = 5
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Every case as often as its bar asks for."""
+    times = 1 if quick else REPEATS
+    steady = _runs("steady", times, say, quick=quick)
+    lines = [
+        _line(
+            "200 pilots, 100,000 calls of 1 s: the manager's core", steady, "events/s",
+            lambda one: one["events"] / one["spent_s"],
+        ),
+        _line(
+            "the same: all cores", steady, "events/s",
+            lambda one: (one["events"] + one["pilot_events"]) / one["spent_s"],
+            bar=Bar(at_least=40_000, repeats=times),
+        ),
+        _line(
+            "150,000 inferences, pool of up to 186 GPUs", _runs("opportunistic", times, say, quick=quick), "s",
+            lambda one: one["spent_s"], bar=Bar(at_most=30, repeats=times),
+        ),
+        _line(
+            "1,000,000 calls, 2,000 pilots", _runs("million", 1, say, quick=quick), "peak, GB",
+            lambda one: one["peak_gb"], bar=Bar(at_most=4, repeats=1),
+        ),
+        _line(
+            "500,000 requests of 5 ms, counted", _runs("short", min(3, times), say, quick=quick), "millions a minute",
+            lambda one: 60 * one["calls"] / one["spent_s"] / 1e6, bar=Bar(at_least=1, repeats=min(3, times)),
+        ),
+        _line(
+            "20,000 requests to 64 language models, four a device", _runs("engines", min(3, times), say, quick=quick),
+            "s a million steps",
+            lambda one: one["spent_s"] / one["engine_steps"] * 1e6, bar=Bar(at_most=30, repeats=min(3, times)),
+        ),
+    ]  # fmt: skip
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def _runs(case: str, times: int, say: Callable[[str], None], *, quick: bool) -> list[dict[str, float]]:
+    found = []
+    for _ in range(times):
+        asked = [sys.executable, "-m", "benchmarks.scale.simulator", case, *(["--quick"] if quick else [])]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=1800)
+        if done.returncode:
+            raise RuntimeError(f"{case} failed ({done.returncode})\n{done.stderr[-4000:]}")
+        found.append(json.loads(done.stdout))
+        one = found[-1]
+        say(
+            f"{case}: {one['calls']:,.0f} calls in {one['spent_s']:.1f} s ({one['calls'] / one['spent_s']:,.0f}/s), "
+            f"{one['virtual_s']:,.0f} s of virtual time, peak {one['peak_gb']:.2f} GB, {one['lost_pilots']} pilots lost"
+        )
+    return found
+
+
+def _line(
+    what: str,
+    runs: list[dict[str, float]],
+    unit: str,
+    value: Callable[[dict[str, float]], float],
+    *,
+    bar: Bar | None = None,
+) -> Line:
+    cells = {"calls/s": [one["calls"] / one["spent_s"] for one in runs], unit: [value(one) for one in runs]}
+    return Line(what=what, cells=cells, bar=bar)
+
+
+GB = 1_000_000_000
+BOOT_S, LOAD_S = 5.0, 10.0
+
+
+def main() -> int:
+    """Returns the exit status."""
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("case", choices=sorted(CASES))
+    ask.add_argument("--quick", action="store_true", help="a hundredth of the calls")
+    asked = ask.parse_args()
+    simulation = CASES[asked.case](100 if asked.quick else 1)
+    began = time.process_time()
+    outcome = simulation.run()
+    spent_s = time.process_time() - began
+    if not outcome.complete or outcome.failed:
+        raise RuntimeError(f"{asked.case}: not every call ended well: {outcome}")
+    found = {
+        "spent_s": spent_s,
+        "calls": outcome.calls,
+        "events": outcome.core_events + outcome.calls - 1,  # those of a sweep arrive in one
+        "pilot_events": 2 * (outcome.calls + outcome.rerun_calls),
+        "virtual_s": outcome.ended_at,
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
+        "lost_pilots": outcome.lost_pilots,
+        "engine_steps": outcome.engine_steps,
+        "mean_batch": outcome.mean_batch,
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
+def steady(part: int) -> Simulation:
+    """100,000 calls of a second each on 200 pilots."""
+    return Simulation(_world(200, item_s=1.0), _sweep(100_000 // part), default_policies(), seed=1)
+
+
+def opportunistic(part: int) -> Simulation:
+    """150,000 inferences, one a call, on a pool that grows to 186 GPUs and loses and gets some all the time."""
+    steps = [(0.0, 20), *((10.0 + 5.0 * n, min(186, 20 + 10 * n)) for n in range(1, 18))]
+    steps += [(120.0 + 20.0 * n, 186 - 12 * (n % 2)) for n in range(100)]
+    pool = _pool(186, capacity=tuple(steps))
+    return Simulation(_world(186, item_s=0.5, pool=pool), _sweep(150_000 // part), default_policies(), seed=1)
+
+
+def million(part: int) -> Simulation:
+    """1,000,000 calls of ten seconds each on 2,000 pilots."""
+    return Simulation(_world(2000, item_s=10.0), _sweep(1_000_000 // part), default_policies(), seed=1)
+
+
+def short(part: int) -> Simulation:
+    """25,000 requests a second of five milliseconds each for twenty seconds, on 200 pilots, counted."""
+    delays = Delays(frame_s=Duration(0.0125))  # what the dispatch policy takes a frame to be worth at such a rate
+    world = _world(200, item_s=0.005, delays=delays)
+    return Simulation(world, _poisson(500_000 // part, per_s=25_000.0), default_policies(), seed=1, counted=True)
+
+
+def engines(part: int) -> Simulation:
+    """Half an hour of requests to 64 language models, four of which share each of 16 devices."""
+    prefill = tuple(StepCell(2**power, 2 ** (power - 1), 0.02 + 0.0001 * 2**power) for power in range(13))
+    decode = tuple(
+        StepCell(rows, length, 0.014 + 0.0003 * rows + 2e-7 * rows * length)
+        for rows in (1, 2, 4, 8, 16, 32)
+        for length in (512, 1024, 2048, 4096)
+    )
+    context = ContextModel(
+        device_memory_bytes=Size(6 * GB), load_s={"": Duration(LOAD_S)}, slots=0,
+        engine={"": EngineModel(StepTimes(prefill, decode), prefill_tokens=4096)},
+    )  # fmt: skip
+    pool = _pool(16)
+    names = [f"llm-{number}" for number in range(64)]
+    world = World(
+        devices={"gpu": DeviceKind(Size(24 * GB))}, sources=(pool,), contexts=dict.fromkeys(names, context)
+    )  # fmt: skip
+    return Simulation(world, _requests(20_000 // part, names, per_s=11.0), default_policies(), seed=1)
+
+
+CASES = {"steady": steady, "opportunistic": opportunistic, "million": million, "short": short, "engines": engines}
+
+
+def _requests(count: int, names: list[str], *, per_s: float) -> Iterator[Arrival]:
+    """Requests as those of a chat: 870 tokens in, 220 out, on the mean."""
+    gaps, which = Stream(1, "benchmark/gaps"), Stream(1, "benchmark/models")
+    inputs, outputs, at_s = Stream(1, "benchmark/inputs"), Stream(1, "benchmark/outputs"), 0.0
+    objective = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
+    for number in range(count):
+        at_s += gaps.exponential(number, mean=1 / per_s)
+        name = names[int(which.uniform(number) ** 2 * len(names))]
+        prompt, output = (
+            max(1, round(each.exponential(number, mean=mean))) for each, mean in ((inputs, 870.0), (outputs, 220.0))
+        )
+        yield Arrival(at_s, name, input_length=min(4096, prompt), output=output, objective=objective)
+
+
+def _pool(blocks: int, *, capacity: object = None) -> SourceModel:
+    return SourceModel(
+        name="pool", kind="gpu", capacity=capacity or blocks, boot_s=Duration(BOOT_S), rule=Rule.FIXED,
+        init_blocks=blocks, max_blocks=blocks,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def _world(
+    blocks: int,
+    *,
+    item_s: float,
+    pool: SourceModel | None = None,
+    delays: Delays = Delays(),  # noqa: B008 (frozen)
+) -> World:
+    context = ContextModel(
+        files=(Files("weights", Size(4 * GB)),), awareness=Awareness.FULL, device_memory_bytes=Size(8 * GB),
+        load_s={"": Duration(LOAD_S)}, item_s={"": Duration(item_s)}, item_cv=0.3,
+    )  # fmt: skip
+    links = Links(shared=Rate(10.0 * GB), network=Rate(1.25 * GB))
+    devices = {"gpu": DeviceKind(Size(24 * GB))}
+    return World(devices, (pool or _pool(blocks),), {"model": context}, links, delays)
+
+
+def _sweep(calls: int) -> Iterator[Arrival]:
+    return (Arrival(0.0, "model") for _ in range(calls))
+
+
+def _poisson(calls: int, *, per_s: float) -> Iterator[Arrival]:
+    """From when every pilot has loaded."""
+    chance, at_s = Stream(1, "arrivals"), 60.0
+    yield Arrival(0.0, "model")
+    for number in range(calls):
+        at_s += chance.exponential(number, mean=1.0 / per_s)
+        yield Arrival(at_s, "model")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Real libraries meet broken disks, networks, devices and full memories: parts of `benchmarks.schedmate.faults`."""

@@ -1,0 +1,1 @@
+"""Serving models: gateways, engines, batches, switches between models."""

@@ -1,0 +1,215 @@
+"""Embedding many short texts: Stoker's `encoder` in a session, against padding to the maximum and a script that sorts.
+
+Texts have the lengths of tweets: those in STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else drawn from the
+lognormal with their median and 98th percentile. The model has the shape of all-MiniLM-L6-v2 and random weights. Every
+side loads first, and is timed from the first text to the last vector, tokenizing included, on the same cores.
+
+*Sorted* is what a good user writes: all texts are tokenized, sorted by length, and padded in batches of 32 to the
+longest of each; with two threads, or as two processes of one thread that take every other text, whichever is faster.
+*Padded* pads each text to 512 tokens; its rate is taken over fewer texts. Sides: `embeddings_side.py`.
+
+One side of `embeddings`, in a fresh process; its last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import math
+import multiprocessing
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import missing, ratios, run_side
+from benchmarks.tables import Bar, Line, Table
+
+NAME, TITLE = "embeddings", "embedding texts as long as tweets: Stoker, a script that sorts them, padding to 512"
+SIDE = "benchmarks.serving.embeddings"
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """All sides in turn, once a repeat."""
+    if why := missing("torch", "transformers"):
+        return Table(name=NAME, title=TITLE, skipped=why)
+    repeats, texts, padded = (1, 300, 20) if quick else (3, 20_000, 600)
+    found: dict[str, list[float]] = {"stoker": [], "sorted": [], "padded": []}
+    for repeat in range(repeats):
+        for name, rates in found.items():
+            count = str(padded if name == "padded" else texts)
+            ways = [("--processes", "1"), ("--processes", "2")] if name == "sorted" else [()]
+            rates.append(max(run_side(SIDE, name, "--texts", count, *way)["texts_per_s"] for way in ways))
+        say(
+            f"repeat {repeat + 1} of {repeats}: " + ", ".join(f"{name} {each[-1]:,.0f}" for name, each in found.items())
+        )
+    lines = [Line(what=name, cells={"texts/s": rates}, digits=0) for name, rates in found.items()]
+    for other, least in (("padded", 1.5), ("sorted", 0.95)):
+        cells = {"ratio": ratios(found["stoker"], found[other])}
+        lines.append(Line(what=f"stoker against {other}", cells=cells, bar=Bar(at_least=least), digits=2))
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+LENGTHS = Path(os.environ.get("STOKER_TRACES", ""), "lengths", "tweet_token_lengths.csv.gz")
+MEDIAN, P98, SHORTEST, LONGEST = 23, 61, 4, 294
+"""Of the tokens of tweets."""
+WORDS, BATCH, POSITIONS = 5000, 32, 512
+
+
+def lengths(count: int) -> list[int]:
+    """Tokens of each text, those around it included."""
+    chance = random.Random(1)
+    if os.environ.get("STOKER_TRACES") and LENGTHS.exists():
+        with gzip.open(LENGTHS, "rt") as file:
+            known = [int(row[0]) for row in list(csv.reader(file))[1:]]
+        drawn = chance.sample(known, count)
+    else:
+        width = math.log(P98 / MEDIAN) / 2.0537  # the 98th percentile of the normal distribution
+        drawn = [round(chance.lognormvariate(math.log(MEDIAN), width)) for _ in range(count)]
+    return [min(LONGEST, max(SHORTEST, tokens)) for tokens in drawn]
+
+
+def texts(count: int) -> list[str]:
+    """Texts of these lengths, each word a token."""
+    chance = random.Random(2)
+    return [" ".join(f"w{chance.randrange(WORDS)}" for _ in range(tokens - 2)) for tokens in lengths(count)]
+
+
+def write_model(folder: Path) -> None:
+    """An encoder of the shape of all-MiniLM-L6-v2, of random weights."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(WORDS))]
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(words))
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(1)
+    config = BertConfig(
+        vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536,
+        max_position_embeddings=POSITIONS,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+
+
+def stoker_rate(folder: Path, all_texts: Sequence[str]) -> float:
+    """Texts a second through a session of this machine, hot."""
+    import stoker
+    from stoker import encoder
+    from stoker.apps.common.calls import in_batches
+    from stoker.apps.embed.functions import EmbedRequest, embed_texts
+
+    recipe = encoder(str(folder))
+    app = embed_texts.with_options(context=recipe)
+    requests = [
+        EmbedRequest(number=number, texts=batch, tensor_batch=BATCH)
+        for number, batch in enumerate(in_batches(all_texts, 256))
+    ]
+    with stoker.load(progress=False) as session:
+        session.warm(recipe, len(os.sched_getaffinity(0))).result()
+        list(stoker.map(app, requests[:4], ordered=False))
+        begun = time.perf_counter()
+        found = sum(len(each.vectors) for each in stoker.map(app, requests, ordered=False))
+        taken_s = time.perf_counter() - begun
+    if found != len(all_texts):
+        raise SystemExit(f"{len(all_texts)} texts went out and {found} vectors came back")
+    return found / taken_s
+
+
+class Script:
+    """A model in a script, with this many threads."""
+
+    def __init__(self, folder: Path, *, threads: int) -> None:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        torch.set_num_threads(threads)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._model = AutoModel.from_pretrained(folder).eval()
+        self.embed(self._tokenizer(["w1 w2"])["input_ids"])
+
+    def embed(self, rows: list[list[int]], *, longest: int = 0) -> Any:
+        """The vectors of a batch of tokens, padded to its longest text, or to `longest` tokens."""
+        import torch
+
+        inputs = self._tokenizer.pad(
+            {"input_ids": rows}, padding="max_length" if longest else True, max_length=longest or None,
+            return_tensors="pt",
+        )  # fmt: skip
+        with torch.inference_mode():
+            states = self._model(**inputs).last_hidden_state
+        mask = inputs["attention_mask"][:, :, None].float()
+        pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
+        return torch.nn.functional.normalize(pooled, dim=1).numpy()
+
+    def embed_all(self, all_texts: Sequence[str], *, longest: int = 0) -> int:
+        """All texts, sorted by their length, or padded to `longest` as they come; how many vectors that makes."""
+        rows = self._tokenizer(list(all_texts))["input_ids"]
+        if not longest:
+            rows.sort(key=len)
+        return sum(len(self.embed(rows[at : at + BATCH], longest=longest)) for at in range(0, len(rows), BATCH))
+
+
+def _work(folder: Path, own_texts: Sequence[str], barrier: Any, out: Any) -> None:
+    script = Script(folder, threads=1)
+    barrier.wait()
+    out.put(script.embed_all(own_texts))
+
+
+def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> float:
+    """Texts a second of the script that sorts."""
+    if processes == 1:
+        script = Script(folder, threads=len(os.sched_getaffinity(0)))
+        begun = time.perf_counter()
+        return script.embed_all(all_texts) / (time.perf_counter() - begun)
+    start = multiprocessing.get_context("spawn")
+    barrier, out = start.Barrier(processes + 1), start.Queue()
+    workers = [
+        start.Process(target=_work, args=(folder, all_texts[part::processes], barrier, out))
+        for part in range(processes)
+    ]
+    for worker in workers:
+        worker.start()
+    barrier.wait()
+    begun = time.perf_counter()
+    found = sum(out.get() for _ in workers)
+    taken_s = time.perf_counter() - begun
+    for worker in workers:
+        worker.join()
+    return found / taken_s
+
+
+def padded_rate(folder: Path, all_texts: Sequence[str]) -> float:
+    """Texts a second where each is padded to all that the model reads."""
+    script = Script(folder, threads=len(os.sched_getaffinity(0)))
+    begun = time.perf_counter()
+    return script.embed_all(all_texts, longest=POSITIONS) / (time.perf_counter() - begun)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("side", choices=("stoker", "sorted", "padded"))
+    ask.add_argument("--texts", type=int, default=20_000)
+    ask.add_argument("--processes", type=int, default=1)
+    asked = ask.parse_args()
+    with tempfile.TemporaryDirectory(prefix="embeddings-") as place:
+        folder = Path(place) / "model"
+        write_model(folder)
+        os.environ.setdefault("STOKER_HOME", place + "/home")
+        all_texts = texts(asked.texts)
+        if asked.side == "stoker":
+            rate = stoker_rate(folder, all_texts)
+        elif asked.side == "sorted":
+            rate = sorted_rate(folder, all_texts, processes=asked.processes)
+        else:
+            rate = padded_rate(folder, all_texts)
+    print(json.dumps({"texts_per_s": rate, "texts": asked.texts}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Engines beside each other: a sweep of mixed output lengths (8 to 128 new tokens, SmolLM2, bfloat16), tokens a second.
+
+    python -m benchmarks.serving.engines --vllm ENVIRONMENT/bin/python --rounds 5 --json engines.json
+
+Each round runs every side once, in a fresh process on the same cores, one after the other; ratios are of one round.
+`--vllm` is the interpreter of an environment in which vLLM imports (the two sides of vLLM are skipped without it), as
+tests/contexts/test_contexts_vllm.py says; `--before` is a checkout of the last commit without engines. A side
+that cannot run is told of with its reason. Sides: `engines_side.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.harness import ROOT, machine, ratios, run_side, spread
+
+SIDE = "benchmarks.serving.engines_side"
+TITLES = {
+    "continuous": "Stoker's continuous engine",
+    "static": "Stoker's static engine, at its best number of rows",
+    "before": "Stoker before it had engines, static batches at their best number of rows",
+    "transformers": "Transformers' own continuous batching",
+    "vllm-script": "vLLM in a script: LLM.generate, compiled or eager",
+    "vllm": "Stoker's vLLM engine",
+}
+RATIOS = (
+    ("continuous", "before"),
+    ("continuous", "static"),
+    ("continuous", "vllm-script"),
+    ("vllm", "vllm-script"),
+    ("continuous", "transformers"),
+)
+_CONVERT = (
+    "import torch; from stoker.contexts.causal_lm import default_model;"
+    " from stoker.contexts.snapshot import weights_folder;"
+    " print(weights_folder(default_model(), dtype=torch.bfloat16)[0])"
+)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--vllm", default="", help="the interpreter of an environment with vLLM")
+    ask.add_argument(
+        "--before", type=Path, help="a checkout of commit b84f3cd with its .venv, the last without engines"
+    )
+    ask.add_argument("--rounds", type=int, default=3)
+    ask.add_argument("--requests", type=int, default=96)
+    ask.add_argument("--rows", type=int, nargs="+", default=[16, 32, 64], help="of the static batch; the best counts")
+    ask.add_argument("--model", default="", help="a folder of safetensors [SmolLM2-135M, which the demo ships]")
+    ask.add_argument("--skip", nargs="*", default=[], choices=TITLES, help="sides to leave out")
+    ask.add_argument("--json", type=Path, help="every number, into this file")
+    asked = ask.parse_args()
+    with tempfile.TemporaryDirectory(prefix="engines-") as folder:
+        found, reasons, loads = _measure(asked, asked.model or _converted(folder))
+    for name, rates in found.items():
+        _say(f"{TITLES[name]:52} {spread(rates)} tokens/s")
+    for above, below in RATIOS:
+        if len(found.get(above, ())) == len(found.get(below, ())) > 0:
+            _say(f"{above} against {below:40} {spread(ratios(found[above], found[below]), digits=2)}")
+    for name, reason in reasons.items():
+        _say(f"{TITLES[name]}: not measured: {reason}")
+    if asked.json:
+        record = {
+            "machine": machine(), "at": f"{datetime.datetime.now():%Y-%m-%d %H:%M}", "rounds": asked.rounds,
+            "requests": asked.requests, "load": loads, "tokens_per_s": found, "skipped": reasons,
+        }  # fmt: skip
+        asked.json.write_text(json.dumps(record) + "\n")
+
+
+def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[float]], dict[str, str], list[float]]:
+    """Tokens a second by side, why sides are left out, and the load average before each round."""
+    found: dict[str, list[float]] = {}
+    reasons = dict.fromkeys(asked.skip, "--skip")
+    loads: list[float] = []
+    if not asked.vllm:
+        reasons |= dict.fromkeys(("vllm-script", "vllm"), "give --vllm")
+    if not asked.before:
+        reasons["before"] = "give --before"
+    for number in range(asked.rounds):
+        loads.append(round(os.getloadavg()[0], 2))
+        for name in (side for side in TITLES if side not in reasons):
+            try:
+                rates = list(_rates(name, asked=asked, model=model))
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                reasons[name] = str(error)[-600:]
+                found.pop(name, None)
+                continue
+            found.setdefault(name, []).append(max(rates))
+            _say(f"round {number + 1}: {name} {', '.join(f'{rate:.0f}' for rate in rates)} tokens/s")
+    return found, reasons, loads
+
+
+def _rates(name: str, *, asked: argparse.Namespace, model: str) -> Iterator[float]:
+    """Tokens a second of a side in each of the ways in which it can be set up; the best one counts."""
+    python, sources = asked.vllm if name.startswith("vllm") else sys.executable, [ROOT, ROOT / "src"]
+    if name == "before":
+        python, sources = str(asked.before.absolute() / ".venv" / "bin" / "python"), [ROOT]
+    environment = {
+        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, sources)),
+    }  # fmt: skip
+    ways: list[list[str]] = [[]]
+    if name in ("static", "before"):
+        ways = [["--rows", str(count)] for count in asked.rows]
+    elif name == "vllm-script":
+        ways = [[], ["--eager"]]
+    for way in ways:
+        arguments = [name, "--model", model, "--requests", str(asked.requests), *way]
+        side = run_side(SIDE, *arguments, timeout_s=1800, environment=environment, python=python)
+        yield side["tokens"] / side["seconds"]
+
+
+def _converted(folder: str) -> str:
+    """The model that the demo ships, as safetensors."""
+    environment = {**os.environ, "STOKER_SNAPSHOTS": folder, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", _CONVERT], env=environment, capture_output=True, text=True, check=True, timeout=300
+    )
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""A side of `benchmarks.serving.gateway`: many streams at once, of a model that costs nothing and writes at a fixed
+pace.
+
+    python -m benchmarks.serving.gateway_side direct|gateway --streams N --rounds N --tokens N --every S
+
+`direct`: the program that asks is in the session itself. `gateway`: it asks a gateway in another process, over HTTP.
+Prints, of all but the first round, the times to the first token (milliseconds) and how much longer than their pace
+streams took, as a share; microseconds of processor time a token by process; and the gateway's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import msgspec
+import psutil
+
+import stoker
+from benchmarks.serving.session_processes import cpu_seconds
+from stoker.apps.common.models_file import ModelSettings
+from stoker.apps.common.openai_answers import TextBegun, TextEnded, TextPiece
+from stoker.apps.common.openai_requests import ApiRequest
+from stoker.apps.gateway.served import ServedModel, ServedModels
+
+MOST_STREAMS = 1000
+REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "?"}], "stream": True}
+
+
+@stoker.context(slots=MOST_STREAMS)
+def pace(every_s: float) -> float:
+    """What stands for a model: how long a token takes."""
+    return every_s
+
+
+@stoker.app(stream=True)
+def write_pieces(every_s: float, request: ApiRequest) -> Iterator[TextPiece]:
+    """A token at once, and one every so often."""
+    yield TextBegun(1)
+    due = time.monotonic()
+    for number in range(request.sampling.max_new_tokens):
+        yield f"{number} "
+        due += every_s
+        time.sleep(max(0.0, due - time.monotonic()))
+    yield TextEnded("stop", request.sampling.max_new_tokens)
+
+
+class FakeModel(ServedModel):
+    """A model whose context is `pace`."""
+
+    def __init__(self, every_s: float) -> None:
+        super().__init__("fake", ModelSettings(path="fake"))
+        self.recipe = pace(every_s)
+        self._apps = {True: write_pieces.with_options(context=self.recipe)}
+
+
+def serve(every_s: float) -> None:
+    """A gateway at a free port, which is printed."""
+    import uvicorn
+
+    from stoker.apps.gateway.http import Gateway
+    from stoker.apps.gateway.keys import Guard, KeyFile
+    from stoker.apps.gateway.served import SessionWatch
+
+    with stoker.load(progress=False) as session, socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        models = ServedModels({})
+        models["fake"] = FakeModel(every_s)
+        session.warm(models["fake"].recipe).result()
+        gateway = Gateway(
+            models, SessionWatch(session, models), Guard(KeyFile.usual()), site="fake", most_bytes=1_000_000
+        )
+        sys.stdout.write(f"{listener.getsockname()[1]}\n")
+        sys.stdout.flush()
+        config = uvicorn.Config(gateway.application(), log_level="warning", access_log=False)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
+    """The chunks with text of one stream over HTTP. No client library: the machine is there for the gateway."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps({**REQUEST, "max_tokens": tokens}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    try:
+        while line := await reader.readline():
+            if b'"content":"' in line and b'"role"' not in line:
+                yield line
+            elif line.startswith(b"data: [DONE]"):
+                return
+    finally:
+        writer.close()
+
+
+async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
+    """The pieces of text of one stream."""
+    from stoker.apps.common.openai_requests import Endpoint
+    from stoker.apps.gateway.answering import read_asked
+
+    body = json.dumps({**REQUEST, "max_tokens": tokens}).encode()
+    [choice] = read_asked(body, endpoint=Endpoint.CHAT, name="x").choices
+    with stoker.stream(app, choice) as pieces:  # type: ignore[arg-type]
+        async for piece in pieces:
+            if isinstance(piece, str):
+                yield piece
+
+
+class Found(msgspec.Struct):
+    """What was measured."""
+
+    ttft_ms: list[float]
+    late: list[float]
+    """How much longer each stream took than its pace allows, as a share."""
+    cpu_us: dict[str, float]
+    """Processor time a token, by process."""
+    memory_bytes: int = 0
+
+
+async def ask(make, *, streams: int, rounds: int, tokens: int, every_s: float) -> Found:  # type: ignore[no-untyped-def]
+    """So many streams at once, again and again."""
+    found = Found([], [], {})
+
+    async def client() -> None:
+        await asyncio.sleep(random.random() * tokens * every_s)
+        for number in range(rounds + 1):
+            begun = last = time.monotonic()
+            first_at = 0.0
+            async for _ in make(tokens):
+                last = time.monotonic()
+                first_at = first_at or last
+            if number:
+                found.ttft_ms.append((first_at - begun) * 1000)
+                found.late.append((last - first_at) / ((tokens - 1) * every_s) - 1)
+
+    before = cpu_seconds()
+    await asyncio.gather(*(client() for _ in range(streams)))
+    after, written = cpu_seconds(), streams * (rounds + 1) * tokens
+    found.cpu_us = {part: (seconds - before.get(part, 0.0)) / written * 1e6 for part, seconds in after.items()}
+    found.ttft_ms = sorted(round(each, 2) for each in found.ttft_ms)
+    found.late = sorted(round(each, 4) for each in found.late)
+    return found
+
+
+def main() -> None:
+    asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asking.add_argument("side", choices=["direct", "gateway", "serve"])
+    asking.add_argument("--streams", type=int, default=200)
+    asking.add_argument("--rounds", type=int, default=3)
+    asking.add_argument("--tokens", type=int, default=100)
+    asking.add_argument("--every", type=float, default=0.05)
+    asked = asking.parse_args()
+    how = {"streams": asked.streams, "rounds": asked.rounds, "tokens": asked.tokens, "every_s": asked.every}
+    random.seed(1)
+    if asked.side == "serve":
+        serve(asked.every)
+        return
+    if asked.side == "direct":
+        with stoker.load(progress=False) as session:
+            model = FakeModel(asked.every)
+            assert model.recipe is not None
+            session.warm(model.recipe).result()
+            app = model.app(in_pieces=True)
+            found = asyncio.run(ask(lambda tokens: direct_tokens(app, tokens), **how))
+    else:
+        command = [sys.executable, "-m", "benchmarks.serving.gateway_side", "serve", "--every", str(asked.every)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as gateway:
+            assert gateway.stdout is not None
+            port = int(gateway.stdout.readline())
+            try:
+                found = asyncio.run(ask(lambda tokens: http_tokens(port, tokens), **how))
+                found.memory_bytes = psutil.Process(gateway.pid).memory_info().rss
+            finally:
+                gateway.terminate()
+                gateway.wait(60)
+    sys.stdout.write(json.dumps(msgspec.structs.asdict(found)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""The policy of `benchmarks.serving.live_models`: `slinfer`, whose instances stay, so that no load comes in between."""
+
+from __future__ import annotations
+
+from stoker.manager.core.seams import Policies
+from stoker.manager.policies.slinfer import slinfer
+
+
+def patient() -> Policies:
+    """Instances that nobody uses stay for an hour."""
+    return slinfer(keep_alive_s=3600.0)

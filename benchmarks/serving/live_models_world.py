@@ -1,0 +1,200 @@
+"""The requests of `benchmarks.serving.live_models`, and the same session in the simulator.
+
+Eight models of one architecture; each has requests by its weight (1/1, 1/2, ... 1/8), independently of each other. A
+request has met its objectives if each of its tokens was in time (SLINFER eq. 1, `manager.sim.token_times`).
+
+Whether a pilot refuses a call that would be late decides as much as how fast it computes: `weighed=False` has simulated
+pilots judge by memory alone, which shows how much.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from benchmarks.serving.live_models_policy import patient
+from stoker.contexts.step_times import StepTable, StepTimes
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.engine_model import EngineModel
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.pilot import SimPilot
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.pilot.core.events import OfferWeighed
+from stoker.protocol.blocks import Rule
+from stoker.protocol.calls import Objective
+from stoker.protocol.to_pilot import RunCalls
+from stoker.site import Duration, Size
+
+MODELS, DEVICES, A_DEVICE = 8, 2, 4
+"""`A_DEVICE`: models that fit on a device together."""
+KIND = "cpu"
+PROMPT_MEAN, PROMPT_MOST = 100, 400
+OUTPUT_MEAN, OUTPUT_MOST = 40, 160
+SPREAD = 0.8
+"""The standard deviation of the logarithm of both lengths."""
+TTFT_STEPS, TPOT_STEPS = 40.0, 8.0
+"""Objectives in decode steps of four requests of 128 tokens: engines of four models take turns on a device."""
+AIM = 0.75
+"""The share of requests in time that the simulator is to predict; a load is chosen by that before anything is run."""
+WITHIN = (0.6, 0.9)
+LEAST_RATE, MOST_RATE, HALVINGS = 0.5, 64.0, 7
+WARM_S = 120.0
+"""In the simulator each model is asked once, and so loaded, so long before the first request that counts."""
+
+
+_TOKENS = (Happened.TOKEN_LATE, Happened.TOKEN_FIRST, Happened.TOKEN_MEAN)
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request: when it comes, after the first moment of the trace, of which model, and its lengths in tokens.
+    `output`: as many as it may write; an engine may end it before."""
+
+    at_s: float
+    model: int
+    prompt: int
+    output: int
+
+
+def requests_at(rate: float, *, seed: int, for_s: float, most: int = 1_000_000) -> list[Request]:
+    """Requests at so many a second, `most` at the most. Of one seed the lengths and models are the same at any rate."""
+    chance = random.Random(f"live-models/{seed}")
+    weights = [1 / (1 + number) for number in range(MODELS)]
+    found, at_s = [], 0.0
+    while len(found) < most:
+        at_s += chance.expovariate(1.0) / rate
+        [model] = chance.choices(range(MODELS), weights)
+        prompt, output = _length(chance, PROMPT_MEAN, PROMPT_MOST), _length(chance, OUTPUT_MEAN, OUTPUT_MOST)
+        if at_s >= for_s:
+            break
+        found.append(Request(at_s, model, prompt, output))
+    return found
+
+
+def _length(chance: random.Random, mean: int, most: int) -> int:
+    drawn = chance.lognormvariate(0.0, SPREAD) * mean / math.exp(SPREAD**2 / 2)
+    return max(4, min(most, round(drawn)))
+
+
+def objective_of(times: StepTimes) -> Objective:
+    """The objectives, by how fast this machine computes now."""
+    step_s = StepTable(times.decode).seconds(4.0, 128.0)
+    return Objective(ttft_s=TTFT_STEPS * step_s, tpot_s=TPOT_STEPS * step_s)
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What the simulator is told. Bytes: of each device, of what a library reserves of it, of a token in its cache, of
+    the weights and what else does not grow. `times`: of the models' steps."""
+
+    times: StepTimes
+    device_bytes: int
+    library_bytes: int
+    token_bytes: int
+    fixed_bytes: int
+    load_s: float = 5.0
+
+
+class Simulated(msgspec.Struct, frozen=True):
+    """What came of a trace: whether each request was in time; medians of its time to first token and of its mean time
+    per output token, in seconds."""
+
+    met: list[bool]
+    first_s: float
+    tpot_s: float
+
+    @property
+    def share(self) -> float:
+        """Of the requests, those that were in time."""
+        return sum(self.met) / max(1, len(self.met))
+
+
+def middle(numbers: Iterable[float]) -> float:
+    """The median; 0 of none."""
+    found = sorted(numbers)
+    return found[len(found) // 2] if found else 0.0
+
+
+def simulate(
+    requests: Sequence[Request], outputs: Sequence[int], machine: Machine, objective: Objective, *, weighed: bool
+) -> Simulated:
+    """Simulate a trace. `outputs`: what each request really writes. `weighed`: pilots refuse what would be late."""
+    warm = [Arrival(0.0, f"model-{number}", input_length=8, expected_output=4, output=4) for number in range(MODELS)]
+    asked = [
+        Arrival(
+            WARM_S + request.at_s, f"model-{request.model}", input_length=request.prompt,
+            expected_output=OUTPUT_MEAN, output=output, objective=objective,
+        )
+        for request, output in zip(requests, outputs, strict=True)
+    ]  # fmt: skip
+    with _judging(weighed=weighed):
+        simulation = Simulation(_world(machine), [*warm, *asked], patient(), seed=0)
+        simulation.run()
+    log = simulation.log
+    came: list[int] = []
+    told: dict[int, dict[int, float]] = {each: {} for each in _TOKENS}
+    for what, call, value in zip(log.what, log.call, log.value, strict=True):
+        if what == Happened.CALL_CAME:
+            came.append(call)
+        elif what in told:
+            told[what][call] = value
+    late, first, tpot = (told[each] for each in _TOKENS)
+    counted = came[MODELS:]
+    return Simulated(
+        met=[late.get(call, math.inf) <= 2e-6 for call in counted],
+        first_s=middle(first[call] for call in counted if call in first),
+        tpot_s=middle(tpot[call] for call in counted if tpot.get(call)),
+    )
+
+
+def choose_rate(
+    machine: Machine, objective: Objective, *, seed: int, for_s: float, weighed: bool
+) -> tuple[float, float]:
+    """The rate at which the share of requests in time is predicted to be nearest `AIM`, and that share: the higher the
+    rate, the fewer are in time, so the range of rates is halved again and again."""
+    least, most = LEAST_RATE, MOST_RATE
+    best = (least, 0.0)
+    for _ in range(HALVINGS):
+        rate = math.sqrt(least * most)
+        requests = requests_at(rate, seed=seed, for_s=for_s)
+        share = simulate(requests, [each.output for each in requests], machine, objective, weighed=weighed).share
+        if abs(share - AIM) < abs(best[1] - AIM):
+            best = (rate, share)
+        least, most = (rate, most) if share > AIM else (least, rate)
+    return best
+
+
+def _world(machine: Machine) -> World:
+    engine = EngineModel(
+        machine.times, rows=64, prefill_tokens=512, mixes=True, token_bytes=Size(machine.token_bytes),
+        weights_bytes=Size(machine.fixed_bytes), most_output=OUTPUT_MOST,
+    )  # fmt: skip
+    model = ContextModel(
+        device_memory_bytes=Size(machine.library_bytes), kinds=(KIND,), slots=0,
+        load_s={KIND: Duration(machine.load_s)}, engine={KIND: engine},
+    )  # fmt: skip
+    return World(
+        devices={KIND: DeviceKind(memory_bytes=Size(machine.device_bytes))},
+        sources=(SourceModel(KIND, KIND, capacity=1, max_blocks=1, init_blocks=1, rule=Rule.FIXED, devices=DEVICES),),
+        contexts={f"model-{number}": model for number in range(MODELS)},
+        delays=Delays(message_s=Duration(0.0005)),
+    )
+
+
+@contextmanager
+def _judging(*, weighed: bool) -> Iterator[None]:
+    """Simulated pilots judge offers by memory alone, or by time too."""
+    before = SimPilot._weighed
+    if not weighed:
+        SimPilot._weighed = _by_memory  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SimPilot._weighed = before  # type: ignore[method-assign]
+
+
+def _by_memory(_pilot: SimPilot, order: RunCalls) -> OfferWeighed:
+    return OfferWeighed(order)

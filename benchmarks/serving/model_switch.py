@@ -1,0 +1,220 @@
+"""A switch between two models of which only one fits: from the request for the other one until its first token.
+
+Model A is hot and idle when model B is asked for. B comes from its original file ("nothing"), from a snapshot on the
+local disk, or was asleep. Both are SmolLM2-135M in float32, as two contexts that may not be together; its file and its
+snapshot are in the page cache of the machine.
+
+"nothing" and "snapshot" are whole sessions: the manager has A unloaded, and the pilot loads B in a fork of its zygote.
+Sessions do not let libraries sleep (docs/decisions/066), so "asleep" is measured without one: two processes, as
+libraries are, which a third one tells to sleep and to wake (`CausalLM.sleep`, `wake`). Add what a session takes beside
+the model, which the hot request shows. On a CPU a model that sleeps gives up its cache and keeps its weights, for they
+are in host memory already: that is what a switch costs at least. "asleep, copied" is nearer to a GPU: the process that
+falls asleep copies its weights once, and so does the one that wakes. That column is judged.
+
+One side of `model_switch`: switches between two models of which only one fits, and prints JSON, in seconds.
+
+    python -m benchmarks.serving.model_switch snapshot --switches 4     a session; the other model comes from a snapshot
+    python -m benchmarks.serving.model_switch nothing --switches 1      the same; it comes from its original file
+    python -m benchmarks.serving.model_switch asleep --switches 4       two library-like processes, without a session
+
+`--snapshots` is the folder of the snapshots; the first run makes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import stoker
+from benchmarks.harness import MODEL, missing, ratios, run_side
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.causal_lm import default_model, load_causal_lm
+from stoker.contexts.folders import SNAPSHOTS
+from stoker.pilot.devices import cpu
+from stoker.site import Pilot, Site
+
+NAME, TITLE = "model_switch", "from the request for a model until its first token, while another is hot in its place"
+SIDE = "benchmarks.serving.model_switch"
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """The three ways in turn, each in a fresh process; the median of its switches counts for a repeat."""
+    if reason := missing(*MODEL):
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    repeats, switches = (1, 1) if quick else (3, 3)
+    found: dict[str, list[float]] = {name: [] for name in ("nothing", "snapshot", "copied", "asleep", "hot")}
+    weights = 0
+    with tempfile.TemporaryDirectory(prefix="model-switch-") as folder:
+        for repeat in range(repeats):
+            asleep = run_side(SIDE, "asleep", "--switches", str(switches), "--snapshots", folder)
+            snapshot = run_side(SIDE, "snapshot", "--switches", str(switches), "--snapshots", folder)
+            nothing = run_side(SIDE, "nothing", "--switches", "1", "--snapshots", folder)
+            sides = {
+                "nothing": nothing["seconds"], "snapshot": snapshot["seconds"], "copied": asleep["copied"],
+                "asleep": asleep["asleep"], "hot": snapshot["hot"],
+            }  # fmt: skip
+            for name, numbers in sides.items():
+                found[name].append(statistics.median(numbers))
+            weights = asleep["weights_bytes"]
+            say(f"repeat {repeat + 1} of {repeats}: " + ", ".join(f"{n} {s[-1]:.3f} s" for n, s in found.items()))
+    nothing_s = found["nothing"]
+    lines = [
+        Line(
+            what="asleep, weights copied",
+            cells={"s": found["copied"], "from nothing, s": nothing_s, "ratio": ratios(nothing_s, found["copied"])},
+            bar=Bar(at_least=10.0),
+            digits=3,
+            last_digits=0,
+        ),
+        *(
+            Line(
+                what=what,
+                cells={"s": found[name], "from nothing, s": nothing_s, "ratio": ratios(nothing_s, found[name])},
+                digits=3,
+                last_digits=last,
+            )
+            for what, name, last in (("asleep", "asleep", 0), ("from a snapshot, in a session", "snapshot", 1))
+        ),
+        Line(what="the same model once more, in a session", cells={"s": found["hot"]}, last_digits=3),
+    ]
+    note = (
+        "Asleep is without a session, which has no such state; on a CPU a model that sleeps keeps its weights"
+        f" ({weights / 1e6:.0f} MB), and 'copied' has those of both models copied once in memory."
+    )
+    return Table(name=NAME, title=TITLE, lines=lines, notes=[note])
+
+
+PROMPT = "The capital of France is"
+TOKENS = 8
+THREADS = 1
+"""Of each model: threads that wait for each other measure how busy the machine is otherwise."""
+SHARE = 0.55
+"""Of the device's memory (nine tenths of the host's): of two models that take so much, one fits."""
+
+
+def write(model: Any, prompt: str) -> Iterator[str]:
+    """A few tokens, each as it is written."""
+    yield from model.stream(prompt, max_new_tokens=TOKENS)
+
+
+def first_piece(pieces: Iterator[str], *, since: float) -> float:
+    """Seconds until the first piece; the others are read too."""
+    found = 0.0
+    for _ in pieces:
+        found = found or time.monotonic() - since
+    return found
+
+
+def switch_in_session(*, switches: int, snapshot: bool) -> dict[str, Any]:
+    """Each switch asks for the model that is not there while the other is hot; then it is asked again, hot. The first
+    model always comes from a snapshot; without `snapshot` the second one does not, and switches to it alone count."""
+    megabytes = int(SHARE * 0.9 * cpu.memory_bytes() / 1e6)
+    recipes = [
+        stoker.causal_lm(threads=THREADS, memory=f"{megabytes} MB"),
+        stoker.causal_lm(threads=THREADS, memory=f"{megabytes + 1} MB", snapshot=snapshot),
+    ]
+    models = [stoker.app(context=recipe)(write) for recipe in recipes]
+    seconds, hot = [], []
+    with (
+        tempfile.TemporaryDirectory(prefix="switch-") as folder,
+        stoker.load(
+            Site(pilot=Pilot(devices="cpu:1", scratch=folder)), run_dir=folder, strategy="none",
+            initialize_logging=False,
+        ) as session,
+    ):  # fmt: skip
+        first_piece(stoker.stream(models[0], PROMPT), since=time.monotonic())  # the file comes into the pilot's cache
+        for number in range(1, switches + 1):
+            model = models[number % 2]
+            took_s = first_piece(stoker.stream(model, PROMPT), since=time.monotonic())
+            if snapshot or number % 2:
+                seconds.append(took_s)
+            hot.append(first_piece(stoker.stream(model, PROMPT), since=time.monotonic()))
+        contexts = session.status().contexts
+        loads, ready = sum(each.loads for each in contexts), sum(each.hot for each in contexts)
+    if loads != switches + 1 or ready != 1:
+        raise RuntimeError(f"{loads} loads for {switches} switches, {ready} models hot: not each was a switch")
+    return {"seconds": seconds, "hot": hot}
+
+
+def serve(pipe: Connection) -> None:
+    """A process with a model that sleeps, wakes and writes as it is told."""
+    model = load_causal_lm(default_model(), threads=THREADS)
+    weights = [each.data for each in model.model.parameters()]
+    pipe.send(sum(each.nbytes for each in weights))
+    for order, copied in iter(pipe.recv, None):
+        if order == "sleep":
+            model.sleep()
+        else:
+            model.wake()
+        if copied:  # what a GPU's memory would be left by, or filled from: each weight once through this memory
+            for each in weights:
+                each.clone()
+        if order == "sleep":
+            pipe.send(True)
+            continue
+        for number, _ in enumerate(write(model, PROMPT)):
+            if number == 0:
+                pipe.send(True)
+        pipe.send(True)
+
+
+def switch_asleep(*, switches: int) -> dict[str, Any]:
+    """Switches by sleep and wake, and such in which the weights of both models are copied once as well."""
+    spawn = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for _ in range(2):
+        mine, theirs = spawn.Pipe()
+        process = spawn.Process(target=serve, args=(theirs,))
+        process.start()
+        theirs.close()
+        pipes.append(mine)
+        processes.append(process)
+        weights = mine.recv()
+    found: dict[str, list[float]] = {"asleep": [], "copied": []}
+    for pipe in pipes:
+        pipe.send(("wake", False))
+        pipe.recv(), pipe.recv()
+    hot, cold = pipes
+    cold.send(("sleep", False))
+    cold.recv()
+    for number in range(2 * switches):
+        name = ("asleep", "copied")[number % 2]
+        began = time.monotonic()
+        hot.send(("sleep", name == "copied"))
+        hot.recv()
+        cold.send(("wake", name == "copied"))
+        cold.recv()
+        found[name].append(time.monotonic() - began)
+        cold.recv()
+        hot, cold = cold, hot
+    for pipe, process in zip(pipes, processes, strict=True):
+        pipe.send(None)
+        process.join()
+    return {**found, "weights_bytes": weights}
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("way", choices=["asleep", "snapshot", "nothing"])
+    ask.add_argument("--switches", type=int, default=4)
+    ask.add_argument("--snapshots", default="", metavar="DIR")
+    asked = ask.parse_args()
+    with tempfile.TemporaryDirectory(prefix="snapshots-") as folder:
+        os.environ[SNAPSHOTS] = asked.snapshots or folder
+        if asked.way == "asleep":
+            found = switch_asleep(switches=asked.switches)
+        else:
+            found = switch_in_session(switches=asked.switches, snapshot=asked.way == "snapshot")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

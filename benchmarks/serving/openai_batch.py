@@ -1,0 +1,191 @@
+"""`stoker batch` over two pilots of this machine, while the manager and every pilot are killed once.
+
+*Useful* is the device time that the requests take where nothing is disturbed: their number, divided by what one device
+answers a second in the middle of an undisturbed run just before, hot and busy. It is divided by the pilot-seconds that
+there were in the disturbed run: from the start of each pilot's process to its end, summed, until the last answer. What
+a pilot spends on starting, on loading, on waiting while the manager is gone and on requests that it does not finish
+counts as lost; the time in which a killed pilot is not there yet does not.
+
+The model is small and of random weights, so requests are short and the machinery around them is what is measured. The
+side fails unless each `custom_id` is answered once, and alike in both runs but for rounding.
+
+One pair of runs of `benchmarks.serving.openai_batch`: `python -m benchmarks.serving.openai_batch --requests 20000`
+prints JSON.
+
+The model is that of the tests: `tests` must be on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tiny_model import write_tiny_model
+
+from benchmarks.harness import ROOT, missing, run_side
+from benchmarks.tables import Bar, Line, Table
+
+NAME, TITLE = "openai_batch", "an OpenAI batch file while the manager and every pilot are killed once"
+SIDE = "benchmarks.serving.openai_batch"
+_TESTS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """One pair of runs: loads cost the same however many requests there are, so it wants many."""
+    if why := missing("torch", "transformers"):
+        return Table(name=NAME, title=TITLE, skipped=why)
+    requests = 150 if quick else 20_000
+    run: dict[str, Any] = run_side(SIDE, "--requests", str(requests), timeout_s=3600, environment=_TESTS)
+    say(", ".join(f"{name} {value:,.2f}" for name, value in run.items()))
+    names = {"s": "seconds", "pilot-seconds": "pilot_s", "requests/s of a device": "per_device_s", "useful": "useful"}
+    cells = {heading: [run[name]] for heading, name in names.items()}
+    what = f"{requests:,} requests of 16 to 48 tokens, two pilots and the manager killed"
+    return Table(name=NAME, title=TITLE, lines=[Line(what=what, cells=cells, bar=Bar(at_least=0.85, repeats=1))])
+
+
+PILOTS = 2
+SITE = f"""
+[provider]
+kind = "local"
+
+[pilot]
+devices = "cpu:1"
+init_blocks = {PILOTS}
+max_blocks = {PILOTS}
+"""
+PILOT, MANAGER = "stoker.pilot.main", "stoker.manager.main"
+LIMIT_S = 3600.0
+MOST_OTHER = 0.002
+POLL_S = 0.2
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--requests", type=int, default=2_000)
+    asked = ask.parse_args()
+    with tempfile.TemporaryDirectory(prefix="batch-") as place:
+        folder = Path(place)
+        write_tiny_model(folder / "tiny")
+        (folder / "site.toml").write_text(SITE)
+        write_requests(folder / "requests.jsonl", asked.requests)
+        calm = run(folder, "calm", total=asked.requests, kills=False)
+        disturbed = run(folder, "disturbed", total=asked.requests, kills=True)
+        one, other = answers(folder / "calm"), answers(folder / "disturbed")
+        # Which requests share a batch is chance, and rounding decides between tokens that are as likely.
+        if sum(a != b for a, b in zip(one, other, strict=True)) > asked.requests * MOST_OTHER:
+            raise SystemExit("the two runs have other answers")
+        each = Counter(line.partition(" ")[0] for line in other)
+        if len(each) != asked.requests or max(each.values()) > 1:
+            raise SystemExit(f"{len(each)} of {asked.requests} requests are answered, one {max(each.values())} times")
+    per_device_s = calm["per_s"] / PILOTS
+    print(json.dumps({
+        "useful": asked.requests / per_device_s / disturbed["pilot_s"],
+        "pilot_s": disturbed["pilot_s"],
+        "seconds": disturbed["seconds"],
+        "per_device_s": per_device_s,
+        "killed": disturbed["killed"],
+    }))  # fmt: skip
+
+
+def write_requests(path: Path, count: int) -> None:
+    with path.open("w") as file:
+        for number in range(count):
+            body = {"model": "m", "prompt": f"Number {number} is", "max_tokens": 16 + number % 33, "seed": number}
+            line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
+            file.write(json.dumps(line) + "\n")
+
+
+def answers(folder: Path) -> list[str]:
+    """What was answered to whom, a line each."""
+    lines = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
+    return [f"{line['custom_id']} {line['response']['body']['choices']}" for line in lines]
+
+
+def run(folder: Path, name: str, *, total: int, kills: bool) -> dict[str, float]:
+    """One run of the command, watched until it ends. Raises SystemExit with its output where it fails."""
+    command = [sys.executable, "-m", "stoker.manager.cli.main", "batch", "requests.jsonl", "--model", "tiny"]
+    command += ["--site", "site.toml", "--out", name]
+    with (folder / f"{name}.log").open("w") as log:
+        batch = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            found = watch(batch, folder, folder / name / "results.jsonl.part", total=total, kills=kills)
+            code = batch.wait(120)
+        finally:
+            batch.kill()
+    if code:
+        raise SystemExit(f"stoker batch ended with {code}:\n{(folder / f'{name}.log').read_text()[-4000:]}")
+    return found
+
+
+def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: int, kills: bool) -> dict[str, float]:
+    """Sums up the lives of pilots until the last answer, and kills a pilot, the manager and the other pilot on the way.
+
+    `per_s` is what was answered a second between a tenth and nine tenths of the requests.
+    """
+    began = last = time.monotonic()
+    pilot_s, done, killed = 0.0, 0, 0
+    pilots: dict[int, psutil.Process] = {}
+    marks: list[tuple[float, int]] = []
+    plan = [(0.25, PILOT), (0.5, MANAGER), (0.75, PILOT)] if kills else []
+    first: list[psutil.Process] = []  # the pilots of the beginning, of which each is to be killed
+    while batch.poll() is None and done < total:
+        if time.monotonic() - began > LIMIT_S:
+            raise SystemExit(f"{done} of {total} requests were answered within {LIMIT_S:g} s")
+        time.sleep(POLL_S)
+        now, done = time.monotonic(), count_lines(part)
+        pilot_s += (now - last) * sum(is_alive(pilot) for pilot in pilots.values())
+        last = now
+        for process in processes(folder, PILOT, besides=pilots):
+            pilots[process.pid] = process
+            pilot_s += time.time() - process.create_time()
+        if done >= (0.9 if marks else 0.1) * total and len(marks) < 2:
+            marks.append((now, done))
+        if plan and done >= plan[0][0] * total:
+            _, module = plan.pop(0)
+            first = first or list(pilots.values())
+            victim = first.pop() if module == PILOT else next(iter(processes(folder, MANAGER, besides={})))
+            victim.kill()
+            killed += 1
+    if kills and killed != PILOTS + 1:
+        raise SystemExit(f"{killed} of {PILOTS + 1} processes were killed")
+    (from_s, had), (to_s, has) = marks if len(marks) == 2 else ((began, 0), (last, done))
+    return {
+        "pilot_s": pilot_s, "seconds": last - began, "killed": killed, "per_s": (has - had) / (to_s - from_s),
+    }  # fmt: skip
+
+
+def processes(folder: Path, module: str, *, besides: Collection[int]) -> Iterator[psutil.Process]:
+    """The processes that run this module for a session below the folder."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline() if process.pid not in besides else []
+            if module in words and any(word.startswith(str(folder)) for word in words):
+                yield process
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def count_lines(path: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes().count(b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

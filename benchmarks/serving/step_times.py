@@ -1,0 +1,55 @@
+"""How well a table of a model's steps foretells others: SLINFER's bars (§VI-B: 5.9 % for prefill, 3.9 % for decode).
+
+The profiler itself measures: samples at powers of two, then 100 random workloads of other sizes, each the median of
+five steps; a fresh process for each run. `python -m benchmarks.serving.step_times` is the side that measures; its last
+line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+
+from benchmarks.harness import MODEL, missing, run_side
+from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.causal_lm import default_model, load_causal_lm
+
+NAME, TITLE = "step_times", "seconds of a model's steps against what the profiler's table foretells: mean error in %"
+BARS = {"prefill": 5.9, "decode": 3.9}
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """The errors of both stages in both dtypes."""
+    if reason := missing(*MODEL):
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    repeats, options = (1, ["--quick"]) if quick else (3, [])
+    lines = []
+    for dtype in ("bfloat16", "float32"):
+        found: dict[str, list[float]] = {stage: [] for stage in BARS}
+        for repeat in range(repeats):
+            one = run_side("benchmarks.serving.step_times", "--dtype", dtype, *options, timeout_s=3600)
+            for stage, numbers in found.items():
+                numbers.append(one[stage])
+            errors = ", ".join(f"{stage} {one[stage]:.1f} %" for stage in BARS)
+            say(f"{dtype}, repeat {repeat + 1} of {repeats}: {errors}")
+        lines += [
+            Line(what=f"{stage}, {dtype}", cells={"error in %": found[stage]}, bar=Bar(at_most=bar), digits=1)
+            for stage, bar in BARS.items()
+        ]
+    return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def main() -> None:
+    """One profile, in this process."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    times = load_causal_lm(given.model or default_model(), dtype=given.dtype).profile(quick=given.quick).times
+    print(json.dumps({"prefill": 100 * times.prefill_error.mean, "decode": 100 * times.decode_error.mean}))
+
+
+if __name__ == "__main__":
+    main()

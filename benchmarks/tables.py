@@ -1,0 +1,158 @@
+"""What a benchmark brings back, and whether it meets its bar.
+
+A verdict is made from measured numbers alone: no numbers, a number that is none, or fewer repeats than the bar asks for
+is not a bar met.
+
+Prose of pages that code writes: numbers in it are computed, so lines are filled when the page is written.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+import textwrap
+from collections.abc import Sequence
+
+import msgspec
+
+from benchmarks.harness import spread
+
+
+class Verdict(enum.Enum):
+    """What is said of a line."""
+
+    MET = "met"
+    """The median is on the right side of the bar."""
+    MISSED = "MISSED"
+    """It is not, or it is not a number."""
+    TOO_FEW = "too few repeats"
+    """Nothing can be said: there are fewer numbers than the bar asks for."""
+    NOT_JUDGED = "not judged"
+    """A quick run, in which sizes are too small for any bar."""
+    NO_BAR = ""
+    """A line for information."""
+
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit for a median: `at_least` or `at_most`, exactly one of them. `repeats`: the fewest numbers it takes."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("a bar is at_least or at_most")
+        if self.repeats < 1:
+            raise ValueError("a bar takes one number or more")
+
+    def judge(self, numbers: Sequence[float]) -> Verdict:
+        if any(not math.isfinite(number) for number in numbers):
+            return Verdict.MISSED
+        if len(numbers) < self.repeats:
+            return Verdict.TOO_FEW
+        median = statistics.median(numbers)
+        if self.at_least is not None:
+            return Verdict.MET if median >= self.at_least else Verdict.MISSED
+        return Verdict.MET if self.at_most is not None and median <= self.at_most else Verdict.MISSED
+
+    def __str__(self) -> str:
+        if self.at_least is not None:
+            return f"at least {self.at_least:,g}"
+        return f"at most {self.at_most:,g}"
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a table.
+
+    `cells` are numbers by their heading, one a repeat; the bar judges the last of them. `digits` are those behind the
+    point in all cells but the last, which has `last_digits`.
+    """
+
+    what: str
+    cells: dict[str, list[float]]
+    bar: Bar | None = None
+    digits: int = 0
+    last_digits: int = 2
+
+    def __post_init__(self) -> None:
+        if not self.cells or not all(self.cells.values()):
+            raise ValueError(f"{self.what}: a line without numbers")
+
+    @property
+    def runs(self) -> str:
+        """How many numbers each cell is the median of; from fewest to most where cells differ."""
+        counts = [len(numbers) for numbers in self.cells.values()]
+        fewest, most = min(counts), max(counts)
+        return f"{fewest}" if fewest == most else f"{fewest} to {most}"
+
+    def verdict(self, *, quick: bool = False) -> Verdict:
+        if self.bar is None:
+            return Verdict.NO_BAR
+        if quick:
+            return Verdict.NOT_JUDGED
+        return self.bar.judge(list(self.cells.values())[-1])
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """What one benchmark found. `skipped` says why it found nothing; `notes` are lines below the table."""
+
+    name: str
+    title: str
+    lines: list[Line] = []
+    skipped: str = ""
+    notes: list[str] = []
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if bool(self.lines) == bool(self.skipped):
+            raise ValueError(f"{self.name}: a table has lines, or a reason why not")
+
+
+def passes(table: Table, *, quick: bool = False) -> bool:
+    """Whether every bar is met; a skipped table has none. In a quick run nothing is judged."""
+    return all(line.verdict(quick=quick) in (Verdict.MET, Verdict.NO_BAR, Verdict.NOT_JUDGED) for line in table.lines)
+
+
+def show(table: Table, *, quick: bool = False) -> list[str]:
+    """The table in Markdown, as lines."""
+    out = [f"## {table.name}: {table.title}", ""]
+    if table.skipped:
+        return [*out, f"skipped: {table.skipped}", ""]
+    heads: tuple[str, ...] | None = None
+    for line in table.lines:
+        if heads != tuple(line.cells):
+            if heads is not None:
+                out.append("")
+            heads = tuple(line.cells)
+            out.append(f"| median (min-max) | runs | {' | '.join(heads)} | bar | |")
+            out.append("|---" * (len(heads) + 4) + "|")
+        shown = []
+        for number, cell in enumerate(line.cells.values(), start=1):
+            shown.append(spread(cell, digits=line.last_digits if number == len(line.cells) else line.digits))
+        bar = str(line.bar) if line.bar else ""
+        out.append(f"| {line.what} | {line.runs} | {' | '.join(shown)} | {bar} | {line.verdict(quick=quick).value} |")
+    return [*out, "", *(f"{note}  " for note in table.notes), *([""] if table.notes else [])]
+
+
+WIDTH = 119
+
+
+def paragraph(text: str, *, bullet: bool = False) -> str:
+    """The text in lines of the pages' width. `bullet`: as an item of a list."""
+    before, after = ("- ", "  ") if bullet else ("", "")
+    return textwrap.fill(
+        " ".join(text.split()), WIDTH, initial_indent=before, subsequent_indent=after, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def row(*cells: str) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def head(*columns: str) -> list[str]:
+    """The first two lines of a table."""
+    return [row(*columns), f"|{'---|' * len(columns)}"]

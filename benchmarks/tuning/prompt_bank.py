@@ -1,0 +1,258 @@
+"""Finding an initial prompt among 3,067: how many scores a lookup computes, and what the prompt it finds is worth.
+
+A bank of the candidates is built over SmolLM2-135M (K = 50). For every task *all* candidates are scored once (equation
+1 of PromptTuner §4.3.2, the same samples throughout), and each kind of lookup is then made over these scores: counts
+and regret are exact. Regret is the score of what was found less the lowest score of all, in nats a target token; it
+stands beside the same as a part of what the best candidate is better than a middling one by.
+
+Kinds: the paper's two layers; best bin first (`lookup.py`) within a few limits, its default being a twelfth of the
+bank (a limit: counts are no finding, and have no bar); and as many candidates drawn at random, which is what clusters
+have to beat. Since a task's best cluster is one of few, the paper's lookup is also counted over all clusters: on
+average if a task's best cluster is drawn as often as it is large, and at worst.
+
+Candidates and tasks are read from `../shared/data` beside the repository. Scoring 3,067 prompts for a task takes half
+an hour on one core with four samples, and minutes with sixteen on a GPU, so four samples of four tasks are the default
+on a CPU. Scores and features are kept in the state folder (`$STOKER_HOME/prompt-bank-benchmark`): a run that was
+stopped goes on. `python -m benchmarks.tuning.prompt_bank --help` has the options; its last line is JSON.
+
+The side of `prompt_bank` that has the model: builds the bank, scores every candidate, makes the lookups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import MODEL, machine, missing, run_side
+from benchmarks.tables import Line, Table
+from benchmarks.tuning.prompt_tasks import DATA, PROMPTS, TASKS
+from stoker.chance import Stream
+from stoker.contexts import ambient
+from stoker.contexts.causal_lm import default_model, load_causal_lm
+from stoker.contexts.folders import state_folder
+from stoker.run_folder import RecordLog
+from stoker.tuning.bank import build
+from stoker.tuning.bank.build import Readings, ensure_bank
+from stoker.tuning.bank.candidates import Candidate, read_candidates
+from stoker.tuning.bank.layers import CLUSTERS, Layers
+from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, brute_force, look_up, two_layers
+
+LANGUAGE_MODEL, SAMPLE_SEED = "SmolLM2-135M-Instruct", 0
+"""What the bank is built over, and what the samples of a task are drawn with."""
+SETTING = f"Model: {LANGUAGE_MODEL}; the samples of a task are drawn with seed {SAMPLE_SEED}."
+NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the regret against scoring every candidate"
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """One line a kind of lookup, with one number a task; then the bars."""
+    found = scored(say, quick=quick)
+    return Table(name=NAME, title=TITLE, skipped=found) if isinstance(found, str) else table_of(found)
+
+
+def scored(say: Callable[[str], None], *, quick: bool = False) -> dict[str, Any] | str:
+    """What the side finds, or why it cannot run here."""
+    if reason := missing(*MODEL):
+        return reason
+    if not PROMPTS.exists():
+        return f"{DATA} has no prompts; the candidates are not in the repository"
+    size = ("--candidates", "60", "--samples", "2", "--tasks", "claims", "--clusters", "8") if quick else ()
+    found: dict[str, Any] = run_side("benchmarks.tuning.prompt_bank", *size, timeout_s=12 * 3600)
+    say(found["machine"])
+    return found
+
+
+def table_of(found: dict[str, Any]) -> Table:
+    """What the side found, judged."""
+    whole = found["candidates"]
+    lines = []
+    for kind, of_tasks in found["kinds"].items():
+        cells = {
+            "scores": [one["scores"] for one in of_tasks],
+            "regret, nats": [one["regret"] for one in of_tasks],
+            "of the best's lead": [one["part"] for one in of_tasks],
+            "rank": [one["rank"] for one in of_tasks],
+            "times fewer": [whole / one["scores"] for one in of_tasks],
+        }
+        lines.append(Line(what=kind, cells=cells, digits=3, last_digits=1))
+    ours = [one["scores"] for one in found["kinds"]["best bin first, the default limit"]]
+    for what, times in (
+        ("two layers, a task's best cluster drawn by size: on average", whole / found["two_layers_mean"]),
+        ("two layers: at worst", whole / found["two_layers_worst"]),
+        ("best bin first, a limit of the search: on average", whole / statistics.mean(ours)),
+        ("best bin first, a limit of the search: at worst", whole / max(ours)),
+    ):
+        lines.append(Line(what=what, cells={"times fewer": [times]}, last_digits=1))
+    notes = [
+        SETTING,
+        f"Best bin first stops when it has scored a {SAVING}th of the bank. That it scores {SAVING} times fewer is"
+        " therefore a setting and not a finding; the regret says what it costs.",
+        f"{whole:,} candidates in {found['clusters']} clusters, the largest of {found['largest']:,};"
+        f" {found['samples']} samples a task; tasks: {', '.join(found['tasks'])}",
+        f"reading all features took {found['read_s']:,.0f} s, grouping {found['group_s']:.1f} s, a score"
+        f" {found['score_s'] * 1000:.0f} ms",
+    ]
+    return Table(name=NAME, title=TITLE, lines=lines, notes=notes)
+
+
+FIRST = ("claims", "statements", "climate", "evidence", "sums", "steps", "programs")
+"""The tasks, in the order in which they are taken."""
+LONGEST = 600
+"""Characters of a sample, at the most: longer ones are passed over."""
+
+
+class Scores:
+    """Losses by task and prompt, kept in a file: what was scored once is not scored again. `of`: model, samples,
+    and the token that ends a target; losses of anything else are others. `spent_s`: of all, also of earlier runs."""
+
+    def __init__(self, folder: Path, task: str, samples: int, score: Score, *, of: object) -> None:
+        digest = hashlib.sha256(repr(of).encode()).hexdigest()[:8]
+        self._log = RecordLog(folder / f"scores-{samples}-{digest}.jsonl", key=("task", "prompt"))
+        self._task, self._score = task, score
+        self.spent_s, self.scored = 0.0, 0
+        for record in self._log:
+            self._count(record)
+
+    def _count(self, record: dict[str, Any]) -> None:
+        self.spent_s += record["spent_s"]
+        self.scored += 1
+
+    def __call__(self, texts: Sequence[str]) -> list[float]:
+        keys = [Candidate(text=text).key for text in texts]
+        fresh = [(key, text) for key, text in zip(keys, texts, strict=True) if (self._task, key) not in self._log]
+        for start in range(0, len(fresh), 16):
+            some, begun = fresh[start : start + 16], time.perf_counter()
+            losses = self._score([text for _, text in some])
+            each_s = round((time.perf_counter() - begun) / len(some), 6)
+            records = [
+                {"task": self._task, "prompt": key, "loss": loss, "spent_s": each_s}
+                for (key, _), loss in zip(some, losses, strict=True)
+            ]
+            self._log.append(records)
+            for record in records:
+                self._count(record)
+            if start % 160 == 0:
+                tell(f"{self._task}: {start + len(some):,} of {len(fresh):,} scored, {self.spent_s:.0f} s")
+        return [self._log.get((self._task, key))["loss"] for key in keys]  # type: ignore[index]
+
+
+def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult | list[float]]:
+    """Each kind of lookup over one task; of the random one, its best loss in each of many draws."""
+    size = len(layers)
+    found: dict[str, LookupResult | list[float]] = {
+        "two layers (the paper's)": two_layers(layers, score),
+        "best bin first, the default limit": look_up(layers, score),
+    }
+    for part in (30, 20, 10, 6):
+        found[f"best bin first, a {part}th of the bank"] = look_up(layers, score, limit=size // part)
+    default = found["best bin first, the default limit"]
+    losses = np.array(score([candidate.text for candidate in layers]))
+    draws = [
+        sorted(range(size), key=Stream(seed + turn, "random lookup").uniform)[: default.scores]  # type: ignore[union-attr]
+        for turn in range(100)
+    ]
+    found["as many at random (mean of 100)"] = [float(np.nanmin(losses[draw])) for draw in draws]  # nan: see `ranked`
+    return found
+
+
+def ranked(losses: Iterable[float]) -> list[float]:
+    """The losses from the least on, without prompts that the model cannot read, whose loss is nan."""
+    return sorted(loss for loss in losses if not math.isnan(loss))
+
+
+def judge(found: LookupResult | list[float], losses: list[float], *, scores: int) -> dict[str, float]:
+    best, middle = losses[0], statistics.median(losses)
+    of = [found.loss] if isinstance(found, LookupResult) else found
+    regrets = [loss - best for loss in of]
+    return {
+        "scores": found.scores if isinstance(found, LookupResult) else scores,
+        "regret": statistics.mean(regrets),
+        "part": statistics.mean(regrets) / max(middle - best, 1e-9),
+        "rank": statistics.mean(1 + sum(other < loss for other in losses) for loss in of),
+    }
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    ambient.enter_library(device="cuda:0" if on_gpu else "cpu")
+    model = load_causal_lm(default_model(), dtype="float32", engine="transformers")
+    every = read_candidates(PROMPTS)
+    wanted = options.candidates or len(every)
+    some = [every[place * len(every) // wanted] for place in range(wanted)]
+    samples, tasks = options.samples or (16 if on_gpu else 4), options.tasks or FIRST[: None if on_gpu else 4]
+    folder = options.folder / f"{len(some)}-of-{len(every)}"
+    read_s = 0.0
+
+    def read(texts: Sequence[str]) -> Any:
+        nonlocal read_s
+        begun = time.perf_counter()
+        features = build.reader(model)(texts)
+        read_s += time.perf_counter() - begun
+        return features
+
+    begun = time.perf_counter()
+    bank = ensure_bank(
+        folder, some, model=Path(default_model()).name, reading=build.reading_of(), read=read, again=True,
+        k=options.clusters, capacity=len(some), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
+    )  # fmt: skip
+    layers, group_s = bank.layers, time.perf_counter() - begun - read_s
+    found: dict[str, list[dict[str, float]]] = {}
+    spent_s, scored = 0.0, 0
+    of_task: dict[str, Scores] = {}
+    for task in tasks:
+        pairs = [pair for pair in TASKS[task]() if len("".join(pair)) <= LONGEST]
+        chosen = build.evaluation_samples(pairs, count=samples, seed=SAMPLE_SEED)
+        ends = model.tokenizer.eos_token_id
+        of = (Path(default_model()).name, str(model.model.dtype), task, chosen, ends)
+        score = Scores(
+            options.folder, task, samples, build.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of
+        )
+        of_task[task] = score
+        losses = ranked(brute_force(layers, score).losses.values())
+        of_kinds = kinds(layers, score, seed=0)
+        default = of_kinds["best bin first, the default limit"].scores  # type: ignore[union-attr]
+        for kind, one in of_kinds.items():
+            found.setdefault(kind, []).append(judge(one, losses, scores=default))
+        spent_s, scored = spent_s + score.spent_s, scored + score.scored
+    sizes = [len(members) for members in layers.clusters]
+    readings = Readings(folder, model=Path(default_model()).name, reading=build.reading_of())
+    features = readings.features(some)
+    from benchmarks.tuning.prompt_groups import groupings, similarities
+
+    return {
+        "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",
+        "candidates": len(layers), "clusters": len(sizes), "largest": max(sizes), "samples": samples,
+        "tasks": tasks, "kinds": found, "read_s": read_s, "group_s": group_s,
+        "score_s": spent_s / scored if scored else 0.0,
+        "two_layers_mean": len(sizes) - 1 + sum(size * size for size in sizes) / sum(sizes),
+        "two_layers_worst": len(sizes) - 1 + max(sizes),
+        "similarity": similarities(features), "groups": groupings(some, features, of_task),
+    }  # fmt: skip
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--candidates", type=int, default=0, help="spread evenly over the file [all]")
+    parser.add_argument("--clusters", type=int, default=CLUSTERS, help="K [%(default)s]")
+    parser.add_argument("--samples", type=int, default=0, help="of each task [16 on a GPU, 4 on a CPU]")
+    told = f"which [{' '.join(FIRST)}; without a GPU the first 4]"
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=told)
+    parser.add_argument("--folder", type=Path, default=state_folder() / "prompt-bank-benchmark", help="what is kept")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    print(json.dumps(run(asked)))

@@ -1,0 +1,90 @@
+"""How like each other the prompts of a bank are, and what the number of clusters costs: Figure 10 of PromptTuner.
+
+10a: the cosine similarity of each prompt's feature with its nearest (top-1) and with its five nearest (top-5, their
+mean: the paper does not say which five-number figure it draws). Beside them stands that of any two prompts, without
+which a high similarity says nothing: raw hidden states are alike for all texts (`bank/features.py`).
+
+10b: the paper's lookup in two layers, run with several numbers of clusters K. For each it gives the number of scores,
+the regret, and the latency, which is the number of scores times the seconds of one. It reads the features and scores
+that `prompt_bank` keeps, so it takes a minute once that has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tables import Line, Table
+from benchmarks.tuning.prompt_bank import SETTING, scored
+from stoker.tuning.bank.candidates import Candidate
+from stoker.tuning.bank.layers import Array, build, scale_of
+from stoker.tuning.bank.lookup import Score, brute_force, two_layers
+
+CLUSTER_COUNTS = (10, 25, 50, 100, 200, 400)
+NEAREST = 5
+NAME, TITLE = (
+    "prompt_groups",
+    "the Prompt Bank's two layers: how alike prompts are, and what the number of clusters costs",
+)
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """One line a number of clusters; how alike prompts are stands below."""
+    found = scored(say, quick=quick)
+    if isinstance(found, str):
+        return Table(name=NAME, title=TITLE, skipped=found)
+    return table_of(found, score_s=found["score_s"])
+
+
+def similarities(features: Array) -> dict[str, dict[str, list[float]]]:
+    """The 10th, 50th and 90th percentile over prompts of what Figure 10a draws, of raw and of scaled features."""
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    return {"raw": _of(features / lengths), "scaled": _of(scale_of(features).unit(features))}
+
+
+def _of(units: Array) -> dict[str, list[float]]:
+    cosines = units @ units.T
+    pairs = cosines[np.triu_indices(len(units), k=1)]
+    np.fill_diagonal(cosines, -np.inf)
+    nearest = -np.sort(-cosines, axis=1)[:, :NEAREST]
+    found = {"top-1": nearest[:, 0], "top-5": nearest.mean(axis=1), "any two": pairs}
+    return {name: [float(np.percentile(values, part)) for part in (10, 50, 90)] for name, values in found.items()}
+
+
+def groupings(
+    candidates: Sequence[Candidate], features: Array, scores: Mapping[str, Score]
+) -> dict[int, list[dict[str, float]]]:
+    """By K, of each task: how many scores the paper's lookup computes, and its regret in nats."""
+    found: dict[int, list[dict[str, float]]] = {}
+    for k in CLUSTER_COUNTS:
+        if k >= len(candidates):
+            continue
+        layers = build(candidates, features, k=k, capacity=len(candidates))
+        for score in scores.values():
+            looked, best = two_layers(layers, score), brute_force(layers, score).loss
+            found.setdefault(k, []).append({"scores": looked.scores, "regret": looked.loss - best})
+    return found
+
+
+def table_of(found: dict[str, Any], *, score_s: float) -> Table:
+    """`score_s`: what a score takes, for the latency; 0 = not known."""
+    lines = []
+    for k, of_tasks in found["groups"].items():
+        cells = {"scores": [one["scores"] for one in of_tasks], "regret, nats": [one["regret"] for one in of_tasks]}
+        if score_s:
+            cells = {"latency, s": [one["scores"] * score_s for one in of_tasks], **cells}
+        lines.append(Line(what=f"two layers, K = {k}, {len(of_tasks)} tasks", cells=cells, digits=1, last_digits=3))
+    notes = [SETTING] + [
+        f"Cosine similarity of {kind} features, the median over {found['candidates']:,} prompts (10th to 90th"
+        " percentile): " + ", ".join(f"{name} {at[1]:.2f} ({at[0]:.2f} to {at[2]:.2f})" for name, at in of_kind.items())
+        for kind, of_kind in found["similarity"].items()
+    ]
+    if score_s:
+        whole = score_s * found["candidates"]
+        notes.append(
+            "Latency was not timed: it is the number of scores times the mean time of a score, which was measured. A"
+            f" score takes {score_s * 1e3:.1f} ms there, and scoring all of them {whole:,.0f} s."
+        )
+    return Table(name=NAME, title=TITLE, lines=lines, notes=notes)

@@ -1,0 +1,370 @@
+"""The side of `prompt_quality` that has the model: looks prompts up, tunes from them, and keeps every curve.
+
+A record is appended when a lookup or a tuning has ended, so a run that was stopped goes on; two runs may work on
+different tasks side by side. What is said in the end is computed from the records alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from benchmarks.harness import machine
+from benchmarks.tuning.prompt_quality import SPREAD, SPREAD_TASK
+from benchmarks.tuning.prompt_tasks import PROMPTS, TASKS, Pairs
+from stoker.chance import Stream
+from stoker.contexts import ambient
+from stoker.contexts.causal_lm import default_model, load_causal_lm
+from stoker.contexts.folders import state_folder
+from stoker.run_folder import RecordLog
+from stoker.tuning.bank import build
+from stoker.tuning.bank.build import ensure_bank
+from stoker.tuning.bank.candidates import Candidate, read_candidates
+from stoker.tuning.bank.layers import CLUSTERS, Layers
+from stoker.tuning.bank.lookup import look_up
+from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until, split
+
+if TYPE_CHECKING:
+    from stoker.contexts.language_model import CausalLM
+
+
+CHOSEN = (
+    "claims", "calculations", "topics", "endings", "names", "climate", "results", "articles", "opposites", "sums",
+)  # fmt: skip
+"""The ten tasks, in the order in which they are run."""
+DEMONSTRATIONS = """\
+I gave a friend an instruction. Based on the instruction they produced the following input-output pairs:
+
+{pairs}
+The instruction was to"""
+"""Honovich et al., "Instruction induction: from few examples to natural language task descriptions" (2022)."""
+Record = dict[str, Any]
+Points = Sequence[Sequence[float]]
+"""Iterations and losses."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What decides the numbers. They were chosen before the first result was seen."""
+
+    samples: int = 240
+    """Of a task, at the most, drawn from those of at most `longest` characters."""
+    longest: int = 120
+    tokens: int = 16
+    """Of a prompt, for its score and as the soft prompt."""
+    scored: int = 8
+    """Samples of a score. They are drawn from those that the tuning trains on."""
+    evaluation: int = 12
+    """Samples that decide when the target is reached; neither scored nor trained on."""
+    share: int = 24
+    """A lookup scores this part of the bank."""
+    shortlist: int = 8
+    randoms: int = 3
+    demonstrations: int = 5
+    target_iterations: int = 15
+    """Of the random prompts that make the target."""
+    iterations: int = 60
+    """Until the target, at the most."""
+    evaluate_every: int = 3
+    batch: int = 4
+    seed: int = 0
+    model: str = ""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:8]
+
+
+QUICK = Settings(
+    samples=60, evaluation=6, scored=4, shortlist=3, randoms=2, target_iterations=2, iterations=4, evaluate_every=2
+)
+
+
+class Bench:
+    """One task: a model, a bank for it, and the records, of which those are made that are not there yet."""
+
+    def __init__(
+        self, model: CausalLM, layers: Layers, settings: Settings, log: RecordLog, *, task: str, pairs: Pairs
+    ) -> None:
+        self.model, self.layers, self.settings, self.log, self.task = model, layers, settings, log, task
+        self.data = Data(path=task, template="{input}", evaluation_samples=settings.evaluation, held_out=0.02)
+        some = [pair for pair in pairs if len("".join(pair)) <= settings.longest]
+        self.samples = [Sample(*pair) for pair in build.evaluation_samples(some, count=settings.samples)]
+        parts = split(self.samples, data=self.data, seed=settings.seed)
+        self.training = [(one.input, one.target) for one in parts.training]
+
+    def compare(self) -> None:
+        """The lookup, random prompts for the target, the short list, and random prompts until the target."""
+        listed = self.keep("lookup", "", self.look_up)["best"]
+        reach, most = self.target(), self.settings.iterations
+        known = [one["points"] for key in listed if (one := self.log.get((self.task, "listed", key))) is not None]
+        least = min((iterations_to(points, reach, most=most) for points in known), default=most)
+        for place, key in enumerate(listed):
+            # Whoever has not reached the target when another one had is not the best, wherever it would have ended.
+            enough = most if place == 0 else least
+            points = self.reached("listed", self.layers.candidates[key].text, reach=reach, most=enough)
+            least = min(least, iterations_to(points, reach, most=most))
+        for text in self.draw(self.settings.randoms):
+            self.reached("random", text, reach=reach, most=most)
+
+    def compare_induced(self) -> None:
+        """The prompt that the model writes itself."""
+        text = self.keep("induction", "", self.induce)["text"]
+        self.reached("induced", text, reach=self.target(), most=self.settings.iterations)
+
+    def spread(self, count: int) -> None:
+        """Tune from `count` random prompts, each for all iterations. Those that set the target are among them."""
+        for text in self.draw(count):
+            self.tuned("spread", text, reach=None, most=self.settings.iterations)
+
+    def target(self) -> float:
+        """What random prompts are tuned to."""
+        most = self.settings.target_iterations
+        return target([self.tuned("random", text, reach=None, most=most) for text in self.draw(self.settings.randoms)])
+
+    def reached(self, part: str, text: str, *, reach: float, most: int) -> Points:
+        """The curve from this text until the target, or so many iterations. One that was stopped before either is made
+        once more: it is the same up to there."""
+        points: Points = self.tuned(part, text, reach=reach, most=most)["points"]
+        if _ended_early(points, reach, most=most):
+            points = self.tuned(f"{part}, on", text, reach=reach, most=most)["points"]
+        return points
+
+    def tuned(self, part: str, text: str, *, reach: float | None, most: int) -> Record:
+        """The record of a tuning from this text."""
+        return self.keep(part, Candidate(text=text).key, lambda: self.tune(text, reach=reach, most=most))
+
+    def keep(self, part: str, prompt: str, make: Callable[[], Record]) -> Record:
+        """The record of this, made if there is none."""
+        key = {"task": self.task, "part": part, "prompt": prompt}
+        if (found := self.log.get(tuple(key.values()))) is None:
+            begun = time.process_time()
+            found = {**key, **make()}
+            found["spent_s"] = round(time.process_time() - begun, 1)
+            self.log.append([found])
+            tell({name: value for name, value in found.items() if name != "losses"})
+        return found
+
+    def look_up(self) -> Record:
+        """The best candidates by score."""
+        settings = self.settings
+        chosen = build.evaluation_samples(self.training, count=settings.scored)
+        score = build.scorer(self.model, chosen, tokens=settings.tokens, batch_size=4)
+        found = look_up(self.layers, score, limit=len(self.layers) // settings.share)
+        losses = {key: round(loss, 4) for key, loss in found.losses.items()}
+        return {"best": found.best(settings.shortlist), "scores": found.scores, "losses": losses}
+
+    def draw(self, count: int) -> list[str]:
+        """`count` random candidates of the bank. A larger count begins with the same ones."""
+        chance = Stream(self.settings.seed, f"random prompts, {self.task}")
+        every = list(self.layers.candidates.values())
+        order = sorted(range(len(every)), key=chance.uniform)
+        return [every[place].text for place in order[:count]]
+
+    def induce(self) -> Record:
+        """What the model writes after a few demonstrations."""
+        shown = build.evaluation_samples(self.training, count=self.settings.demonstrations)
+        pairs = "".join(f"Input:{one}\nOutput:{two}\n" for one, two in shown)
+        said = self.model.generate([DEMONSTRATIONS.format(pairs=pairs)], max_new_tokens=2 * self.settings.tokens)[0]
+        return {"text": " ".join(said.split()) or "Answer."}
+
+    def tune(self, text: str, *, reach: float | None, most: int) -> Record:
+        """The curve of a tuning from this text: the loss of the evaluation samples by iteration."""
+        from stoker.tuning.tune import tune
+
+        settings = self.settings
+        own = len(self.model.tokenizer(text[: 64 * settings.tokens], add_special_tokens=False)["input_ids"])
+        job = Job(
+            data=self.data,
+            prompt=Prompt(initial=text, virtual_tokens=min(own, settings.tokens)),
+            until=Until(metric=Metric.LOSS, reach=reach, iterations=most, evaluate_every=settings.evaluate_every),
+            training=Training(batch=settings.batch, seed=settings.seed),
+        )
+        tuned = tune(self.model, job, self.samples)
+        points = [(point.iteration, point.loss) for point in tuned.points]
+        return {"text": text[:80], "points": points, "end": tuned.end.value}
+
+
+def target(randoms: Sequence[Record]) -> float:
+    """The mean over random prompts of the loss that tuning brings them to (§6.1)."""
+    return float(statistics.mean(min(loss for _, loss in one["points"]) for one in randoms))
+
+
+def iterations_to(points: Points, reach: float, *, most: int) -> int:
+    """ITA as a job counts it: the iteration of the first evaluation that is there; `most` if none is, never below 1."""
+    return next((max(1, int(iteration)) for iteration, loss in points if loss <= reach), most)
+
+
+def crossing(points: Points, reach: float, *, most: int) -> float:
+    """ITA between evaluations: where the line from one to the next crosses the target."""
+    if points[0][1] <= reach:
+        return 1.0
+    for (one, above), (two, below) in itertools.pairwise(points):
+        if below <= reach:
+            return max(1.0, one + (two - one) * (above - reach) / (above - below))
+    return float(most)
+
+
+def _ended_early(points: Points, reach: float, *, most: int) -> bool:
+    return points[-1][0] < most and min(loss for _, loss in points) > reach
+
+
+def said(points: Points, reach: float) -> str:
+    """ITA for people: `6`, or `>6` of a tuning that had not reached the target when it was stopped."""
+    last, loss = points[-1]
+    return f"{int(last)}" if loss <= reach else f">{int(last)}"
+
+
+def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
+    """What a task's records come to; None while some are missing. `by_score` is the short list's first."""
+    names = ("lookup", "random", "listed", "induced")
+    parts = {part: [one for one in records if one["part"] == part] for part in names}
+    if not parts["lookup"] or not parts["random"] or len(parts["listed"]) < len(parts["lookup"][0]["best"]):
+        return None
+    reach = target(parts["random"])
+    on = {(one["part"], one["prompt"]): one["points"] for one in records if one["part"].endswith(", on")}
+    of = {part: {one["prompt"]: on.get((f"{part}, on", one["prompt"]), one["points"]) for one in parts[part]}
+          for part in ("listed", "random", "induced")}  # fmt: skip
+    listed = [of["listed"][key] for key in parts["lookup"][0]["best"]]
+    if any(_ended_early(points, reach, most=most) for points in (listed[0], *of["random"].values())):
+        return None
+    found: dict[str, Any] = {"reach": reach, "scores": parts["lookup"][0]["scores"]}
+    for name, count in (("", iterations_to), ("_between", crossing)):
+        found[f"by_score{name}"] = count(listed[0], reach, most=most)
+        found[f"best{name}"] = min(count(points, reach, most=most) for points in listed)
+        found[f"randoms{name}"] = [count(points, reach, most=most) for points in of["random"].values()]
+        found[f"induced{name}"] = [count(points, reach, most=most) for points in of["induced"].values()]
+    found["listed"] = [said(points, reach) for points in listed]
+    found["reached"] = min(loss for _, loss in listed[0]) <= reach
+    return found
+
+
+def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] | None:
+    """Iterations of the whole curves to their own target: §6.1's, the mean of the least losses that the iterations of
+    the target bring. None if there are none."""
+    curves: list[Points] = [one["points"] for one in records if one["part"] == "spread"]
+    if not curves:
+        return None
+    first = [[point for point in points if point[0] <= settings.target_iterations] for points in curves]
+    reach, most = target([{"points": points} for points in first]), settings.iterations
+    return {
+        "reach": reach,
+        "iterations": [iterations_to(points, reach, most=most) for points in curves],
+        "between": [crossing(points, reach, most=most) for points in curves],
+        "never": sum(min(loss for _, loss in points) > reach for points in curves),
+    }
+
+
+def summary(log: RecordLog, settings: Settings, tasks: Sequence[str]) -> dict[str, Any]:
+    """What is known of each task that is whole."""
+    records = list(log)
+    of = {task: of_task([one for one in records if one["task"] == task], most=settings.iterations) for task in tasks}
+    return {
+        "machine": machine(), "settings": msgspec.to_builtins(settings),
+        "tasks": {task: found for task, found in of.items() if found is not None},
+        "spread": {task: found for task in tasks if (found := spread_of(
+            [one for one in records if one["task"] == task], settings)) is not None},
+        "spent_s": math.fsum(one["spent_s"] for one in records),
+    }  # fmt: skip
+
+
+def run(asked: argparse.Namespace) -> dict[str, Any]:
+    settings = QUICK if asked.quick else Settings()
+    settings = msgspec.structs.replace(settings, model="tiny" if asked.quick else Path(default_model()).name)
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    tasks = [*asked.tasks] or (["letters"] if asked.quick else [*CHOSEN])
+    with RecordLog(asked.folder / f"curves-{settings.digest}.jsonl", key=("task", "part", "prompt")) as log:
+        if not asked.report:
+            fill(log, tasks, settings, asked)
+        return summary(log, settings, tasks)
+
+
+def fill(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: argparse.Namespace) -> None:
+    """Make the records that are missing."""
+    import torch
+
+    torch.set_num_threads(1)
+    ambient.enter_library(device="cuda:0" if torch.cuda.is_available() and not asked.quick else "cpu")
+    try:
+        model, candidates = (
+            toy()
+            if asked.quick
+            else (load_causal_lm(default_model(), dtype="float32", engine="transformers"), read_candidates(PROMPTS))
+        )
+        bank = ensure_bank(
+            asked.bank or asked.folder / f"bank-{settings.digest}", candidates, model=settings.model,
+            reading=build.reading_of(), read=build.reader(model), k=8 if asked.quick else CLUSTERS,
+            capacity=len(candidates), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
+        )  # fmt: skip
+        benches = [
+            Bench(model, bank.layers, settings, log, task=task, pairs=letters() if asked.quick else TASKS[task]())
+            for task in tasks
+        ]
+        for bench in benches:
+            bench.compare()
+        for bench in benches:
+            bench.compare_induced()
+        for bench in benches:
+            if asked.quick or bench.task == SPREAD_TASK:
+                bench.spread(4 if asked.quick else SPREAD)
+    finally:
+        ambient.leave_library()
+
+
+def letters() -> Pairs:
+    """A task for the tiny model: the target is told by the input's first letter."""
+    return [(f"{'ab'[number % 2] * (1 + number % 7)} {number} ", ("no", "yes")[number % 2]) for number in range(60)]
+
+
+def toy() -> tuple[CausalLM, list[Candidate]]:
+    """A random model of two layers that reads bytes, and prompts for it."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from stoker.contexts.language_model import CausalLM
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    cut = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(alphabet)}, merges=[]))
+    cut.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    cut.decoder = decoders.ByteLevel()
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, initializer_range=0.3,
+        )
+    )  # fmt: skip
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=cut, eos_token="<end>")
+    words = ("say", "write", "guess", "tell", "answer", "yes", "no", "the letter", "a word", "it")
+    texts = [" ".join(some) for some in itertools.permutations(words, 2)]
+    context = CausalLM(model.eval().requires_grad_(False), tokenizer, name="tiny")
+    return context, [Candidate(text=text) for text in texts]
+
+
+def tell(said: object) -> None:
+    print(said if isinstance(said, str) else json.dumps(said), file=sys.stderr, flush=True)
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", nargs="*", default=[], metavar="TASK", help=f"which [{' '.join(CHOSEN)}]")
+    parser.add_argument("--report", action="store_true", help="say what the records come to; run nothing")
+    parser.add_argument("--quick", action="store_true", help="a tiny random model and a task of letters")
+    parser.add_argument("--bank", type=Path, help="the folder of a bank over the same prompts [one beside the records]")
+    parser.add_argument("--folder", type=Path, default=state_folder() / "prompt-quality-benchmark", help="what is kept")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(options())))

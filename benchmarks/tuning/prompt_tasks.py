@@ -1,0 +1,132 @@
+"""Small real tasks as pairs of input and target, from the data in `../shared/data` beside the repository.
+
+Labels are words, so that a language model has something to say about them before it is tuned.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import ROOT
+
+DATA = ROOT.parent / "shared" / "data"
+PROMPTS = DATA / "prompts" / "prompt_bank.jsonl.xz"
+Pairs = list[tuple[str, str]]
+WORDS = {"SUPPORTS": " true", "REFUTES": " false", "NOT ENOUGH INFO": " unknown", "NOT_ENOUGH_INFO": " unknown",
+         "DISPUTED": " disputed"}  # fmt: skip
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    return [json.loads(line) for line in (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()]
+
+
+def claims() -> Pairs:
+    return [(f"\nClaim: {row['claim']}\nAnswer:", WORDS[row["label"]]) for row in _claims()]
+
+
+def statements() -> Pairs:
+    return [(f"\nText: {row['evidence']}\nStatement:", f" {row['claim']}") for row in _symmetric()]
+
+
+def evidence() -> Pairs:
+    return [
+        (f"\nEvidence: {row['evidence']}\nClaim: {row['claim']}\nAnswer:", WORDS[row["label"]]) for row in _symmetric()
+    ]
+
+
+def sums() -> Pairs:
+    return [(f"\nQuestion: {row['question']}\nAnswer:", " " + row["answer"].split("#### ")[1]) for row in _problems()]
+
+
+def climate() -> Pairs:
+    return [(f"\nClaim: {row['claim']}\nVerdict:", WORDS[row["claim_label"]]) for row in _climate()]
+
+
+def steps() -> Pairs:
+    return [(f"\nProblem: {row['question']}\nFirst step:", " " + row["answer"].split("\n")[0]) for row in _problems()]
+
+
+def programs() -> Pairs:
+    return [(f"\n{row['prompt']}", row["canonical_solution"].split("\n")[0]) for row in _functions()]
+
+
+def topics() -> Pairs:
+    """A claim, and the article that its first evidence is from."""
+    return [(f"\nClaim: {row['claim']}\nTopic:", f" {row['evidences'][0]['article']}") for row in _climate()]
+
+
+def articles() -> Pairs:
+    """A sentence, and the article that it is from."""
+    every = [one for row in _climate() for one in row["evidences"]]
+    return [(f"\nSentence: {one['evidence']}\nArticle:", f" {one['article']}") for one in every]
+
+
+def calculations() -> Pairs:
+    """The calculations within worked answers, each once."""
+    found = [one for row in _problems() for one in re.findall(r"<<(.*?)=(.*?)>>", row["answer"])]
+    return [(f"\n{term} =", f" {result}") for term, result in dict(found).items()]
+
+
+def results() -> Pairs:
+    """A step of a worked answer up to its calculation, and what that comes to."""
+    lines = [line for row in _problems() for line in row["answer"].split("\n")]
+    steps = [step for line in lines if (step := re.match(r"(.*?)\s*=\s*(\S*)<<.*?>>(.*)", line))]
+    return [(f"\nStep: {step[1]}\nResult:", f" {step[2]}{step[3]}") for step in steps]
+
+
+def endings() -> Pairs:
+    """The first half of a claim's words, and the second."""
+    halves = [(words[: len(words) // 2], words[len(words) // 2 :]) for words in (r["claim"].split() for r in _claims())]
+    return [(f"\nBegin: {' '.join(first)}\nEnd:", f" {' '.join(second)}") for first, second in halves]
+
+
+def opposites() -> Pairs:
+    """What a sentence refutes, and what it supports in its place."""
+    of: dict[str, dict[str, str]] = {}
+    for row in rows(DATA / "tasks/feversymmetric/symmetric_v0.1/fever_symmetric_full.jsonl"):
+        of.setdefault(row["evidence_sentence"], {})[row["label"]] = row["claim"]
+    both = [one for one in of.values() if {"REFUTES", "SUPPORTS"} <= set(one)]
+    return [(f"\nClaim: {one['REFUTES']}\nOpposite:", f" {one['SUPPORTS']}") for one in both]
+
+
+def names() -> Pairs:
+    """The first sentence of a function's documentation, and its name."""
+    found = []
+    for row in _functions():
+        said = re.search(r'("""|\'\'\')\s*(.*?)(\.\s|\n\s*\n|>>>|"""|\'\'\')', row["prompt"], re.DOTALL)
+        if said and said[2].strip():
+            found.append((f"\nText: {' '.join(said[2].split())}\nName:", f" {row['entry_point']}"))
+    return found
+
+
+def _claims() -> list[dict[str, Any]]:
+    return rows(DATA / "fever/paper_dev.jsonl")
+
+
+def _climate() -> list[dict[str, Any]]:
+    return rows(DATA / "tasks/climate_fever/dataset/climate-fever.jsonl")
+
+
+def _functions() -> list[dict[str, Any]]:
+    return rows(DATA / "tasks/humaneval/data/HumanEval.jsonl.gz")
+
+
+def _problems() -> list[dict[str, Any]]:
+    return rows(DATA / "tasks/gsm8k/grade_school_math/data/train.jsonl")
+
+
+def _symmetric() -> list[dict[str, Any]]:
+    return rows(DATA / "tasks/feversymmetric/symmetric_v0.2/fever_symmetric_dev.jsonl")
+
+
+TASKS: dict[str, Callable[[], Pairs]] = {
+    "claims": claims, "statements": statements, "climate": climate, "evidence": evidence, "sums": sums,
+    "steps": steps, "programs": programs, "topics": topics, "articles": articles, "calculations": calculations,
+    "results": results, "endings": endings, "opposites": opposites, "names": names,
+}  # fmt: skip

@@ -1,0 +1,88 @@
+"""How soon a prompt-tuning job makes its first optimizer step, where its model is hot and where nothing is there.
+
+The clock starts before the job is submitted (`tune(job)`) and stops when the library has made the first step; what is
+between is the way through client, manager and pilot, encoding the samples, the first evaluation of the initial prompt
+(four samples), and the step (four samples). A *cold* device belongs to a pilot that is asked for with the job, so the
+pilot's start, the imports and the load are in it; from the model's own file, or from the snapshot that an earlier pilot
+has left on the disk. The *warm* job is the next one of the same session. One CPU device (or one GPU), SmolLM2-135M,
+every repeat in a fresh process with a state folder of its own.
+
+The side of `tune_start`: one session, whose first job finds nothing and whose next ones find the model hot.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import stoker
+from benchmarks.harness import MODEL, machine, missing, ratios, run_side
+from benchmarks.tables import Bar, Line, Table
+from stoker.apps.prompt_tuning import tune
+from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
+
+NAME, TITLE = "tune_start", "a prompt-tuning job: from its submission to its first optimizer step"
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """One line a kind of start, then what warm saves."""
+    if reason := missing(*MODEL, "peft"):
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    found: list[dict[str, Any]] = []
+    for turn in range(1 if quick else 3):
+        with tempfile.TemporaryDirectory(prefix="tune-start-") as state:
+            places = {"STOKER_HOME": state, "STOKER_SNAPSHOTS": str(Path(state) / "snapshots")}
+            first = run_side("benchmarks.tuning.tune_start", environment=places)
+            second = run_side("benchmarks.tuning.tune_start", environment=places)
+        say(
+            f"{turn + 1}: cold {first['cold_s']:.1f} s, snapshot {second['cold_s']:.1f} s, warm {first['warm_s']:.2f} s"
+        )
+        found.append({**first, "snapshot_s": second["cold_s"], "again_s": second["warm_s"]})
+    cold, kept, warm = ([one[name] for one in found] for name in ("cold_s", "snapshot_s", "warm_s"))
+    lines = [
+        Line(what="cold: no pilot yet, the model from its file", cells={"seconds": cold}, digits=1),
+        Line(what="cold: no pilot yet, the model from a snapshot", cells={"seconds": kept}, digits=1),
+        Line(what="warm: the model is there", cells={"seconds": warm}, digits=2),
+        Line(
+            what="warm, times sooner than cold",
+            cells={"times": ratios(cold, warm)},
+            bar=Bar(at_least=10),
+            last_digits=1,
+        ),
+        Line(what="warm, times sooner than from a snapshot", cells={"times": ratios(kept, warm)}, last_digits=1),
+    ]
+    return Table(name=NAME, title=TITLE, lines=lines, notes=[found[0]["machine"]])
+
+
+WARM = 3
+LIMIT_S = 600.0
+
+
+def start_s() -> float:
+    """Seconds from a job's submission to its first step."""
+    samples = [Sample(f"The number is {number}.", "even" if number % 2 == 0 else "odd") for number in range(40)]
+    job = Job(
+        data=Data("numbers", evaluation_samples=4, held_out=0.1),
+        prompt=Prompt("Is the number even or odd?"),
+        until=Until(metric=Metric.LOSS, iterations=1),
+        training=Training(batch=4),
+    )
+    began = time.time()
+    tuned = tune(job, samples=samples, gang=1, bank=None).result(LIMIT_S)
+    return float(tuned.first_step_at - began)
+
+
+def main() -> None:
+    with stoker.load(progress=False):
+        cold = start_s()
+        warm = statistics.median(start_s() for _ in range(WARM))
+    print(json.dumps({"cold_s": cold, "warm_s": warm, "machine": machine()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Where a tuning job's time goes, and how well the simulator knows a gang of two from a job on one device.
+
+- *Shares*: communication of the iterations (the paper has 0.4 to 0.5 %, §2.2), and what is fixed: all that is neither
+  an iteration nor an evaluation while tuning: the lookup, the start, checkpoints.
+- *Forecast*: a world is made of what one device took (its lookup, its iterations, the rest as the head of the call),
+  and the simulator runs the same job on two: members share the lookup and the iterations, the head they do not. The
+  bar is for the lookup alone, which is what a gang shares live (`stoker.tuning.call`). Two ranks that share this
+  machine's cores with other work say little about the rest.
+
+The side of `tuning_times`: tuning jobs in one session, alone and on two devices; prints JSON.
+
+Two jobs on one device come first: the second, which meets a hot model and a bank that is built, is what forecasts are
+made from. Then the same job on two devices. A job's own clock says what it spent, by part (`stoker.tuning.pace`).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import stoker
+from benchmarks.harness import MODEL, machine, missing, run_side
+from benchmarks.tables import Bar, Line, Table
+from stoker.apps.prompt_tuning import tune
+from stoker.manager.policies import default_policies
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.protocol.blocks import Rule
+from stoker.site import Duration, Size
+from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
+
+NAME, TITLE = "tuning_times", "a prompt-tuning job: where its time goes, and a gang of two forecast from one device"
+_ITERATIONS = ("data", "compute", "communication", "evaluation")
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Jobs in fresh sessions, and their simulations."""
+    if reason := why_not():
+        return Table(name=NAME, title=TITLE, skipped=reason)
+    return table_of(sides(say, repeats=1 if quick else 3))
+
+
+def why_not() -> str:
+    """Why nothing can be tuned here; empty when it can."""
+    return missing(*MODEL, "peft")
+
+
+def sides(say: Callable[[str], None], *, repeats: int) -> list[dict[str, Any]]:
+    """What the jobs of so many sessions spent."""
+    found = []
+    for repeat in range(repeats):
+        found.append(run_side("benchmarks.tuning.tuning_times", timeout_s=3600))
+        one, two = (found[-1][name]["spent_s"] for name in ("one", "two"))
+        say(f"{repeat + 1}: lookup {one['bank']:.1f} s alone, {two['bank']:.1f} s on two")
+    return found
+
+
+def table_of(found: list[dict[str, Any]]) -> Table:
+    """What the sides found, judged."""
+    notes = [f"{found[0]['iterations']} iterations; {found[0]['machine']}"]
+    return Table(name=NAME, title=TITLE, lines=[*forecast_lines(found), *share_lines(found)], notes=notes)
+
+
+def forecast_lines(found: list[dict[str, Any]]) -> list[Line]:
+    """Two devices, live and forecast from one."""
+    one, two = _spent(found, "one"), _spent(found, "two")
+    lookups, jobs = [spent["bank"] for spent in two], [sum(spent.values()) for spent in two]
+    halves, simulated = [spent["bank"] / 2 for spent in one], [simulated_s(side) for side in found]
+    return [
+        _forecast("tuning: the lookup on two devices, s", lookups, halves, bar=Bar(at_most=20.0)),
+        _forecast("tuning: the whole job on two devices, s", jobs, simulated),
+    ]
+
+
+def _forecast(what: str, live: list[float], there: list[float], *, bar: Bar | None = None) -> Line:
+    errors = [100 * abs(other / here - 1) for here, other in zip(live, there, strict=True)]
+    cells = {"live": live, "simulated": there, "error, %": errors}
+    return Line(what=what, cells=cells, bar=bar, digits=1, last_digits=1)
+
+
+def share_lines(found: list[dict[str, Any]]) -> list[Line]:
+    """Communication and fixed costs, in percent."""
+    lines = []
+    for what, name in (("one device", "one"), ("two devices", "two")):
+        cells = {"%": [100 * side[name]["communication"] for side in found]}
+        lines.append(Line(what=f"communication, of the time of iterations, {what}", cells=cells, last_digits=2))
+        cells = {"%": [100 * fixed_s(spent) / sum(spent.values()) for spent in _spent(found, name)]}
+        lines.append(Line(what=f"fixed costs, of the job, {what}", cells=cells, last_digits=1))
+    return lines
+
+
+def _spent(found: list[dict[str, Any]], name: str) -> list[dict[str, float]]:
+    return [side[name]["spent_s"] for side in found]
+
+
+def fixed_s(spent: dict[str, float]) -> float:
+    """What does not grow with the iterations."""
+    return sum(seconds for part, seconds in spent.items() if part not in _ITERATIONS)
+
+
+def simulated_s(side: dict[str, Any]) -> float:
+    """The job on two devices in a world of what one device took, from its first second to its last."""
+    spent, items = side["one"]["spent_s"], side["iterations"]
+    head_s = fixed_s(spent) - spent["bank"]
+    context = ContextModel(
+        device_memory_bytes=Size(1),
+        call_s={"": Duration(head_s)},
+        item_s={"": Duration((sum(spent.values()) - fixed_s(spent)) / items)},
+    )
+    source = SourceModel("here", "cpu", capacity=1, devices=2, rule=Rule.FIXED, init_blocks=1, max_blocks=1)
+    world = World({"cpu": DeviceKind(Size(2))}, (source,), {"llm": context}, delays=Delays(message_s=Duration(0.0)))
+    job = Arrival(0.0, "llm", items, gang=(2, 2), shared_s=spent["bank"])
+    simulation = Simulation(world, [job], default_policies())
+    return simulation.run().ended_at
+
+
+ITERATIONS = 12
+LIMIT_S = 1800.0
+
+
+def job(name: str) -> Job:
+    """A job that begins with a lookup, and does all its iterations."""
+    return Job(
+        name=name,
+        data=Data("numbers", evaluation_samples=8, held_out=0.1),
+        prompt=Prompt(""),
+        until=Until(metric=Metric.LOSS, iterations=ITERATIONS, evaluate_every=4),
+        training=Training(batch=8),
+    )
+
+
+def main() -> None:
+    samples = [Sample(f"The number is {number}.", "even" if number % 2 == 0 else "odd") for number in range(60)]
+    found: dict[str, Any] = {"machine": machine(), "iterations": ITERATIONS}
+    with tempfile.TemporaryDirectory(prefix="tuning-times-") as bank, stoker.load(progress=False):
+        for what, gang in (("first", 1), ("one", 1), ("two", 2)):
+            tuned = tune(job(what), samples=samples, gang=gang, bank=bank).result(LIMIT_S)
+            if not tuned.initial_from.startswith("the bank"):
+                raise RuntimeError(f"no lookup was made: {tuned.initial_from}")
+            found[what] = {
+                "spent_s": tuned.spent_s, "devices": tuned.devices, "communication": tuned.communication_share,
+                "points": len(tuned.points),
+            }  # fmt: skip
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
