@@ -15,7 +15,7 @@ from stoker.errors import ConfigError
 from stoker.site import Environment, Pilot, Policy, Provider, Session
 
 TEXT = text_of("docs/troubleshooting.md")
-FOLDERS = ("apps", "contexts", "manager", "pilot", "src/stoker")
+FOLDERS = ("apps", "contexts", "manager", "pilot", "src/stoker", "src/stoker/protocol")
 LEAST = 10
 """A message is of so many characters at least, beside what differs."""
 
