@@ -10,10 +10,10 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
 from parsl.monitoring.message_type import MessageType
@@ -25,20 +25,12 @@ from parsl.utils import execute_wait
 from stoker.config import Site
 from stoker.errors import SessionError
 from stoker.locks import is_locked
-from stoker.manager.executor.client import wait_for_answer
+from stoker.manager.executor.client import Link, wait_for_answer
+from stoker.manager.factory import block_keys
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import PilotStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
-
-    from stoker.manager.executor.client import Link
-    from stoker.protocol.to_client import Status
-from collections.abc import Container, Iterable, Mapping
-
-from stoker.manager.executor.client import Link
-from stoker.manager.factory import block_keys
+from stoker.protocol.to_client import Status
 from stoker.protocol.to_manager import ReleaseBlock, WantPilots
 from stoker.units import show_seconds
 
@@ -121,21 +113,6 @@ def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
         return []
     order = sorted(active, key=lambda block: (running[block], -int(block)))
     return [block for block in order if not idle_only or not running[block]][:wanted]
-
-
-class Silent:
-    """Blocks whose jobs run although all of their pilots are lost: their nodes are frozen, or cannot be reached. When
-    that has been so for `limit_s` (as long as a pilot may be away) the job is cancelled, and Parsl starts another."""
-
-    def __init__(self, *, limit_s: float) -> None:
-        self.limit_s = limit_s
-        self._since: dict[str, float] = {}
-
-    def blocks_to_cancel(self, running: Iterable[str], *, emptied: Container[str], now: float) -> list[str]:
-        """The blocks whose pilots have been gone for `limit_s`. `running`: blocks with a running job. `emptied`: blocks
-        that had pilots and have none now."""
-        self._since = {block: self._since.get(block, now) for block in running if block in emptied}
-        return [block for block, since in self._since.items() if now - since >= self.limit_s]
 
 
 def most_pilots(provider: ExecutionProvider) -> int:
@@ -230,21 +207,19 @@ def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
 # ---- upkeep, whenever Parsl asks for the status of blocks
 
 
-class JobOwner(Protocol):
-    """An executor, as far as the jobs of its blocks are concerned."""
-
-    provider: ExecutionProvider
-    blocks_to_job_id: dict[str, str]
-
-
 class BlockUpkeep:
-    """`lease_s`: how long a block's pilots may be away before its job is cancelled."""
+    """Cancels the jobs of drained blocks and of blocks whose pilots are all lost, and reports blocks to the manager.
 
-    def __init__(self, owner: JobOwner, *, lease_s: float) -> None:
+    `lease_s`: seconds that a block's pilots may be away before its job is cancelled and Parsl starts another.
+    """
+
+    def __init__(self, owner: BlockOwner, *, lease_s: float) -> None:
         self._owner = owner
+        self._lease_s = lease_s
         self._cancel_at: dict[str, float] = {}
         """When the job of each draining block is cancelled, on the monotonic clock."""
-        self._silent = Silent(limit_s=lease_s)
+        self._silent_since: dict[str, float] = {}
+        """Blocks whose jobs run although their pilots are lost: their nodes are frozen, or cannot be reached."""
         self._told: dict[str, str] = {}
         """The state of each block, as the manager was told last."""
         self._without_key: set[str] = set()
@@ -259,10 +234,12 @@ class BlockUpkeep:
     def cancel_silent(self, status: Mapping[str, JobStatus], *, emptied: Container[str]) -> None:
         """Cancel running jobs whose pilots are all lost. `emptied`: blocks that had pilots and have none."""
         running = [block for block, job in status.items() if job.state is JobState.RUNNING]
-        for block in self._silent.blocks_to_cancel(running, emptied=emptied, now=time.monotonic()):
-            gone_s = show_seconds(self._silent.limit_s)
-            if self._cancel(block):
-                logger.warning("block %s: its pilots went %s ago, and its job still runs: cancelled", block, gone_s)
+        now, known = time.monotonic(), self._silent_since
+        self._silent_since = {block: known.get(block, now) for block in running if block in emptied}
+        for block, since in self._silent_since.items():
+            if now - since >= self._lease_s and self._cancel(block):
+                gone = show_seconds(self._lease_s)
+                logger.warning("block %s: its pilots went %s ago, and its job still runs: cancelled", block, gone)
 
     def cancel_drained(self) -> None:
         """Cancel the jobs of blocks that have drained for long enough."""
@@ -285,7 +262,7 @@ class BlockUpkeep:
 
     def _cancel(self, block: str) -> bool:
         job = self._owner.blocks_to_job_id.get(block)
-        if job is None:
+        if job is None or self._owner.provider is None:
             return False
         self._owner.provider.cancel([job])
         return True

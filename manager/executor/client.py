@@ -465,7 +465,7 @@ class Link:
             self.membership.welcomed()
 
 
-class _Question(msgspec.Struct, eq=False):
+class _OpenQuestion(msgspec.Struct, eq=False):
     """A question to the manager, and the future that gets its answer, a message of this kind."""
 
     question: to_manager.AskStatus | to_manager.AskStory
@@ -483,14 +483,14 @@ class _Questions:
 
     def __init__(self) -> None:
         self.has_unsent = False
-        self._open: list[_Question] = []
+        self._open: list[_OpenQuestion] = []
 
     def __len__(self) -> int:
         return sum(not each.future.done() for each in self._open)
 
     def ask(self, question: Any, future: Future[Any], *, answer: type[Any]) -> None:
         """Add a question. The future gets the `answer`, a message of this type."""
-        self._open.append(_Question(question, answer, future))
+        self._open.append(_OpenQuestion(question, answer, future))
         self.has_unsent = True
 
     def take_unsent(self) -> list[Any]:

@@ -471,7 +471,7 @@ _before: tuple[int, int, int] = gc.get_threshold()
 
 
 def calm_collector() -> None:
-    """Collect less often, until `restore` was called as often as this."""
+    """Collect less often, until `restore_collector` was called as often as this."""
     global _calm, _before
     with _lock:
         if _calm == 0:
@@ -482,7 +482,7 @@ def calm_collector() -> None:
 
 
 def restore_collector() -> None:
-    """Undo one `calm`."""
+    """Undo one `calm_collector`."""
     global _calm
     with _lock:
         if _calm > 0:

@@ -54,15 +54,17 @@ class CallFuture(Future[Any]):
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Have a function called when the call has ended, on a thread for callbacks. It may wait for other calls."""
         record = _record_of(fn)
-        if record is not None:
-            record["exec_fu"] = self
-            kernel = getattr(getattr(fn, "func", None), "__self__", None)
-            if isinstance(kernel, DataFlowKernel):
-                make_safe(kernel)
-        add_callback(self, fn, register=super().add_done_callback)
+        if record is None:
+            add_callback(self, fn, register=super().add_done_callback)
+            return
+        record["exec_fu"] = self
+        kernel = getattr(getattr(fn, "func", None), "__self__", None)
+        if isinstance(kernel, DataFlowKernel):
+            make_safe(kernel)
+        super().add_done_callback(fn)
         # The app's future may have been cancelled while the executor submitted the call. Its `cancel` marks the record
         # and then looks for this future; here it is the other way round, so that one of the two finds the other.
-        if record is not None and record.get("resource_specification") is CANCELLED:
+        if record.get("resource_specification") is CANCELLED:
             self.cancel()
 
     def cancel(self) -> bool:

@@ -224,3 +224,24 @@ def test_a_call_that_is_stopped_leaves_its_model_loaded(session, writer, tmp_pat
     leave(recipe, str(tmp_path / "begun"))
     until(lambda: left(session) == 0, why="nothing runs")
     assert stoker.app(context=recipe)(holder)().result(PATIENCE_S) == pid
+
+
+def test_a_call_is_submitted_when_the_app_returns_its_future(session):
+    """No thread of Parsl's comes between, as it does for a call whose argument is a future."""
+    future = nap(0.0)
+    assert future.task_record["exec_fu"] is not None
+    after = nap(0.0, after=future)
+    assert (future.result(PATIENCE_S), after.result(PATIENCE_S)) == (0.0, 0.0)
+
+
+def test_a_call_that_ctrl_c_interrupts_on_its_way_is_waited_for_by_nobody(session, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.executor, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            nap(0.0)
+    kernel = session._kernel
+    until(lambda: not kernel.tasks, why="no task is left, although the session retries calls")
+    assert nap(0.0).result(PATIENCE_S) == 0.0
