@@ -95,16 +95,11 @@ def comes_of_stop(error: BaseException) -> bool:
 
 
 class Gang:
-    """This rank's place. Ranks count from 0 to `size` - 1.
-
-    `rendezvous` is the `host:port` at which rank 0 awaits the others. It is rank 0's to serve: `listener` is a socket
-    that listens there already, so nobody else can take the port (None for the other ranks, and in a gang of one). The
-    call's end closes it, unless it was `detach`ed. What is said there is the function's own business: a store of
-    torch.distributed (`master_listen_fd`), or any other protocol.
-
-    Everybody in the network can connect there. `key` is known to the ranks of this call alone: have each connection
-    prove it before anything else is said (for instance with `hmac`).
-    """
+    """This rank's place in its gang. Ranks count from 0 to `size` - 1. `rendezvous` is the `host:port` at which rank 0
+    awaits the others: its `listener` is a socket that listens there already (None for other ranks, and in a gang of
+    one). The call's end closes it, unless it was `detach`ed. The function chooses the protocol: a store of
+    torch.distributed (`master_listen_fd`), or another. The port is open to the network. Only the ranks of this call
+    know `key`: each connection should prove it first (for instance with `hmac`)."""
 
     def __init__(
         self,
@@ -144,7 +139,7 @@ MOST_STATE_BYTES = 16_000_000
 """No checkpoint is larger: it travels whole in a frame, of which a manager takes 64 MB, and lies in the journal."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
-"""Takes `done, total, metric, state` (state is pickled, empty if none); answers whether the call is to be evicted."""
+"""Takes `done, total, metric, state` (pickled, empty without one); returns True if the call is evicted."""
 TokenDues = Callable[[int], tuple[float, float]]
 """Takes the tokens of a prompt; answers as `token_dues`."""
 SnapshotHook = Callable[[str, str, float], None]

@@ -34,10 +34,10 @@ SMALLEST_ROW_TOKENS = 64
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """What one batch may hold: requests, tokens of prompts that one step reads, tokens of the cache (0 = without
-    limit). `prefill_requests`: of how many prompts one step reads (0 = of any number; SLINFER §V reads one by itself).
-    `mixes`: requests that write take part in prefill steps. `page_tokens`: the cache is in pages of so many tokens, and
-    a row is as many pages as it needs (vLLM); 0 = a row is one piece, a power of two."""
+    """Limits of one batch: requests, tokens of prompts in one step, tokens of the cache (0 = unlimited).
+    `prefill_requests`: prompts that one step reads (0 = unlimited; SLINFER §V reads one). `mixes`: requests that write
+    take part in prefill steps. `page_tokens`: tokens of a cache page, of which a row takes as many as it needs (vLLM);
+    0 = a row is one piece, a power of two."""
 
     rows: int = 32
     prefill_tokens: int = 512
@@ -47,7 +47,7 @@ class BatchLimits(msgspec.Struct, frozen=True):
     page_tokens: int = 0
 
     def row_tokens(self, tokens: int) -> int:
-        """The length of the row of the cache that holds so many tokens."""
+        """Return the length of the cache row for this many tokens."""
         page = self.page_tokens
         return -(-tokens // page) * page if page else row_tokens(tokens)
 
@@ -130,7 +130,7 @@ class BatchedRequest(msgspec.Struct):
 
 
 def row_tokens(tokens: int) -> int:
-    """The length of the row of the cache that holds so many tokens: a power of two."""
+    """Return the length of the cache row for this many tokens: a power of two."""
     return max(SMALLEST_ROW_TOKENS, 1 << max(0, tokens - 1).bit_length())
 
 

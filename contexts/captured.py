@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import operator
 import pathlib
 import re
 import sys
@@ -19,7 +20,7 @@ import types
 import typing
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from stoker.contexts.function_code import global_names
@@ -31,13 +32,21 @@ _MISSING = object()
 _ATOMS = frozenset(map(id, (
     int, str, float, bool, bytes, complex, type(None), type(...), type(NotImplemented), range, re.Pattern,
     datetime.date, datetime.datetime, datetime.timedelta, pathlib.PosixPath, pathlib.PurePosixPath, logging.Logger,
-    types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, type(_MISSING),
+    types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, type(typing.ClassVar),
+    type(typing.Literal), type(_MISSING),
 )))  # fmt: skip
 """Ids of classes whose instances cannot change, or travel by their name. A metaclass may define `__hash__`, so ids."""
-_GENERIC = frozenset(map(id, (types.GenericAlias, types.UnionType, type(typing.Optional[int]), type(typing.List[int]))))  # noqa: UP006, UP045
+_GENERIC = frozenset(map(id, (
+    types.GenericAlias, types.UnionType, *map(type, (
+        typing.Optional[int], typing.List[int], typing.Literal[1], typing.Callable[[int], int],  # noqa: UP006, UP045
+        Callable[[int], int],
+    )),
+)))  # fmt: skip
 
 _members: Callable[[type], Any] = type.__dict__["__dict__"].__get__
 _qualname: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+_flags: Callable[[type], int] = type.__dict__["__flags__"].__get__
+_HEAP_TYPE = 1 << 9
 _globals_of: Callable[[types.ModuleType], dict[str, Any]] = vars(types.ModuleType)["__dict__"].__get__
 _owner_of: Callable[[Any], Any] = vars(types.BuiltinFunctionType)["__self__"].__get__
 
@@ -65,13 +74,15 @@ class Captured:
                 self._own = names
             else:
                 self._helpers.append((weakref.ref(one), names))
-            for name, value in _values(one):
+            for name, value in zip(_names(one), _objects(one, names.used), strict=False):
                 if type(value) is types.FunctionType:
                     if id(value) not in seen:
                         seen.add(id(value))
                         waiting.append(value)
                 elif not _is_immutable(value):
                     self.mutable.setdefault(name, value)
+            if not all(map(_is_immutable, names.annotations.values())):
+                self.mutable.setdefault(f"the annotations of {one.__name__}", names.annotations)
 
     def changed(self, function: Any) -> str:
         """Return the first name that is bound to another object now, or an empty string."""
@@ -89,63 +100,75 @@ class Captured:
 
 
 class _FunctionNames:
-    __slots__ = ("_code", "_objects", "_used", "name")
+    """Functions and modules are held weakly, in `_weak` by their places; `_strong` has the other objects."""
+
+    __slots__ = ("_code", "_strong", "_weak", "annotations", "name", "used")
 
     def __init__(self, function: types.FunctionType) -> None:
         self.name = function.__name__
+        self.used = tuple(sorted(global_names(function.__code__)))
+        self.annotations = dict(_annotations(function))
         self._code = function.__code__
-        self._used = tuple(sorted(global_names(function.__code__)))
-        self._objects = [_holder(value) for _, value in _values(function, self._used)]
+        self._strong = _objects(function, self.used)
+        self._weak: list[tuple[int, weakref.ref[Any]]] = []
+        for place, value in enumerate(self._strong):
+            if id(type(value)) not in _ATOMS:
+                try:
+                    self._weak.append((place, weakref.ref(value)))
+                except TypeError:
+                    continue
+                self._strong[place] = None
 
     def changed(self, function: types.FunctionType) -> str:
         if function.__code__ is not self._code:
             return self.name
-        objects = self._objects
-        place = 0
-        for name, value in _values(function, self._used):
-            if place == len(objects):
-                return name
-            known = objects[place]
-            if type(known) is weakref.ReferenceType:
-                known = known()
-                if known is None:
-                    return name
-            if known is not value:
-                return name
-            place += 1
-        return "" if place == len(objects) else self.name
+        now, known = _objects(function, self.used), self._strong
+        if len(now) == len(known):
+            for place, held in self._weak:
+                value = held()
+                if value is None or value is not now[place]:
+                    return _names(function)[place]
+                now[place] = None
+            if all(map(operator.is_, now, known)):
+                return "" if _annotations(function) == self.annotations else self.name
+            names = zip(_names(function), now, known, strict=False)  # another thread may change the function meanwhile
+            return next((name for name, a, b in names if a is not b), self.name)
+        return self.name
 
 
-def _values(function: types.FunctionType, used: Iterable[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield all objects that travel with a function, with their names, in the same order each time."""
+def _objects(function: types.FunctionType, used: Iterable[str]) -> list[Any]:
+    """Return all objects that travel with a function, in the same order each time."""
     namespace = function.__globals__
-    for name in sorted(global_names(function.__code__)) if used is None else used:
-        yield name, namespace.get(name, _MISSING)
+    found = [namespace.get(name, _MISSING) for name in used]
     if function.__closure__:
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
+        for cell in function.__closure__:
             try:
-                yield name, cell.cell_contents
+                found.append(cell.cell_contents)
             except ValueError:  # no value yet
-                yield name, _MISSING
+                found.append(_MISSING)
     if function.__defaults__:
-        for value in function.__defaults__:
-            yield f"a default of {function.__name__}", value
-    for held in (function.__kwdefaults__, function.__dict__, function.__annotations__):
+        found += function.__defaults__
+    for held in (function.__kwdefaults__, function.__dict__):
         if held:
-            for name, value in dict.items(held):
-                yield name, name
-                yield name, value
+            found += held
+            found += held.values()
+    return found
 
 
-def _holder(value: Any) -> Any:
-    """Return a weak reference to functions, classes and modules, which may lead back to the function; else the value
-    itself."""
-    if id(type(value)) in _ATOMS:
-        return value
+def _names(function: types.FunctionType) -> list[str]:
+    """Return the names of these objects, in their order."""
+    names = [*sorted(global_names(function.__code__)), *function.__code__.co_freevars]
+    names += [f"a default of {function.__name__}"] * len(function.__defaults__ or ())
+    for held in (function.__kwdefaults__, function.__dict__):
+        names += [*(held or ())] * 2
+    return names
+
+
+def _annotations(function: types.FunctionType) -> dict[str, Any]:
     try:
-        return weakref.ref(value)
-    except TypeError:
-        return value
+        return function.__annotations__
+    except Exception:  # from Python 3.14 on they are computed here
+        return {}
 
 
 def _is_immutable(value: Any) -> bool:
@@ -159,6 +182,8 @@ def _is_immutable(value: Any) -> bool:
         name = _globals_of(value).get("__name__")
         return type(name) is str and is_installed(name)
     if issubclass(kind, type):
+        if not _flags(value) & _HEAP_TYPE:  # a class of C, such as NoneType
+            return True
         return _is_found_by_name(value, _members(value).get("__module__", "builtins"), _qualname(value))
     if kind is types.FunctionType:
         return _is_found_by_name(value, value.__module__, value.__qualname__)
@@ -166,7 +191,8 @@ def _is_immutable(value: Any) -> bool:
         owner = _owner_of(value)
         return owner is None or _is_immutable(owner)
     if id(kind) in _GENERIC:
-        return _is_immutable(typing.get_origin(value)) and all(map(_is_immutable, typing.get_args(value)))
+        parts = [typing.get_origin(value), *typing.get_args(value)]
+        return all(_is_immutable(tuple(part) if type(part) is list else part) for part in parts)
     return False
 
 

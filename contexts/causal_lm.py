@@ -190,7 +190,7 @@ def check_graphs(graphs: bool, *, engine: str) -> None:
 
 
 def dtype_named(dtype: str, *, what: str) -> str:
-    """The dtype of this name, which may be a usual short one. Raises RecipeError, for the recipe of `what`."""
+    """Return the full name of a dtype, also for a short name. Raises RecipeError, for the recipe of `what`."""
     found = _SHORT_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES:
         short = ", ".join(_SHORT_DTYPES)

@@ -26,11 +26,9 @@ _NONE: frozenset[str] = frozenset()
 
 
 def dumps_code(value: Any, *, what: str, by_name: frozenset[str] = _NONE, also: frozenset[str] = _NONE) -> bytes:
-    """The bytes of a value with functions of the user's own in it. Raises SerializationError, naming `what`.
-
-    Classes of modules that travel with it go by name; so do those of the modules `by_name`, which are there already.
-    The modules `also` travel with it too.
-    """
+    """Return the bytes of a value with functions of the user's own in it. Classes of modules that travel with it go by
+    name; so do classes of the modules `by_name`, which are there already. The modules `also` travel with it too. Raises
+    SerializationError, naming `what`."""
     names = set[str]()
     parts = payloads.dump_parts(value, what=what, modules=names, by_name=by_name)
     names |= also
@@ -116,10 +114,8 @@ def _head_of_file(path: str) -> bytes:
 
 
 def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
-    """The value of `dumps_code`'s bytes, and the modules that it imports, over those `under` it; they are entered.
-
-    Raises SerializationError for other bytes, and whatever unpickling raises.
-    """
+    """Return the value of `dumps_code`'s bytes, and its modules over those of `under`; they are entered. Raises
+    SerializationError for other bytes, and whatever unpickling raises."""
     if data[:1] != b"M":
         under.enter()
         return payloads.loads(data), under

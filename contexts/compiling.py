@@ -54,7 +54,7 @@ class RuntimeShape(NamedTuple):
 def network_inputs(
     rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """What the network is given, `[texts, tokens]` each, and the texts' lengths.
+    """Return the network's inputs, `[texts, tokens]` each, and the texts' lengths.
 
     `padding`: the id of the padding token. In a runtime's shape, the first text stands in the places that are left.
     """
@@ -76,7 +76,7 @@ def network_inputs(
 
 Made = TypeVar("Made")
 Compile = Callable[[Path], Made]
-"""Compiles with this folder as the compiler's cache: what is in it is not made again."""
+"""Compiles with this folder as the compiler's cache."""
 _NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
 _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
@@ -214,7 +214,7 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""Makes what a network is given. It is asked where the network computes: a tensor that was made elsewhere (outside of
+"""Makes a network's inputs, in the thread that computes: a tensor that was made elsewhere (outside of
 inference mode) has other code compiled for it."""
 BACKEND: str | Callable[..., Any] = "inductor"
 _ADVICE = "Set TORCH"
@@ -225,7 +225,7 @@ _RUNS = 3
 
 
 class Runtime(Protocol):
-    """What is compiled: an `EncoderModel` that is a runtime. `source` says which model it is, the same everywhere;
+    """An `EncoderModel` that is a runtime. `source` identifies the model, the same everywhere;
     `longest` is its length in tokens."""
 
     name: str
@@ -256,11 +256,11 @@ class Compiler:
         self._thread = ThreadPoolExecutor(1, "compiled", initializer=torch.set_num_threads, initargs=(threads,))
 
     def run(self, work: Callable[[], Answer]) -> Answer:
-        """What `work` returns, computed in the compiler's thread. Raises what it raises."""
+        """Run `work` in the compiler's thread and return its result. Raises its errors."""
         return self._thread.submit(work).result()
 
     def compile(self, network: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
-        """The network for inputs of this shape, compiled and run. Raises what torch.compile raises."""
+        """Return the network compiled and run for inputs of this shape. Raises torch.compile's errors."""
 
         def make(cache: Path) -> Callable[..., Any]:
             return self.run(lambda: self._compiled(network, inputs, cache))

@@ -25,14 +25,12 @@ class OpenRequest(Protocol):
 
 
 class EngineWork(NamedTuple):
-    """What an engine has to do, as it begins a step. Others weigh by it whether one more request would be in time.
-
-    `rows` requests write, of the mean length `length` in tokens. Of their tokens that are not late yet the most urgent
-    is due at `due_at`; the requests' shortest time per output token is `tpot_s` (infinity and 0: nobody waits).
-    `late_at`: when the most urgent of the late ones was due (infinity: none is). `prompts` are unread: tokens, when the
-    first token is due, and the time per output token; the most urgent first. `taken_up`: requests that it has had in
-    all. `peak_tokens`: what its cache holds if all requests peak at once (SLINFER eq. 2).
-    """
+    """The work of an engine at the beginning of a step; others decide by it whether one more request would be in time.
+    `rows` requests write, of the mean length `length` in tokens. `due_at`: when the most urgent token that is not late
+    is due; `tpot_s`: the requests' shortest time per output token (infinity and 0: no deadlines). `late_at`: when the
+    most urgent late token was due (infinity: none). `prompts` are unread: tokens, due time of the first token, and time
+    per output token; the most urgent first. `taken_up`: requests since the start. `peak_tokens`: tokens in the cache if
+    all requests peak at once (SLINFER eq. 2)."""
 
     rows: int = 0
     length: float = 0.0

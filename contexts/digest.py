@@ -43,11 +43,8 @@ _DEEPEST = 200
 
 
 def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
-    """64 hex digits for the content of these values together.
-
-    Raises RecipeError for what has no content that a digest could be made of; it names the part by its place in
-    `names`, and what is in the part.
-    """
+    """Return 64 hex digits for the content of these values together. Raises RecipeError for an object without content,
+    with the part by its place in `names` and the place within it."""
     walk = _DigestWalk()
     walk.text("stoker-content-3")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")

@@ -25,7 +25,7 @@ _NAMES = {
     "lasttoken": "last",
 }
 _MODULES = ("Transformer", "Pooling", "Normalize")
-"""What is done here with a text, too: nothing else may stand in the model's list of modules."""
+"""The modules that are supported here."""
 
 Read = Callable[[str], str | None]
 """The text of a model's file by its name; None if the model has no such file."""
@@ -92,11 +92,9 @@ _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
 
 
 def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:
-    """The most tokens of a text; 0 = any number.
-
-    `positions`: of the model, 0 = it does not say. `padding`: the id of its padding token. `tokenizer`: what the
-    tokenizer names as the longest text. `sentences`: what a sentence-transformers folder does, 0 = nothing.
-    """
+    """Return the most tokens of a text; 0 = unlimited. `positions`: of the model, 0 = unknown. `padding`: the id of its
+    padding token. `tokenizer`: the tokenizer's longest text. `sentences`: the limit of a sentence-transformers folder,
+    0 = none."""
     if positions and model_type in _OFFSET_POSITIONS:
         positions -= padding + 1
     limits = (sentences, positions, tokenizer if tokenizer < _NO_LIMIT else 0)

@@ -48,7 +48,7 @@ from stoker.errors import InputTooLongError, RecipeError
 REPEATS = 30
 _FEWEST_REPEATS = 5
 _LIMIT_S = 90.0
-"""Once so long was measured, there are no more repeats than the fewest."""
+"""Seconds after which only the fewest repeats are measured."""
 _WARM_UP = 3
 
 Told = Callable[[float, float], None]
@@ -66,7 +66,7 @@ class TimedRuntime(Runtime, Protocol):
         """The seconds of one batch."""
 
     def close(self) -> None:
-        """End what it computes in."""
+        """End its compute thread."""
 
 
 class MeasuredEncoder(Protocol):
@@ -186,7 +186,7 @@ def _refuse(lengths: Sequence[int], *, longest: int) -> None:
 
 
 Text = str | tuple[str, str]
-"""What is classified: a text, or two of them that the model reads as a pair (a premise and a hypothesis)."""
+"""A text, or two that the model reads as a pair (a premise and a hypothesis)."""
 _SLOTS = 16
 
 
@@ -207,7 +207,7 @@ class EncoderModel:
         self.tokenizer = tokenizer
         self.name = name
         self.source = source
-        """What says which model it is, the same everywhere: its object, or its name on the hub."""
+        """Identifies the model, the same everywhere: its object, or its name on the hub."""
         self.facts = facts or SentenceFacts()
         config = model.config
         self.runtime = runtime
@@ -217,7 +217,7 @@ class EncoderModel:
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
         self.labels = [str(names[index]) for index in sorted(names)]
-        """What `classify` tells apart; empty for a model that cannot classify."""
+        """The labels of `classify`; empty for a model that cannot classify."""
         backbone = model.get_encoder() if config.is_encoder_decoder else model.base_model
         self._networks: dict[str, Callable[..., Any]] = {"classify": model, "embed": backbone}
         self._padding = next((id for id in (tokenizer.pad_token_id, config.pad_token_id) if id is not None), 0)
@@ -233,7 +233,7 @@ class EncoderModel:
 
     @property
     def device(self) -> str:
-        """Where it is: `cpu`, `cuda:0`."""
+        """The model's device: `cpu`, `cuda:0`."""
         return str(self._device)
 
     def slots(self, device_memory_bytes: int) -> int:
@@ -275,7 +275,7 @@ class EncoderModel:
             self._compiler.close()
 
     def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
-        """Measure what texts of each length take in runtimes of it: `stoker.contexts.encoding`."""
+        """Measure the time of texts of each length in runtimes of it."""
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
@@ -321,7 +321,8 @@ class EncoderModel:
         batch_size: int = 32,
         truncate: bool = False,
     ) -> tuple[npt.NDArray[np.float32], int]:
-        """The embeddings as one array `[texts, width]`, and how many tokens the texts came to. All else as `embed`."""
+        """Return the embeddings as one array `[texts, width]`, and the number of tokens of the texts. Otherwise as
+        `embed`."""
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it has to be one of {', '.join(POOLINGS)}")
         if not pooling and self.facts.trouble:

@@ -48,7 +48,7 @@ class ModelRunner:
         self.model = model
         self.device = next(model.parameters()).device
         self.shares = _keeps_all_keys(model)
-        """Whether a prefix can be cut out of the model's cache (not so with sliding windows or recurrent layers)."""
+        """True if a prefix can be cut out of the model's cache (not with sliding windows or recurrent layers)."""
         self.prefixes: PrefixCache[Layers] = PrefixCache(limit_bytes=limit_bytes, cut=_cut)
         self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._trees: bool | None = None
@@ -192,7 +192,7 @@ class _Tree:
         ]
 
     def mask(self, *, dtype: torch.dtype) -> torch.Tensor:
-        """What is added to attention scores, `[rows, 1, new tokens, all tokens]`: 0 where a token is seen."""
+        """Addend of attention scores, `[rows, 1, new tokens, all tokens]`: 0 for a visible token."""
         new, everything = self._longest + self.width, self._start + self._longest + self.width
         seen = torch.ones(new, everything, dtype=torch.bool).tril(self._start).repeat(len(self._tails), 1, 1)
         block = self._start + self._longest
@@ -263,7 +263,7 @@ def go_on() -> None:
 
 
 class TailScorer(Protocol):
-    """What scores tokens after prompts. It is asked between two steps of the engine, in the engine's thread."""
+    """Scores tokens after prompts, between two steps of the engine, in the engine's thread."""
 
     def score(
         self,

@@ -57,7 +57,7 @@ class Import(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def imports(code: types.CodeType) -> frozenset[Import]:
-    """What code imports when it runs, nested code included."""
+    """Return the imports that code makes when it runs, nested code included."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     found = frozenset(
         Import(int(level.argval or 0), str(step.argval or ""), tuple(names.argval or ()))
@@ -73,7 +73,7 @@ def imported_names(code: types.CodeType) -> frozenset[str]:
 
 
 def asks_where_it_lies(code: types.CodeType) -> bool:
-    """Whether code may read what lies beside it: then another folder's is another one."""
+    """True if code may read files next to it: then the same code in another folder differs."""
     if not _PLACE.isdisjoint(global_names(code)):
         return True
     return any(

@@ -53,7 +53,7 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
     """The device memory within which it was started, all included; 0 if none was declared."""
 
     def forget_prefixes(self) -> None:
-        """Free what is kept of earlier prompts."""
+        """Drop kept prefixes of earlier prompts."""
 
 
 class _EngineMaker:
@@ -116,7 +116,7 @@ class CausalLM:
 
     @property
     def device(self) -> str:
-        """Where it is: `cpu`, `cuda:0`."""
+        """The model's device: `cpu`, `cuda:0`."""
         return self._own.device if self._runner is None and self._own else str(self._model_runner().device)
 
     @property
@@ -173,11 +173,11 @@ class CausalLM:
         return self._thread.load()
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
-        """What steps of the engine took since this was last asked; with `urgent` only if a profiler has measured."""
+        """Return the engine's step times since the last call; with `urgent` only if a profiler has measured."""
         return self._steps.take() if self._steps.urgent or not urgent else StepTimes()
 
     def times_are_taken(self, *, timeout_s: float) -> bool:
-        """Wait until what a profiler has measured was taken (`take_step_times`); False if nobody has."""
+        """Wait until a profiler's times were taken (`take_step_times`); False on timeout."""
         return self._steps.taken(timeout_s=timeout_s)
 
     def profile(self, *, quick: bool = False, told: Callable[[float, float], None] | None = None) -> StepProfile:
@@ -250,7 +250,7 @@ class CausalLM:
             yield runner
 
     def forget_prefixes(self) -> None:
-        """Free what is kept of earlier prompts."""
+        """Drop kept prefixes of earlier prompts."""
         with self._thread.alone():
             if self._own is not None:
                 self._own.forget_prefixes()

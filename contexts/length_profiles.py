@@ -194,8 +194,8 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Keep what was measured of the model at `path`, in the place of what was measured before on such a device.
-    Returns the file. Raises OSError, and RecipeError for a path that is no model's."""
+    """Keep the profile of the model at `path`, replacing an earlier one of such a device. Returns the file. Raises
+    OSError, and RecipeError for a path without a model."""
     whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -56,11 +56,8 @@ def _object_path(name: str, as_path: bool) -> ObjectPath:
 
 
 def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
-    """The context of a recipe: its loader's return value, or None for the bare recipe.
-
-    `objects` maps each object's cache name to the local path where it lies. Raises RecipeError when one is missing;
-    what the loader raises comes as it is.
-    """
+    """Return the context of a recipe: its loader's return value, or None for the bare recipe. `objects` maps each
+    object's cache name to its local path. Raises RecipeError for a missing object, and the loader's own errors."""
     if not recipe.loader:
         return None
     (function, args, kwargs, *_), modules = loads_code(recipe.loader)
@@ -124,11 +121,9 @@ _ORDER_FIRST = ("torch", "transformers")
 
 
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Top-level modules that a loader imports (nested functions too) or refers to as globals, then `module:attribute`.
-
-    Modules of the user's own and of the standard library are left out: the first may not be there, the second are
-    cheap.
-    """
+    """Return top-level modules that a loader imports (nested functions too) or refers to as globals, then
+    `module:attribute`. The user's own modules may not exist on a pilot, and those of the standard library load fast, so
+    neither is listed."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
@@ -172,7 +167,7 @@ _UNREACHABLE = re.compile(
 _AGAIN = "No local file found. Retrying"
 """Said when the hub gave no answer to the first question about a file; the second one waits for a minute, six times."""
 _CONNECT_S = 2.0
-"""A hub that takes no connection for so long is behind a firewall; one that is merely slow takes it."""
+"""Seconds for a connection to the hub: a slow hub accepts it in time, a firewall does not."""
 _REQUESTING = "thrown while requesting"
 
 
@@ -213,7 +208,7 @@ class HubWatch(logging.Handler):
         constants.HF_HUB_OFFLINE = True
 
     def advice(self, error: BaseException) -> str:
-        """What to do about a loader's error, if it may come of a hub that cannot be reached; else empty."""
+        """Return the remedy for a loader's error that an unreachable hub may have caused; else empty."""
         if not self.unreachable and not _is_offline_error(error):
             return ""
         return (

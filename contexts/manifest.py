@@ -33,7 +33,7 @@ _SLICES = 1024
 
 
 class EntryKind(enum.Enum):
-    """What an entry is."""
+    """The kind of an entry."""
 
     FILE = b"file"
     FOLDER = b"folder"
@@ -77,7 +77,7 @@ class Slice:
 
 
 Piece = tuple[Slice, ...]
-"""What is asked for and sent as one: see the module's text."""
+"""The unit of requests and transfers: see the module's text."""
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -117,7 +117,7 @@ def name_of(data: bytes, *, suffix: str = "") -> str:
 
 
 def proves(name: str, data: bytes) -> bool:
-    """Whether these bytes are the manifest of the object of that name."""
+    """True if these bytes are the manifest of the object with this name."""
     return name.partition(".")[0] == name_of(data)
 
 
@@ -138,7 +138,7 @@ def slices(manifest: Manifest) -> Iterator[Slice]:
 
 
 def pieces(manifest: Manifest) -> list[Piece]:
-    """What travels as one, in order: parts together while they fit into `PART_BYTES`."""
+    """Return the pieces in order: parts together while they fit into `PART_BYTES`."""
     whole: list[Piece] = []
     run: list[Slice] = []
     size = 0
@@ -159,7 +159,7 @@ def piece_bytes(piece: Piece) -> int:
 
 
 def is_right(piece: Piece, data: memoryview) -> bool:
-    """Whether these bytes are that piece."""
+    """True if these bytes are this piece."""
     offset = 0
     for part in piece:
         if hashlib.sha256(data[offset : offset + part.size_bytes]).digest() != part.digest:

@@ -51,7 +51,7 @@ class Measurements:
                 self._trouble(error)
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows that a query finds; none where nothing is remembered."""
+        """Return the rows of a query; empty without a file."""
         with self._lock:
             if self._db is None:
                 return []
@@ -162,8 +162,8 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """A pilot that was here for so many seconds. `ended`: the value of a `stoker.protocol.blocks.PilotEnd`;
-    `why`: that of the `LossReason`, empty where the pilot was not lost, or was recorded before there were reasons."""
+    """The seconds of a pilot's stay. `ended`: the value of a `stoker.protocol.blocks.PilotEnd`; `why`: the value of the
+    `LossReason`, empty if the pilot was not lost, or was recorded before reasons existed."""
 
     stay_s: float
     ended: str
@@ -185,7 +185,7 @@ class PilotCount(msgspec.Struct, frozen=True):
 
 
 class Availability(msgspec.Struct, frozen=True):
-    """What is known of a source, oldest first."""
+    """The history of a source, oldest first."""
 
     source: str
     waits: tuple[Wait, ...] = ()
@@ -219,7 +219,7 @@ class AvailabilityStore:
         self._add("counts", COUNTS, source, session, pilots)
 
     def of(self, source: str) -> Availability:
-        """What is known of a source."""
+        """Return the history of a source."""
 
         def rows(table: str, columns: str) -> list[tuple[Any, ...]]:
             return self._file.read(f"SELECT {columns} FROM {table} WHERE source = ? ORDER BY id", (source,))

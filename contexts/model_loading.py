@@ -36,12 +36,9 @@ def load_model(
     engine: str = "auto",
     graphs: bool = False,
 ) -> CausalLM:
-    """The model at `path` (a folder, a `.gguf` file, or a hub name) on this library's device.
-
-    `name` is the cache name of what lies at `path`; without one it is computed. `graphs`: as in `causal_lm`. Raises
-    whatever Transformers raises for a model that it can't read, ValueError for an engine that the model cannot have,
-    and StokerError where vLLM is asked for and cannot start.
-    """
+    """Load the model at `path` (a folder, a `.gguf` file, or a hub name) on this library's device. `name`: the cache
+    name of the object at `path`; computed if empty. `graphs`: as in `causal_lm`. Raises Transformers' errors for an
+    unreadable model, ValueError for an engine that does not support the model, and StokerError if vLLM cannot start."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)

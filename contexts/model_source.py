@@ -26,7 +26,7 @@ class CallableModule(types.ModuleType):
     Python puts whichever was imported last into the package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function of its name answers."""
+        """Return the answer of the function of its name."""
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
 
 
@@ -92,7 +92,7 @@ def shown_name(path: str) -> str:
 
 
 _LONGEST_UNDECLARED = 4096
-"""Where no memory is declared, what is measured of a library counts as room for a text of so many tokens at most."""
+"""Without declared memory, a library's measured memory counts as room for a text of at most this many tokens."""
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 24
 

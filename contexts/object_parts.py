@@ -24,7 +24,7 @@ class Text(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """Bytes, with a word for what they are."""
+    """Bytes with a tag."""
 
     tag: str
     content: bytes

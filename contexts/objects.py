@@ -96,12 +96,12 @@ def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
 
 
 def is_object_name(name: str) -> bool:
-    """Whether `name` has the form of a cache name: safe as a file name, and nothing else."""
+    """True if `name` has the form of a cache name, which is safe as a file name."""
     return _NAME.fullmatch(name) is not None
 
 
 def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
-    """Whether what lies at `path` (under whatever name) has the content of `ref`. Reads all of it."""
+    """True if the file or folder at `path` has the content of `ref`. Reads all of it."""
     try:
         with _Memo(None) as nothing:
             return proves(ref.name, encode(_manifest(Path(path), nothing)))
@@ -317,7 +317,7 @@ def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
 
 
 class Published:
-    """What was published in a session's folder of objects, read again as it grows."""
+    """The published objects of a session, read again as the file grows."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / _FILE
@@ -325,7 +325,7 @@ class Published:
         self._known: dict[str, ObjectRef] = {}
 
     def find(self, name: str) -> ObjectRef | None:
-        """The object of that name, with where it lies; None if nobody published it."""
+        """Return the published object of this name, with its place; None without one."""
         if name not in self._known:
             self._read_on()
         return self._known.get(name)

@@ -159,7 +159,7 @@ _KNOWN = {
     "_frombuffer": "array",
     "_reconstruct": "array",
 }
-"""What functions make that pickles name in place of a class."""
+"""The results of functions that pickles name instead of a class."""
 
 
 class _StandIn:

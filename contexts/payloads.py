@@ -121,7 +121,8 @@ def plain_bytes(value: Any) -> bytes | None:
 
 
 def dumps(value: Any, *, what: str = "argument") -> bytes:
-    """The bytes of a value. Raises SerializationError, naming `what` and the part of it that can't be pickled."""
+    """Return the bytes of a value. Raises SerializationError, naming `what` and the part of it that can't be
+    pickled."""
     if _plain(value, _DEPTH):
         return pickle.dumps(value, 5)
     parts = dump_parts(value, what=what)
@@ -279,7 +280,8 @@ class RemoteTraceback(Exception):
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """The bytes of an exception, with its traceback as text. Never raises: what can't be pickled is left out."""
+    """Return the bytes of an exception, with its traceback as text. Never raises: parts that can't be pickled are left
+    out."""
     kind = type(error)
     try:
         message = str(error)
@@ -293,12 +295,9 @@ def dump_exception(error: BaseException) -> bytes:
 
 
 def load_exception(data: Buffer) -> BaseException:
-    """The exception of `dump_exception`'s bytes: itself, caused by a RemoteTraceback.
-
-    One that could not be pickled there, or can't be rebuilt or shown here, comes as RemoteCallError (`kind`,
-    `traceback`): Parsl and `traceback` ask every exception for its `repr`, and a future whose exception has none
-    never ends.
-    """
+    """Return the exception of `dump_exception`'s bytes, caused by a RemoteTraceback. An exception that could not be
+    pickled there, or cannot be rebuilt or shown here, becomes RemoteCallError (`kind`, `traceback`): Parsl and
+    `traceback` need the `repr` of every exception."""
     kind, message, text, body = pickle.loads(data)
     error: Any = None
     why = "it could not be pickled in the library"

@@ -101,13 +101,11 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What a recipe has cost on one kind of device. 0 = never measured; seconds and bytes.
-
-    Memory is the most that was seen, times are means with their standard deviations. `run_s` is a call's time over all
-    functions, `functions` by function (key or name); what is counted there are records, each the mean of some calls,
-    and `calls` has how many calls of a function those were. `paces`: seconds for a unit of a call's work, by the size
-    of its gang. `slots`: the mean number of calls that its libraries run at once.
-    """
+    """The cost of a recipe on one kind of device. 0 = never measured; seconds and bytes. Memory is the maximum, times
+    are means with their standard deviations. `run_s` is a call's time over all functions, `functions` by function (key
+    or name); its counts are records, each the mean of some calls, and `calls` has the calls of each function. `paces`:
+    seconds per unit of a call's work, by the size of its gang. `slots`: the mean number of concurrent calls of its
+    libraries."""
 
     load_s: float = 0.0
     load_sd: float = 0.0
@@ -179,7 +177,7 @@ class PerformanceStore:
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
     def record_steps(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
-        """What steps of a recipe's engine took on a device of this kind."""
+        """Record the times of steps of a recipe's engine on a device of this kind."""
         self._file.write((ADD, rows_of(times, recipe_key, kind, at=time.time())))
 
     def step_times(self, recipe_key: str) -> dict[str, StepTimes]:

@@ -55,7 +55,7 @@ class PrefixCache(Generic[KV]):
 
     @property
     def size_bytes(self) -> int:
-        """What all that is kept takes."""
+        """Return the bytes of all kept prefixes."""
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:

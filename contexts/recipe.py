@@ -58,14 +58,10 @@ class ObjectRef(msgspec.Struct, frozen=True):
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """What a library of this context takes from a pilot. Declared sizes are limits that are enforced; 0 = not declared.
-
-    `memory_bytes` is host memory, `device_memory_bytes` is memory of each of its `devices` (on a CPU device the two
-    are the same memory: the larger counts). `kinds` lists the device kinds that can hold it, best first; empty = any.
-
-    A language model's cache grows with what it serves: that memory has room for `cache_tokens` tokens, and each further
-    one takes `token_bytes` (0 = it does not grow).
-    """
+    """The needs of a library from its pilot. Declared sizes are enforced limits; 0 = not declared. `memory_bytes` is
+    host memory, `device_memory_bytes` memory of each of its `devices` (the same on a CPU device: the larger counts).
+    `kinds`: device kinds that can hold it, best first; empty = any. The memory has room for a language model's cache of
+    `cache_tokens` tokens; each further one takes `token_bytes` (0 = it does not grow)."""
 
     devices: int = 1
     device_memory_bytes: int = 0
@@ -154,7 +150,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 BARE = Recipe(key="bare", name="bare", needs=Needs())
-"""The context of calls that want none."""
+"""The context of calls without one."""
 
 
 # ---- options

@@ -48,19 +48,17 @@ class LoadedParts(NamedTuple):
 
 
 def load_parts(path: str, *, dtype: Any, device: str, snapshot: bool = True, name: str = "") -> tuple[LoadedParts, str]:
-    """The model of Transformers at `path` and its tokenizer, through a snapshot where that is faster; and how they were
-    loaded, for people."""
+    """Load the model at `path` and its tokenizer, through a snapshot where that is faster. Return them and their
+    origin, for people."""
     if snapshot and _worth_it(path):
         return _through_snapshot(path, dtype=dtype, device=device, name=name)
     return _read(path, dtype=dtype, device=device), "as it is"
 
 
 def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
-    """The folder of safetensors of the model at `path` on this disk, and how it came about: for engines that read
-    weights themselves. What is none yet is converted, and kept as a snapshot.
-
-    Raises OSError where that cannot be written, and whatever Transformers raises for a model that it can't read.
-    """
+    """Return the folder of safetensors of the model at `path` on this disk, and its origin: for engines that read
+    weights themselves. Another format is converted and kept as a snapshot. Raises OSError if that cannot be written,
+    and Transformers' errors for an unreadable model."""
     if not os.path.exists(path):
         return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
     if not _worth_it(path):
@@ -83,10 +81,8 @@ def snapshot_path(name: str, *, dtype: str) -> Path:
 
 
 def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: str) -> bool:
-    """Make a snapshot at `place` of what `load` returns, unless it is there. Whether this process has made it.
-
-    Raises OSError where it can't be written; `place` is then as before.
-    """
+    """Save the result of `load` as a snapshot at `place`, unless that exists. True if this process made it. Raises
+    OSError if it cannot be written; `place` is then unchanged."""
 
     def write(draft: Path) -> None:
         model, tokenizer, *_ = load()
@@ -96,12 +92,9 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
-    """Have `write` write a snapshot's draft, which becomes `place`, unless that is there: once, and whole. True if this
-    process has made it. `source`: what it is made from, for people. `made_s`: the seconds that it took to make, if that
-    was before.
-
-    Raises OSError where it can't be written, and what `write` raises; `place` is then as before.
-    """
+    """Have `write` write a draft, which becomes `place` in one step, unless that exists. True if this process made it.
+    `source`: the original, for people. `made_s`: the seconds that it took, if it was made before. Raises OSError if it
+    cannot be written, and the errors of `write`; `place` is then unchanged."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if snapshot_facts(place):
         return False

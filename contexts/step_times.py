@@ -31,7 +31,7 @@ MOST_CELLS = 512
 """Cells of one stage: 16 powers of two of tokens by 32 of lengths."""
 _LARGEST = 2.0**31
 _SURE = 4
-"""Samples of a cell from which outliers are told."""
+"""Samples of a cell before outliers are detected."""
 _OUTLIER = 3.0
 """A step that takes longer than this many times what is expected of it was disturbed; it counts as much less."""
 
@@ -81,7 +81,7 @@ class StepError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """What is known of one model on one kind of device; as it is sent and kept."""
+    """Step times of one model on one kind of device, in the form that is sent and kept."""
 
     prefill: tuple[StepCell, ...] = ()
     decode: tuple[StepCell, ...] = ()
@@ -138,11 +138,11 @@ class StepTable:
         return self._rows.get(power_of(tokens), {}).get(power_of(length))
 
     def add(self, tokens: float, length: float, seconds: float, *, count: int = 1) -> None:
-        """A step took so long."""
+        """Add the time of a step."""
         self._put(StepCell(tokens, length, seconds, count))
 
     def seconds(self, tokens: float, length: float) -> float:
-        """What such a step takes. Raises LookupError for a table without samples."""
+        """Return the seconds of such a step. Raises LookupError for a table without samples."""
         if not self._rows:
             raise LookupError("no step has been measured")
         order = self._order
@@ -155,12 +155,10 @@ class StepTable:
         return _between(before, after, tokens)
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
-        """What no step takes less than, in all and for each of its tokens: of 1 to `most` tokens, each of which attends
-        to `length` or more. Raises LookupError for a table without samples.
-
-        Between rows and between cells a step takes no less, in all or for a token, than the lesser of its neighbours;
-        beyond them its seconds do not fall; before the first row they fall in proportion to the tokens at the most.
-        """
+        """Return a lower bound of a step's seconds, in all and for each of its tokens: of 1 to `most` tokens, each
+        attending to `length` or more. Raises LookupError for a table without samples. Between rows and between cells a
+        step takes at least the lesser of its neighbours, in all or for a token; beyond them its seconds do not fall;
+        before the first row they fall at most in proportion to the tokens."""
         if not self._rows:
             raise LookupError("no step has been measured")
         rows = []
@@ -264,11 +262,9 @@ class StepModel:
         self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
-        """Compare a sample with what is known, then use it.
-
-        Returns what was used of it (of a step that was disturbed three times what was expected), and how far the table
-        was off: |actual - expected| / actual, three at the most; None where no sample like it had come yet.
-        """
+        """Compare a sample with the table, then use it. Return the used sample (at most three times the expected
+        seconds, for a disturbed step), and the error |actual - expected| / actual, at most three; None without earlier
+        samples like it."""
         table, deviation = self._tables[sample.prefill], None
         cell = table.cell(sample.tokens, sample.length)
         if cell is not None and sample.seconds > 0:
@@ -302,8 +298,8 @@ def attended(reads: Sequence[tuple[int, int]]) -> float:
 
 
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """The mean length that a decode step of the continuous engine computes: each row, of a reserved size and a length,
-    counts as long as the longest of its size, because attention runs over all rows of one size at once."""
+    """Return the mean length that a decode step of the continuous engine computes: each row, of a reserved size and a
+    length, counts as long as the longest of its size."""
     found: dict[int, list[float]] = {}
     for size, length in rows:
         found.setdefault(size, []).append(length)
@@ -352,7 +348,7 @@ _FAR = 65_536.0
 """So many tokens beyond the last cell a line is straight, too."""
 _ROUNDING = 1e-9
 _KEPT_PREFILLS = 32_768
-"""Prompts of so many lengths are remembered, more than a workload has."""
+"""The most prompt lengths that are cached, more than a workload has."""
 
 
 class StepSeconds:
@@ -380,8 +376,8 @@ class StepSeconds:
         return known
 
     def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
-        """What each of `count` decode steps of so many requests takes, one after the other: their mean length is
-        `length` in the first, and grows by a token a step. Raises LookupError if no such step has been measured."""
+        """Return the seconds of each of `count` decode steps in a row, of this many requests: their mean length is
+        `length` in the first, and grows by a token per step. Raises LookupError if no such step has been measured."""
         if rows not in self._lines:
             self._lines[rows] = self._line(rows)
         (values, slopes), lengths, found = self._lines[rows], self._lengths, list[float]()

@@ -46,10 +46,8 @@ class _Read(NamedTuple):
 
 
 def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
-    """Dotted names of all that may be a module among what code imports: `from a.b import c` may import a, a.b, a.b.c.
-
-    `package` is the package that the code lies in, for relative imports.
-    """
+    """Return dotted names of possible modules that code imports: `from a.b import c` may import a, a.b, a.b.c.
+    `package` is the package of the code, for relative imports."""
     found: set[str] = set()
     for level, module, names in imports(code):
         base = module
@@ -73,10 +71,8 @@ def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
 
 
 def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """The user's own modules among these names, and all that those import of the user's own.
-
-    `digest` makes the digest of a code object. Empty, with a warning, if the sources are more than MOST_BYTES.
-    """
+    """Return the user's own modules among these names, and all that these import of the user's own. `digest` makes the
+    digest of a code object. Empty, with a warning, if the sources are more than MOST_BYTES."""
     read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
     while waiting:

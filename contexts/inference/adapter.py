@@ -82,9 +82,9 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """A prompt as token ids (one or more), and how to go on from it. `due_at` (time.monotonic) is when its first token
-    is due, `tpot_s` the seconds for each further one; infinity and 0 if nobody waits for them. `pieces`: the text is
-    wanted as it comes; else `NewToken.text` is empty but for the last, which has all of it."""
+    """A prompt as token ids (one or more), and how to continue it. `due_at` (time.monotonic): when its first token is
+    due; `tpot_s`: seconds for each further one; infinity and 0 without deadlines. `pieces`: emit the text as it is
+    written; else only the last `NewToken.text` has text, all of it."""
 
     id: int
     prompt: tuple[int, ...]
@@ -102,9 +102,9 @@ class TokenChance(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token that a step has written. `text` is what it adds to the request's text: empty while characters are not
-    complete, or while the text could still become a stop text. With `finish` the request has ended; with an `error`
-    as well it has failed, by itself."""
+    """A token of a step. `text` is its addition to the request's text: empty while characters are incomplete, or while
+    the text may become a stop text. With `finish` the request has ended; with an `error` as well, this request alone
+    has failed."""
 
     request: int
     token: int
@@ -157,7 +157,7 @@ class InferenceEngine(Protocol):
     """One model, many requests. All methods are called by one thread."""
 
     name: str
-    """What people call it: `continuous`, `vllm`, `static`."""
+    """The name for people: `continuous`, `vllm`, `static`."""
     options: frozenset[str]
     """The options of requests beyond the common ones that it honours."""
 
@@ -177,7 +177,7 @@ class InferenceEngine(Protocol):
         """How full the batch is."""
 
     def memory(self) -> EngineMemory:
-        """What is held of the device's memory."""
+        """Return the held memory of the device."""
 
     def resize(self, cache_bytes: int) -> None:
         """Change the budget of the key-value cache. Raises ValueError if no request could run with it."""

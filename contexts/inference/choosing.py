@@ -22,12 +22,12 @@ from stoker.contexts.inference.static import StaticEngine
 log = logging.getLogger(__name__)
 
 PREFIX_LIMIT_BYTES = 512_000_000
-"""What kept prefixes may take of the device's memory."""
+"""Device memory for kept prefixes."""
 _CPU_LIMITS = BatchLimits(rows=64, prefill_tokens=512, mixes=True)
 _GPU_LIMITS = BatchLimits(rows=256, prefill_tokens=4096, mixes=True)
 _STATIC_ROWS = 32
 PROCESS_BYTES = 500_000_000
-"""What a process that computes takes beside weights and cache: libraries, activations."""
+"""Memory of a computing process in addition to weights and cache: libraries, activations."""
 LEAST_CACHE_BYTES = 64_000_000
 _LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
 

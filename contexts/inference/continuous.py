@@ -217,7 +217,7 @@ class ContinuousEngine:
         return msgspec.structs.replace(self._load, running=running, waiting=len(self._batch.waiting))
 
     def memory(self) -> EngineMemory:
-        """What the weights and the cache hold; kept prefixes and graphs count as cache."""
+        """Return the memory of the weights and the cache; kept prefixes and graphs count as cache."""
         graphs = 0 if self._ahead is None else self._ahead.graphs.held_bytes
         return EngineMemory(
             weights_bytes=self._decoder.weights_bytes + self._decoder.packed_bytes,

@@ -32,7 +32,7 @@ import torch
 log = logging.getLogger(__name__)
 
 _WINDOW_S = 0.5
-"""Seconds of computing after which a library looks at what it has had."""
+"""Seconds of computing between two checks of the processor time."""
 _CROWDED = 0.75
 """With less than this share of a core for each thread, a library looks whether cores were idle."""
 _IDLE = 0.8
@@ -142,7 +142,7 @@ def core_share() -> CoreShare:
 
 
 def computing_on(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What to compute in on this device: on a CPU, with as many threads as this library has cores."""
+    """Return the block to compute in on this device: on a CPU, with as many threads as this library has cores."""
     return core_share().computing if device.startswith("cpu") else contextlib.nullcontext
 
 

@@ -127,7 +127,7 @@ class CudaGraphs:
 
 
 def graphs_for(device: torch.device) -> GraphBackend | None:
-    """What captures steps on this device; None where nothing does, with a line in the log."""
+    """Return the backend that captures steps on this device; None without one, with a line in the log."""
     if device.type == "cuda":
         return CudaGraphs(device)
     log.info("graphs=True has no effect on %s: a step is captured on a CUDA device only; steps run eagerly", device)

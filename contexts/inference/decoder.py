@@ -64,7 +64,7 @@ class KVStore:
     def __init__(self, *, layers: int, heads: int, size: int, dtype: torch.dtype, device: Any) -> None:
         self._make = {"layers": layers, "heads": heads, "size": size, "dtype": dtype, "device": device}
         self.token_bytes: int = 2 * layers * heads * size * dtype.itemsize
-        """What one token of one row takes."""
+        """Bytes of one token in one row."""
         self.arrays: dict[int, RowArray] = {}
         self._of: dict[int, RowArray] = {}
 
@@ -79,8 +79,8 @@ class KVStore:
         return self.token_bytes * self.held_tokens
 
     def ensure(self, request: int, *, tokens: int, room_tokens: float) -> None:
-        """Give the request a row that holds `tokens`; what its row holds already stays. All arrays together hold
-        `room_tokens` at the most: the caller has checked that the rows in use fit."""
+        """Give the request a row for `tokens`; the content of its row is kept. All arrays together hold at most
+        `room_tokens`: the caller has checked that the rows in use fit."""
         size, old = row_tokens(tokens), self._of.get(request)
         if old is not None and old.tokens >= size:
             return
@@ -109,7 +109,7 @@ class KVStore:
         return array, array.requests.index(request)
 
     def free(self, request: int) -> None:
-        """Take the request's row away. No-op if it has none."""
+        """Free the request's row. No-op without one."""
         array = self._of.pop(request, None)
         if array is None:
             return
@@ -221,7 +221,7 @@ class LeanDecoder:
 
     @property
     def weights_bytes(self) -> int:
-        """What the model's own weights take."""
+        """Bytes of the model's weights."""
         return sum(part.numel() * part.element_size() for part in self._model.parameters())
 
     @property

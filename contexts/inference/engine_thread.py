@@ -41,7 +41,7 @@ T = TypeVar("T")
 _PACE = 0.2
 """How much the last step counts in the forecast of the next one."""
 _EXIT_S = 30.0
-"""A process that ends waits so long for a step that is being computed."""
+"""Seconds that an ending process waits for a running step."""
 _LOOK_S = 0.1
 """Seconds between two checks of a call that waits until it may hold the model, whether it was told to stop."""
 
@@ -101,7 +101,7 @@ class Generation:
 
     @property
     def due_at(self) -> float:
-        """When its next token is due (SLINFER eq. 1); infinity if nobody waits for it."""
+        """When its next token is due (SLINFER eq. 1); infinity without a deadline."""
         if self.made and not self.request.tpot_s:
             return inf
         return self.request.due_at + self.made * self.request.tpot_s
@@ -189,7 +189,7 @@ class EngineThread:
 
     @property
     def engine(self) -> InferenceEngine:
-        """The engine, made now if nobody has wanted it yet."""
+        """The engine, made on first use."""
         with self._turn:
             if self._engine is None:
                 self._engine = self._make()
@@ -197,7 +197,7 @@ class EngineThread:
             return self._engine
 
     def load(self) -> EngineLoad:
-        """How full the batch is; all 0 while nobody has wanted the engine."""
+        """Return the load of the batch; all 0 before the engine's first use."""
         engine = self._engine
         return EngineLoad() if engine is None else msgspec.structs.replace(engine.load(), rows=engine.slots())
 

@@ -39,7 +39,7 @@ def multiplies_half() -> bool:
 
 
 _ROWS_EXPECTED = 64
-"""The order is chosen for so many rows at once."""
+"""Rows for which the order is chosen."""
 
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -59,7 +59,7 @@ class PackedLinear:
         self._fused: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self.packed_bytes = 0
-        """What the copy in the processor's order takes."""
+        """Bytes of the copy in the processor's order."""
         weight = self._layers[0].weight
         self._widens = packs is not None and packs != weight.dtype
         if packs is not None and weight.device.type == "cpu":

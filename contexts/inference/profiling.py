@@ -39,15 +39,15 @@ COLD_STEPS = 4
 
 
 class StepCollector:
-    """What the steps of one engine took. `added` by the engine's thread, `taken` by any."""
+    """Times of one engine's steps. The engine's thread adds them, any thread takes them."""
 
     def __init__(self) -> None:
         self.known = StepModel()
         """All that this process has measured."""
         self.paused = False
-        """True while a profiler measures: it repeats each step, and adds what it finds."""
+        """True while a profiler measures: it repeats each step, and adds the result itself."""
         self.urgent = False
-        """True once a profiler has measured: send what is here without waiting for more."""
+        """True once a profiler has measured: send the times without waiting for more."""
         self._fresh = StepModel()
         self._taken = threading.Event()
         self._steps = 0
@@ -73,7 +73,7 @@ class StepCollector:
         return StepSample(True, sum(step.tokens), attended(reads), seconds)
 
     def profiled(self, times: StepTimes) -> None:
-        """A profiler has measured this engine: it takes the place of what this process knew."""
+        """Replace the known times by a profiler's result."""
         with self._lock:
             self.known, self._fresh = StepModel(times), StepModel(self._fresh.times.joined(times))
             self.urgent = True
@@ -84,7 +84,7 @@ class StepCollector:
         return self._taken.wait(timeout_s)
 
     def take(self) -> StepTimes:
-        """What has come since the last time."""
+        """Return the times since the last call."""
         with self._lock:
             times = self._fresh.times
             self._fresh, self.urgent = StepModel(), False

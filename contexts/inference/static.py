@@ -103,7 +103,7 @@ class StaticEngine:
         return msgspec.structs.replace(self._load, running=len(self._batch), waiting=len(self._waiting))
 
     def memory(self) -> EngineMemory:
-        """What the weights and kept prefixes take; not all of Transformers' caches say their size."""
+        """Return the memory of weights and kept prefixes; not all caches of Transformers know their size."""
         weights = sum(part.numel() * part.element_size() for part in self._runner.model.parameters())
         return EngineMemory(weights_bytes=weights, held_bytes=self._runner.prefixes.size_bytes, budget_bytes=0)
 

@@ -51,10 +51,10 @@ log = logging.getLogger(__name__)
 
 _USUAL_ROW_TOKENS = 512
 _LABELS_AT_ONCE = 128
-"""vLLM tells the log-likelihoods of so many named tokens in one request."""
+"""The most named tokens whose log-likelihoods vLLM returns in one request."""
 _PROBE_TOKENS = 8
 _LEAST_FREED = 0.5
-"""A sleep that frees less of what the engine holds is reported."""
+"""A sleep that frees a smaller part of the engine's memory is reported."""
 
 
 class _RunningText:
@@ -115,7 +115,7 @@ class VLLMEngine:
             self._llm.abort_request([str(request)])
 
     def step(self) -> list[NewToken]:
-        """One step of vLLM, and what it has written."""
+        """Run one step of vLLM and return its tokens."""
         if self._early:
             new, self._early = self._early, []
             return new
@@ -156,7 +156,7 @@ class VLLMEngine:
         self._llm.reset_prefix_cache()
 
     def sleep(self) -> None:
-        """Move the weights to the host and drop the cache, and measure what the device got back."""
+        """Move the weights to the host, drop the cache, and measure the freed memory."""
         if self._open or self._early:
             raise RuntimeError(f"{len(self._open) or 1} requests run; the model cannot sleep")
         if self._asleep:
@@ -192,7 +192,7 @@ class VLLMEngine:
             raise StokerError(self._broken)
 
     def stop(self) -> None:
-        """End vLLM and free what it holds."""
+        """End vLLM and free its memory."""
         self._open.clear()
         if self._llm is not None:
             self._start.end()

@@ -31,7 +31,7 @@ _ENVIRONMENT = {
 _ROWS = 256
 """Requests that run at once: as many as `vllm.LLM` runs on a CPU, and on most GPUs."""
 _UNDECLARED_FRACTION = 0.9
-"""Of the GPU memory that is free, where the recipe declares none."""
+"""Share of the free GPU memory, if the recipe declares none."""
 _PROCESS_BYTES = 500_000_000
 _LEAST_CACHE_BYTES = 64_000_000
 
@@ -84,11 +84,11 @@ class VLLMStart:
         )  # fmt: skip
 
     def free_device_bytes(self) -> int:
-        """Memory of the device that nobody holds; on a CPU 0, as nothing is measured there."""
+        """Return the free memory of the device; 0 on a CPU, where it is not measured."""
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.on_gpu else 0
 
     def end(self) -> None:
-        """Free what vLLM holds."""
+        """Free vLLM's memory."""
         with contextlib.suppress(Exception):  # it is being thrown away
             self.llm.engine_core.shutdown()
         self.llm = None
@@ -114,7 +114,7 @@ class VLLMStart:
 
 
 def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
-    """What the weights in a folder take in a dtype, by the shapes that their files state."""
+    """Return the bytes of the weights in a folder in a dtype, by the shapes in their files."""
     numbers = 0
     for file in Path(folder).glob("*.safetensors"):
         with safe_open(file, framework="pt") as weights:

@@ -1,4 +1,4 @@
-"""One of each kind of class that a program may hold, for test_contexts_by_value.py; see objects_that_travel.py."""
+"""One of each kind of class that a program may hold, for test_contexts_payloads.py; see objects_that_travel.py."""
 
 # ruff: noqa: RUF012, UP042
 

@@ -1,4 +1,4 @@
-"""One of each kind of function and object that a program may hold, for test_contexts_by_value.py.
+"""One of each kind of function and object that a program may hold, for test_contexts_payloads.py.
 
 `use_` functions answer True elsewhere, `make_` functions give what they give here, `refuse_` functions are refused from
 a script.

@@ -1,4 +1,4 @@
-"""More objects that wrap others, and classes with slots, for test_contexts_by_value.py; see objects_that_travel.py."""
+"""More objects that wrap others, and classes with slots, for test_contexts_payloads.py; see objects_that_travel.py."""
 
 # ruff: noqa: B019, B024
 
