@@ -60,7 +60,8 @@ def test_the_documents_that_everybody_looks_for_are_there() -> None:
 
 
 def test_architecture_names_every_package_and_none_that_is_not_there() -> None:
-    rows = re.findall(r"^\| (`[^|]*) \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    packages_table = (ROOT / "ARCHITECTURE.md").read_text().partition("## Packages\n")[2].partition("\n#")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", packages_table, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(?:stoker\.)?([a-z_.]+)`", row)}
     last = {name.rpartition(".")[2] for name in named}
     for folder in ("manager", "pilot"):
@@ -78,7 +79,7 @@ def test_architecture_names_every_package_and_none_that_is_not_there() -> None:
 
 
 def test_architecture_is_one_page() -> None:
-    assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= 90
+    assert len((ROOT / "ARCHITECTURE.md").read_text().split()) <= 1_800
 
 
 def _files_named(text: str) -> list[str]:
@@ -94,9 +95,9 @@ def _files_named(text: str) -> list[str]:
 
 # The most files that a stranger should have to read on each walk.
 WALKS = {
-    "From `stoker.map` to the library and back": 31,
-    "From a new pilot to its first hot context": 32,
-    "From a tuning job to its placement": 20,
+    "From `stoker.map` to the library and back": 23,
+    "From a new pilot to its first hot context": 24,
+    "From a tuning job to its placement": 16,
 }
 
 
