@@ -1,4 +1,6 @@
-"""What policies answer, carried out. Each action is checked whole before it changes anything; PolicyError otherwise.
+"""Carry out the plans of policies, and take advice.
+
+What policies answer, carried out. Each action is checked whole before it changes anything; PolicyError otherwise.
 
 Advice has arrived: what each kind of it changes. It fills in what nobody has measured, and overrides nothing.
 """
@@ -330,7 +332,7 @@ def _resize(manager: Manager, action: Resize) -> None:
     libraries.resize(manager, library, action.memory_bytes)
 
 
-# ---- advised
+# ---- advice
 
 
 def take_advice(manager: Manager, event: AdviceArrived) -> None:

@@ -1,17 +1,19 @@
-"""What the losses of a call say of it: whether it is tried again, and how. Nothing is changed here.
+"""Whose fault a failure is: calls, pilots, devices. Verdicts, and pilots that cannot hold a context.
+
+What the losses of a call say of it: whether it is tried again, and how. Nothing is changed here.
 
 Why calls and loads have failed: what is asked about them, and what becomes of the answers.
 
 The advisor reads logs and says whose fault a failure was. It answers late or never, and the failure has had its effect
-by then: the user has the exception, or the call runs elsewhere (`faults`). A verdict is for what comes next: it is kept
-with the pilot, told in the stories of call and pilot, and policies are told of it, who may quarantine what has failed
+by then: the user has the exception, or the call runs elsewhere (`retries`). A verdict is for what comes next: it is
+kept with the pilot, told in the stories of call and pilot, and policies are told of it: they may quarantine what failed
 (`seams.Quarantine`).
 
 A sweep whose calls all fail asks about each of its functions on a pilot twice at once, so that a node that fails
 everything is soon found out, and then once in `AGAIN_S`.
 
 How far calls are that print it and do not say it: every so often the advisor is asked what their libraries' logs
-tell (`subjects.OfPace`).
+tell (`events.OfPace`).
 
 Only where one call at a time writes into a log, and only of calls that have run for a while. A timer looks for them
 while any call is sent or runs; it is not there in simulated worlds, whose pilots have no logs.
@@ -39,7 +41,7 @@ from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes, show_seconds
 
-# ---- judging
+# ---- whether to try again
 
 
 # After this many losses a call runs alone; the next loss is its end.
@@ -236,7 +238,7 @@ def log_of(library: Library) -> str:
     return f"{pilot.folder}/lib-{library.id}.log" if pilot.folder else ""
 
 
-# ---- printing
+# ---- progress that calls print
 
 
 PRINTING_TIMER = "pace"
@@ -274,7 +276,7 @@ def _question(manager: Manager, library: Library) -> AskAdvice | None:
     return AskAdvice(about, call.group.function.name, log, start=library.printed_to)
 
 
-# ---- fitness
+# ---- pilots that lack something
 
 
 UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)

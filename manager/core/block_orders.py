@@ -1,4 +1,6 @@
-"""Blocks are asked for, and let go.
+"""Request and release blocks, and take what the factory reports of them.
+
+Blocks are asked for, and let go.
 
 What the factory says of blocks.
 """
@@ -130,7 +132,7 @@ def release_all_blocks(manager: Manager) -> None:
         manager.out.append(RecordPilots(name, 0))
 
 
-# ---- block updates
+# ---- reports of the factory
 
 
 _STOPPED = "its source is stopped"

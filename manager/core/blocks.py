@@ -1,4 +1,6 @@
-"""Lost pilots: counted when they go, each with the reason that the batch system gives for it.
+"""Blocks and their sources, from the request to the end; losses of their pilots.
+
+Lost pilots: counted when they go, each with the reason that the batch system gives for it.
 
 The manager notices that a pilot is gone within seconds. Why it went is known later: the batch system shows it at its
 next listing. So a loss is counted at once, with what is known by then, and *settled* when the batch system has named a

@@ -12,7 +12,7 @@ Where `by_run_time` is set, calls of functions that are expected to run shortly 
 come later by `YIELDS` times what it is expected to take. So it lets shorter ones pass for so long, and no longer. All
 calls are in `back` then.
 
-Calls that are *apart* (`put_apart`) wait for a library that the core chooses for them (see `suspects`): they are the
+Calls that are *apart* (`put_apart`) wait for a library that the core chooses for them (see `retries`): they are the
 last in order, and nothing takes them from the queue.
 
 A call that leaves from the middle (cancelled, dropped, sent by a policy) is not searched for: its ticket no longer fits

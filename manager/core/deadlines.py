@@ -1,4 +1,6 @@
-"""Deadlines under a policy that orders its queues by them (`Dispatch.by_deadline`; the default does).
+"""Deadlines of calls, forecasts for clients, and what fits before a walltime.
+
+Deadlines under a policy that orders its queues by them (`Dispatch.by_deadline`; the default does).
 
 Within a priority the nearest deadline comes first; calls without one come after those with one. A call is *lost* when
 its deadline has passed, or when it would pass before the end of the call even if it began now and took as long as the

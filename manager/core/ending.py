@@ -1,4 +1,6 @@
-"""Counts failed calls by function, exception and line, for `stoker calls`: a day may bring thousands of one kind.
+"""The end of a call: exactly one for each, counted, with its cost and its failure.
+
+Counts failed calls by function, exception and line, for `stoker calls`: a day may bring thousands of one kind.
 
 Every failure of the session is counted, also those whose stories are not kept any more. A group names its last call as
 an example, because the story of that one is kept longest.
@@ -106,7 +108,7 @@ KEPT_FAILURES = 1000
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
-    """A call ends. Good results of ordinary calls take a shorter way (`call_ends.ended`); all others end here. `waits`:
+    """End a call. Good results of ordinary calls take a shorter way (`dispatch.calls_ended`). `waits`:
     False for one that has just come and is in no queue."""
     state, group, holder = manager.state, call.group, call.holder
     close_call(manager, call, waits=waits)
@@ -229,7 +231,7 @@ def cancel_call(manager: Manager, call: Call, *, reason: str, running: bool) -> 
     fail_call(manager, call, Failure(FailureKind.CANCELLED, reason))
 
 
-# ---- accounting
+# ---- costs
 
 
 # A mean run time follows the last runs with at least this weight.

@@ -1,4 +1,6 @@
-"""What advice can be about. A question names its subject, and the answer names it again: it may come much later.
+"""Events and commands of the manager, and the subjects of advice.
+
+What advice can be about. A question names its subject, and the answer names it again: it may come much later.
 
 What can happen to the manager. Each is journalled with its time; replaying them gives the same state.
 
@@ -17,7 +19,7 @@ from stoker.protocol.blocks import LossReason, PilotEnd, Source
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
 
-# ---- subjects
+# ---- what advice is about
 
 
 class OfContext(msgspec.Struct, frozen=True, array_like=True, tag="context"):
@@ -372,7 +374,7 @@ Record = RecordLoad | RecordRuns | RecordPace | RecordSteps | RecordWait | Recor
 Command = ToPilot | ToClient | SetTimer | AskAdvice | Record | DiscardObject | EndManager
 
 
-# ---- advice channel
+# ---- messages of the advisor
 
 
 LONGEST_MESSAGE = 65_536

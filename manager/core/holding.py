@@ -1,4 +1,6 @@
-"""Pilots that are reserved for one call, which is to run alone there.
+"""Which library holds which call, and what is recorded of open calls. Only this file writes that.
+
+Pilots that are reserved for one call, which is to run alone there.
 
 What is remembered of open calls besides themselves, until they end: progress, forecasts, broken runs of gangs.
 
@@ -163,7 +165,7 @@ def drop_records_of_ended(state: State, ends: list[CallEnd]) -> None:
                     kept.pop(outcome.call, None)
 
 
-# ---- holding
+# ---- calls of libraries
 
 
 # What a member of a gang that is taken apart has to end by itself, before its library is ended for it.

@@ -1,7 +1,9 @@
-"""What is known of loading contexts: what it costs, and how it went. This file alone writes that into contexts.
+"""Libraries from load to end: memory promised to them, loads that failed, snapshots.
+
+What is known of loading contexts: what it costs, and how it went. This file alone writes that into contexts.
 
 `LOAD_TRIES` loads of a context that fail in a row, with none between that worked, give it up, as do `LOADS` pilots that
-were lost in a row while they loaded it. A pilot that lacks what a load needs is another matter (`fitness`).
+were lost in a row while they loaded it. A pilot that lacks what a load needs is another matter (`blame`).
 
 Loaded contexts that were written as objects: whoever loads the same context elsewhere gets one from a peer.
 
@@ -338,7 +340,7 @@ def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
 
 
 def lose_library(manager: Manager, library: Library, *, reason: str) -> None:
-    """A library vanished with its pilot. What it ran runs again elsewhere, and is no try of its (see `suspects`)."""
+    """A library vanished with its pilot. What it ran runs again elsewhere, and is no try of its (see `retries`)."""
     count_runs_again(manager, min(library.slots, len(library.held)))
     library.note(manager.state.now, f"gone with its pilot: {reason}")
     why = f"{library.pilot.id} was lost ({reason}): back in the queue, not counted as a try"

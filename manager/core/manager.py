@@ -1,9 +1,8 @@
-"""What handlers and transitions work on: the session's state, its policies, and what is to be said when the event ends.
+"""The state, the policies, and the out-tray of one event: what every step works on.
 
-An event is taken by one handler (a file for each kind of message), which changes the state through transitions (the
-files that own a piece of it). Both get a `Manager`. What they want said is collected in its out-tray: one event may say
-many things to one peer, and calls for one library and results for one client leave together, when the event is over.
-What is to be asked of policies is marked, and asked once, when everything that happened is known (`core`).
+A step collects what it wants sent. One event may have many messages for one peer, and the calls for one library and the
+results for one client leave together at the end of the event. Questions for policies are marked here, and asked once
+when the event is complete (`reactor.settle`).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Manager:
         self.supply_changed = False
         """Devices came or went, or have more room: contexts with waiting calls are asked about."""
         self.apart_due = False
-        """Calls that are apart (`suspects`) may find a place, or their end."""
+        """Calls that are apart (`retries`) may find a place, or their end."""
         self.demand_changed = False
         """Provisioning is asked, once residency has made of it what it can."""
         self.seams: dict[str, Rounds] = {

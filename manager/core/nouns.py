@@ -1,4 +1,6 @@
-"""Where calls, libraries and pilots are, as far as the manager knows.
+"""Calls, contexts, libraries, pilots, devices and clients: the nouns of the manager.
+
+Where calls, libraries and pilots are, as far as the manager knows.
 
 A program that uses the session, as the manager knows it.
 
@@ -28,7 +30,7 @@ from stoker.protocol.pace import Counts, WorkPace
 from stoker.protocol.to_manager import DeviceFacts, LibraryPhase, MapReport
 from stoker.protocol.wire import Inbox
 
-# ---- phases
+# ---- states
 
 
 class CallState(enum.Enum):
@@ -167,7 +169,7 @@ class Call(msgspec.Struct, gc=False, eq=False):
     """One invocation of a function, from its acceptance to its end.
 
     There may be a million of them, so the garbage collector does not walk them: `holder` is the only way into a cycle,
-    and it is cleared when the call ends. `ticket` is its queue's (see `queue`).
+    and it is cleared when the call ends. `ticket` is its queue's (see `call_queue`).
     """
 
     id: CallId
@@ -258,7 +260,7 @@ class Context:
         self.cut_loads = 0
         """Loads that were under way when the walltime of their pilots was over, since one worked."""
         self.apart_lacks = False
-        """Whether a call that is apart (see `suspects`) can run in none of its libraries."""
+        """Whether a call that is apart (see `retries`) can run in none of its libraries."""
         self.lost_loads: list[Pilot] = []
         """Pilots that were lost while they loaded it and did nothing else, since one loaded it."""
         self.cut_after_s = 0.0
@@ -311,7 +313,7 @@ class Context:
 
 
 class CountedFailures:
-    """Failures of one kind (see `failure_groups`). `first_at`, `last_at`: on the manager's clock; `call`: the last one;
+    """Failures of one kind (see `ending`). `first_at`, `last_at`: on the manager's clock; `call`: the last one;
     `message`: what that said."""
 
     __slots__ = ("call", "count", "first_at", "last_at", "message")
@@ -401,7 +403,7 @@ class Library:
         self.functions: set[FunctionKey] = set()
         """Functions that it has been sent."""
         self.stuck = False
-        """Whether its calls run for so long that none is to wait behind them (see `stuck`)."""
+        """Whether its calls run for so long that none is to wait behind them (see `queues`)."""
         self.taking = 0
         """Calls that it was asked to give back and has not yet."""
         self.required_bytes = 0
@@ -486,11 +488,11 @@ class Pilot:
         self.used_at = now
         """When it came, or its last library that is gone had gone."""
         self.asked_why: dict[str, tuple[float, int]] = {}
-        """When it was asked last why something of this name has failed here, and how often by then (`verdicts`)."""
+        """When it was asked last why something of this name has failed here, and how often by then (`blame`)."""
         self.verdicts: list[Judged] = []
         """The last verdicts on what has failed here, the oldest first."""
         self.unfit: dict[str, Note] = {}
-        """Until when it cannot hold a context, by recipe key, and why (see `fitness`)."""
+        """Until when it cannot hold a context, by recipe key, and why (see `blame`)."""
         self.unfit_times: dict[str, int] = {}
         """How often in a row it was found so, by the same keys."""
         self.source = ""
@@ -501,11 +503,11 @@ class Pilot:
         self.was = PilotState.HERE
         """Of one that was given up: its state before."""
         self.reserved: Call | None = None
-        """The call that is to run alone here, or does (see `suspects`)."""
+        """The call that is to run alone here, or does (see `retries`)."""
         self.released = False
         """Whether the manager told it to end."""
         self.loss: LossReason | None = None
-        """Why it was lost, as far as is known; None: it was not lost (see `losses`)."""
+        """Why it was lost, as far as is known; None: it was not lost (see `blocks`)."""
         self.loss_settled = False
         """Whether that will not change any more."""
         self.lost_at = 0.0

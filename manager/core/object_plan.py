@@ -1,4 +1,6 @@
-"""What only a leaving pilot has goes to another before it leaves, if calls wait that need it.
+"""The plan of transfers: which pilot gets which object from which other.
+
+What only a leaving pilot has goes to another before it leaves, if calls wait that need it.
 
 A pilot is drained before its walltime ends, or when it is no longer needed. Its objects mostly lie elsewhere too; one
 that does not would be read again from where it comes from, and a snapshot be made again. So another pilot is told to
@@ -37,7 +39,7 @@ The plan is a graph of edges (from whom a pilot gets an object), kept by these r
   another peer. Where places are few, the object with the fewest holders goes first.
 - *Unreachable peers*: a pilot tells which peers failed it and gets others. When several have, or none is left, it is
   let to the origin, a few such pilots at a time. Where no peer has ever reached another, one failure is enough.
-- *Handed on*: what only a leaving pilot has, and calls need, goes to another first (`handing_on`). It serves
+- *Handed on*: what only a leaving pilot has, and calls need, goes to another first (`object_plan`). It serves
   others only where nobody who stays can.
 - *Bad peers*: a peer that fails pilots which others serve well is given to nobody until it says hello again.
 
@@ -62,7 +64,7 @@ from stoker.protocol.status import ObjectStatus
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
-# ---- handing on
+# ---- objects of leaving pilots
 
 
 MOST_S = 120.0
@@ -152,7 +154,7 @@ def _needed(manager: Manager) -> Iterator[str]:
             yield from (snapshot.object.name for snapshot in forms.values())
 
 
-# ---- object report
+# ---- transfers in words
 
 
 _SHOWN = 4
@@ -260,7 +262,7 @@ def _some(names: Collection[str]) -> str:
     return ", ".join(shown) + more
 
 
-# ---- object orders
+# ---- orders to pilots
 
 
 def send_plan(manager: Manager) -> None:

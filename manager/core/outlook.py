@@ -1,4 +1,6 @@
-"""The open maps of programs: their progress, and the calls that they have still to submit.
+"""Progress of open maps, and forecasts of when calls are done.
+
+The open maps of programs: their progress, and the calls that they have still to submit.
 
 A map submits its calls as earlier ones end, so the calls that are open say little about when it will be done. Its
 program reports its length, its progress, and the number of calls to come (`to_manager.MapReport`): at its start, and

@@ -1,4 +1,6 @@
-"""Which libraries of a context have how much to do: one structure, which answers in O(1).
+"""Measures that each context keeps: the load of its libraries, paces of its work, costs of its functions.
+
+Which libraries of a context have how much to do: one structure, which answers in O(1).
 
 Libraries that serve calls stand in *levels*: all that have a free slot in one, those whose slots are all taken by how
 many calls wait in them for a slot. Within a level the one that was listed last is last: with a free slot that is the
@@ -38,7 +40,7 @@ from stoker.protocol.calls import Features
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- load index
+# ---- load of libraries
 
 
 CLOSED = -2

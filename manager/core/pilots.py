@@ -1,6 +1,8 @@
-"""A pilot's way: here, cut off, draining, gone. The only writer of `Pilot.state`.
+"""Pilots: joined, disconnected, drained, lost; devices in quarantine; records repaired after a lost journal.
 
-Pilots whose walltime ends are drained in time (`walltime.drain_in_s`).
+A pilot's way: here, cut off, draining, gone. The only writer of `Pilot.state`.
+
+Pilots whose walltime ends are drained in time (`deadlines.drain_in_s`).
 
 Devices that are kept free: because their pilot says that they have failed, or because a policy has said so.
 
@@ -21,7 +23,7 @@ less than it has acknowledged, and its peers do not keep what was acknowledged. 
 - A *pilot*'s hello lists its libraries with their recipes and calls. A library that the manager does not know is
   adopted. A call that it does not know is an *orphan*: it keeps its place in the library, and goes on there when its
   client submits it again. If it ends before that, its end is kept for the client.
-- The *factory* tells of blocks that the manager does not know (`block_updates`).
+- The *factory* tells of blocks that the manager does not know (`block_orders`).
 
 Numbers that the lost part had given away must not be given again, so a manager that came back leaves a gap before the
 next one (`leave_gaps`).
@@ -46,7 +48,7 @@ from stoker.protocol.to_client import Results
 from stoker.protocol.to_manager import LibraryFacts, PilotHello
 from stoker.units import show_seconds
 
-# ---- pilot states
+# ---- pilots come and go
 
 
 # So many pilots that are gone are kept: for their stories, and to tell them should they come back.
@@ -292,7 +294,7 @@ def _settle(device: Device) -> None:
     device.fault = device.reported or (device.quarantine[1] if device.quarantine else "")
 
 
-# ---- repair
+# ---- after a lost journal
 
 
 KEPT_FORGOTTEN = 100_000

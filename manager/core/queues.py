@@ -1,4 +1,6 @@
-"""A library is stuck while every slot of it is taken for long by the same calls.
+"""Waiting calls of each context, and libraries with room for them.
+
+A library is stuck while every slot of it is taken for long by the same calls.
 
 Short calls are prefetched into libraries whose calls are known to be short (`Dispatch.window`). One of those calls may
 run for hours all the same: a function's time depends on its arguments. What waits behind it goes back to the queue
@@ -33,7 +35,7 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Group, Library, LibraryState, PilotState
 from stoker.manager.core.per_context import CLOSED, FREE, FULL
 
-# ---- stuck
+# ---- stuck libraries
 
 
 STUCK_TIMER = "stuck"
@@ -63,7 +65,7 @@ def full_since(library: Library) -> float | None:
     return None if last is None else max(last.sent_at, library.ended_at)
 
 
-# ---- indexing
+# ---- libraries with room
 
 
 def free_slots(manager: Manager, library: Library) -> int:
@@ -112,7 +114,7 @@ def note_given(library: Library, count: int, now: float) -> None:
 
 
 def schedule_backlog_check(manager: Manager) -> None:
-    """See after a while whether libraries get on with what they hold (`backlogs`)."""
+    """See after a while whether libraries get on with what they hold (`dispatch`)."""
     manager.set_timer(STUCK_TIMER, manager.state.now + STUCK_S)
 
 
@@ -127,7 +129,7 @@ def unmark_stuck(library: Library) -> None:
     library.stuck = False
 
 
-# ---- variants
+# ---- families
 
 
 def note_variants(context: Context, others: Iterable[Context]) -> None:

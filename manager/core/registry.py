@@ -1,4 +1,6 @@
-"""What the session knows by name: clients, functions, contexts, and groups of calls. This file alone adds and forgets.
+"""Clients, functions, contexts and groups of calls by name, and limits of libraries per context.
+
+What the session knows by name: clients, functions, contexts, and groups of calls. This file alone adds and forgets.
 
 What a client has defined is kept while the client is, an open call needs it, or a library holds it.
 

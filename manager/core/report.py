@@ -1,4 +1,6 @@
-"""The whole session at one moment, for `stoker status`, progress bars and programs.
+"""Answers to `stoker status` and `stoker calls`.
+
+The whole session at one moment, for `stoker status`, progress bars and programs.
 
 Which calls there are, for `stoker calls`: some of each state, and how many of each there are in all.
 
@@ -154,7 +156,7 @@ def _context(state: State, context: Context) -> ContextStatus:
     )
 
 
-# ---- call list
+# ---- calls in a list
 
 
 MOST = 1000

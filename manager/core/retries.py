@@ -1,8 +1,10 @@
-"""Calls that devices, disks or networks failed: they run again elsewhere, and are given up after so many tries.
+"""Calls that lost their library, pilot or device: requeue, run alone, or fail with evidence.
+
+Calls that devices, disks or networks failed: they run again elsewhere, and are given up after so many tries.
 
 A library says of a call which exception it raised, and that the infrastructure caused it
 (`FailureKind.INFRASTRUCTURE`, from the table in `pilot.core.infrastructure`). That costs the call nothing: what counts
-as deaths of its libraries or pilots (`poison`, `suspects`) stays as it was. It waits apart, and is not sent to the same
+as deaths of its libraries or pilots (`retries`) stays as it was. It waits apart, and is not sent to the same
 pilot for a while (to the same devices, where devices failed). A file server that is broken for all would have it run
 for ever, so it ends after `MOST_PILOTS` pilots, or `MOST_THERE` tries on one of them; from the second try on it pauses
 in between. What it has saved in between wipes out what was counted, as for losses.
@@ -15,24 +17,24 @@ Calls that have lost what they ran on: a call can hurt only itself.
 
 A call that takes its whole node with it (memory, a driver, a signal to its pilot) leaves no culprit behind: the pilot
 is gone, with all that ran there. Each call that may have run on a pilot that was lost without a reason, or for want of
-memory, has a *loss* noted. A loss for which the batch system names another reason (`losses`) does not count. After
+memory, has a *loss* noted. A loss for which the batch system names another reason (`blocks`) does not count. After
 `ALONE_AFTER` losses a call runs alone: a pilot is reserved for it, which is given nothing else, begins when all others
 there have ended, and is free again after it. If the pilot, or the library, is lost then as well, the call did it: it
 fails as poison, with its evidence. Calls that only were beside it end there.
 
-A death of the library alone is better evidence (`poison.killed_its_library`), unless the process was killed from
+A death of the library alone is better evidence (`retries.blame_killer`), unless the process was killed from
 outside while others ran on the node: then the system may have chosen it although another one took the memory.
 
 A call that is cut off by the end of the walltime is tried on a pilot that has more time left than it ran
-(`walltime.trial_fits`). It fails when it was cut off twice although it had most of a walltime each time. One that the
-infrastructure failed (`faults`) is tried on another pilot.
+(`deadlines.trial_fits`). It fails when it was cut off twice although it had most of a walltime each time. One that the
+infrastructure failed (`retries`) is tried on another pilot.
 
 What a call has saved in between (`stoker.progress(state=...)`) wipes out what was counted: it gets on.
 
 Under a policy that plans in rounds no pilot is reserved: such a policy sends its calls itself. There a call counts as
 alone where nothing else happened to run on its pilot, and `MOST_LOSSES` are the bound.
 
-A context whose load takes the pilot along `loads.LOADS` times in a row, with nothing beside it, cannot be loaded.
+A context whose load takes the pilot along `libraries.LOADS` times in a row, with nothing beside it, cannot be loaded.
 
 Calls that end their libraries: tried by themselves, and given up when they do it again.
 """
@@ -53,7 +55,7 @@ from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_seconds
 
-# ---- faults
+# ---- failures of the infrastructure
 
 
 MOST_PILOTS = 3
@@ -160,7 +162,7 @@ def _evidence(call: Call, trial: Trial) -> Failure:
     )
 
 
-# ---- suspects
+# ---- calls that may be to blame
 
 
 # ---- what happens
@@ -372,7 +374,7 @@ def _give(manager: Manager, library: Library, call: Call) -> None:
     holding.give(manager, library, call)
 
 
-# ---- poison
+# ---- calls that end their libraries
 
 
 SIGKILL = 9
@@ -386,8 +388,8 @@ POISON_KILLS = 2
 
 def blame_killer(manager: Manager, library: Library, call: Call, failure: Failure, *, alone: bool) -> bool:
     """A library died while it ran this call. True if that makes it a poison call, which ends here. Of several calls
-    that ran there nobody knows which did it: each is tried again by itself (see `feeding`). The same holds for a death
-    from outside (no memory left, a dead zygote) while other libraries of the pilot were at work (see `suspects`)."""
+    that ran there nobody knows which did it: each is tried again by itself (see `dispatch`). The same holds for a death
+    from outside (no memory left, a dead zygote) while other libraries of the pilot were at work (see `retries`)."""
     text = f"its library died ({failure.message})"
     outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
     beside = library.pilot.libraries.values()

@@ -1,4 +1,6 @@
-"""Three questions that policies answer, a fourth that the pilot answers, and the actions that policies answer with.
+"""The seams: what policies are asked and may answer, and wishes of calls that they honour.
+
+Three questions that policies answer, a fourth that the pilot answers, and the actions that policies answer with.
 
 A policy is asked through one of these Protocols, over a read-only view, and answers with actions; it never sends and
 never changes anything. Where an answer is an iterable of actions it may be a generator, which is asked for the next
@@ -370,7 +372,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-# ---- wishes
+# ---- wishes of calls
 
 
 WISHES = {

@@ -1,4 +1,6 @@
-"""What leaves at the end of an event: calls to libraries, orders to drop some, and ends of calls to clients.
+"""Send what an event collected: calls, drops, ends of calls, pieces of results.
+
+What leaves at the end of an event: calls to libraries, orders to drop some, and ends of calls to clients.
 
 The lane of pieces: what running calls yield goes to their clients, and what clients have goes back.
 
@@ -89,7 +91,7 @@ def send_results(manager: Manager) -> None:
             manager.tell(client, to_client.Results(first, ends))
 
 
-# ---- pieces
+# ---- pieces of results
 
 
 def are_pieces(event: FromPilot | FromClient) -> bool:

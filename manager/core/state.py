@@ -1,6 +1,8 @@
-"""Where pilots come from: the sources that site files name, and the blocks that were asked of them.
+"""Everything that the manager knows: sources and blocks, evidence of losses, the session.
 
-What calls have lost while they ran: the evidence that `suspects` judges by.
+Where pilots come from: the sources that site files name, and the blocks that were asked of them.
+
+What calls have lost while they ran: the evidence that `retries` judges by.
 
 Everything that the manager knows, in one object.
 """
@@ -103,7 +105,7 @@ class Block:
         self.loss: LossReason | None = None
         """Why its job does not run any more, in the batch system's view; None: it runs, or nobody says."""
         self.unsettled: dict[PilotId, Pilot] = {}
-        """Lost pilots of its for which the batch system has not named the reason yet (see `losses`)."""
+        """Lost pilots of its for which the batch system has not named the reason yet (see `blocks`)."""
         self.leaving = ""
         """Why it was let go; empty while it was not."""
         self.pilots: dict[PilotId, None] = {}
@@ -145,7 +147,7 @@ class Block:
 
 
 class Loss:
-    """A pilot or library that was lost while a call may have run there (see `suspects`)."""
+    """A pilot or library that was lost while a call may have run there (see `retries`)."""
 
     __slots__ = ("alone", "at", "failure", "library", "memory_bytes", "pilot", "printed", "ran_s")
 
@@ -208,7 +210,7 @@ class Cut:
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """That a pilot's infrastructure failed a call (see `faults`). `devices`: which devices did; empty: the node did.
+    """That a pilot's infrastructure failed a call (see `retries`). `devices`: which devices did; empty: the node did.
     `avoided_until`: the call is not sent there before; `pauses_until`: nor anywhere."""
 
     at: float
@@ -220,7 +222,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Trial:
-    """What a call has lost that is not done yet (see `suspects`, `faults`)."""
+    """What a call has lost that is not done yet (see `retries`)."""
 
     __slots__ = ("cuts", "faults", "losses", "pilot", "saved")
 
@@ -300,7 +302,7 @@ class State:
         self.forgotten: dict[int, None] = {}
         """Calls that ended before the journal lost that: their clients may still read the files of their results."""
         self.kept_ends: dict[int, CallEnd] = {}
-        """Ends from before the journal began anew, of calls that their clients may submit again (see `holes`)."""
+        """Ends from before the journal began anew, of calls that their clients may submit again (see `clients`)."""
         self.failed: dict[int, Call] = {}
         """The last calls that ended without a result, for their stories."""
         self.pilots: dict[PilotId, Pilot] = {}
@@ -352,7 +354,7 @@ class State:
         self.done = 0
         self.failures = 0
         self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}
-        """How often what has failed, by function, exception and line (see `failure_groups`)."""
+        """How often what has failed, by function, exception and line (see `ending`)."""
         self.cancelled = 0
         self.losses: dict[LossReason, int] = {}
         """Pilots that were lost, by reason."""
@@ -408,7 +410,7 @@ class State:
 
 
 class StreamFacts:
-    """What is told of a running call's pieces (see `pieces`). It is in no journal, and nothing is decided by it."""
+    """What is told of a running call's pieces (see `sending`). It is in no journal, and nothing is decided by it."""
 
     __slots__ = ("run", "sent", "taken", "waits_since")
 
@@ -423,7 +425,7 @@ class StreamFacts:
 
 
 class Orphan:
-    """A call that a library runs and that the manager has never heard of (see `repair`)."""
+    """A call that a library runs and that the manager has never heard of (see `pilots`)."""
 
     __slots__ = ("end", "library")
 

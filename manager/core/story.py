@@ -1,4 +1,6 @@
-"""Blocks that a program starts by itself, through Parsl: on this machine, or with a provider of Parsl's.
+"""Answers to `stoker explain`: why a call, pilot, library, context or block is where it is.
+
+Blocks that a program starts by itself, through Parsl: on this machine, or with a provider of Parsl's.
 
 The program says now and then how they are; between two such words the manager knows better from the pilots that came.
 People write such a block as they write the manager's own: Parsl's block 0 is `b0`.
@@ -27,7 +29,7 @@ from stoker.protocol.show_status import READ_JOB, SILENT_S, is_suspended
 from stoker.protocol.status import StoryLine
 from stoker.units import show_about, show_bytes, show_line, show_seconds
 
-# ---- own blocks
+# ---- blocks of programs
 
 
 _NOT_STARTED = ("pending", "unknown", "held")
@@ -69,7 +71,7 @@ def _now(state: State, said: str, *, came: bool) -> str:
     return _RUNNING if came and word in _NOT_STARTED else said
 
 
-# ---- block words
+# ---- blocks in words
 
 
 def block_status(now: float, block: Block) -> BlockStatus:

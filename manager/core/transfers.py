@@ -1,4 +1,6 @@
-"""Pilots as each other's peers, objects, and fetches between them: the nouns of the plan of transfers (`objects`).
+"""Peers, objects and fetches: the facts of the plan of transfers.
+
+Pilots as each other's peers, objects, and fetches between them: the nouns of the plan of transfers (`objects`).
 
 Who has which object, and who gets it from whom: the facts of the plan of transfers, and the edges between them.
 
@@ -90,7 +92,7 @@ class Fetch:
         self.said: tuple[tuple[PilotId, ...], bool] | None = None
         """What the pilot was told last: from whom, and whether it reads the origin."""
         self.kept = False
-        """Nobody there has asked for it: it is handed on by one that leaves (`handing_on`)."""
+        """Nobody there has asked for it: it is handed on by one that leaves (`object_plan`)."""
 
     @property
     def able(self) -> bool:
@@ -207,7 +209,7 @@ class Transfers:
         self.needy: dict[str, Object] = {}
         """Objects that somebody waits for, or could get from more peers."""
         self.leaving: dict[PilotId, Peer] = {}
-        """Pilots that stay until others have what only they had (see `handing_on`)."""
+        """Pilots that stay until others have what only they had (see `object_plan`)."""
         self.unsettled: dict[Fetch, None] = {}
         """Fetches that need to be planned."""
         self.freed: dict[Peer, None] = {}

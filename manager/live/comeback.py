@@ -6,7 +6,7 @@ whole.
 - Where the beginning cannot be read, or another version of Stoker decides otherwise than the one that wrote the
 journal,
   the manager does not guess: it puts all files aside and begins anew with the ends that clients have not confirmed. Its
-  peers say anew what they hold (`repair`).
+  peers say anew what they hold (`pilots`).
 
 The commands that read a journal never change it; this does.
 """

@@ -1,8 +1,8 @@
 """Looks at the engines on the devices of a library that is offered a call, and at what the call asks of them.
 
 Each engine writes beside its row of the board of turns what it has to do as it begins a step (`turn_board`). What a
-step takes the pilot knows from the manager and from its libraries' reports (`step_knowledge`). The verdict is the
-core's (`shadow_validation`).
+step takes the pilot knows from the manager and from its libraries' reports (`starting`). The verdict is the
+core's (`turns`).
 
 A call that was taken a moment ago is on no board yet: its library reads its arguments first, and its engine takes it up
 between two steps. Until then it counts as an unread prompt. Which request is of which call nobody says, so the oldest

@@ -1,4 +1,6 @@
-"""What probes of one device add up to: a fault, no fault, or none any more.
+"""Events of the pilot, and the health of its devices.
+
+What probes of one device add up to: a fault, no fault, or none any more.
 
 One failure is none: the device is probed again at once. Two in a row are a fault. A device that had refused something
 (memory that another program has taken) is well again after two good probes; one that computed something wrong never is,

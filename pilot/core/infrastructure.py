@@ -1,4 +1,6 @@
-"""Which exceptions of a user's function are the infrastructure's: the one table of them.
+"""Failures that are the infrastructure's: exceptions, refusals of disks, exit codes.
+
+Which exceptions of a user's function are the infrastructure's: the one table of them.
 
 A row has the types of an exception, with the text or the error number that it must have, what that means, what must
 be true besides (`Proof`), and where the text comes from. What is in no row is the user's own and comes back as itself.
@@ -142,7 +144,7 @@ def matching(types: Collection[str], *, number: int, text: str, names_file: bool
             yield row
 
 
-# ---- disk
+# ---- disks
 
 
 _NO_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -153,7 +155,7 @@ def takes_no_writes(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in _NO_WRITES
 
 
-# ---- exits
+# ---- exit codes
 
 
 SOCKET_LOST = 117

@@ -1,4 +1,6 @@
-"""Which calls a library holds (`held`). This file alone writes that.
+"""Libraries and their calls from start to end; the pilot leaves.
+
+Which calls a library holds (`held`). This file alone writes that.
 
 Everything that the manager is ever told of a call comes from here: a call enters with `hold`, and leaves exactly once,
 by `ended`, `returned` or `depart`. What arrives for a call that has left already changes nothing.
@@ -30,7 +32,7 @@ from stoker.protocol.to_manager import LibraryFacts, LibraryGone
 from stoker.protocol.to_pilot import RunCalls
 from stoker.units import show_bytes
 
-# ---- holding
+# ---- calls of libraries
 
 
 class Departure(msgspec.Struct, frozen=True):

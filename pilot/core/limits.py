@@ -1,4 +1,6 @@
-"""Limits of libraries: of memory, loading time, a call's time, and silence. Time in which the whole pilot was stopped
+"""Limits of libraries, and device memory as measured.
+
+Limits of libraries: of memory, loading time, a call's time, and silence. Time in which the whole pilot was stopped
 counts for none of them.
 
 The memory of GPUs: what each library uses of it as measured, and what is reserved for it.

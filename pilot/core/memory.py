@@ -1,4 +1,6 @@
-"""The memory station: what a library comes to hold of its devices, and when. Its claims are written here alone.
+"""Device memory: claims, reservations, and what recipes declare.
+
+The memory station: what a library comes to hold of its devices, and when. Its claims are written here alone.
 
 The manager's ledger is a budget: what each library should come to hold. The pilot's ledger says what each holds. One
 plan of the manager may end a library and load another in its place, or shrink one so that another grows
@@ -28,7 +30,7 @@ from stoker.protocol.to_agent import Resized
 from stoker.protocol.to_library import Resize
 from stoker.protocol.to_manager import DeviceFacts, LibraryResized
 
-# ---- station
+# ---- claims
 
 
 PROSPECT_S = 1.0
@@ -152,7 +154,7 @@ def _coming_bytes(state: CoreState, device: DeviceId) -> int:
     return coming
 
 
-# ---- resizing
+# ---- size changes
 
 
 def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
@@ -233,7 +235,7 @@ def takes_one_process(facts: DeviceFacts) -> bool:
 
 def settle_reservation(state: CoreState, library: PilotLibrary) -> None:
     """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room. What
-    nobody has measured yet on a GPU stays a guess until its monitor has (see `device_memory`)."""
+    nobody has measured yet on a GPU stays a guess until its monitor has (see `limits`)."""
     if is_declared(state, library):
         return
     number, devices = library.number, state.devices_of(library)

@@ -1,4 +1,6 @@
-"""The objects that a pilot lacks and waits for, and those that it has reported to the manager as cached.
+"""Objects that the pilot lacks, and room for them in its cache.
+
+The objects that a pilot lacks and waits for, and those that it has reported to the manager as cached.
 
 This file alone writes both. The pilot asks the manager for an object that the cache lacks (`WantObjects`). The manager
 names its sources (`FetchObject`: other pilots, or its origin), again whenever they change. The pilot reports each
@@ -26,7 +28,7 @@ from stoker.protocol.ids import PilotId
 from stoker.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, WantObjects
 from stoker.protocol.to_pilot import FetchObject
 
-# ---- wants
+# ---- objects that are missing
 
 
 def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
@@ -172,7 +174,7 @@ def _expect(state: CoreState, ref: ObjectRef) -> Want:
     return found
 
 
-# ---- cache
+# ---- room in the cache
 
 
 _SAFE = frozenset(string.ascii_lowercase + string.digits + "-_.")

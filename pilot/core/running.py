@@ -1,4 +1,6 @@
-"""How the pilot stops a running call, at the least cost that the call's code allows.
+"""Running calls: passed to libraries, stopped, and their pieces.
+
+How the pilot stops a running call, at the least cost that the call's code allows.
 
 1. The pilot tells the call to stop. Its library aborts the call's requests to a model, and the function ends at its
    next wait for a model or its next progress report. The library and its other calls continue.
@@ -244,7 +246,7 @@ def _failure(state: CoreState, library: PilotLibrary, message: str) -> Failure:
     return failure_of(state, library, FailureKind.SERIALIZATION, f"{message} (on {state.facts.pilot})")
 
 
-# ---- pieces
+# ---- pieces of results
 
 
 def pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yielded) -> None:

@@ -1,6 +1,8 @@
-"""What steps of engines take on this pilot's devices: what the manager knew, and what libraries have measured since.
+"""Start libraries: folder, objects, snapshots, memory, process.
 
-The pilot weighs offers by it (`shadow_validation`). Libraries report their steps every few seconds, on their way to the
+What steps of engines take on this pilot's devices: what the manager knew, and what libraries have measured since.
+
+The pilot weighs offers by it (`turns`). Libraries report their steps every few seconds, on their way to the
 manager, which keeps them for good.
 
 From the order to start a library to its process being made: its folder, its objects, its snapshots.
@@ -22,7 +24,7 @@ from stoker.protocol.to_manager import LibraryGone, LibraryPhase, LibraryUpdate
 from stoker.protocol.to_pilot import StartLibrary
 from stoker.units import show_bytes
 
-# ---- step knowledge
+# ---- step times of engines
 
 
 def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes | None) -> None:
@@ -246,7 +248,7 @@ def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
     )
 
 
-# ---- admission
+# ---- room for a process
 
 
 def meet_memory_claims(state: CoreState) -> None:

@@ -1,4 +1,6 @@
-"""Whose turn is it? The calls that a library holds, and which of them runs next.
+"""Turns: which call a library runs next, which library computes next, and whether one more request fits.
+
+Whose turn is it? The calls that a library holds, and which of them runs next.
 
 The default execution policy is first come, first served, one call a slot: calls run in the order in which they came,
 and those that were not begun can be given back, newest first, so that what was waiting longest stays first in line.
@@ -20,7 +22,7 @@ are late take turns; and a library that has waited for `PATIENCE_S` goes before 
 
 Would one more request fit among those that a device serves? SLINFER's shadow validation (§VI-C).
 
-The engines that share a device take turns by headroom (`device_turns`). The validation plays the turns that would
+The engines that share a device take turns by headroom (`turns`). The validation plays the turns that would
 follow if the request joined one of them, with the step times that were measured, each 10 % longer than they say: they
 fluctuate, and requests grow longer. The request is not let in if
 
@@ -133,7 +135,7 @@ class FirstCome(Generic[T]):
         return len(self._waiting)
 
 
-# ---- device turns
+# ---- turns on a device
 
 
 PATIENCE_S = 8.0
@@ -170,7 +172,7 @@ def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
     return due_at, since, library
 
 
-# ---- shadow validation
+# ---- one more request
 
 
 OVERESTIMATE = 1.1
@@ -243,7 +245,7 @@ class _Player:
         """What its next step that writes takes."""
 
     def urgency(self) -> float:
-        """Smaller goes first, as in `device_turns`."""
+        """Smaller goes first, as in `turns`."""
         due_at = self.due_at
         if self.late_at < due_at:
             due_at = self.late_at
