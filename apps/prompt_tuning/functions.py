@@ -29,7 +29,7 @@ PRELOAD = ("peft", "stoker.tuning.call")
 def language_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
-    """Load the model once, into a process that then serves call after call."""
+    """Load the model once; the process then serves call after call."""
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
 
 

@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stoker.errors import UnitError
-from stoker.progress import Lines, ProgressBar
+from stoker.progress_display import Lines, ProgressBar
 from stoker.units import MOST_BYTES, parse_bytes
 
 # ---- output

@@ -36,7 +36,7 @@ from stoker.manager.study.run_folder import SCENARIO, WrittenFiles
 from stoker.manager.study.running import FinishedRun, run_all
 from stoker.manager.study.scenario import Scenario, check_policies, find_scenario, label, load_scenario, shipped
 from stoker.manager.study.statistics import MeanEstimate
-from stoker.progress import ProgressBar
+from stoker.progress_display import ProgressBar
 from stoker.site import absolute_policy
 from stoker.units import show_seconds
 

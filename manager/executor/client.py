@@ -34,6 +34,7 @@ import msgspec
 from stoker.dealer import COPY_BELOW, ConnectionChange, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError, StreamDiffersError
 from stoker.log_files import SeldomLog
+from stoker.manager.executor.large_payloads import LargeArguments
 from stoker.manager.executor.membership import (
     CHECK_EVERY_S,
     Membership,
@@ -43,7 +44,6 @@ from stoker.manager.executor.membership import (
     session_over,
 )
 from stoker.manager.executor.outgoing import OpenCall, OpenCalls, Outgoing, Replaced, Submission, Waiter
-from stoker.manager.executor.packing import LargeArguments
 from stoker.manager.executor.pieces import PieceInbox, wake_tasks
 from stoker.manager.executor.publishing import describe
 from stoker.manager.executor.settling import Settling, callbacks

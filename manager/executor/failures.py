@@ -26,7 +26,7 @@ from stoker.errors import (
     SerializationError,
     StokerError,
 )
-from stoker.manager.executor.packing import read_result
+from stoker.manager.executor.large_payloads import read_result
 from stoker.manager.executor.pieces import unpickling_advice
 from stoker.pilot.library.failures import in_words
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed

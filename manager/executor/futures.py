@@ -18,7 +18,7 @@ from parsl.dataflow.futures import AppFuture
 from stoker.errors import ConfigError
 from stoker.manager.executor.failures import opens_at_once, outcome
 from stoker.manager.executor.kernel import make_safe
-from stoker.manager.executor.packing import discard_result
+from stoker.manager.executor.large_payloads import discard_result
 from stoker.manager.executor.pieces import PieceInbox, PieceReader, open_piece
 from stoker.manager.executor.settling import SLOW_S, add_callback, callbacks_of, is_users_callback
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress

@@ -29,11 +29,11 @@ from parsl.executors.errors import BadStateException
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.keeping import Keeping, KeptItem
+from stoker.manager.executor.large_payloads import discard_result
 from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.map_inputs import SLOW_S, NotYet, PulledInputs, SlowItems, refuse_lost
 from stoker.manager.executor.map_window import CHUNK, WINDOW_BYTES, MapInbox, MapReports, Window
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.packing import discard_result
 from stoker.manager.executor.progress import Follow, MapProgress
 from stoker.protocol.calls import CallEnd, Payload
 from stoker.protocol.ids import CallId

@@ -23,7 +23,7 @@ import msgspec
 
 from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, ObjectRef, Recipe
 from stoker.errors import ProtocolError
-from stoker.manager.executor.packing import LargeArguments, discard_result
+from stoker.manager.executor.large_payloads import LargeArguments, discard_result
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec, LeftFiles

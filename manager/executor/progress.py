@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from stoker.progress import ProgressBar
+from stoker.progress_display import ProgressBar
 from stoker.protocol.pace import WorkPace, left_in_words
 from stoker.protocol.status import ContextStatus, LibraryStatus
 from stoker.protocol.to_client import Status

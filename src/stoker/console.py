@@ -1,7 +1,7 @@
 """Output of applications on a terminal, a pipe or a notebook: lines, and one progress line.
 
-On a terminal the progress is a bar (`stoker.progress`). On a pipe or in a batch log the same facts are plain lines: one
-every ten seconds, one when the run starts to wait for something else, and one per minute of the same wait. With
+On a terminal the progress is a bar (`progress_display`). On a pipe or in a batch log the same facts are plain lines:
+one every ten seconds, one when the run starts to wait for something else, and one per minute of the same wait. With
 `json_only` lines for people go to stderr, and stdout holds one JSON document.
 
 `line`, `lines`, `json`, `note` and `error` are the functions with which the `stoker` command prints; `redrawn` is a
@@ -36,7 +36,7 @@ from stoker.manager.cli.console import (
     redrawn,
     survive_closed_pipe,
 )
-from stoker.progress import ProgressBar
+from stoker.progress_display import ProgressBar
 from stoker.protocol.pace import WorkPace, left_in_words
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds

@@ -191,7 +191,7 @@ def test_a_node_with_nothing_but_python_can_fetch(
     publish(session.objects, (big.ref,))
     carried, root = tmp_path / "carried", Path(stoker.__file__).parent
     for name in (
-        "addresses",
+        "connections",
         "errors",
         "contexts/manifest",
         *(f"pilot/transfer/{path.stem}" for path in _carried(root)),
