@@ -5,6 +5,8 @@ a call brings another version than an earlier call, `before_replacing` is called
 may have registered something in the process, which it cannot do twice. Otherwise the module is imported again, and
 functions that were unpickled before are unpickled again (`count_replaced`).
 
+Where one call runs at a time, a function finds the modules that it brought and no others (`_hide_others`).
+
 The modules of a context's loader stay as long as the library lives. A function may bring another version of one: this
 version counts while such functions run, and then the context's module returns, as the same object.
 """
@@ -63,9 +65,15 @@ class CarriedModules:
             for name, carried in wanted.items()
             if name in sys.modules and (not _is_here(name) or known[name].version != carried.version)
         ]
-        if before_replacing is not None and any(
-            _is_here(name) and not _is_of_context(name, known[name]) and not _is_of_context(name, wanted[name])
-            for name in other
+        if before_replacing is not None and (
+            any(
+                _is_here(name) and not _is_of_context(name, known[name]) and not _is_of_context(name, wanted[name])
+                for name in other
+            )
+            or any(
+                carried.is_imported and name in wanted and wanted[name].version != version
+                for (name, version), carried in _finder.hidden.items()
+            )
         ):
             before_replacing()
         if any(map(_is_here, other)):
@@ -79,13 +87,16 @@ class CarriedModules:
             if _is_of_context(name, wanted[name]):
                 _put_back(_finder.put_away.pop(name, {}))
         self._forget_edited_packages()
+        hidden = _hide_others(wanted) if before_replacing is not None else False
         new = {
-            name: carried
+            name: _finder.hidden.pop((name, carried.version), carried)
             for name, carried in wanted.items()
             if name not in known or known[name].version != carried.version
         }
-        if new:
-            known.update(new)
+        known.update(new)
+        for name, carried in new.items():
+            _put_back(_finder.hidden_modules.pop((name, carried.version), {}))
+        if new or hidden:
             _finder.count_changes += 1
             _finder.install()
         self._entered_at = _finder.count_changes
@@ -119,6 +130,21 @@ def versions_of_context() -> Mapping[str, str]:
 def has_travelled(name: str) -> bool:
     """True if this module is here because it came with a function."""
     return name in sys.modules and _is_here(name)
+
+
+def _hide_others(wanted: Mapping[str, _Carried]) -> bool:
+    """Hide the modules that other functions brought, so that a function whose program lacks a module does not import
+    the module of another program. They return as the same objects with the functions that brought them. Only where one
+    call runs at a time: a running call may still import its own modules."""
+    others = [name for name in _finder.known if name not in wanted]
+    for name in others:
+        carried = _finder.known[name]
+        modules = _forget_package(name) if has_travelled(name) else {}
+        _finder.hidden[name, carried.version] = carried
+        _finder.hidden_modules[name, carried.version] = modules
+    for name in others:
+        del _finder.known[name]
+    return bool(others)
 
 
 def _is_here(name: str) -> bool:
@@ -185,6 +211,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         """The modules that came with functions, by name, each in the version of the call that brought it last."""
         self.put_away: dict[str, dict[str, Any]] = {}
         """Modules of the context that functions have replaced, with all modules below them, by name."""
+        self.hidden: dict[tuple[str, str], _Carried] = {}
+        """Modules that came with other functions than the one that runs, by name and version."""
+        self.hidden_modules: dict[tuple[str, str], dict[str, Any]] = {}
+        """What they had in `sys.modules`, with all modules below them."""
         self.count_changes = 0
         self.count_replaced = 0
 
@@ -197,6 +227,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         for name in [name for name in self.known if has_travelled(name)]:
             _forget_package(name)
         self.known.clear()
+        self.hidden.clear()
+        self.hidden_modules.clear()
         self.put_away.clear()
         self.context = NO_MODULES
         self.count_changes += 1

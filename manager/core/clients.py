@@ -85,7 +85,7 @@ def reconcile_received(manager: Manager, client: Client, received: int, *, is_ne
         client.first_unacked = received
         return received > 0
     if known is not None and received > known:  # ends that were made since are new to the client, and get new numbers
-        for _ in range(known - client.first_unacked):
+        for _ in range(min(known - client.first_unacked, len(client.unacked))):
             client.unacked.popleft()
         client.first_unacked = received
         return True

@@ -240,17 +240,38 @@ def test_a_module_that_was_found_elsewhere_is_dropped() -> None:
 
 
 def test_the_library_is_asked_before_a_version_is_replaced() -> None:
-    asked: list[int] = []
-    carried_modules.before_replacing = lambda: asked.append(sys.modules["cm_plain"].WIDTH)
+    asked: list[str] = []
+    carried_modules.before_replacing = lambda: asked.append("asked")
     versions = [brought(str(width), cm_plain=f"WIDTH = {width}\n") for width in range(3)]
     before = carried_modules.count_replaced()
-    for modules in (versions[0], versions[0], NO_MODULES, versions[1]):
+    for modules in (versions[0], versions[0]):
         modules.enter()
         imported("cm_plain")
-    assert asked == [0]
+    NO_MODULES.enter()
+    assert not asked
+    versions[1].enter()
+    assert imported("cm_plain").WIDTH == 1
+    assert len(asked) == 1
     versions[2].enter()
-    assert asked == [0, 1]
-    assert carried_modules.count_replaced() == before + 2
+    assert len(asked) == 2
+    assert carried_modules.count_replaced() == before + 1
+
+
+def test_a_function_finds_the_modules_that_it_brought_and_no_others() -> None:
+    carried_modules.before_replacing = lambda: pytest.fail("nothing is replaced")
+    ours, others = brought("1", cm_plain="", cm_pack="", cm_pack__part=""), brought("2", cm_other="")
+    ours.enter()
+    plain, part = imported("cm_plain"), imported("cm_pack.part")
+    others.enter()
+    imported("cm_other")
+    for name in ("cm_plain", "cm_pack.part"):
+        with pytest.raises(ModuleNotFoundError):
+            imported(name)
+    ours.enter()
+    assert imported("cm_plain") is plain
+    assert imported("cm_pack").part is imported("cm_pack.part") is part
+    with pytest.raises(ModuleNotFoundError):
+        imported("cm_other")
 
 
 def test_the_contexts_module_returns_as_the_same_object_and_ends_no_library() -> None:

@@ -165,13 +165,13 @@ def test_a_run_is_interrupted_again_and_again_and_the_next_one_goes_on(model_wor
         assert len(kept(world)) >= most, "nothing that was kept is lost"
         most = len(kept(world))
         if program.returncode == 130 and most:
-            assert f"{most} of {CLAIMS}" in out + err
+            assert f"{most:,} of {CLAIMS:,}" in out + err
             busy += 1
     assert busy >= 1
     program = start_run(world)
     out, err = program.communicate(timeout=120)
     assert program.returncode == 0, err
-    assert f"{most} of {CLAIMS} are there" in out + err
+    assert f"{most:,} of {CLAIMS:,} are there" in out + err
     [results] = whole(world)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert len(rows) == CLAIMS
