@@ -19,7 +19,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.readers import FileReader
 from types import ModuleType
@@ -137,9 +137,11 @@ def _hide_others(wanted: Mapping[str, _Carried]) -> bool:
     the module of another program. They return as the same objects with the functions that brought them. Only where one
     call runs at a time: a running call may still import its own modules."""
     others = [name for name in _finder.known if name not in wanted]
+    packages = {name.partition(".")[0] for name in others}
+    imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
     for name in others:
         carried = _finder.known[name]
-        modules = _forget_package(name) if has_travelled(name) else {}
+        modules = _forget_package(name, imported) if has_travelled(name) else {}
         _finder.hidden[name, carried.version] = carried
         _finder.hidden_modules[name, carried.version] = modules
     for name in others:
@@ -247,10 +249,13 @@ _finder = _Finder()
 _lock = threading.Lock()
 
 
-def _forget_package(name: str) -> dict[str, Any]:
-    """Take a module and all modules below it out of `sys.modules`, and off their packages. Returns them."""
+def _forget_package(name: str, imported: Iterable[str] | None = None) -> dict[str, Any]:
+    """Take a module and all modules below it out of `sys.modules`, and off their packages. Returns them. `imported`:
+    the names to look at, if not all."""
     dropped: dict[str, Any] = {}
-    for one in [other for other in list(sys.modules) if other == name or other.startswith(f"{name}.")]:
+    for one in [other for other in imported or list(sys.modules) if other == name or other.startswith(f"{name}.")]:
+        if one not in sys.modules:
+            continue
         dropped[one] = module = sys.modules.pop(one, None)
         names, last = _names_above(one)
         if module is not None and names.get(last) is module:

@@ -259,7 +259,7 @@ def test_the_library_is_asked_before_a_version_is_replaced() -> None:
 
 def test_a_function_finds_the_modules_that_it_brought_and_no_others() -> None:
     carried_modules.before_replacing = lambda: pytest.fail("nothing is replaced")
-    ours, others = brought("1", cm_plain="", cm_pack="", cm_pack__part=""), brought("2", cm_other="")
+    ours, others = brought("1", cm_pack__part="", cm_plain="", cm_pack=""), brought("2", cm_other="")
     ours.enter()
     plain, part = imported("cm_plain"), imported("cm_pack.part")
     others.enter()
