@@ -94,8 +94,10 @@ class CarriedModules:
             if name not in known or known[name].version != carried.version
         }
         known.update(new)
+        returned: dict[str, Any] = {}
         for name, carried in new.items():
-            _put_back(_finder.hidden_modules.pop((name, carried.version), {}))
+            returned |= _finder.hidden_modules.pop((name, carried.version), {})
+        _put_back(returned)
         if new or hidden:
             _finder.count_changes += 1
             _finder.install()
