@@ -67,7 +67,12 @@ class Scheduler:
             if not self._is_there():
                 return ""
             done = list[bool]()
-            found = self._processes.end_pilot(step, lambda pid: done.append(hit(step, node_of(pid))), head=False)
+
+            def end(pid: int) -> None:
+                node = node_of(pid)  # the head, if the process has ended meanwhile
+                done.append(node in self._cluster.shape.nodes and hit(step, node))
+
+            found = self._processes.end_pilot(step, end, head=False)
             return found if any(done) else ""
 
         return do
