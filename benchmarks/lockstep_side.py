@@ -17,8 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import core_events, loads, noop
-from benchmarks.scale import simulator
+from benchmarks.engine import noop
 
 Figure = Callable[[], float]
 
@@ -26,6 +25,8 @@ Figure = Callable[[], float]
 @contextmanager
 def events(queued: int) -> Iterator[Figure]:
     """Seconds that the manager's core takes for one event, while `queued` calls wait: see `core_events`."""
+    from benchmarks.engine import core_events  # names modules of the core, which earlier checkouts have elsewhere
+
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)  # as the live loop does
@@ -36,7 +37,7 @@ def events(queued: int) -> Iterator[Figure]:
 
 @contextmanager
 def program(how: str) -> Iterator[Figure]:
-    """Seconds for a call that does nothing, made by a Parsl program: see `noop_side`."""
+    """Seconds for a call that does nothing, made by a Parsl program: see `engine.noop`."""
     import parsl
     from parsl.config import Config
 
@@ -72,8 +73,9 @@ def program(how: str) -> Iterator[Figure]:
 
 @contextmanager
 def first_call(*, evict: bool) -> Iterator[Figure]:
-    """The first call of a context: see `loads_side`."""
+    """The first call of a context: see `engine.loads`."""
     import stoker
+    from benchmarks.engine import loads
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loads-")))
@@ -87,7 +89,8 @@ def first_call(*, evict: bool) -> Iterator[Figure]:
 
 @contextmanager
 def simulated() -> Iterator[Figure]:
-    """An event of a simulation, in processor time: see `simulator_side`."""
+    """An event of a simulation, in processor time: see `scale.simulator`."""
+    from benchmarks.scale import simulator
 
     def figure() -> float:
         simulation = simulator.CASES["steady"](10)

@@ -31,7 +31,6 @@ from parsl.providers import LocalProvider
 
 from benchmarks.harness import ratios, run_side, take_turns
 from benchmarks.tables import Bar, Line, Table
-from stoker.manager.executor.executor import THRESHOLDS
 
 NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
 SIDE = "benchmarks.engine.noop"
@@ -115,6 +114,8 @@ def main() -> None:
 
 
 def side(options: argparse.Namespace, folder: str) -> dict[str, Any]:
+    from stoker.manager.executor.executor import THRESHOLDS  # here, because earlier checkouts have it elsewhere
+
     if options.executor == "stoker":
         from stoker import StokerExecutor
 
