@@ -196,6 +196,8 @@ class Wired:
                 crossed[OF_NONE] += 1
             case to_pilot.RunCalls(library=number) if number not in libraries:
                 crossed[OF_NONE] += 1
+            case to_pilot.StartLibrary() if self.core.state.leaving:
+                crossed[OF_NONE] += 1  # its refusal may come behind a hello without that library
             case to_pilot.CancelCalls(library=number, calls=calls) if number in libraries:
                 crossed[NOT_HELD] += sum(call not in libraries[number].held for call in calls)
             case _:
