@@ -221,7 +221,6 @@ def decided_by(site: Site, policy: str) -> Site:
 
 
 def site_file(site: str | os.PathLike[str]) -> Path:
-    """Return the path of a site file. A bare name is a file here, else a shipped one."""
     path = Path(site).expanduser()
     if path.parent == Path() and path.suffix == "" and not path.exists() and path.name in shipped_sites():
         return _SHIPPED / f"{path.name}.toml"

@@ -116,7 +116,6 @@ class SettingPlace(typing.NamedTuple):
 
 
 def is_struct(kind: Any) -> bool:
-    """True for a struct type."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 

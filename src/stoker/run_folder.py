@@ -117,7 +117,6 @@ class RecordLog:
         return (self._record_at(place) for place in list(self._places.values()))
 
     def get(self, key: tuple[Any, ...]) -> Record | None:
-        """The record of this key, if it is there."""
         place = self._places.get(key)
         return None if place is None else self._record_at(place)
 

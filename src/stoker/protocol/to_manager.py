@@ -218,7 +218,6 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
     @property
     def on_host(self) -> bool:
-        """True if the device's memory is host memory."""
         return self.kind.startswith("cpu")
 
 

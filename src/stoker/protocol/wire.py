@@ -93,12 +93,10 @@ def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *,
 
 
 def from_client() -> Decoder[to_manager.FromClient]:
-    """Return a decoder for what clients send to the manager."""
     return Decoder(to_manager.FromClient)
 
 
 def from_pilot() -> Decoder[to_manager.FromPilot]:
-    """Return a decoder for what pilots send to the manager."""
     return Decoder(to_manager.FromPilot)
 
 

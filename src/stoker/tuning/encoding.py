@@ -62,7 +62,6 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = M
 
 
 def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) -> list[EncodedSample]:
-    """The samples as tokens, in order."""
     if not samples:
         return []
     sources = [template.replace(PLACE, sample.input) for sample in samples]

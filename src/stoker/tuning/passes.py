@@ -57,7 +57,6 @@ class SoftPrompt:
 
     @property
     def vectors(self) -> torch.nn.Parameter:
-        """The soft prompt."""
         found: torch.nn.Parameter = self.wrapped.prompt_encoder[_ADAPTER].embedding.weight
         return found
 

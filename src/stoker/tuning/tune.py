@@ -82,7 +82,6 @@ class TuningState(msgspec.Struct, frozen=True):
 
 
 def pack_state(state: TuningState) -> bytes:
-    """The state as bytes."""
     tensors = {_PROMPT: state.prompt, _BEST: state.best}
     tensors |= {_OPTIMIZER + name: value for name, value in state.optimizer.items()}
     held = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
@@ -133,7 +132,6 @@ def write_file(folder: Path, data: bytes) -> None:
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's state of its one parameter."""
     held: dict[str, Any] = optimizer.state_dict()["state"].get(0, {})
     return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
 

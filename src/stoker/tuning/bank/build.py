@@ -245,7 +245,6 @@ def reading_of(*, tokens: int = FEATURE_TOKENS) -> str:
 
 
 def reader(model: CausalLM, *, tokens: int = FEATURE_TOKENS) -> Reader:
-    """Features of texts from this model, in batches."""
     from stoker.contexts.reading import mean_hidden
 
     def read(texts: Sequence[str]) -> Array:

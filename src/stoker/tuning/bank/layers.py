@@ -83,7 +83,6 @@ def nearest_medoids(distances: Array, medoids: Indices) -> Indices:
 
 
 def medoid_cost(distances: Array, medoids: Indices) -> float:
-    """The sum of every point's distance to the nearest medoid."""
     return float(np.min(distances[:, medoids], axis=1).sum(dtype=np.float64))
 
 
@@ -303,7 +302,6 @@ class Layers:
     # ---- groups
 
     def tops(self) -> list[tuple[int, CandidateGroup]]:
-        """Every cluster as a group, with its number."""
         return [(number, self._sorted(members[0], members[1:])) for number, members in enumerate(self.clusters)]
 
     def parts(self, cluster: int, group: CandidateGroup) -> tuple[CandidateGroup, ...]:
