@@ -1,12 +1,11 @@
-"""Where the ranks of a gang meet: names and values that rank 0 keeps, for ranks that prove the gang's key.
+"""The rendezvous store of a gang: names and values on rank 0, for ranks that prove the gang's key.
 
-torch.distributed's own store answers everybody who can reach its port: a stranger reads what a job is called and
-breaks the gang with one wrong value. Here each connection begins with both sides proving the key
-(`pilot.transfer.wire`), every header carries a MAC, and every value the digest that its header names. Values are not
-encrypted.
+torch.distributed's own store answers anybody who can reach its port: a stranger could read a job's name and break the
+gang with one wrong value. Here both sides of a connection first prove the key (`pilot.transfer.wire`), every header
+carries a MAC, and every value the digest that its header names. Values are not encrypted.
 
-The store is a `torch.distributed.Store`, so Gloo and NCCL find their ranks by it. The connections that they make among
-themselves are their own: they prove nothing (see docs/security.md).
+The store is a `torch.distributed.Store`, by which Gloo and NCCL find their ranks. The connections that they make among
+themselves prove nothing (see docs/security.md).
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import ObjectServer
 
 MOST_BYTES = 1 << 30
-"""No value is longer."""
+"""The longest value."""
 _WAIT_S = 0.5
-"""The longest that rank 0 leaves a question unanswered."""
+"""The most seconds that rank 0 takes for an answer."""
 _IDLE_S = 7 * 86_400.0
-"""A rank that computes says nothing; a lost one is told of by its connection, or by the gang's exchange."""
+"""A computing rank is silent; the loss of one shows in its connection or the gang's exchange."""
 
 
 class StoreError(RuntimeError):
@@ -184,7 +183,7 @@ class RankStore(distributed.Store):  # type: ignore[misc]  # torch's classes hav
 
 
 def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
-    """Rank 0's store, which the other ranks reach at this listening socket. It is taken over."""
+    """Serve rank 0's store to the other ranks at this listening socket, which is taken over."""
     listener.setblocking(True)
     values = LocalValues()
     limits = wire.WireLimits(silence_s=_IDLE_S)
@@ -193,7 +192,7 @@ def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
 
 
 def reach(address: str, *, key: bytes, limit_s: float) -> RankStore:
-    """Another rank's store: rank 0's, at `host:port`. Raises PeerError."""
+    """Return rank 0's store at `host:port`. Raises PeerError."""
     values = RemoteValues(wire.connect(address, key=key, limits=wire.WireLimits(silence_s=limit_s + 10.0)))
     return RankStore(values, limit_s=limit_s, close=values.close)
 
@@ -214,8 +213,9 @@ def _none() -> Any:
 
 
 def _answers(values: LocalValues) -> dict[str, Callable[[wire.Channel, dict[str, Any]], None]]:
-    """What rank 0 answers to each question. Each raises PeerError for one that makes no sense: that ends its asker's
-    connection and nothing else."""
+    """Return rank 0's handler of each question. A malformed question raises PeerError, which ends its connection
+    alone.
+    """
 
     def answer(work: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Any:
         def handle(channel: wire.Channel, question: dict[str, Any]) -> None:
@@ -264,7 +264,7 @@ def _send(channel: wire.Channel, header: dict[str, Any], value: bytes) -> None:
 
 
 def _body(channel: wire.Channel, header: dict[str, Any]) -> bytes:
-    """The value that comes with a header. Raises PeerError for another one than the header says."""
+    """Read the value after a header. Raises PeerError if it differs from the header."""
     size = header["body"]
     if size > MOST_BYTES:
         raise wire.PeerError(f"a value of {size} bytes is too long")
