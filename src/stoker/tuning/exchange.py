@@ -127,16 +127,16 @@ def meet(
     listener: socket.socket | None = None,
     key: bytes = b"",
 ) -> Iterator[Exchange]:
-    """Open the exchange of a gang for the block.
+    """Open the exchange of a gang for the duration of the block.
 
     Args:
         rendezvous: `host:port` on rank 0's machine.
-        job: what all ranks must have in common.
+        job: the same text on all ranks of a gang.
         device: as PyTorch names it.
         limit_s: how long to wait for the others, here and in each exchange.
         listener: rank 0's socket that already listens there; it is taken over.
-        key: what the ranks prove to each other (`stoker.gang().key`) first; without one anybody who reaches the address
-            can join.
+        key: the ranks prove this key to each other first (`stoker.gang().key`); without one anybody who reaches the
+            address can join.
 
     Raises:
         ConfigError: for an impossible rank or address.

@@ -190,8 +190,8 @@ def tune(
     The context's model is not changed.
 
     Raises:
-        ConfigError: for a job that cannot run (no prompt, too few or too long samples, an unreachable target, another job's
-            checkpoint).
+        ConfigError: for a job that cannot run (no prompt, too few or too long samples, an unreachable target, another
+            job's checkpoint).
         ExchangeError: if a rank does not come or is lost.
         Evicted: with a checkpoint, if `report` raised it.
     """
