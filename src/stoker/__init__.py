@@ -1,24 +1,24 @@
 """Stoker keeps models hot on GPUs that you do not own.
 
-What most programs need is here: `app`, `context`, `load`, `map`, `amap`, `kept`, `stream`, `causal_lm`, `encoder`,
-`encoder_family`, `family`, and what a call asks (`device`, `gang`, `progress`, `scratch`). More is in the public
-modules; everything else may change from one version to the next.
+Most programs need only the names here: `app`, `context`, `load`, `map`, `amap`, `kept`, `stream`, `causal_lm`,
+`encoder`, `encoder_family`, `family`, and within a call `device`, `gang`, `progress`, `scratch`. The public modules
+have more; everything else may change between versions.
 
 config      site files: `load_site`, `Site`
-console     a terminal or a pipe to write on: `Screen` with its progress line, option types
+console     output on a terminal or a pipe: `Screen` with its progress line, option types
 contexts    recipes, awareness, ready-made contexts, checkpoints: `Recipe`, `Awareness`, `saved_state`, `Evicted`
 datafile    rows of CSV, JSONL, Parquet and Arrow files, each with its place
-decoding    what decoders raise for damaged bytes
-errors      every error that a user can meet
-planning    how much work a run is, for `stoker plan`
-run_folder  runs that can be stopped and gone on with
+decoding    exceptions of decoders for damaged bytes
+errors      every error that users can meet
+planning    the work of a run, for `stoker plan`
+run_folder  runs that can be stopped and resumed
 sessions    a loaded session and its calls from outside: facts, forecasts, checkpoints, policies
-toml_files  TOML files of a program's own, checked
+toml_files  checked TOML files of a program
 tuning      soft prompts: jobs, data, the tuner, the bank of initial prompts
-units       sizes and times as people write them
+units       sizes and times in text
 
-Importing this module imports nothing heavy (a login node never needs a GPU library): each name is resolved on first use
-(PEP 562).
+Importing this module imports nothing heavy (a login node never needs a GPU library): each name is resolved on first
+use (PEP 562).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _MODULES = (
     "config", "console", "contexts", "datafile", "decoding", "errors", "planning", "run_folder", "sessions",
     "toml_files", "tuning", "units",
 )  # fmt: skip
-"""The public modules. Importing one of them here would cost what it imports."""
+"""The public modules, which are imported on first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -37,7 +37,6 @@ class Stream:
         return -mean * math.log(self.uniform(number))
 
     def normal(self, number: int) -> float:
-        """Return a standard normal number."""
         return _quantile(self.uniform(number))
 
     def factor(self, number: int, *, cv: float) -> float:

@@ -147,7 +147,7 @@ def without_effect(site: Site) -> dict[SiteSetting, str]:
 
 
 def stands_in_vain(site: Site, data: Mapping[str, Any]) -> tuple[SiteSetting, str] | None:
-    """Return the first setting in a file's tables that has no effect, and the message; None if there is none."""
+    """Return the first setting in a file's tables without effect, and the message; None if all have effects."""
     for (table, setting), why in without_effect(site).items():
         if setting in data.get(table, {}):
             return (table, setting), f"[{table}] {setting} has no effect: {why}"
@@ -184,8 +184,8 @@ __all__ = [
 
 
 def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
-    """The site that is meant: None is this machine, a path is read and checked, and so is a site file that ships, by
-    its name (`"workstation"`); a Site is given back.
+    """Return a site: this machine for None, the checked file at a path or of a shipped name (`"workstation"`), or a
+    Site unchanged.
 
     Raises ConfigError with facts `file`, `line` and `key`, where known.
     """
@@ -209,10 +209,9 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
 
 
 def decided_by(site: Site, policy: str) -> Site:
-    """The site with this policy, where its file leaves the choice open; else the site as it is.
+    """Return the site with this shipped policy if its file leaves the choice open; else unchanged.
 
-    A file leaves it open that names no policy and joins no other sites, for Stoker's own engine. `policy` is one of
-    those that ship.
+    A file leaves it open if it names no policy, joins no other sites, and uses Stoker's own engine.
     """
     plain = site.policy.name == Policy().name and not site.policy.dispatch and not site.policy.residency
     if policy not in POLICY_NAMES or not plain or site.sites or site.engine is not Engine.STOKER:
@@ -221,7 +220,6 @@ def decided_by(site: Site, policy: str) -> Site:
 
 
 def site_file(site: str | os.PathLike[str]) -> Path:
-    """Return the path of a site file. A bare name is a file here, else a shipped one."""
     path = Path(site).expanduser()
     if path.parent == Path() and path.suffix == "" and not path.exists() and path.name in shipped_sites():
         return _SHIPPED / f"{path.name}.toml"

@@ -116,7 +116,6 @@ class SettingPlace(typing.NamedTuple):
 
 
 def is_struct(kind: Any) -> bool:
-    """True for a struct type."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
@@ -225,7 +224,8 @@ def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
 
 class ConfigFault(typing.NamedTuple):
     """A fault: its line from 1, the setting `key`, the message `problem`, and the `path` of the setting or its
-    table."""
+    table.
+    """
 
     line: int
     key: str
@@ -271,7 +271,7 @@ def _toml_words(problem: str) -> str:
 
 
 class _Said(typing.NamedTuple):
-    """The message, and the setting and table that it is about."""
+    """The message, and the setting and table that it concerns."""
 
     table: int
     """The number of path parts of the table."""

@@ -83,7 +83,6 @@ class UnprovenPlaces(Generic[K]):
         return len(self._addresses)
 
     def add(self, connection: K, *, address: str) -> None:
-        """Add a new connection from this address."""
         self.remove(connection)
         self._addresses[connection] = address
         self._by_address.setdefault(address, OrderedDict())[connection] = None

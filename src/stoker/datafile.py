@@ -1,9 +1,9 @@
-"""Rows of data files and of saved data sets, read with the place of each, so that a bad row can be named; rows written.
+"""Read rows of data files and saved data sets with the place of each, so that errors can name a row; write rows.
 
 The ending decides the format: `.csv`, `.tsv`, `.jsonl`, `.ndjson` (these also `.gz` and `.xz`), `.parquet`, `.arrow`,
 `.feather`, `.ipc`. A folder that Hugging Face's `save_to_disk` wrote is read directly; `datasets` need not be
-installed. Rows are read lazily, a few thousand at a time, so a file may be larger than memory: large record batches are
-converted in pieces, and Arrow files are mapped into memory.
+installed. Rows are read lazily, a few thousand at a time, so a file may be larger than memory: large record batches
+are converted in pieces, and Arrow files are mapped into memory.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _TABLES = (".parquet", *_ARROW)
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of `path`, lazily. Blank lines are skipped.
+    """Yield the rows of `path`, without blank lines.
 
-    Raises ConfigError naming file and line when the file is missing, of an unknown ending, cut off or damaged, or has a
-    row that cannot be read.
+    Raises ConfigError with file and line if the file is missing, damaged or of an unknown kind, or a row is
+    unreadable.
     """
     if path.is_dir():
         return _read_saved_data_set(path)
@@ -76,9 +76,9 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a text file, lazily, without blank ones; the file may be packed (`.gz`, `.xz`).
+    """Yield the lines of a text file without blank ones; the file may be packed (`.gz`, `.xz`).
 
-    Raises ConfigError when the file is missing, or cut off or damaged.
+    Raises ConfigError if the file is missing or damaged.
     """
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; name a file", file=str(path))
@@ -87,13 +87,13 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def digest_file(path: Path) -> str:
-    """The first 16 hex digits of the SHA-256 of the file's bytes: which data a run was made from."""
+    """Return the first 16 hex digits of the SHA-256 of the file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def text_field(row: Row, field: str, *, file: Path) -> str:
-    """A field that must be text and not blank. Raises ConfigError naming file, line and field."""
+    """Return a field that must be non-blank text. Raises ConfigError with file, line and field."""
     if field not in row.fields:
         has = ", ".join(map(str, row.fields)) or "nothing"
         raise ConfigError(
@@ -129,12 +129,12 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LONGEST_CELL = 2**31 - 1
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""What reading a file that is cut off or damaged raises. (Of EOFError click says nothing: it takes it for Ctrl-D.)"""
+"""Exceptions from reading a truncated or damaged file. (click takes EOFError for Ctrl-D and stays silent.)"""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def _read_text_rows(path: Path, *, kind: str) -> Iterator[Row]:
-    """The rows of a file of this kind (`.csv`, `.jsonl`, …). Raises ConfigError naming file and line."""
+    """Yield the rows of a text file of this kind (`.csv`, `.jsonl`, …). Raises ConfigError with file and line."""
     rows = _csv(path, delimiter=_DELIMITERS[kind]) if kind in _DELIMITERS else _jsonl(path)
     last = ""
     try:
@@ -161,7 +161,7 @@ def _read_lines(path: Path) -> Iterator[Line]:
 
 
 def _open_bytes(path: Path) -> IO[bytes]:
-    """Open a text file, packed or not. Raises ConfigError for another format than its name says."""
+    """Open a text file, packed or not. Raises ConfigError if its content has another format than its name."""
     ending = path.suffix.lower()
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
     file = openers.get(ending, open)(path, "rb")
@@ -206,7 +206,7 @@ def _jsonl(path: Path) -> Iterator[Row]:
 
 
 def _check_whole(fields: dict[str, Any], *, path: Path, number: int) -> None:
-    """Raise ConfigError for a text with half of a character: it could be neither sent nor written."""
+    """Raise ConfigError for a text with half of a surrogate pair, which cannot be sent or written."""
     broken = _SURROGATE.search(json.dumps(fields, ensure_ascii=False))
     if broken:
         problem = f"holds \\u{ord(broken[0]):04x}, half of a character; write it whole or leave it out"
@@ -242,7 +242,7 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
 
 
 def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
-    """The error for a file that gave no more than the rows up to `last` (empty: none at all)."""
+    """Return the error for a file that ended after the row `last` (empty: before the first)."""
     if isinstance(error, OSError) and error.errno is not None:
         return ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path))
     what = "is cut off" if isinstance(error, EOFError) else "is damaged"
@@ -252,7 +252,7 @@ def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
 
 
 def _not_text(path: Path) -> ConfigError:
-    """Which line it is: the decoder that failed was given pieces of the file, and knows of no lines."""
+    """Return the error with the line that is not text: the failed decoder does not know lines."""
     number = 0
     try:
         with _open(path, errors="surrogateescape") as file:
@@ -271,13 +271,14 @@ _FILE_MAGIC, _OLD_FEATHER_MAGIC = b"ARROW1", b"FEA1"
 
 
 def _read_arrow(path: Path) -> Iterator[Row]:
-    """The rows of an Arrow file or stream; Feather files are Arrow files."""
+    """Yield the rows of an Arrow file or stream; Feather files are Arrow files."""
     return _numbered(path, _arrow_fields(path), kind="Arrow")
 
 
 def _read_saved_data_set(folder: Path) -> Iterator[Row]:
-    """The rows of a folder that `Dataset.save_to_disk` wrote. Raises ConfigError for any other folder, and for one of
-    several splits: each is a folder in it."""
+    """Yield the rows of a folder written by `Dataset.save_to_disk`. Raises ConfigError for any other folder, and for
+    one with several splits, each of which is a folder in it.
+    """
     if (folder / "dataset_dict.json").is_file():
         splits = _listed(folder / "dataset_dict.json", "splits")
         if len(splits) != 1:
@@ -304,7 +305,7 @@ def _in_turn(files: list[Path]) -> Iterator[Row]:
 
 
 def _listed(file: Path, *keys: str) -> list[str]:
-    """The texts of a list in a JSON file; with two keys, what each of its objects has under the second."""
+    """Return a list of texts in a JSON file; with two keys, the second key's values in the objects of the first."""
     try:
         values = json.loads(file.read_bytes())[keys[0]]
         texts = [value[keys[1]] if len(keys) > 1 else value for value in values]
@@ -365,10 +366,10 @@ _ARROW_TYPES: dict[type, str] = {str: "string", int: "int64", float: "double"}
 def write_rows(
     rows: Iterable[Mapping[str, Any]], path: Path, *, kind: str, columns: Mapping[str, type] | None = None
 ) -> None:
-    """Write the rows as `parquet` or `jsonl`, whatever `path` is called.
+    """Write rows as `parquet` or `jsonl`, whatever the name of `path`.
 
-    `columns`: the name and the type (str, int or float) of each column of a Parquet file. With it, at most 4,096 rows
-    are held at a time. Without it all rows are: the columns are those of the first row, their types fit all values.
+    `columns`: name and type (str, int or float) of each Parquet column. With it at most 4,096 rows are in memory.
+    Without it all are: the columns are those of the first row, with types that fit all values.
     """
     if kind == "jsonl":
         with path.open("w", encoding="utf-8") as file:

@@ -124,7 +124,6 @@ class Dealer:
         return _has_input(self.socket)
 
     def changes(self) -> Iterator[ConnectionChange]:
-        """Yield the changes of the connection, in order."""
         while _has_input(self._monitor):
             change = ConnectionChange(next_event(self._monitor)[0])
             if change in (ConnectionChange.REFUSED, ConnectionChange.NOT_UNDERSTOOD):
@@ -148,7 +147,6 @@ class Dealer:
         return fresh
 
     def receive(self) -> list[bytes]:
-        """Return all received frames."""
         frames: list[bytes] = []
         while _has_input(self.socket):  # an exception for an empty socket costs ten times as much
             frames.append(self.socket.recv(zmq.NOBLOCK))

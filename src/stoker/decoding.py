@@ -1,10 +1,10 @@
-"""Damaged bytes and files in another format: the exceptions of decoders, and messages for users.
+"""Damaged bytes and files in another format: exceptions of decoders, and messages for users.
 
 msgspec raises more than its DecodeError: UnicodeDecodeError (a ValueError) for text that is not UTF-8, RecursionError
-for values nested too deep, MemoryError and OverflowError for a length that no machine has. So does `json`.
+for values nested too deep, MemoryError and OverflowError for impossible lengths. `json` does the same.
 
-A decoder's own words seldom help. msgspec says "invalid character (byte 0)" of a file in UTF-16 and of a packed one,
-and gives the position of a wrong byte within a string and not within the file.
+A decoder's own words seldom help. msgspec reports "invalid character (byte 0)" for a file in UTF-16 and for a packed
+one, and gives the position of a wrong byte within a string instead of the file.
 """
 
 from __future__ import annotations

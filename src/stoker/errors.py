@@ -76,7 +76,7 @@ class SessionError(StokerError):
 
 
 class ProtocolError(SessionError):
-    """A peer said something that is not in the protocol, or is of another version or session."""
+    """A peer violates the protocol, or has another version or session."""
 
 
 class CallError(StokerError):
@@ -88,11 +88,11 @@ class ContextError(CallError):
 
 
 class NoDeviceError(ContextError):
-    """No device that this site has could ever hold the context. Facts: `context`, `needs`, `seen`."""
+    """No device of this site can ever hold the context. Facts: `context`, `needs`, `seen`."""
 
 
 class PoisonCallError(CallError):
-    """The call killed its library again and again. Facts: `signal`, `tries`, `log`."""
+    """The call killed its library several times. Facts: `signal`, `tries`, `log`."""
 
 
 class CallTimeoutError(CallError):
@@ -108,19 +108,22 @@ class CallCancelledError(CallError):
 
 
 class StreamDiffersError(CallError):
-    """A call that gives its result in pieces ran again, and its new run differs from what was handed on of the first.
-    Facts: `piece` (the number of the first one that is known to differ, from 0), `handed_on`."""
+    """A call that streams its result ran again with pieces that differ from those the client already has. Facts:
+    `piece` (the number of the first one known to differ, from 0), `handed_on`.
+    """
 
 
 class GangBroken(CallError):
-    """Other ranks of a gang were lost, or did not come. Raised inside a call, it has the call started again, with the
-    checkpoint that rank 0 left; the client sees it only when that has happened again and again."""
+    """Other ranks of a gang were lost, or did not come. Raised inside a call, it restarts the call from rank 0's
+    checkpoint; the client sees it only after several restarts.
+    """
 
 
 class InfrastructureError(CallError):
-    """Devices, disks or networks failed the call, on one pilot after the other. The exception that the function raised
-    last is its cause. Facts: `device`, where devices failed."""
+    """Devices, disks or networks failed the call on several pilots. Its cause is the function's last exception. Facts:
+    `device`, if devices failed.
+    """
 
 
 class RemoteCallError(CallError):
-    """The call raised something that cannot be brought back as itself. Facts: `kind`, `traceback`."""
+    """The call raised an exception that cannot be restored here. Facts: `kind`, `traceback`."""

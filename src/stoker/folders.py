@@ -21,7 +21,6 @@ def working_folder() -> Path:
 
 
 def is_working_folder_removed() -> bool:
-    """True if the working folder has been removed."""
     try:
         os.getcwd()
     except FileNotFoundError:

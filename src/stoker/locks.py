@@ -1,8 +1,9 @@
-"""File locks (flock): take one, wait for one, check whether one is held.
+"""File locks (flock): take, wait for and check them.
 
 Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. There a long lock is a
 file next to the locked one (`NAME.holder`), which names the process and counts while that process lives. Short locks
-are skipped. Both are weaker, and enough here: a lease decides who runs a session, and objects are checked by content.
+are skipped. Both are weaker and sufficient here: a lease decides which manager runs a session, and objects are checked
+by content.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """True if a process holds a lock (or, with `exclusively`, an exclusive lock) on a file; None if unknown. The check
-    takes the lock for a moment. With `exclusively` several processes can check at once without finding each other."""
+    """True if a process holds a lock (with `exclusively`: an exclusive lock) on a file; None if unknown. The check
+    takes the lock for a moment; with `exclusively` concurrent checks do not see each other.
+    """
     try:
         with file.open("rb") as opened:
             fcntl.flock(opened, (fcntl.LOCK_SH if exclusively else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -80,7 +82,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """The process that holds a lock by name. `inode`: of the locked file, so that a new file of its name is free."""
+    """The process that holds a lock by name. `inode`: of the locked file, so that a new file with its name is free."""
 
     machine: str
     pid: int
@@ -154,7 +156,7 @@ def holders(file: Path) -> list[LockHolder]:
 
 
 def _holds(pid: int, name: str) -> bool:
-    """Whether a process has this file open, and a lock on it."""
+    """True if a process has this file open and a lock on it."""
     try:
         return any(_is_lock(pid, descriptor, name) for descriptor in os.listdir(f"/proc/{pid}/fd"))
     except OSError:  # it ended meanwhile, or is somebody else's
@@ -162,7 +164,7 @@ def _holds(pid: int, name: str) -> bool:
 
 
 def _is_lock(pid: int, descriptor: str, name: str) -> bool:
-    """The kernel shows a lock with each descriptor that it belongs to, whoever took it (proc_pid_fdinfo(5))."""
+    """The kernel lists a lock with each descriptor that it belongs to (proc_pid_fdinfo(5))."""
     try:
         if os.readlink(f"/proc/{pid}/fd/{descriptor}") != name:
             return False

@@ -1,8 +1,7 @@
-"""What an application tells `stoker plan`: how much work a run of it is.
+"""The amount of work in a run of an application, for `stoker plan`.
 
-An application names a `Work` in the entry point group `stoker.forecasts`; `stoker plan SITE NAME` then says when a run
-of it would be finished, from what earlier calls of its function took. `function` is written with its module,
-`mine.functions:score`.
+An application names a `Work` in the entry point group `stoker.forecasts`; `stoker plan SITE NAME` then forecasts the
+end of a run from the times of earlier calls of its function. `function` includes its module, `mine.functions:score`.
 """
 
 from __future__ import annotations

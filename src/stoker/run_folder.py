@@ -1,20 +1,20 @@
-"""Runs that can be stopped at any moment and resumed: a folder, a log of results, and files replaced whole.
+"""Runs that can be stopped at any moment and resumed: a folder, a log of results, and files replaced atomically.
 
     with contextlib.closing(open_run(Path("runs"), app="mine", prefix="mine", parameters=..., options=...)) as folder:
-        with folder.log(key=("id",)) as log:            results so far; a key that is there is not written again
+        with folder.log(key=("id",)) as log:            results so far; a key that exists is not written again
             log.append([{"id": 7, "answer": "yes"}])
-        folder.finish(name="results.jsonl", write=...)  the final file, moved into place whole
+        folder.finish(name="results.jsonl", write=...)  the final file
 
-    run.json              application, options, parameters (what makes two runs the same), when it was made
-    results.jsonl.part    results so far; removed once the final file is in place
-    attempt.jsonl.part    what an attempt keeps for itself, while it lasts
-    results.parquet       the final file; a run that has one, and no .part, is finished (it may also be results.jsonl,
+    run.json              application, options, parameters (what makes two runs the same), time of creation
+    results.jsonl.part    results so far; removed when the final file is in place
+    attempt.jsonl.part    the private log of an attempt, while it lasts
+    results.parquet       the final file; a run with one and without .part is finished (it may also be results.jsonl,
                           results.npy or responses.jsonl)
     summary.json          the facts of the last attempt
 
-Two runs with equal `parameters` are the same run: the second resumes where the first was stopped. A folder is locked
-while a run writes in it. A folder that cannot be used raises ConfigError, which names it; a disk that takes no more
-raises StokerError, and what is there stays whole.
+Two runs with equal `parameters` are the same run: the second resumes the first. A folder is locked while a run writes
+in it. A folder that cannot be used raises ConfigError, which names it; a full disk raises StokerError, and existing
+files stay whole.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Record = dict[str, Any]
 
 
 class RecordLog:
-    """The log at `path`, made when it is not there. `key` names the fields that identify a record.
+    """The log at `path`, created if missing. `key` names the fields that identify a record.
 
-    Raises ConfigError naming the line when something other than the last line is damaged.
+    Raises ConfigError with the line if anything but the last line is damaged.
     """
 
     def __init__(self, path: Path, *, key: tuple[str, ...]) -> None:
@@ -79,13 +79,13 @@ class RecordLog:
                 at += len(line)
 
     def key_of(self, record: Record) -> tuple[Any, ...]:
-        """What identifies the record. Raises KeyError when a field of the key is missing."""
+        """Return the key of a record. Raises KeyError if a field of the key is missing."""
         return tuple(record[field] for field in self._fields)
 
     def append(self, records: Iterable[Record]) -> int:
-        """Writes the records whose keys are new, all with one write. How many they were.
+        """Write the records with new keys in one write. Return their number.
 
-        Raises StokerError when the disk refuses, and then none of them is in the log.
+        Raises StokerError if the disk refuses; then none of them is in the log.
         """
         fresh: dict[tuple[Any, ...], bytes] = {}
         for record in records:
@@ -113,11 +113,10 @@ class RecordLog:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Record]:
-        """The records, in the order in which they were written."""
+        """Yield the records in the order in which they were written."""
         return (self._record_at(place) for place in list(self._places.values()))
 
     def get(self, key: tuple[Any, ...]) -> Record | None:
-        """The record of this key, if it is there."""
         place = self._places.get(key)
         return None if place is None else self._record_at(place)
 
@@ -129,7 +128,7 @@ class RecordLog:
         return record
 
     def close(self) -> None:
-        """Closes the file; twice is fine."""
+        """Close the file; a second call has no effect."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -145,9 +144,8 @@ class RecordLog:
 
 
 def write_whole(folder: Path, data: bytes, *, name: str) -> None:
-    """Put these bytes into the folder under this name, whole or not at all; they reach the disk before the name does.
-
-    Raises ConfigError if the folder can't be written.
+    """Write bytes into the folder under a name, atomically and synced. Raises ConfigError if the folder is not
+    writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,25 +159,27 @@ ATTEMPT = "attempt.jsonl.part"
 _RUN = "run.json"
 _LOCK = ".lock"
 FINALS = ("results.parquet", "results.jsonl", "results.npy", "responses.jsonl")
-"""What the final file of a run may be called."""
+"""Possible names of the final file."""
 
 
 class RunFolder:
-    """An open run folder; `close` gives its lock back. Make one with `open_run`."""
+    """An open run folder; `close` releases its lock. Made by `open_run`."""
 
     def __init__(self, path: Path, *, lock: int, resumed: bool) -> None:
         self.path = path
         self.resumed = resumed
-        """Whether an earlier run left results here that this one goes on with."""
+        """True if an earlier run left results here."""
         self._lock = lock
 
     def log(self, *, key: tuple[str, ...]) -> RecordLog:
-        """The results so far."""
+        """Return the log of the results so far."""
         return RecordLog(self.path / PART, key=key)
 
     @contextlib.contextmanager
     def attempt_log(self, *, key: tuple[str, ...]) -> Iterator[RecordLog]:
-        """A log of this attempt alone, for what the next attempt does again. It is removed when the block ends."""
+        """Yield a log of this attempt alone, for results that the next attempt makes again. It is removed after the
+        block.
+        """
         path = self.path / ATTEMPT
         path.unlink(missing_ok=True)  # of an attempt that was killed
         try:
@@ -189,10 +189,9 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def finish(self, *, name: str, write: Callable[[Path], None], complete: bool = True) -> Path:
-        """Has `write` make the final file (one of FINALS) under a name of its own, then moves it into place and drops
-        the log.
+        """Make the final file (one of FINALS) atomically with `write`, then drop the log.
 
-        A run that is not `complete` keeps the log: it can be gone on with, and then makes the final file anew.
+        A run that is not `complete` keeps the log: it can be resumed, and then makes the final file again.
         """
         final = self.write(name, write)
         for other in set(FINALS) - {name}:  # of an attempt that was not complete
@@ -202,18 +201,18 @@ class RunFolder:
         return final
 
     def write(self, name: str, write: Callable[[Path], None]) -> Path:
-        """Has `write` make a file under a name of its own, then moves it into place.
+        """Make a file atomically with `write`.
 
-        Raises StokerError when the disk refuses; the file that was there before is kept.
+        Raises StokerError if the disk refuses; an earlier file is kept.
         """
         return _write_whole(self.path / name, write)
 
     def write_json(self, name: str, value: Any) -> Path:
-        """Writes `value` as JSON, moved into place whole."""
+        """Write `value` as JSON atomically."""
         return _write_json(self.path / name, value)
 
     def close(self) -> None:
-        """Gives the lock back; twice is fine."""
+        """Release the lock; a second call has no effect."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -229,11 +228,11 @@ def open_run(
     folder: Path | None = None,
     fresh: bool = False,
 ) -> RunFolder:
-    """The run folder to work in, locked.
+    """Return the run folder to work in, locked.
 
-    With `folder`: that one, made when it is not there. Without: the newest unfinished run of `app` under `root` with
-    the same parameters, unless `fresh`; else a new one, `<prefix>-<date>-<time>`. Raises ConfigError when `folder` has
-    another run (saying what differs), a finished one or no run at all, and when another process is working in it.
+    With `folder`: that one, created if missing. Otherwise the newest unfinished run of `app` under `root` with the
+    same parameters, unless `fresh`; else a new one, `<prefix>-<date>-<time>`. Raises ConfigError if `folder` holds
+    another run (with the differences), a finished one or no run, and if another process works in it.
     """
     # Parameters are compared with those in a file, so both sides go through JSON.
     parameters = json.loads(json.dumps(parameters))
@@ -266,13 +265,13 @@ def open_run(
 
 
 def read_options(folder: Path, *, app: str) -> dict[str, Any]:
-    """The options that the run in `folder` was started with. Raises ConfigError when there is no run of `app`."""
+    """Return the options of the run in `folder`. Raises ConfigError if it is no run of `app`."""
     options: dict[str, Any] = _read_run(folder, app=app)["options"]
     return options
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the run's final file stands, and is complete."""
+    """True if the run's final file exists and is complete."""
     return _final_file(folder) is not None
 
 
@@ -318,7 +317,7 @@ def _read_run(folder: Path, *, app: str) -> dict[str, Any]:
 
 
 def _unfinished(root: Path, *, app: str, parameters: dict[str, Any]) -> list[Path]:
-    """Newest first. Folders that cannot be read are passed over: they may belong to anybody."""
+    """Return unfinished runs, newest first, without unreadable folders."""
     found = []
     for path in root.iterdir() if root.is_dir() else ():
         try:
@@ -331,7 +330,7 @@ def _unfinished(root: Path, *, app: str, parameters: dict[str, Any]) -> list[Pat
 
 
 def _make_new(root: Path, *, prefix: str) -> Path:
-    """Makes a new folder that no other process has made, also when many start in the same second."""
+    """Create a new folder, even if several processes do so in the same second."""
     stem = f"{prefix}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     path, count = root / stem, 1
     while True:
@@ -348,7 +347,7 @@ def _make_new(root: Path, *, prefix: str) -> Path:
 
 
 def _holds_other_files(folder: Path) -> bool:
-    """True unless the folder is empty, or holds what a run leaves that ended before its first file was written."""
+    """False if the folder is empty, or holds only the remains of a run that ended before its first file."""
     return not {path.name for path in folder.iterdir()} <= {_LOCK, _partial_of(folder / _RUN).name}
 
 

@@ -1,14 +1,14 @@
-"""A loaded session and its calls, as a program sees them from outside: facts, forecasts, checkpoints, who decides.
+"""A loaded session and its calls from outside: facts, forecasts, checkpoints, policies.
 
     with stoker.load() as session:
         ask = facts_of(session, {recipe.key})            hot libraries, loads and calls of these contexts, from now on
         future = verify(claims)
         with observe(session) as observer:               status and calls, from any thread
             print(observer.calls(limit=100, only=None).calls)
-        call = sent_call(future)                         the call: how far it is, when it is expected to end
+        call = sent_call(future)                         the call, with its progress and forecast
         print(call and call.progress, call and call.forecast)
 
-Times are seconds. What a session does not answer in time raises SessionError.
+Times are seconds. A manager that does not answer in time raises SessionError.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a site file may say, as values. `stoker.config` reads files into them and explains what is wrong.
+"""The values in a site file. `stoker.config` reads files into them and explains errors.
 
-A site is one way to get machines: a batch system, a part of it, what a job there is given, and what a pilot does with
-it. A session may use several (`sites`). Each struct checks itself; the message of a failed check begins with the name
-of the setting that is wrong.
+A site is one way to get machines: a batch system, a part of it, the resources of a job, and a pilot's use of them. A
+session may use several (`sites`). Each struct checks itself; the message of a failed check begins with the name of the
+wrong setting.
 """
 
 from __future__ import annotations
@@ -286,7 +286,6 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def port_range(self) -> tuple[int, int]:
-        """The first and the last port to listen on."""
         first, _, last = self.ports.partition("-")
         return int(first), int(last)
 

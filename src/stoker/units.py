@@ -151,7 +151,6 @@ def show_margin(margin_s: float, *, left_s: float) -> str:
 
 
 def show_line(text: str) -> str:
-    """Join the lines of a text into one, for a row of a table."""
     return " ".join(text.split())
 
 

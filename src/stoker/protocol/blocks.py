@@ -1,6 +1,6 @@
-"""Blocks: batch jobs that bring pilots. What manager and factory say of them to each other.
+"""Blocks: batch jobs that bring pilots, in messages between manager and factory.
 
-The manager decides how many there should be (the provisioning seam); the *factory*, a process beside it, submits,
+The manager decides how many blocks there are (the provisioning seam). The *factory*, a separate process, submits,
 watches and cancels them through a batch system, whose commands may take long or hang.
 """
 

@@ -1,8 +1,8 @@
-"""What a message's numbers may be: everything that arithmetic rests on is checked where the message comes in.
+"""Checks of the numbers in messages.
 
-The decoder sees to types; this sees to values. A number that no honest peer says (a negative slot count, a time that is
-no number, a size below zero) would get into the manager's records, and would break them much later, far from its
-cause. `wrong_with` says what is wrong in words that its sender can use.
+The decoder checks types; this module checks values. A number that no correct peer sends (a negative slot count, a NaN,
+a negative size) would otherwise break the manager's records later, far from its cause. `wrong_with` returns the fault
+in words for the sender.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of messages about calls: what a call is, what it asks for, how it ended; and lists of calls.
+"""Parts of messages about calls: a call, its options, its end; and lists of calls.
 
 A process may hold a million of these structs. They are frozen and have no cycles, so the garbage collector need not
 walk them.
@@ -27,10 +27,12 @@ WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What policies may know of a call's input. Lengths in tokens; 0 = unknown. `items` are those that it has at most;
-    `fixed_s`: seconds that it takes before the first of them, on however many devices; `shared_s`: seconds of one
-    device before the first of them, which the members of a gang share. Calls of one `kind` are alike in how much of
-    their items they do before they end; so a kind of its own is what always does all."""
+    """Facts about a call's input for policies. Lengths in tokens; 0 = unknown.
+
+    `items`: the most items it has. `fixed_s`: seconds before the first item, on any number of devices. `shared_s`:
+    seconds of one device before the first item, divided among the members of a gang. Calls of one `kind` process a
+    similar part of their items before they end, so calls that always process all of them have their own kind.
+    """
 
     items: int = 1
     input_length: int = 0
@@ -45,12 +47,14 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the user wants of a call's time. Seconds; 0 = not wanted. `deadline_at` is on the clock of the manager,
-    which sets it when it takes the call (`Submit.due_in_s`). With `drop_late`, a call that cannot make it is dropped,
-    else it runs when nobody else needs its devices.
+    """The wanted timing of a call. Seconds; 0 = none.
 
-    A time to first token may grow with the input: it is `ttft_s`, or `ttft_per_token_s` for each of its tokens where
-    that is more, but `ttft_most_s` at the most (`first_token_s`). So calls of all lengths have one objective."""
+    `deadline_at` is on the clock of the manager, which sets it when it accepts the call (`Submit.due_in_s`). With
+    `drop_late` a call that will miss it is dropped; otherwise it runs when no other call needs its devices.
+
+    A time to first token may grow with the input: it is `ttft_s`, or `ttft_per_token_s` per input token if that is
+    more, and at most `ttft_most_s` (`first_token_s`). So calls of all lengths share one objective.
+    """
 
     deadline_at: float = 0.0
     latency_s: float = 0.0
@@ -67,15 +71,14 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallOptions(msgspec.Struct, frozen=True, gc=False):
-    """What the calls of one submission have in common.
+    """The options that the calls of one submission share.
 
-    `variants` lists other contexts that can serve the call too, in order of preference after its own. `gang` is the
-    smallest and largest number of libraries that may run it together. `limit_s` ends a call that runs longer
-    (0 = no limit; the time that a call waits for its reader does not count). With `stream` the pieces that the
-    function yields travel as they come; else a call that yields has a list of them as its result. `folder` is where the
-    user wants it to run (it is made if it is missing); empty: in the program's own folder, `home`, where the pilot sees
-    that, else in a folder of its own. `batch` is how many items `stoker.map` puts into each call at most
-    (0 = they are not packed): what a call costs is remembered with it.
+    `variants`: other contexts that can serve the call, best first, after its own. `gang`: the smallest and largest
+    number of libraries that run it together. `limit_s`: the most seconds a call may run (0 = no limit; waiting for its
+    reader does not count). `stream`: True if the pieces that the function yields are sent as they come; otherwise the
+    result is their list. `folder`: where the user wants it to run (created if missing); empty: in the program's folder
+    `home` if the pilot sees it, else in a private folder. `batch`: the most items that `stoker.map` puts into a call
+    (0 = not packed); run times are remembered with it.
     """
 
     priority: int = 0
@@ -137,9 +140,10 @@ class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Evidence of a failure. `signal` is 0 unless a signal ended the process. `log` is the library's log, with the
-    output of all its calls; `printed` is the part of the call that failed, and `tail` holds its last lines (of a load
-    that failed: the last lines of the log). `device` names the devices that failed, where devices did."""
+    """Evidence of a failure. `signal`: 0 unless a signal ended the process. `log`: the library's log with the output
+    of all its calls; `printed`: the part of the failed call; `tail`: its last lines (for a failed load: of the log).
+    `device`: the devices that failed, if any did.
+    """
 
     kind: FailureKind
     message: str
@@ -154,8 +158,9 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Files that a call of `function` left in its own folder, which is cleared: first names, count, and the program's
-    folder `home`, which its pilot does not see."""
+    """Files that a call of `function` left in its private folder, which is deleted: first names, count, and the
+    program's folder `home`, which its pilot does not see.
+    """
 
     function: str
     names: tuple[str, ...]
@@ -164,13 +169,13 @@ class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How a call ended: exactly one of these reaches the client for each call that was accepted.
+    """The end of a call. The client receives exactly one for each accepted call.
 
-    `ok`: payload is the pickled result. Not `ok` and no `failure`: payload is the pickled exception that the user's
-    function raised, with its traceback. Otherwise `failure` says what happened; where that is of the infrastructure,
-    payload may be the pickled exception. `run_s` is the time in the function.
-    `pieces`: how many pieces its run gave, all of which the client has acknowledged. `raised`: the exception in short,
-    and a line for each place in the user's code, for people. `left`: the files that are lost with its folder.
+    `ok`: payload is the pickled result. Not `ok` without `failure`: payload is the pickled exception of the user's
+    function with its traceback. Otherwise `failure` says what happened; for a failure of infrastructure, payload may
+    be the pickled exception. `run_s`: seconds in the function. `pieces`: the number of pieces of its run, all
+    acknowledged by the client. `raised`: the exception in short with a line for each place in the user's code. `left`:
+    files lost with its folder.
     """
 
     call: CallId
@@ -228,12 +233,12 @@ class ListedState(enum.Enum):
 
 
 class ListedCall(msgspec.Struct, frozen=True):
-    """One call. `call` is its id as people write it; `since_s` the time that it has been in its state.
+    """One call. `call`: its id as people write it; `since_s`: seconds in its state.
 
-    `where` is `pilot/library` of a running one (of each member of a gang), with `ahead` calls before it there; `error`
-    the first line of what a failed one failed with, as far as the manager knows it. `done` of `total` steps and the
-    `metric` are what it said last of itself. `due_in_s`: until its deadline (negative: that is over; None: it has
-    none); `ends_in_s`: until it is expected to end (None: nobody says).
+    `where`: `pilot/library` of a running call (of each member of a gang), with `ahead` calls before it there. `error`:
+    the first line of a failed call's error, if the manager knows it. `done` of `total` steps and `metric`: its last
+    report. `due_in_s`: until its deadline (negative: missed; None: no deadline); `ends_in_s`: until its expected end
+    (None: unknown).
     """
 
     call: str
@@ -252,9 +257,10 @@ class ListedCall(msgspec.Struct, frozen=True):
 
 
 class FailureGroup(msgspec.Struct, frozen=True):
-    """Calls of one function that failed alike. `error` is the exception's class, or how the call was ended; `place` the
-    innermost line of the user's code (`FILE:LINE in NAME`; empty: none is known). `example` is the last of these
-    calls, as people write it, and `message` what it said; `first_s`, `last_s`: seconds since the first and the last."""
+    """Calls of one function with the same failure. `error`: the exception's class, or how the call was ended; `place`:
+    the innermost line of the user's code (`FILE:LINE in NAME`; empty: unknown). `example`: the last of these calls;
+    `message`: its error. `first_s`, `last_s`: seconds since the first and the last.
+    """
 
     function: str
     error: str

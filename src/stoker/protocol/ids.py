@@ -24,7 +24,6 @@ _SEQUENCE = (1 << CLIENT_SHIFT) - 1
 
 
 def make_call_id(*, client: int, sequence: int) -> CallId:
-    """Return the id of a client's n-th call."""
     return CallId(client << CLIENT_SHIFT | sequence)
 
 

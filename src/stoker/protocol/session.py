@@ -122,7 +122,6 @@ class SessionFolder:
 
     @property
     def manager_log(self) -> Path:
-        """The manager's log."""
         return self.path / "manager.log"
 
     @property
@@ -169,7 +168,6 @@ class SessionFolder:
         return (self.path / "copied").is_file()
 
     def pilot(self, pilot: str) -> Path:
-        """The folder of a pilot's logs."""
         return self.path / "pilots" / pilot
 
     def key_file(self, role: str) -> Path:
@@ -178,7 +176,6 @@ class SessionFolder:
 
     @property
     def block_keys(self) -> Path:
-        """The folder of the blocks' key pairs."""
         return self.path / "keys" / "blocks"
 
     def block_key_file(self, block: str) -> Path:
@@ -188,11 +185,9 @@ class SessionFolder:
         return self.block_keys / f"{block}.json"
 
     def read_block_key(self, block: str) -> KeyPair:
-        """Return the key pair of a block's pilots."""
         return self._read(self.block_key_file(block), KeyPair)
 
     def write_block_key(self, block: str, pair: KeyPair) -> None:
-        """Write a block's key pair, readable by its owner only."""
         self._write(self.block_key_file(block), pair)
 
     def read_pilot_key(self, block: str) -> KeyPair:
@@ -211,7 +206,6 @@ class SessionFolder:
         return self._read(self.file, SessionFile)
 
     def read_key(self, role: str) -> KeyPair:
-        """Return the key pair of a role."""
         file = self.key_file(role)
         try:
             pair = self._read(file, KeyPair)
@@ -235,7 +229,6 @@ class SessionFolder:
         self._write(self.file, content)
 
     def write_key(self, role: str, pair: KeyPair) -> None:
-        """Write a role's key pair, readable by its owner only."""
         self._write(self.key_file(role), pair)
 
     def make(self) -> None:
@@ -328,7 +321,6 @@ def source_file(sources: Path, key: str) -> Path:
 
 
 def text_file(sources: Path, digest: str) -> Path:
-    """Return the file with the text of this digest."""
     return sources / f"{digest}.text"
 
 
@@ -390,13 +382,11 @@ def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
 
 
 def remove_gateway_note(session: Path, name: str) -> None:
-    """Remove the note of a gateway."""
     with suppress(OSError):
         _note_file(session, name).unlink()
 
 
 def gateway_notes(folder: SessionFolder) -> list[GatewayNote]:
-    """Return the notes of a session's gateways, sorted by address, without unreadable ones."""
     found = []
     for file in (folder.path / "gateways").glob("[!.]*.json"):
         with suppress(OSError, *UNREADABLE):

@@ -74,7 +74,6 @@ def is_suspended(reason: str) -> bool:
 
 
 def pending_of(jobs: Iterable[BlockStatus]) -> list[BlockStatus]:
-    """Return the pending blocks."""
     return [job for job in jobs if job.phase == BlockPhase.PENDING.value]
 
 
@@ -366,7 +365,6 @@ def _notices(status: SessionFacts) -> list[str]:
 
 
 def _troubles(status: SessionFacts) -> list[str]:
-    """Current faults, one line each."""
     lines = [f"{source}: {text}" for source, text in status.trouble.items()]
     lines += [f"{_short(each.name)}: {each.trouble}" for each in status.objects if each.trouble]
     for pilot in status.pilots:
@@ -450,7 +448,6 @@ def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Se
 
 
 def _device(device: DeviceStatus, libraries: Mapping[int, LibraryStatus], *, over: bool) -> tuple[str, ...]:
-    """Name, libraries, memory and fault."""
     here = [libraries[name] for name in device.libraries if name in libraries]
     return (
         device.device if device.kind == "cpu" else f"{device.device} {device.kind}",

@@ -1,4 +1,4 @@
-"""What is known of a session at one moment, and of one subject of it: `show_status` writes both."""
+"""The facts about a session, or one subject of it, at one moment. `show_status` writes both as text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from stoker.protocol.blocks import BlockStatus
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
-    """One library in `stoker status`. `state` is a LibraryState's value; memory is measured, in bytes. Of one that
-    loads: since how many seconds, and what it printed last. `running` of its `slots` run a call. `batch`: how full the
-    batch of its engine was last; None if its context has no engine."""
+    """One library in `stoker status`. `state`: a LibraryState's value; memory is measured, in bytes. For a loading
+    one: the seconds so far and its last output. `running` of its `slots` run a call. `batch`: the last load of its
+    engine's batch; None without an engine.
+    """
 
     library: int
     recipe: str
@@ -73,12 +74,13 @@ class ObjectStatus(msgspec.Struct, frozen=True):
 
 
 class ContextStatus(msgspec.Struct, frozen=True):
-    """One context: how many libraries hold it or load it, what it cost, how often it was reused. `last_failure` is why
-    it could not be loaded the last time, if it has not been since. `ended` counts every call that ended, however;
-    `served` those that its libraries ran to their end, a gang's call once for each library.
+    """One context: its libraries, the cost of loads, and its reuse. `last_failure`: the error of the last load, if it
+    failed. `ended`: calls that ended in any way; `served`: calls that its libraries completed, a gang's call once per
+    library.
 
-    `arguments` are its loader's, in short. `rate`: calls that ended a second, over the last half minute; `left_s`:
-    seconds until its open calls are done (as in Status)."""
+    `arguments`: of its loader, in short. `rate`: ended calls per second over the last half minute; `left_s`: seconds
+    until its open calls are done (as in Status).
+    """
 
     key: str
     name: str
@@ -118,18 +120,17 @@ JOURNAL = "journal"
 
 
 class SessionFacts(msgspec.Struct, frozen=True):
-    """The whole session at one moment. Rates in calls a second over the last half minute.
+    """The whole session at one moment. Rates in calls per second over the last half minute.
 
-    A call that has ended counts once: in `done` (with a result), `failed` or `cancelled`. `left_s`: seconds until all
-    open calls are done (0 = none is open, or it is not known), counted from when the first pilot is here;
-    `pilot_in_s`: until the batch system expects to start one (0 = one is here, or it does not say).
+    An ended call counts once: in `done` (with a result), `failed` or `cancelled`. `left_s`: seconds until all open
+    calls are done (0 = none is open, or unknown), counted from when the first pilot is here; `pilot_in_s`: seconds
+    until the batch system expects to start one (0 = one is here, or unknown).
 
-    `emptied_blocks`: those of the program's own that have brought pilots and have none now.
-    `gone_pilots`: those that were here once and have left, `lost_pilots` among them, which `losses` counts by reason.
-    `jobs` are blocks that the manager has asked for and that are not over, `ended_blocks` counts the others by how
-    they ended; `trouble` says what is wrong with a batch system, or (`peers`) that pilots cannot reach each other, or
-    (`journal`) that calls and results wait because the session's journal cannot be written. `maps`: every open map.
-    `notices` say what has happened to the session itself.
+    `emptied_blocks`: the program's own blocks that have lost all their pilots. `gone_pilots`: pilots that have left;
+    `lost_pilots` are among them, by reason in `losses`. `jobs`: requested blocks that are not over; `ended_blocks`
+    counts the others by how they ended. `trouble`: faults of batch systems, of connections between pilots (`peers`),
+    or of the journal (`journal`), which delays calls and results. `maps`: every open map. `notices`: events of the
+    session itself.
     """
 
     session: str
@@ -161,9 +162,10 @@ class SessionFacts(msgspec.Struct, frozen=True):
 
 
 class MapStatus(msgspec.Struct, frozen=True):
-    """An open `stoker.map` of the program with the number `client`. `total`, `done` and `kept` count items: all that it
-    has (-1 = its input does not know), those with a result, and those of them whose result an earlier run has kept.
-    `rate`: items a second; `left_s`: seconds until it is done, 0 = not known."""
+    """An open `stoker.map` of the program with the number `client`. `total`, `done` and `kept` count items: all of
+    them (-1 = unknown), those with a result, and those whose result an earlier run has kept. `rate`: items per second;
+    `left_s`: seconds until it is done, 0 = unknown.
+    """
 
     function: str
     client: int
@@ -176,12 +178,12 @@ class MapStatus(msgspec.Struct, frozen=True):
 
 
 class StoryFacts(msgspec.Struct, frozen=True):
-    """Why a call, pilot, library or context is where it is. `found` is False for an unknown subject.
+    """Why a call, pilot, library or context is in its state. `found` is False for an unknown subject.
 
-    Of a call: `payload` are its pickled arguments, where they are few, and `arguments` what the asker reads in them.
-    `waits_for`: why it has not begun to run, in words, while that is so; `runs_in`: the libraries that have it now.
-    `runs_from`: the byte of that library's log where its output begins; -1: the library runs several calls at once, and
-    writes their output when they have ended."""
+    For a call: `payload`: its pickled arguments, if small; `arguments`: the same as text. `waits_for`: why it has not
+    started; `runs_in`: its libraries. `runs_from`: the byte of that library's log where its output begins; -1: the
+    library runs several calls at once and writes their output when they end.
+    """
 
     subject: str
     found: bool

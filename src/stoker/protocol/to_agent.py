@@ -1,4 +1,4 @@
-"""What a library says to its pilot's agent, over a Unix socket."""
+"""Messages of a library to its pilot's agent, over a Unix socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 class Loaded(_Message, frozen=True, tag="loaded"):
     """The context is loaded. Seconds and bytes (0 = not measured). `start_s`: time before the load that the pilot
-    cannot measure. `slots`: concurrent calls; 0: as its recipe says."""
+    cannot measure. `slots`: concurrent calls; 0: as the recipe says.
+    """
 
     load_s: float
     resident_bytes: int

@@ -1,4 +1,4 @@
-"""What the manager says to a client."""
+"""Messages of the manager to a client."""
 
 from __future__ import annotations
 
@@ -99,15 +99,13 @@ class Status(SessionFacts, frozen=True, tag="status"):
     """The whole session at one moment."""
 
     def __str__(self) -> str:
-        """As `stoker status` shows it."""
         return "\n".join(show_status.render(self))
 
 
 class Story(StoryFacts, frozen=True, tag="story"):
-    """Why a call, pilot, library or context is where it is."""
+    """Why a call, pilot, library or context is in its state."""
 
     def __str__(self) -> str:
-        """As `stoker explain` shows it."""
         return "\n".join(show_status.story_lines(self))
 
 

@@ -1,4 +1,4 @@
-"""What a pilot's agent says to one of its libraries, over a Unix socket."""
+"""Messages of a pilot's agent to one of its libraries, over a Unix socket."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Resize(_Message, frozen=True, tag="resize"):
 
 
 class Stop(_Message, frozen=True, tag="stop"):
-    """Finish what runs, give back the rest, exit."""
+    """Finish running calls, give back the others, exit."""
 
 
 ToLibrary = Load | Run | GiveBack | Evict | Meet | Taken | Resize | Stop

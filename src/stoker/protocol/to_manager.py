@@ -22,10 +22,10 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClientHello(_Message, frozen=True, tag="client-hello"):
-    """A client joins, or comes back. `received` counts the results it has had in all, in order.
+    """A client joins or reconnects. `received`: the number of results it has received in total.
 
-    An `observer` submits no calls; the `factory` carries out orders for blocks. The client has dropped its frames up to
-    `acknowledged`, because the manager acknowledged them. `number` is its number from an earlier welcome, or -1.
+    An `observer` submits no calls; the `factory` carries out orders for blocks. The client has dropped its frames up
+    to `acknowledged`, because the manager acknowledged them. `number`: from an earlier welcome, or -1.
     """
 
     protocol: int
@@ -38,8 +38,7 @@ class ClientHello(_Message, frozen=True, tag="client-hello"):
 
 
 class Resubmitted(_Message, frozen=True, tag="resubmitted"):
-    """The client has submitted all its open calls again, as `ClientWelcome.again` asked. It waits for no calls besides
-    these."""
+    """The client has submitted all its open calls again, as `ClientWelcome.again` asked, and waits for no others."""
 
 
 class DefineRecipe(_Message, frozen=True, tag="recipe"):
@@ -49,7 +48,7 @@ class DefineRecipe(_Message, frozen=True, tag="recipe"):
 
 
 class DefineManifest(_Message, frozen=True, tag="manifest"):
-    """The digests of an object's parts, by which pilots check what they fetch (see `stoker.contexts.manifest`)."""
+    """The digests of an object's parts, by which pilots check their copies (see `stoker.contexts.manifest`)."""
 
     object: str
     manifest: bytes
@@ -66,10 +65,10 @@ class DefineFunction(_Message, frozen=True, tag="function"):
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """Calls of one function on one context with the same options, in the order in which they should run.
+    """Calls of one function on one context with the same options, in running order.
 
-    `due_in_s`: the seconds left until the calls' deadline, below zero if it has passed; None = there is none, or
-    `options` hold it. Client and manager have different clocks, so no absolute time is sent.
+    `due_in_s`: seconds left until the calls' deadline, negative if it has passed; None = no deadline, or one in
+    `options`. Client and manager have different clocks, so no absolute time is sent.
     """
 
     function: FunctionKey
@@ -80,10 +79,10 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class MapReport(_Message, frozen=True, tag="map"):
-    """How far a `stoker.map` of the client is. `map` numbers it among the client's maps; `name` is its function's.
+    """The progress of a client's `stoker.map`. `map`: its number among the client's maps; `name`: its function's.
 
-    `total` and `done` count items (-1 = the input does not know its length), `kept` those of `done` whose results an
-    earlier run has kept. `unsent`: calls on `context` that it has still to submit (-1 = unknown). `over`: it has ended.
+    `total` and `done` count items (-1 = unknown), `kept` those of `done` whose results an earlier run has kept.
+    `unsent`: calls on `context` that are still to be submitted (-1 = unknown). `over`: it has ended.
     """
 
     map: int
@@ -115,8 +114,9 @@ class Received(_Message, frozen=True, tag="received"):
 
 
 class PiecesTaken(_Message, frozen=True, tag="pieces-taken"):
-    """The client has the first `upto` pieces of this run of a call. `again`: it may have lost some that came after
-    those, and asks for them. Never numbered: it is not in the journal."""
+    """The client has the first `upto` pieces of this run of a call. `again`: it asks for later ones again, because
+    some may be lost. Never numbered, and not in the journal.
+    """
 
     call: CallId
     run: int
@@ -179,13 +179,13 @@ class BlockUpdate(_Message, frozen=True, tag="block-news"):
     expected_in_s: float = 0.0
     loss: LossReason | None = None
     source: str = ""
-    """The block's source. Sent for a block that the manager may have lost with its journal."""
+    """The block's source, for a manager that may have lost the block with its journal."""
     cause: str = ""
-    """Why the batch system holds the job, or has held it (`memory`); empty if it never did."""
+    """Why the batch system holds the job, or held it last (`memory`); empty if it never did."""
     advice: str = ""
-    """What the user can do about that."""
+    """What the user can do about the hold."""
     holds: int = 0
-    """How often the batch system has held the job. With one hold more, `cause` and `advice` are of that hold."""
+    """How often the batch system has held the job."""
 
 
 class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
@@ -199,11 +199,11 @@ class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
-    """One device: its kind (`cpu`, `NVIDIA A10`), memory in bytes, and cores that go with it.
+    """One device: its kind (`cpu`, `NVIDIA A10`), memory in bytes, and its cores.
 
     `processes`: how many processes may use it at once (0 = any number). `process_bytes`: memory that the device takes
-    for each process, beside what the process asks for. `fault`: why nothing may be loaded on it; empty: it works.
-    `spare`: cores beside the pilot's GPUs, for contexts alone whose `kinds` name them.
+    for each process in addition to what the process allocates. `fault`: why nothing may be loaded on it; empty: it
+    works. `spare`: cores left by the pilot's GPUs, only for contexts whose `kinds` name them.
     """
 
     device: DeviceId
@@ -218,14 +218,14 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
     @property
     def on_host(self) -> bool:
-        """True if the device's memory is host memory."""
         return self.kind.startswith("cpu")
 
 
 class LibraryFacts(msgspec.Struct, frozen=True):
-    """A library that a pilot holds when it says hello again, with the calls in it, in order. Memory in bytes:
-    `reserved_bytes` on each of its devices; `memory_bytes` and `device_bytes` are measured on host and device.
-    `slots`: calls that it runs at once; 0: as its recipe says, or not known yet."""
+    """A library in a pilot's hello after a reconnect, with its calls in order. Memory in bytes: `reserved_bytes` per
+    device; `memory_bytes` and `device_bytes` are measured on host and device. `slots`: concurrent calls; 0: as the
+    recipe says, or unknown.
+    """
 
     library: LibraryId
     recipe: RecipeKey
@@ -239,16 +239,14 @@ class LibraryFacts(msgspec.Struct, frozen=True):
 
 
 class PilotHello(_Message, frozen=True, tag="pilot-hello"):
-    """A pilot joins, or comes back with what it holds. `ends_in_s` is its walltime left (0 = no limit).
+    """A pilot joins, or reconnects with what it holds. `ends_in_s`: its remaining walltime (0 = no limit).
 
-    `peer` is the `host:port` at which it serves its objects to other pilots; empty: it serves none. Pilots with the
-    same `cache` share it: an object that one fetches is there for all. The pilot has dropped its frames up to
-    `acknowledged`, because the manager acknowledged them.
-    A manager that has lost a part of its journal needs these: `recipes` of the libraries, `last_library`, the highest
-    number of a library that the pilot was ever told to start, and `faults`, why each broken device has failed.
-    `troubles`: faults of the job's devices, in words (a GPU that is lost and not offered). `lacks`: what the site
-    requires and the node has not, so that nothing may be loaded on it; empty: it has all.
-    `number` counts the hellos of the pilot from 1: the welcome names the hello that it answers.
+    `peer`: the `host:port` at which it serves objects to other pilots; empty: it serves none. Pilots with the same
+    `cache` share it. The pilot has dropped its frames up to `acknowledged`, because the manager acknowledged them. A
+    manager that has lost a part of its journal needs `recipes` of the libraries, `last_library`, the highest library
+    number the pilot has ever received, and `faults` of devices. `troubles`: faults of the job's devices in words (a
+    lost GPU). `lacks`: what the site requires and the node lacks, so that nothing may be loaded; empty: nothing.
+    `number`: the count of the pilot's hellos; the welcome names the one that it answers.
     """
 
     protocol: int
@@ -310,9 +308,9 @@ class LibraryReady(_Message, frozen=True, tag="library-ready"):
 class LibraryGone(_Message, frozen=True, tag="library-gone"):
     """A library has ended: retired, stopped, failed to load, or died.
 
-    `running` are the calls that it was computing, `unstarted` those that it held and had not begun. `failure` is None
-    if it ended by order. `loading`: it never became ready. `cache_lacks_bytes`: its objects would fit into the pilot's
-    cache if other libraries released so many bytes there; 0 = they fit.
+    `running`: the calls that it was computing; `unstarted`: other calls that it held. `failure`: None if it ended by
+    order. `loading`: it was never ready. `cache_lacks_bytes`: bytes that other libraries would have to release in the
+    pilot's cache to make room for its objects; 0 = they fit.
     """
 
     library: LibraryId
@@ -333,8 +331,8 @@ class CallsEnded(_Message, frozen=True, tag="ended", gc=False):
 class CallsReturned(_Message, frozen=True, tag="returned"):
     """Calls that a library gives back unstarted by order, or that a pilot refuses for a reason.
 
-    `need_function`: the pilot no longer has the function, and asks for the call together with it. `required_bytes`: the
-    library would have to hold so much of each device to take the call as well; 0 = it is refused for something else.
+    `need_function`: the pilot no longer has the function, and asks for the call with it. `required_bytes`: the memory
+    per device that the library would need to take the call too; 0 = refused for another reason.
     """
 
     library: LibraryId
@@ -352,8 +350,9 @@ class CallsProgress(_Message, frozen=True, tag="progress"):
 
 
 class CallYielded(_Message, frozen=True, tag="yielded", gc=False):
-    """Pieces that a running call has yielded (see `to_agent.Yielded`). Never numbered: they are not in the journal. The
-    pilot keeps them until they are acknowledged, and says them again after each welcome."""
+    """Pieces that a running call has yielded (see `to_agent.Yielded`). Never numbered, and not in the journal. The
+    pilot keeps them until they are acknowledged, and sends them again after each welcome.
+    """
 
     library: LibraryId
     call: CallId
@@ -364,7 +363,7 @@ class CallYielded(_Message, frozen=True, tag="yielded", gc=False):
 
 
 class CallEvicted(_Message, frozen=True, tag="evicted"):
-    """A running call was stopped on request; `progress.state` lets it go on elsewhere."""
+    """A running call was stopped on request; `progress.state` lets it resume elsewhere."""
 
     library: LibraryId
     progress: CallProgress
@@ -444,7 +443,8 @@ class ObjectsGone(_Message, frozen=True, tag="objects-gone"):
 
 class FetchFailed(_Message, frozen=True, tag="fetch-failed"):
     """Sources of an object that failed. `peers` could not be reached, hung, or served wrong bytes. `origin`: the pilot
-    could not read the object's origin, for `reason`."""
+    could not read the object's origin, for `reason`.
+    """
 
     name: str
     peers: tuple[PilotId, ...] = ()
@@ -467,8 +467,9 @@ class WalltimeUpdate(_Message, frozen=True, tag="walltime-news"):
 
 
 class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
-    """A library has written its loaded context as an object, from which others load faster. `form` names the variant
-    (the library's own word: dtype and layout), `made_s` the seconds that it took to make."""
+    """A library has written its loaded context as an object, from which others load faster. `form`: the variant (dtype
+    and layout); `made_s`: seconds that it took to make.
+    """
 
     recipe: RecipeKey
     form: str
@@ -478,8 +479,9 @@ class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
 
 
 class PilotLeaving(_Message, frozen=True, tag="leaving"):
-    """A pilot ends in good order, and has given back its calls. `loss`: why it must end, if neither the manager nor its
-    walltime ends it and it is not idle."""
+    """A pilot ends in good order, and has given back its calls. `loss`: why it must end, unless the manager or its
+    walltime ends it or it is idle.
+    """
 
     reason: str
     loss: LossReason | None = None

@@ -1,4 +1,4 @@
-"""What the manager says to a pilot."""
+"""Messages of the manager to a pilot."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class PilotWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager knows the pilot. What it no longer wants of it follows as StopLibrary and CancelCalls. `again`: the
-    manager has lost a part of what the pilot had told it; the pilot says again what its hello does not. `hello`: the
-    number of the hello that it answers (0: it does not say)."""
+    """The manager knows the pilot. StopLibrary and CancelCalls follow for what it no longer wants. `again`: the
+    manager has lost some of the pilot's messages; the pilot repeats what its hello does not state. `hello`: the number
+    of the hello that it answers (0: unknown).
+    """
 
     session: str
     heartbeat_s: float
@@ -27,14 +28,15 @@ class PilotWelcome(_Message, frozen=True, tag="welcome"):
 
 
 class HelloAgain(_Message, frozen=True, tag="hello-again"):
-    """The pilot should say hello with all that it holds: the manager had given it up and hears of it again, or its last
-    hello spoke of the time before frames that the manager has taken. Frames up to `acknowledged` are taken."""
+    """The pilot should send a hello with all that it holds: the manager had given it up, or its last hello is older
+    than frames that the manager has handled. Frames up to `acknowledged` are handled.
+    """
 
     acknowledged: int = 0
 
 
 class PilotRefused(_Message, frozen=True, tag="refused"):
-    """The manager does not want the pilot: wrong session or protocol, or the session is over. It should exit."""
+    """The manager refuses the pilot: wrong session or protocol, or the session is over. The pilot should exit."""
 
     reason: str
 
@@ -42,11 +44,10 @@ class PilotRefused(_Message, frozen=True, tag="refused"):
 class StartLibrary(_Message, frozen=True, tag="start-library"):
     """Start a library of this recipe on these devices.
 
-    `memory_bytes` is the limit to enforce on its host memory, `device_memory_bytes` the reservation on each device
-    (0 = not limited). `snapshots`: forms of its loaded context that can be had as objects, by their name; it is
-    not worth to wait for them longer than `snapshot_wait_s`. `planned`: objects of the recipe that the manager believes
-    to be lacking; where each may be had follows in `FetchObject`, unasked. `steps`: what steps of its engine take on
-    such devices, where that is known.
+    `memory_bytes`: the enforced limit on its host memory; `device_memory_bytes`: the reservation per device (0 = no
+    limit). `snapshots`: available snapshots of its loaded context, by form; they are worth `snapshot_wait_s` of
+    waiting. `planned`: objects of the recipe that the manager believes to be missing; `FetchObject` with their sources
+    follows unasked. `steps`: step times of its engine on such devices, if known.
     """
 
     library: LibraryId
@@ -86,10 +87,9 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 class RunCalls(_Message, frozen=True, tag="run", gc=False):
     """Calls for one library, in order, all of one function with the same options.
 
-    `function_blob` goes along when the library has not been sent the function. An `offer` may be refused. With
-    `reserve_bytes` the library is resized to that for it, as by ResizeLibrary, and stays as it is if the offer is
-    refused. `waited_s`: how long an offered call has waited beyond the load of its library: its tokens are due so much
-    earlier.
+    `function_blob` comes with the first calls of a function. An `offer` may be refused. With `reserve_bytes` the
+    library is resized for it as by ResizeLibrary, and keeps its size if the offer is refused. `waited_s`: how long an
+    offered call has waited beyond the load of its library: its tokens are due earlier by this.
     """
 
     library: LibraryId
@@ -111,8 +111,9 @@ class TakeBack(_Message, frozen=True, tag="take-back"):
 
 
 class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
-    """Drop these calls if they have not begun; if `running`, stop them. A call that runs is told to stop, and has
-    `grace_s` for it, or more. If it does not react, its library ends when its other calls have ended."""
+    """Drop these calls if they have not started; if `running`, stop them. A running call is told to stop, and has at
+    least `grace_s` for it. If it does not react, its library ends when its other calls have ended.
+    """
 
     library: LibraryId
     calls: tuple[CallId, ...]
@@ -136,8 +137,9 @@ class EvictCall(_Message, frozen=True, tag="evict-call"):
 
 
 class AckPieces(_Message, frozen=True, tag="ack-pieces"):
-    """The client has the first `upto` pieces of this run of a call. `again`: the pilot sends the pieces that it still
-    keeps again."""
+    """The client has the first `upto` pieces of this run of a call. `again`: the pilot sends its other pieces
+    again.
+    """
 
     library: LibraryId
     call: CallId
@@ -161,12 +163,11 @@ class ServingPeer(msgspec.Struct, frozen=True):
 
 
 class FetchObject(_Message, frozen=True, tag="fetch"):
-    """Where a pilot may get an object from now on; replaces what was said before of this object.
+    """The sources of an object from now on; replaces earlier ones.
 
-    `origin`: it may read the place that the object comes from, of which it is the one reader. Neither peers nor origin:
-    nobody can give it. `manifest`: the digests of its parts, where the manager has them (else peers tell them; they are
-    proven by the object's name); it comes along once. `keep`: it is to get it even if nothing there wants it, because
-    only a pilot that is about to leave has it.
+    `origin`: the pilot may read the object's origin, as the only one. Without peers and origin the object is
+    unavailable. `manifest`: the digests of its parts, if the manager has them, sent once (peers have them too; the
+    object's name proves them). `keep`: fetch it although nothing here needs it, because only a leaving pilot has it.
     """
 
     object: ObjectRef
@@ -183,8 +184,9 @@ class Ack(_Message, frozen=True, tag="ack"):
 
 
 class Exit(_Message, frozen=True, tag="exit"):
-    """End everything and exit. With `drain`, running calls finish first and others are given back. Then the pilot stays
-    for `hand_on_s` at most, while others get what only it has; said again without, it need not stay any longer."""
+    """End everything and exit. With `drain`, running calls finish first and others are given back. The pilot then
+    stays for at most `hand_on_s`, while others fetch what only it has; a repeated Exit without it ends this stay.
+    """
 
     reason: str
     drain: bool = False

@@ -1,19 +1,19 @@
-"""Batches of messages as frames, and back. What is not in the protocol raises ProtocolError and changes nothing.
+"""Frames of messages. Data outside the protocol raises ProtocolError and changes nothing.
 
 A frame is a MessagePack array `[sequence, [message, ...]]`; sequence 0 means that the frame is not numbered.
 
-Three things are the same in every version, so that peers of two versions part with a sentence: that shape of a frame; a
-hello, which is a map with `protocol` and `session` in it, and the first message of its frame; and the answer `refused`,
-a map with a `reason`.
+Three things are the same in every version, so that peers of two versions part with a clear error: the shape of a
+frame; a hello, which is a map with `protocol` and `session` and the first message of its frame; and the answer
+`refused`, a map with a `reason`.
 
-Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged and
-sends the rest again after a reconnect. The receiver (`Inbox`) takes
-frames in order: one that it has had is dropped, one that skips a number is refused (its predecessors were lost with a
-connection and come again after the next hello).
+Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged,
+and sends the rest again after a reconnect. The receiver (`Inbox`) handles frames in order: it drops a frame that it
+has handled, and refuses one that skips a number (its predecessors were lost with a connection and are sent again after
+the next hello).
 
-The receiver may lose what it had acknowledged: a manager that comes back with a shorter journal. So a hello says up to
-which number the frames of its sender were acknowledged, because the sender keeps none of those. A receiver that has
-taken fewer goes on from that number (`Inbox.skip_to`), and asks its peer to say anew what the lost frames said.
+The receiver may lose frames that it had acknowledged: a manager restarted with a shorter journal. So a hello states up
+to which number the sender's frames were acknowledged, because the sender no longer has them. A receiver that has
+handled fewer continues from that number (`Inbox.skip_to`), and asks its peer to repeat the content of the lost frames.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """Messages that travel together. `sequence` is 0, or numbers the frame among its sender's (see `Outbox`)."""
+    """Messages that travel together. `sequence`: 0, or the frame's number among its sender's (see `Outbox`)."""
 
     sequence: int
     messages: list[M]
@@ -74,7 +74,7 @@ _any_hello = msgspec.msgpack.Decoder(AnyHello).decode
 
 
 def hello_of_another(data: Any) -> AnyHello | None:
-    """Return the hello of another protocol version in a frame (bytes or memoryview); None if there is none."""
+    """Return the hello of another protocol version in a frame; None if the frame has none."""
     try:
         first = _any_frame(data).messages[:1]
         hello = _any_hello(first[0]) if first else None
@@ -93,12 +93,10 @@ def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *,
 
 
 def from_client() -> Decoder[to_manager.FromClient]:
-    """Return a decoder for what clients send to the manager."""
     return Decoder(to_manager.FromClient)
 
 
 def from_pilot() -> Decoder[to_manager.FromPilot]:
-    """Return a decoder for what pilots send to the manager."""
     return Decoder(to_manager.FromPilot)
 
 
@@ -157,8 +155,7 @@ class Outbox:
         return [frame for _, frame in self._unacked]
 
     def begin_again(self) -> list[bytes]:
-        """Forget the frames without an acknowledgement and reuse their numbers. Returns them: their content must be
-        sent anew."""
+        """Forget the unacknowledged frames and reuse their numbers. Return them: their content must be sent again."""
         frames = self.unacked()
         self._unacked.clear()
         self.sequence = self.acknowledged
@@ -183,10 +180,11 @@ class Inbox:
         return True
 
     def skip_to(self, sequence: int) -> bool:
-        """The sender keeps no frame up to this number. True if frames were lost here that it had been told are safe.
+        """Accept that the sender keeps no frame up to this number. Return True if acknowledged frames were lost here.
 
-        Frames that were taken behind a hole are taken once more when they come again: they say what has happened since
-        the time of which the hello speaks, and what they said before may have meant nothing here."""
+        Frames that were handled after a hole are handled again when they are repeated: they describe what happened
+        since the hello, and may have had no meaning before it.
+        """
         lost = sequence > self.last or self.has_hole
         self.last = sequence if self.has_hole else max(self.last, sequence)
         self.has_hole = False

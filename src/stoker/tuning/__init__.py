@@ -1,22 +1,22 @@
-"""Soft prompts tuned beside a hot model, on one device or on a gang of them, begun from a bank's best text.
+"""Soft prompts tuned next to a hot model, on one device or a gang, from the best text of a prompt bank.
 
-    job = read_job("facts.toml")                 what a user asks for (PromptTuner, Table 3)
+    job = read_job("facts.toml")                 a user's job (PromptTuner, Table 3)
     samples = read_samples(job.data)             pairs of input and target
     tuned = run_job(model, Order(job, samples))  inside a call: `model` is a causal LM context; every rank calls it
-    write_tuned(tuned, folder)                   what `peft.PeftModel.from_pretrained` reads
+    write_tuned(tuned, folder)                   a folder for `peft.PeftModel.from_pretrained`
 
-Each name is resolved on first use: jobs, samples and results need no PyTorch, so a login node reads them. `run_job` and
-`fill_bank` need it, and run inside libraries: write `tuning.run_job(...)` there, not `from stoker.tuning import`.
+Each name is resolved on first use: jobs, samples and results need no PyTorch, so a login node reads them. `run_job`
+and `fill_bank` need it and run inside libraries: write `tuning.run_job(...)` there, not `from stoker.tuning import`.
 
 job.py         a job and its data
-order.py       what a call is given, and what it returns
+order.py       the argument and the result of a call
 call.py        a job as a call on a library, from its initial prompt to its tuned one
-tune.py        the loop, and its state as bytes
+tune.py        the loop, and its checkpoints
 passes.py      PEFT's soft prompt on a context's model; gradients and measures
-encoding.py    samples and prompts as tokens; which samples an iteration is of, and which a rank computes
-metrics.py     accuracy, ROUGE-L, BLEU and loss, as sums that ranks add up
+encoding.py    samples and prompts as tokens; the samples of an iteration and of a rank
+metrics.py     accuracy, ROUGE-L, BLEU and loss, as sums over ranks
 exchange.py, gang_store.py  how ranks meet and add up
-pace.py        where the time goes, how much is left, what a lookup may take
+pace.py        where time goes, how much is left, the budget of a lookup
 bank/          candidates for initial prompts, and the search among them by score
 """
 
@@ -86,7 +86,7 @@ _HOME = {
     "unpack": "order",
     "write_tuned": "order",
 }
-"""The module of this package in which each name is."""
+"""The module of each name."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,18 +1,17 @@
-"""One job as a call on a library: the gang meets, chooses the initial prompt, tunes, and keeps the tuned prompt.
+"""One job as a call on a library: the gang meets, chooses the initial prompt, tunes, and stores the tuned prompt.
 
-**Initial prompt.** The one that the job names, else the bank's best, else one made from the job's targets. A lookup in
-the bank must be worth its time (`pace.BUDGET`). Its time is known before it begins: it scores a fixed number of
-candidates (`lookup.default_limit`), and the seconds a score are kept with the bank for each kind of device and number
-of virtual tokens. Where they are not known, a few scores measure them.
+**Initial prompt.** The job's own, else the bank's best, else one made from the job's targets. A lookup in the bank
+must be worth its time (`pace.BUDGET`). Its time is known in advance: it scores a fixed number of candidates
+(`lookup.default_limit`), and the seconds per score are stored with the bank for each kind of device and number of
+virtual tokens. If they are unknown, a few scores measure them.
 
-A gang scores together: rank 0 searches, and every rank computes its part of the prompts to score (the paper's lookup
-runs on all of a job's devices too, §5.2, and does not say how). What is remembered, and compared with the budget, are
-the seconds of one device: the scheduler decides about a job before it knows its gang, and divides them by its size
-(`Features.shared_s`). The samples that score are part of the training data; those that decide and measure later are not
-used.
+A gang scores together: rank 0 searches, and every rank computes its share of the prompts (the paper's lookup runs on
+all of a job's devices too, §5.2, without details). The stored seconds, which are compared with the budget, are those
+of one device: the scheduler decides about a job before it knows its gang, and divides by its size
+(`Features.shared_s`). Samples for scoring are part of the training data, not of evaluation or held-out data.
 
-**Resuming.** A call that was evicted, or whose gang was broken, resumes from what rank 0 reported: its checkpoint, with
-the initial prompt. Reports are delayed a little, so that none is overtaken before it has left the library.
+**Resuming.** A call that was evicted, or whose gang was broken, resumes from the state that rank 0 reported: its
+checkpoint and the initial prompt. Reports are at least 0.2 s apart, so that each leaves the library before the next.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ _LOOKUP_LIMIT_S = 6 * 3600.0
 
 
 def choose_initial(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
-    """The initial prompt; every rank calls it, and gets the same. `known`: what an earlier attempt began from.
+    """Return the initial prompt, the same on every rank; all ranks call it. `known`: the one of an earlier attempt.
 
-    A bank that cannot be used is no reason to fail: `note` says what is wrong with it.
+    An unusable bank is no failure: `note` describes its fault.
     """
     virtual_tokens = order.job.prompt.virtual_tokens
     samples = _scoring_samples(model, order, tokens=virtual_tokens or build.FEATURE_TOKENS)
@@ -87,7 +86,7 @@ def _given_initial(order: Order) -> Initial | None:
 
 
 def _search(model: CausalLM, order: Order, score: Score | None, *, ranks: int) -> Initial:
-    """The bank's best prompt for this job, or why it is not asked."""
+    """Return the bank's best prompt for this job, or one made from targets with the reason."""
     made = Initial(instruction([sample.target for sample in order.samples]), "the targets")
     if order.bank is None:
         return msgspec.structs.replace(made, note="no bank was to be used")
@@ -135,7 +134,7 @@ def _open(model: CausalLM, place: BankPlace) -> BankStore:
 
 
 def _measure(score: Score, *, count: int) -> float:
-    """Seconds a score, from `count`; the first warms up what the others find warm."""
+    """Return seconds per score over `count` scores, after one that warms up."""
     texts = [one.text for one in read_candidates(SHIPPED_PROMPTS)[:count]]
     score(texts[:1])
     began = time.monotonic()
@@ -144,7 +143,7 @@ def _measure(score: Score, *, count: int) -> float:
 
 
 def _scoring_samples(model: CausalLM, order: Order, *, tokens: int) -> list[tuple[str, str]]:
-    """The samples that score prompts: those that the model can read with a prompt of `tokens` tokens before them."""
+    """Return the samples for scoring: those that fit the model after a prompt of `tokens` tokens."""
     job = order.job
     training = split(order.samples, data=job.data, seed=job.training.seed).training
     longest = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
@@ -183,12 +182,12 @@ class _Together:
         return self._part(texts)
 
     def serve(self) -> None:
-        """Compute this rank's part of whatever rank 0 asks for."""
+        """Compute this rank's share of each request of rank 0."""
         while texts := json.loads(self._exchange.share(b"", limit_s=_LOOKUP_LIMIT_S)):
             self._part(texts)
 
     def end(self) -> None:
-        """Let the other ranks go on."""
+        """Release the other ranks."""
         self._exchange.share(b"[]")
 
     def _part(self, texts: Sequence[str]) -> list[float]:
@@ -203,11 +202,11 @@ log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 0.2
 _SILENCE_S = 300.0
-"""How long a rank waits for the others: a lost one is noticed at once, a busy machine may take its time."""
+"""Seconds that a rank waits for the others. A lost rank is noticed at once; a busy machine may be slow."""
 
 
 def run_job(model: CausalLM, order: Order) -> Tuned:
-    """The job, as one rank of its gang. Raises as `tune.tune`."""
+    """Run the job as one rank of its gang. Raises as `tune.tune`."""
     place, job, clock = ambient.gang(), order.job, PartClock()
     saved = unpack(ambient.saved_state(b"")) or unpack(order.start)
     with contextlib.ExitStack() as stack:
@@ -237,9 +236,9 @@ def run_job(model: CausalLM, order: Order) -> Tuned:
 
 
 def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]) -> int:
-    """Make the bank of this model from these prompts and those that are in it; how many it has then.
+    """Build the bank of this model from these prompts and its present ones. Return its size.
 
-    Raises StokerError for a bank of another model, and where the folder cannot be written.
+    Raises StokerError for a bank of another model, and if the folder cannot be written.
     """
     bank = ensure_bank(
         Path(place.folder), candidates, model=place.model, reading=build.reading_of(), read=build.reader(model),
@@ -249,7 +248,7 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
 
 
 class Reporter:
-    """Passes on how far the tuning is: the loss, and now and then what it can go on from."""
+    """Reports the progress of tuning: the loss, and from time to time a state to resume from."""
 
     def __init__(self, initial: Initial, *, iterations: int, saved: Saved | None) -> None:
         self._initial = initial
@@ -261,7 +260,7 @@ class Reporter:
         self._told_at = 0.0
 
     def begun(self, iteration: int) -> None:
-        """Everything before the next iteration is done: a scheduler times iterations from here."""
+        """Report that preparation is over: a scheduler times iterations from here."""
         try:
             state = None if self._saved is None else pack(self._saved)
             ambient.progress(iteration, self._iterations, 0.0, state)
@@ -269,7 +268,7 @@ class Reporter:
             self._leaves = True
 
     def __call__(self, progress: TuningProgress) -> None:
-        """Raises Evicted when the call is to make room."""
+        """Report progress. Raises Evicted if the call must make room."""
         if self._leaves:
             raise Evicted
         self._checkpoint = progress.checkpoint or self._checkpoint
@@ -282,7 +281,7 @@ class Reporter:
         ambient.progress(progress.iteration, progress.iterations, progress.loss, state)
 
     def leaving(self, evicted: Evicted) -> Evicted:
-        """The error that ends the call, with the initial prompt and the tuning's checkpoint."""
+        """Return the error that ends the call, with the initial prompt and the checkpoint."""
         checkpoint = payloads.loads(evicted.state)
         return Evicted(payloads.dumps(self._state(checkpoint), what="checkpoint"))
 
@@ -291,8 +290,9 @@ class Reporter:
 
 
 def keep_in_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
-    """Add a tuned prompt, as text, to the bank, for similar tasks; a prompt that tuning did not improve is not added.
-    Errors are logged: the job is done."""
+    """Add a tuned prompt as text to the bank, for similar tasks, unless tuning did not improve it. Errors are only
+    logged: the job is done.
+    """
     if tuned.best.iteration == 0 or not tuned.text.strip():
         return
     candidate = Candidate(

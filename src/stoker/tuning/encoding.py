@@ -1,14 +1,13 @@
-"""Samples as tokens: `template(input)`, then the target and the end token. The soft prompt stands before it all.
+"""Samples as tokens: `template(input)`, then the target and the end token, all after the soft prompt.
 
 A text as a soft prompt is its tokens' embeddings, repeated or cut to the job's `virtual_tokens` (at most 64 without),
-and nothing is put before it. The bank scores its candidates as `encode_prompt` makes them, before samples from here: so
-tuning begins with the very prompt and loss that were scored (eq. 1).
+with nothing before it. The bank scores its candidates as `encode_prompt` makes them, before samples from here, so
+tuning starts with the scored prompt and loss (eq. 1).
 
-Which samples an iteration is of, and which of these a rank computes: functions of the seed and the numbers alone.
-
-Epochs are shuffled one by one and read one after the other, so a batch may end one and begin the next. Nothing of it is
-state: a run that goes on at iteration 70, on however many devices, takes the very samples that one in a piece would.
-A rank takes every n-th sample of the batch by length, so that ranks have as many samples, and nearly as many tokens.
+The samples of an iteration, and a rank's share of them, are functions of the seed and the numbers alone. Epochs are
+shuffled one by one and read consecutively, so a batch may end one and begin the next. None of this is state: a run
+that resumes at iteration 70, on any number of devices, takes the same samples as an uninterrupted one. A rank takes
+every n-th sample of the batch by length, so that ranks have as many samples, and nearly as many tokens.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from stoker.tuning.job import PLACE, Data, Prompt, Sample
 Ids = tuple[int, ...]
 
 MOST_TOKENS = 64
-"""How many virtual tokens a job has that does not say: its initial prompt's, and no more than these."""
+"""The most virtual tokens of a job that gives no number: those of its initial prompt up to this."""
 
 
 class EncodedSample(msgspec.Struct, frozen=True):
-    """A sample's tokens: `source` is read, `target` is written, with its end token. `text` is the target as text."""
+    """A sample's tokens: `source` is read, `target` is generated, with its end token. `text`: the target as text."""
 
     source: Ids
     target: Ids
@@ -41,9 +40,10 @@ class EncodedSample(msgspec.Struct, frozen=True):
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = MOST_TOKENS) -> Ids:
-    """The tokens that the soft prompt begins as: the initial prompt's, repeated or cut to `virtual_tokens` (PEFT's
-    rule), or, where these are 0, its first ones, at most `most`. Raises ConfigError for an empty prompt, and for one
-    with more tokens than the model reads (`longest`; 0: no bound)."""
+    """Return the tokens of the initial soft prompt: the initial prompt's, repeated or cut to `virtual_tokens` (PEFT's
+    rule), or, if these are 0, its first ones up to `most`. Raises ConfigError for an empty prompt, and for one that
+    does not fit the model (`longest` tokens; 0: no bound).
+    """
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
         raise ConfigError(
@@ -62,7 +62,6 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = M
 
 
 def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) -> list[EncodedSample]:
-    """The samples as tokens, in order."""
     if not samples:
         return []
     sources = [template.replace(PLACE, sample.input) for sample in samples]
@@ -81,7 +80,7 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
 def refuse_too_long(
     prompt: Ids, rows: Sequence[EncodedSample], samples: Sequence[Sample], *, data: Data, longest: int
 ) -> None:
-    """Raises ConfigError when prompt and sample come to more tokens than the model reads (`longest`; 0: no bound)."""
+    """Raise ConfigError if prompt and sample exceed the model's context length (`longest`; 0: no bound)."""
     if not longest:
         return
     for row, sample in zip(rows, samples, strict=True):
@@ -99,7 +98,7 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
 
 
 class Sized(Protocol):
-    """What has a length in tokens."""
+    """Anything with a length in tokens."""
 
     def __len__(self) -> int: ...
 
@@ -108,7 +107,7 @@ Row = TypeVar("Row", bound=Sized)
 
 
 def batch_indices(iteration: int, *, batch: int, count: int, seed: int) -> list[int]:
-    """The samples of an iteration (from 0), by index into `count` of them."""
+    """Return the samples of an iteration (from 0), as indices into `count` samples."""
     places = range(iteration * batch, (iteration + 1) * batch)
     epochs = {place // count for place in (places[0], places[-1])}
     orders = {epoch: _order(epoch, count=count, seed=seed) for epoch in range(min(epochs), max(epochs) + 1)}
@@ -116,12 +115,12 @@ def batch_indices(iteration: int, *, batch: int, count: int, seed: int) -> list[
 
 
 def share(rows: Sequence[Row], *, rank: int, size: int) -> list[Row]:
-    """The rows that this rank computes: every `size`-th, longest first."""
+    """Return the rows of this rank: every `size`-th, longest first."""
     return sorted(rows, key=len, reverse=True)[rank::size]
 
 
 def chunks(rows: Sequence[Row], *, most: int) -> list[Sequence[Row]]:
-    """The rows in pieces that fit the device; `most` 0: in one."""
+    """Split rows into pieces that fit the device; `most` 0: one piece."""
     step = most or len(rows) or 1
     return [rows[start : start + step] for start in range(0, len(rows), step)]
 

@@ -1,16 +1,16 @@
-"""How the ranks of a gang meet, and how they add up what each has computed.
+"""How the ranks of a gang meet, and how they add up their results.
 
-They meet at a store that rank 0 serves at the rendezvous, to ranks that prove the gang's key (`store`). Each says
-there which job it has come for, so that ranks of two gangs that were given one address part with an error and not
-with wrong sums. A rank that waits in vain says which ranks did not come. Then they form a process group of
-torch.distributed: Gloo on CPUs, NCCL on GPUs (PromptTuner §5.1 has Memcached between function instances; a ring of
-direct connections moves the same sums without a server).
+They meet at a store that rank 0 serves at the rendezvous, for ranks that prove the gang's key (`gang_store`). Each
+states its job there, so that ranks of two gangs with one address part with an error and not with wrong sums. A rank
+whose wait times out reports which ranks are missing. Then they form a process group of torch.distributed: Gloo on
+CPUs, NCCL on GPUs (PromptTuner §5.1 has Memcached between function instances; a ring of direct connections moves the
+same sums without a server).
 
-The group is an object and not the process's default group. A library serves one gang call after another, so nothing may
-be left behind in the process, and two calls of two slots must not find each other's.
+The group is an object and not the process's default group: a library serves one gang call after another, so nothing
+may remain in the process, and two calls of two slots must not share a group.
 
 Sums are of 64-bit numbers. A ring adds in an order that depends on the number of ranks, and every rank gets the same
-bits, so whatever is decided from a sum is decided alike everywhere: all ranks stop at the same iteration.
+bits, so every decision from a sum is the same everywhere: all ranks stop at the same iteration.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _AGAIN_S = 0.05
 
 
 class ExchangeError(GangBroken):
-    """The ranks of a gang did not meet, or one of them was lost. A manager that reads it starts the job again. Facts:
-    `rank`, `size`, `rendezvous`."""
+    """The ranks of a gang did not meet, or one of them was lost. The manager starts the job again. Facts: `rank`,
+    `size`, `rendezvous`.
+    """
 
 
 class Exchange:
@@ -55,8 +56,9 @@ class Exchange:
         self._shared = 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's `values` (64-bit, of one shape everywhere), in place. All ranks call it, and each
-        gets the same bits. Raises ExchangeError when a rank is lost or silent."""
+        """Add every rank's `values` (64-bit, of one shape) in place. All ranks call it, and each gets the same bits.
+        Raises ExchangeError if a rank is lost or silent.
+        """
         if self.size > 1:
             try:
                 self._group.allreduce([values]).wait()
@@ -67,8 +69,9 @@ class Exchange:
         return values
 
     def share(self, data: bytes, *, limit_s: float | None = None) -> bytes:
-        """What rank 0 gives, on every rank. All ranks call it. `limit_s`: how long rank 0 may take, where that is more
-        than the limit of the exchange. Raises ExchangeError when rank 0 is lost or silent."""
+        """Return rank 0's data on every rank. All ranks call it. `limit_s`: how long rank 0 may take, if longer than
+        the limit of the exchange. Raises ExchangeError if rank 0 is lost or silent.
+        """
         if self.size == 1:
             return data
         name = f"shared/{self._shared}"
@@ -84,7 +87,7 @@ class Exchange:
             raise self._failed(f"did not get from rank 0 what it shares ({_first_line(error)})") from error
 
     def part(self) -> None:
-        """Say that this rank needs the others no more. Rank 0, which serves the store, waits a little for them all."""
+        """Tell the others that this rank is done. Rank 0, which serves the store, waits briefly for all of them."""
         if self.size == 1:
             return
         try:
@@ -96,7 +99,7 @@ class Exchange:
             log.warning("rank %d: the others did not say that they are done: %s", self.rank, _first_line(error))
 
     def close(self) -> None:
-        """Cut the connections: the other ranks learn at once that this one is gone, if they still count on it."""
+        """Close the connections: the other ranks notice at once if they still need this one."""
         group, self._group = self._group, None
         met, self._store = self._store, None
         if group is not None:
@@ -124,13 +127,20 @@ def meet(
     listener: socket.socket | None = None,
     key: bytes = b"",
 ) -> Iterator[Exchange]:
-    """The exchange of a gang, for as long as the block runs.
+    """Open the exchange of a gang for the duration of the block.
 
-    `rendezvous` is `host:port` on rank 0's machine, `job` what all must have in common, `device` as PyTorch names it.
-    `limit_s` is how long to wait for the others, here and in each exchange. `listener` is a socket of rank 0's that
-    listens there already; it is taken over. `key` is what the ranks prove to each other (`stoker.gang().key`), before
-    anything of the job is said; without one everybody who reaches the address can meet them. Raises ConfigError for a
-    rank or an address that cannot be, ExchangeError when the others do not come or have come for another job.
+    Args:
+        rendezvous: `host:port` on rank 0's machine.
+        job: the same text on all ranks of a gang.
+        device: as PyTorch names it.
+        limit_s: how long to wait for the others, here and in each exchange.
+        listener: rank 0's socket that already listens there; it is taken over.
+        key: the ranks prove this key to each other first (`stoker.gang().key`); without one anybody who reaches the
+            address can join.
+
+    Raises:
+        ConfigError: for an impossible rank or address.
+        ExchangeError: if the others do not come, or have another job.
     """
     if not 0 <= rank < size:
         raise ConfigError(f"rank {rank} of {size}: ranks count from 0 and are less than the size")
@@ -265,7 +275,7 @@ def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: in
 
 
 def _own_address(host: str, port: int) -> str:
-    """This machine's address on the network that leads to the rendezvous. Nothing is sent."""
+    """Return this machine's address on the network that leads to the rendezvous. Nothing is sent."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

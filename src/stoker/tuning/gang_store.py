@@ -1,12 +1,11 @@
-"""Where the ranks of a gang meet: names and values that rank 0 keeps, for ranks that prove the gang's key.
+"""The rendezvous store of a gang: names and values on rank 0, for ranks that prove the gang's key.
 
-torch.distributed's own store answers everybody who can reach its port: a stranger reads what a job is called and
-breaks the gang with one wrong value. Here each connection begins with both sides proving the key
-(`pilot.transfer.wire`), every header carries a MAC, and every value the digest that its header names. Values are not
-encrypted.
+torch.distributed's own store answers anybody who can reach its port: a stranger could read a job's name and break the
+gang with one wrong value. Here both sides of a connection first prove the key (`pilot.transfer.wire`), every header
+carries a MAC, and every value the digest that its header names. Values are not encrypted.
 
-The store is a `torch.distributed.Store`, so Gloo and NCCL find their ranks by it. The connections that they make among
-themselves are their own: they prove nothing (see docs/security.md).
+The store is a `torch.distributed.Store`, by which Gloo and NCCL find their ranks. The connections that they make among
+themselves prove nothing (see docs/security.md).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import distributed
 
@@ -26,63 +25,41 @@ from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import ObjectServer
 
 MOST_BYTES = 1 << 30
-"""No value is longer."""
+"""The longest value."""
 _WAIT_S = 0.5
-"""The longest that rank 0 leaves a question unanswered."""
+"""The most seconds that rank 0 takes for an answer."""
 _IDLE_S = 7 * 86_400.0
-"""A rank that computes says nothing; a lost one is told of by its connection, or by the gang's exchange."""
+"""A computing rank is silent; the loss of one shows in its connection or the gang's exchange."""
 
 
 class StoreError(RuntimeError):
     """A value did not come in time, or rank 0 is lost."""
 
 
-class ValueStore(Protocol):
-    """Names and values, wherever they are kept. `wait_s` is how long to wait for values that are not there yet."""
-
-    def set(self, name: str, value: bytes) -> None:
-        """Keep a value."""
-
-    def get(self, name: str, *, wait_s: float) -> bytes | None:
-        """The value, or None if it does not come in time."""
-
-    def add(self, name: str, amount: int) -> int:
-        """Add to a number, from 0; returns the sum."""
-
-    def has(self, names: Sequence[str], *, wait_s: float = 0.0) -> bool:
-        """True if all are there, at the latest then."""
-
-    def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
-        """Set the value if it equals `expected` (empty: if there is no value); returns the value after that."""
-
-    def delete(self, name: str) -> bool:
-        """Remove a value; False if there was none."""
-
-    def count(self) -> int:
-        """How many values there are."""
-
-
 class LocalValues:
-    """Rank 0's values. Any thread may use them."""
+    """Names and values that rank 0 keeps. Thread-safe.
+
+    `wait_s`: how long to wait for values that are not there yet.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
 
     def set(self, name: str, value: bytes) -> None:
-        """Keep a value."""
+        """Store a value."""
         with self._changed:
             self._values[name] = value
             self._changed.notify_all()
 
     def get(self, name: str, *, wait_s: float) -> bytes | None:
-        """The value, or None if it does not come in time."""
+        """Return the value, or None if it does not come in time."""
         with self._changed:
             self._changed.wait_for(lambda: name in self._values, wait_s)
             return self._values.get(name)
 
     def add(self, name: str, amount: int) -> int:
-        """Add to a number, from 0; returns the sum."""
+        """Add to a number that starts at 0, and return the sum."""
         with self._changed:
             found = int(self._values.get(name, b"0")) + amount
             self._values[name] = str(found).encode()
@@ -90,12 +67,12 @@ class LocalValues:
             return found
 
     def has(self, names: Sequence[str], *, wait_s: float = 0.0) -> bool:
-        """True if all are there, at the latest then."""
+        """True if all these values arrive in time."""
         with self._changed:
             return self._changed.wait_for(lambda: all(name in self._values for name in names), wait_s)
 
     def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
-        """Set the value if it equals `expected` (empty: if there is no value); returns the value after that."""
+        """Set the value if it equals `expected` (empty: if there is no value); return the value after that."""
         with self._changed:
             there = self._values.get(name)
             if there == expected or (there is None and not expected):
@@ -104,29 +81,25 @@ class LocalValues:
             return self._values.get(name, expected)
 
     def delete(self, name: str) -> bool:
-        """Remove a value; False if there was none."""
         with self._changed:
             return self._values.pop(name, None) is not None
 
     def count(self) -> int:
-        """How many values there are."""
         with self._changed:
             return len(self._values)
 
 
 class RemoteValues:
-    """Rank 0's values as another rank sees them. Any thread may use them. Raises StoreError when rank 0 is lost."""
+    """The same as `LocalValues`, asked of rank 0 by another rank. Thread-safe. Raises StoreError if rank 0 is lost."""
 
     def __init__(self, channel: wire.Channel) -> None:
         self._channel = channel
         self._one_at_a_time = threading.Lock()
 
     def set(self, name: str, value: bytes) -> None:
-        """Keep a value."""
         self._ask({"op": "set", "name": name}, value)
 
     def get(self, name: str, *, wait_s: float) -> bytes | None:
-        """The value, or None if it does not come in time."""
         until = time.monotonic() + wait_s
         while True:
             left = until - time.monotonic()
@@ -137,11 +110,9 @@ class RemoteValues:
                 return None
 
     def add(self, name: str, amount: int) -> int:
-        """Add to a number, from 0; returns the sum."""
         return int(self._ask({"op": "add", "name": name, "amount": amount})[0]["sum"])
 
     def has(self, names: Sequence[str], *, wait_s: float = 0.0) -> bool:
-        """True if all are there, at the latest then."""
         until = time.monotonic() + wait_s
         while True:
             left = until - time.monotonic()
@@ -150,19 +121,15 @@ class RemoteValues:
                 return bool(answer.get("found"))
 
     def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
-        """Set the value if it equals `expected` (empty: if there is no value); returns the value after that."""
         return self._ask({"op": "compare-set", "name": name, "expected": len(expected)}, expected + desired)[1]
 
     def delete(self, name: str) -> bool:
-        """Remove a value; False if there was none."""
         return bool(self._ask({"op": "delete", "name": name})[0].get("found"))
 
     def count(self) -> int:
-        """How many values there are."""
         return int(self._ask({"op": "count"})[0]["count"])
 
     def close(self) -> None:
-        """Hang up."""
         self._channel.close()
 
     def _ask(self, question: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
@@ -178,53 +145,45 @@ class RemoteValues:
 class RankStore(distributed.Store):  # type: ignore[misc]  # torch's classes have no types here
     """One rank's store, as torch.distributed wants it. Blocking calls raise StoreError after `limit_s`."""
 
-    def __init__(self, values: ValueStore, *, limit_s: float, close: Callable[[], None]) -> None:
+    def __init__(self, values: LocalValues | RemoteValues, *, limit_s: float, close: Callable[[], None]) -> None:
         super().__init__()
         self._values = values
         self._limit_s = limit_s
         self.close = close
 
     def set(self, name: str, value: bytes | str) -> None:
-        """Keep a value."""
         self._values.set(name, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, name: str) -> bytes:
-        """The value, once it is there."""
         found = self._values.get(name, wait_s=self._limit_s)
         if found is None:
             raise StoreError(f"{name} did not come within {self._limit_s:g} s")
         return found
 
     def add(self, name: str, amount: int) -> int:
-        """Add to a number, from 0; returns the sum."""
         return self._values.add(name, amount)
 
     def wait(self, names: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
-        """Wait until all are there."""
         seconds = self._limit_s if timeout is None else timeout.total_seconds()
         if not self._values.has(names, wait_s=seconds):
             raise StoreError(f"{', '.join(names)} did not come within {seconds:g} s")
 
     def check(self, names: Sequence[str]) -> bool:
-        """True if all are there."""
         return self._values.has(names)
 
     def compare_set(self, name: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Set the value if it is the expected one; returns what is there."""
         one, other = (each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired))
         return self._values.compare_set(name, one, other)
 
     def delete_key(self, name: str) -> bool:
-        """Remove a value."""
         return self._values.delete(name)
 
     def num_keys(self) -> int:
-        """How many values there are."""
         return self._values.count()
 
 
 def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
-    """Rank 0's store, which the other ranks reach at this listening socket. It is taken over."""
+    """Serve rank 0's store to the other ranks at this listening socket, which is taken over."""
     listener.setblocking(True)
     values = LocalValues()
     limits = wire.WireLimits(silence_s=_IDLE_S)
@@ -233,7 +192,7 @@ def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
 
 
 def reach(address: str, *, key: bytes, limit_s: float) -> RankStore:
-    """Another rank's store: rank 0's, at `host:port`. Raises PeerError."""
+    """Return rank 0's store at `host:port`. Raises PeerError."""
     values = RemoteValues(wire.connect(address, key=key, limits=wire.WireLimits(silence_s=limit_s + 10.0)))
     return RankStore(values, limit_s=limit_s, close=values.close)
 
@@ -242,11 +201,9 @@ class _Nothing:
     """Rank 0 serves no objects."""
 
     def lend(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # whatever it is
-        """It is not here."""
         return _none()
 
     def expects(self, name: str) -> bool:  # noqa: ARG002  # whatever it is
-        """Nothing is on its way."""
         return False
 
 
@@ -256,8 +213,9 @@ def _none() -> Any:
 
 
 def _answers(values: LocalValues) -> dict[str, Callable[[wire.Channel, dict[str, Any]], None]]:
-    """What rank 0 answers to each question. Each raises PeerError for one that makes no sense: that ends its asker's
-    connection and nothing else."""
+    """Return rank 0's handler of each question. A malformed question raises PeerError, which ends its connection
+    alone.
+    """
 
     def answer(work: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Any:
         def handle(channel: wire.Channel, question: dict[str, Any]) -> None:
@@ -306,7 +264,7 @@ def _send(channel: wire.Channel, header: dict[str, Any], value: bytes) -> None:
 
 
 def _body(channel: wire.Channel, header: dict[str, Any]) -> bytes:
-    """The value that comes with a header. Raises PeerError for another one than the header says."""
+    """Read the value after a header. Raises PeerError if it differs from the header."""
     size = header["body"]
     if size > MOST_BYTES:
         raise wire.PeerError(f"a value of {size} bytes is too long")

@@ -62,14 +62,14 @@ from stoker.site import Duration
 from stoker.units import show_seconds
 
 PLACE = "{input}"
-"""Where the input stands in a template."""
+"""The place of the input in a template."""
 
 
 class Metric(enum.Enum):
-    """What says how good a prompt is."""
+    """The measure of a prompt's quality."""
 
     ACCURACY = "accuracy"
-    """Share of samples whose target is, token for token and with its end, what the model writes by itself."""
+    """Share of samples for which the model, taking the likeliest token each time, generates the target and its end."""
     ROUGE = "rouge-l"
     """ROUGE-L: F1 of the longest common subsequence of words, mean over samples."""
     BLEU = "bleu"
@@ -78,16 +78,16 @@ class Metric(enum.Enum):
     """Mean negative log-likelihood of a target token, in nats: the only metric whose smaller values are better."""
 
     def better(self, one: float, other: float) -> bool:
-        """Whether `one` is strictly better than `other`."""
+        """True if `one` is strictly better than `other`."""
         return one < other if self is Metric.LOSS else one > other
 
     def reached(self, value: float, target: float | None) -> bool:
-        """Whether `value` is as good as the target (never, without one)."""
+        """True if `value` is at least as good as the target; False without one."""
         return target is not None and (value == target or self.better(value, target))
 
 
 class Optimizer(enum.Enum):
-    """What makes a step of a gradient."""
+    """The optimizer."""
 
     ADAMW = "adamw"
     """AdamW without weight decay."""
@@ -171,14 +171,13 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     training: Training = Training()
 
     def deadline_s(self, *, submitted_s: float) -> float | None:
-        """When it should be done, in seconds since the epoch; None if it has no deadline. A time without a zone is
-        local time."""
+        """Return its deadline in seconds since the epoch; None without one. A time without a zone is local."""
         if self.until.deadline is not None:
             return self.until.deadline.timestamp()
         return submitted_s + self.until.slo_s if self.until.slo_s else None
 
     def refuse_past(self, *, now_s: float, file: str = "", line: int = 0) -> None:
-        """Raises ConfigError when the deadline is over already."""
+        """Raise ConfigError if the deadline has passed."""
         deadline = self.until.deadline
         if deadline is not None and deadline.timestamp() <= now_s:
             ago = show_seconds(now_s - deadline.timestamp())
@@ -191,7 +190,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job:
-    """The job in a TOML file. Paths in it count from its folder. `now_s` is what its deadline is compared with.
+    """Read the job in a TOML file. Paths in it are relative to its folder. `now_s`: the time to compare its deadline
+    with.
 
     Raises ConfigError with facts `file`, `line` and `key`, where known.
     """
@@ -206,7 +206,7 @@ def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job
 
 
 def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None) -> Job:
-    """The job that `text` describes; `file` is what an error calls it. Raises ConfigError."""
+    """Parse a job; `file`: its name in errors. Raises ConfigError."""
     data = parse_toml(text, file=file)
     try:
         job: Job = msgspec.convert(data, type=Job, dec_hook=read_unit)
@@ -221,15 +221,16 @@ def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None)
 
 
 def _with_absolute_paths(job: Job, folder: Path) -> Job:
-    """A model that is no file or folder there is a name on the hub, and stays as it is."""
+    """A model that does not exist as a path is a name on the hub."""
     model = str(folder / job.model) if job.model and (folder / job.model).exists() else job.model
     data = msgspec.structs.replace(job.data, path=str(folder / Path(job.data.path).expanduser()))
     return msgspec.structs.replace(job, model=model, data=data)
 
 
 def digest_job(job: Job, *more: Any) -> str:
-    """16 hex digits of what decides the numbers of a run: not the job's name, deadline or limit of iterations, nor how
-    often it is saved, nor on how many devices it runs."""
+    """Return 16 hex digits of what decides the numbers of a run: not the job's name, deadline, limit of iterations,
+    checkpoint interval, or number of devices.
+    """
     until = (job.until.metric, job.until.evaluate_every)
     training = msgspec.structs.replace(job.training, checkpoint_every_s=Duration(0.0), micro_batch=0)
     data = msgspec.structs.replace(job.data, path="")
@@ -238,7 +239,7 @@ def digest_job(job: Job, *more: Any) -> str:
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One pair. `place` is where in the file it stands."""
+    """One pair. `place`: its place in the file."""
 
     input: str
     target: str
@@ -246,7 +247,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SplitData(msgspec.Struct, frozen=True):
-    """A data set, split."""
+    """The three parts of a data set."""
 
     training: tuple[Sample, ...]
     evaluation: tuple[Sample, ...]
@@ -254,7 +255,7 @@ class SplitData(msgspec.Struct, frozen=True):
 
 
 def read_samples(data: Data) -> tuple[Sample, ...]:
-    """Every sample of the data set. Raises ConfigError naming file, line and field for the first row that is none."""
+    """Read every sample of the data set. Raises ConfigError with file, line and field for the first invalid row."""
     path = Path(data.path)
     found = tuple(
         Sample(text_field(row, data.input, file=path), text_field(row, data.target, file=path), row.place)
@@ -266,10 +267,10 @@ def read_samples(data: Data) -> tuple[Sample, ...]:
 
 
 def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
-    """The three parts, counted in different inputs: `evaluation_samples` of them (at most a third), the share
-    `held_out`, and the rest to train on.
+    """Split by distinct inputs: `evaluation_samples` of them (at most a third), the share `held_out`, and the rest for
+    training.
 
-    Raises ConfigError when there are fewer than three different inputs.
+    Raises ConfigError for fewer than three distinct inputs.
     """
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -293,7 +294,7 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
 
 
 def digest_samples(samples: Sequence[Sample]) -> str:
-    """16 hex digits that stand for these samples in this order, wherever they were read from."""
+    """Return 16 hex digits of these samples in this order."""
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(msgspec.json.encode((sample.input, sample.target)))

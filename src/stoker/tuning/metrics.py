@@ -47,7 +47,7 @@ class MetricSums(msgspec.Struct, frozen=True):
         return MetricSums.from_numbers([a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)])
 
     def numbers(self) -> list[float]:
-        """All sums, in a fixed order, to be added up."""
+        """Return all sums in a fixed order."""
         return [
             self.samples, self.tokens, self.loss, self.correct, self.rouge, *self.matches, *self.grams, self.written,
             self.wanted,
@@ -55,13 +55,13 @@ class MetricSums(msgspec.Struct, frozen=True):
 
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> MetricSums:
-        """The tally of such sums."""
+        """Return the tally of such sums."""
         samples, tokens, loss, correct, rouge, *grams, written, wanted = numbers
         matches, grams = grams[:_ORDERS], grams[_ORDERS:]
         return MetricSums(samples, tokens, loss, correct, rouge, tuple(matches), tuple(grams), written, wanted)
 
     def value(self, metric: Metric) -> float:
-        """The metric of all samples; NaN of none."""
+        """Return the metric of all samples; NaN without samples."""
         if not self.samples:
             return math.nan
         match metric:
@@ -89,14 +89,14 @@ class MetricSums(msgspec.Struct, frozen=True):
 
 
 def count_words(text: str) -> int:
-    """How many words BLEU sees in a text."""
+    """Return the number of words that BLEU sees in a text."""
     return len(_words_13a(text))
 
 
 def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
-    """Raises ConfigError when the job's metric is the same for every prompt, or when no prompt reaches its target.
+    """Raise ConfigError if the job's metric is the same for every prompt, or no prompt reaches its target.
 
-    `targets` are those of the samples that decide.
+    `targets`: those of the evaluation samples.
     """
     if job.until.metric is Metric.BLEU and all(count_words(target) < _ORDERS for target in targets):
         raise ConfigError(
@@ -125,7 +125,7 @@ def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
 
 
 def of_text(written: str, wanted: str) -> MetricSums:
-    """The parts of one sample that are told from what was written: ROUGE-L and BLEU."""
+    """Return the sums of one sample that need the generated text: ROUGE-L and BLEU."""
     ours, theirs = _words_13a(written), _words_13a(wanted)
     matches, grams = [], []
     for order in range(1, _ORDERS + 1):

@@ -1,4 +1,4 @@
-"""A tuning call: its argument, the state that it keeps between libraries, and its result with its folder."""
+"""A tuning call: its argument, the state that it keeps between libraries, its result and the result's folder."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from stoker.tuning.job import Job, Metric, Sample
 
 
 class BankPlace(msgspec.Struct, frozen=True):
-    """Where the bank of a model lies: a folder that the library may or may not see, and what identifies the model."""
+    """The place of a model's bank: a folder that the library may or may not see, and the model's identity."""
 
     folder: str
     model: str
 
     @staticmethod
     def of(model: str, *, folder: str | os.PathLike[str] = "") -> BankPlace:
-        """Where the bank of a model lies: in this folder, else in the user's state folder."""
+        """Return the place of a model's bank: in this folder, else in the user's state folder."""
         name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in model)[:80]
         path = Path(folder).absolute() if folder else state_folder() / "prompt-banks" / name
         return BankPlace(str(path), model)
 
 
 class Initial(msgspec.Struct, frozen=True):
-    """The initial text of a soft prompt, its origin, and a remark about that (`note`)."""
+    """The initial text of a soft prompt, its origin, and a remark (`note`)."""
 
     text: str
     source: str = "the job"
     note: str = ""
 
     def __str__(self) -> str:
-        """Where it came from, in words."""
+        """Return the origin in words."""
         return f"{self.source} ({self.note})" if self.note else self.source
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """The state from which a job resumes: its initial prompt, which is not looked up again, and its tuning's
-    checkpoint. `metric` is the last evaluation's, for people."""
+    """The state for resuming a job: its initial prompt, which is not looked up again, and its checkpoint. `metric`: of
+    the last evaluation, for people.
+    """
 
     initial: Initial
     checkpoint: bytes
@@ -50,8 +51,9 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """One call's work. `slo_s` is the time from submission to deadline (0: none), `start` a packed `Saved` of an
-    earlier attempt, `bank` None when the bank is not to be used."""
+    """The work of one call. `slo_s`: seconds from submission to deadline (0: none); `start`: a packed `Saved` of an
+    earlier attempt; `bank`: None to use no bank.
+    """
 
     job: Job
     samples: tuple[Sample, ...]
@@ -61,12 +63,12 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def pack(saved: Saved) -> bytes:
-    """As bytes that hold no code."""
+    """Encode the state without code."""
     return msgspec.msgpack.encode(saved)
 
 
 def unpack(data: bytes) -> Saved | None:
-    """What was packed; None for nothing, and for bytes that are no such thing: a job can begin again."""
+    """Decode a state; None for no or invalid bytes, because a job can start again."""
     try:
         return msgspec.msgpack.decode(data, type=Saved) if data else None
     except UNREADABLE:
@@ -82,15 +84,15 @@ class TuningEnd(enum.Enum):
     """Why a job ended."""
 
     REACHED = "reached"
-    """The target metric is there."""
+    """The target metric is reached."""
     ITERATIONS = "iterations"
-    """It has run all that it was allowed."""
+    """All iterations have run."""
     DIVERGED = "diverged"
-    """The loss is no number any more; the best prompt from before is given back. A smaller learning rate helps."""
+    """The loss is not finite; the result is the best prompt before. A smaller learning rate helps."""
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """An evaluation: after how many iterations, the metric, and the loss a target token."""
+    """An evaluation: its iteration, the metric, and the loss per target token."""
 
     iteration: int
     metric: float
@@ -98,14 +100,14 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """The response to a job (Table 3's last attribute), with what it took.
+    """The result of a job (Table 3's last attribute) and its cost.
 
-    `text` is the soft prompt as the tokens nearest to it: for people, not for use. `initial_from` says where the
-    initial prompt came from. `held_out` is measured on samples that neither trained the prompt nor chose it. `best` is
-    the evaluation that chose it: the first that reached the target, else the best of all; `points` are all of them,
-    from that of the initial prompt. `spent_s` is seconds by `pace.Part`, over all runs of the job; `devices` is how
-    many the last run had. `adapter` and `adapter_config` are the contents of PEFT's files. `first_step_at` is when the
-    last run made its first step, on its device's clock (seconds since the epoch; 0 if it made none).
+    `text`: the tokens nearest to the soft prompt, for people and not for use. `initial_from`: the origin of the
+    initial prompt. `held_out`: measured on samples that neither trained nor chose the prompt. `best`: the evaluation
+    that chose it, the first that reached the target, else the best; `points`: all evaluations, starting with the
+    initial prompt's. `spent_s`: seconds by `pace.Part` over all runs of the job; `devices`: of the last run. `adapter`
+    and `adapter_config`: the contents of PEFT's files. `first_step_at`: the first step of the last run on its device's
+    clock (seconds since the epoch; 0 without a step).
     """
 
     name: str
@@ -129,8 +131,9 @@ class Tuned(msgspec.Struct, frozen=True):
 
 
 def write_tuned(tuned: Tuned, folder: Path) -> Path:
-    """Put a result into a folder that `peft.PeftModel.from_pretrained` reads, with `tuned.json` beside it; gives that
-    file's path. It comes last, so where it stands the rest does. Raises ConfigError if the folder can't be written."""
+    """Write a result into a folder that `peft.PeftModel.from_pretrained` reads. `tuned.json` is written last, so that
+    the folder is complete if it exists; return its path. Raises ConfigError if the folder cannot be written.
+    """
     write_whole(folder, tuned.adapter, name=ADAPTER)
     write_whole(folder, tuned.adapter_config, name=ADAPTER_CONFIG)
     said = {name: value for name, value in msgspec.structs.asdict(tuned).items() if not isinstance(value, bytes)}

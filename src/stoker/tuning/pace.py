@@ -1,17 +1,17 @@
-"""The time of a job: where it goes, how much is left, and what part of it a lookup in the bank may take.
+"""The time of a job: where it goes, how much is left, and the budget of a lookup in the bank.
 
-PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration` on the devices that the job has. An
-iteration is data, computation and exchange; evaluations are counted by their number and longest time. The first
-iteration after a start is left out, as it pays for what happens once. The longest is taken over the last iterations, so
-that one slow iteration does not spoil the forecast for the rest of the run. For a number of devices that was never
-measured the same parts are scaled: computation with the largest share of the batch that a device gets, while exchange
-stays. That is a forecast and no bound; `measured` says which of the two it is.
+PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration` on the job's devices. An iteration
+is data, computation and exchange; evaluations are counted by their number and longest time. The first iteration after
+a start is left out, because it includes one-time work. The longest is taken over recent iterations, so that one slow
+iteration does not spoil the forecast for the whole run. For a number of devices without measurements the same parts
+are scaled: computation with the largest share of the batch per device, while exchange stays. That is a forecast and no
+bound; `measured` distinguishes the two.
 
-PromptTuner §4.4.3 gives a lookup 20 % of a job's SLO, since the slowest tuning from a looked-up prompt is still 1.2
-times as fast as from an automatic one. The paper measures against the SLO as it was given, and so do we: the time that
-a job has waited is not subtracted. The time of a score depends on the device and on the number of virtual tokens, so a
-measured pace counts for jobs with as many `virtual_tokens` and for no other: measuring again takes a few scores of a
-lookup's hundreds. Without virtual tokens each prompt has its own length: 0 is a number like any other.
+PromptTuner §4.4.3 gives a lookup 20 % of a job's SLO, because the slowest tuning from a looked-up prompt is still 1.2
+times as fast as from an automatic one. The paper compares with the SLO as given, and so does this module: time that a
+job has waited is not subtracted. The time of a score depends on the device and the number of virtual tokens, so a
+measured pace counts only for jobs with the same `virtual_tokens`: measuring again takes a few scores of a lookup's
+hundreds. Without virtual tokens each prompt has its own length; 0 is treated as a number like any other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KEPT = 50
 
 
 class Part(enum.Enum):
-    """What a job spends its time with."""
+    """The parts of a job's time."""
 
     BANK = "bank"
     """Looking up the initial prompt in the bank, and putting the tuned one into it."""
@@ -44,9 +44,9 @@ class Part(enum.Enum):
     COMPUTE = "compute"
     """Forward and backward passes, and the optimizer's steps."""
     COMMUNICATION = "communication"
-    """The exchange of gradients, with the wait for the slowest rank."""
+    """The exchange of gradients, including the wait for the slowest rank."""
     EVALUATION = "evaluation"
-    """Measuring the soft prompt while tuning, and in the end."""
+    """Evaluating the soft prompt while tuning and at the end."""
     CHECKPOINTS = "checkpoints"
     """Making and writing them."""
 
@@ -59,7 +59,7 @@ class PartClock:
 
     @contextlib.contextmanager
     def time(self, part: Part) -> Iterator[None]:
-        """Count the block's time to this part."""
+        """Add the block's time to this part."""
         began = time.perf_counter()
         try:
             yield
@@ -67,31 +67,31 @@ class PartClock:
             self._spent_s[part] += time.perf_counter() - began
 
     def go_on_from(self, spent_s: dict[str, float]) -> None:
-        """Add what earlier runs of the same job have spent."""
+        """Add the time of earlier runs of the job."""
         for part in Part:
             self._spent_s[part] += spent_s.get(part.value, 0.0)
 
     def spent_s(self) -> dict[str, float]:
-        """Seconds so far, by the part's name."""
+        """Return seconds so far by the part's name."""
         return {part.value: seconds for part, seconds in self._spent_s.items()}
 
 
 def communication_share(spent_s: dict[str, float]) -> float:
-    """The exchange's share of the time of iterations (computation and exchange); 0 before there is any."""
+    """Return the exchange's share of the time of iterations (computation and exchange); 0 without any."""
     exchange = spent_s.get(Part.COMMUNICATION.value, 0.0)
     both = exchange + spent_s.get(Part.COMPUTE.value, 0.0)
     return exchange / both if both > 0 else 0.0
 
 
 class TimeLeft(msgspec.Struct, frozen=True):
-    """Seconds that are left. `measured`: it is a bound from iterations on that many devices, else it is scaled."""
+    """Seconds left. `measured`: a bound from iterations on that many devices; otherwise scaled."""
 
     seconds: float
     measured: bool
 
 
 class IterationPace:
-    """Seconds an iteration, by number of devices."""
+    """Seconds per iteration, by number of devices."""
 
     def __init__(self, *, batch: int, evaluate_every: int) -> None:
         self._batch = batch
@@ -100,21 +100,20 @@ class IterationPace:
         self._kept: dict[int, deque[tuple[float, float]]] = {}
 
     def add(self, seconds: float, *, devices: int, communication_s: float = 0.0) -> None:
-        """Note an iteration."""
         self._kept.setdefault(devices, deque(maxlen=_KEPT)).append((seconds, min(communication_s, seconds)))
 
     def add_evaluation(self, seconds: float) -> None:
-        """Note an evaluation."""
         self._evaluations.append(seconds)
 
     def longest_s(self, *, devices: int) -> float | None:
-        """The longest of the last iterations on that many devices; None if none was measured."""
+        """Return the longest recent iteration on that many devices; None without a measurement."""
         kept = self._kept.get(devices)
         return max(seconds for seconds, _ in kept) if kept else None
 
     def time_left(self, iterations: int, *, devices: int, allocation_s: float = 0.0) -> TimeLeft | None:
-        """How long `iterations` take on `devices` devices, after `allocation_s` to get them. None before any iteration
-        was measured."""
+        """Return the time of `iterations` on `devices` devices, after `allocation_s` for getting them. None before the
+        first measured iteration.
+        """
         evaluations = math.ceil(iterations / self._evaluate_every)
         pauses_s = allocation_s + evaluations * max(self._evaluations, default=0.0)
         longest = self.longest_s(devices=devices)
@@ -129,13 +128,14 @@ class IterationPace:
 
 
 BUDGET = 0.2
-"""Of the time from submission to deadline, how much a lookup may take."""
+"""The share of the time from submission to deadline that a lookup may take."""
 _PACE_FILE = "pace.json"
 
 
 class ScoringPace(msgspec.Struct, frozen=True):
-    """Seconds of a score, and of the last lookup, on one device of a kind, for this number of virtual tokens. A gang of
-    n devices takes 1/n of them."""
+    """Seconds per score, and of the last lookup, on one device of a kind, for this number of virtual tokens. A gang of
+    n devices takes 1/n of them.
+    """
 
     score_s: float
     lookup_s: float
@@ -143,20 +143,18 @@ class ScoringPace(msgspec.Struct, frozen=True):
 
 
 def is_over(lookup_s: float, *, slo_s: float) -> bool:
-    """Whether a lookup takes more than its part; never for a job without a deadline (`slo_s` 0)."""
+    """True if a lookup exceeds its budget; False for a job without a deadline (`slo_s` 0)."""
     return 0 < slo_s * BUDGET < lookup_s
 
 
 def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPace]:
-    """The measured pace of lookups in this folder's bank for this number of virtual tokens, by kind of device; empty if
-    none is known."""
+    """Return the measured paces in this folder's bank for this number of virtual tokens, by kind of device."""
     known = _read_known(folder)
     return {kind: one for kind, paces in known.items() for one in paces if one.virtual_tokens == virtual_tokens}
 
 
 def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
-    """Keep what a lookup took on this kind of device, in place of what one with as many virtual tokens did. Of two that
-    write at once one is kept: either will do."""
+    """Store a lookup's pace on this kind of device. Of two concurrent writes either may win."""
     known = _read_known(folder)
     others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
     with contextlib.suppress(OSError):
@@ -164,7 +162,7 @@ def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
 
 
 def _read_known(folder: Path) -> dict[str, list[ScoringPace]]:
-    """By kind of device, one for each number of virtual tokens. A file from before these were kept is as none."""
+    """Return paces by kind of device, one per number of virtual tokens; empty for files in an older format."""
     try:
         return msgspec.json.decode((folder / _PACE_FILE).read_bytes(), type=dict[str, list[ScoringPace]])
     except (OSError, *UNREADABLE):

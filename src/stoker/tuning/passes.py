@@ -1,23 +1,19 @@
-"""The soft prompt on a context's model, through PEFT, and without a trace when the call is over.
+"""The soft prompt on a context's model through PEFT, removed after the call; gradients and measures.
 
-PEFT wraps a model for prompt tuning (Lester et al., arXiv:2104.08691) and leaves its weights alone, but it freezes them
-and may touch the model's configuration; both are put back here, and the random numbers that it draws are put back too.
-PEFT can begin from a text by itself, by loading the tokenizer from the hub once more: a context has its tokenizer, so
-the embeddings are made here and handed over.
-
+PEFT wraps a model for prompt tuning (Lester et al., arXiv:2104.08691) without changing its weights, but it freezes
+them, may change the model's configuration, and draws random numbers. All three are restored here. PEFT can start from
+a text only by loading the tokenizer from the hub again; a context has its tokenizer, so the embeddings are made here.
 The model stays in evaluation mode: with dropout the numbers would depend on how the batch is split over ranks.
 
-What is computed with the model: the gradient of a batch, and how good the soft prompt is on samples.
+All results are sums over samples or tokens with their counts, divided after the ranks' sums are added. The gradient is
+that of the mean loss per target token over the whole batch, however it is split over ranks and micro-batches.
 
-Everything is a sum over samples or tokens with its count beside it, and divided after the ranks' sums are added. The
-gradient is that of the mean loss a target token over the whole batch, however that lies on ranks and micro-batches.
+Rows are padded on the right: positions count from the row's start, so a row's numbers do not depend on its batch (up
+to rounding). Only the positions before target tokens pass through the output layer, which for a large vocabulary takes
+most of the memory.
 
-Rows are padded on the right: positions are counted from the row's start, so a row's numbers do not depend on what it is
-batched with (beyond rounding). Only the positions before target tokens go through the output layer; of a large
-vocabulary that is most of the memory.
-
-Accuracy needs no generation: the model, taking the likeliest token each time, writes exactly the target if and only if
-each target token is the likeliest after those before it, and one pass over the target tells that.
+Accuracy needs no generation: the model, taking the likeliest token each time, generates exactly the target if and only
+if each target token is the likeliest after those before it, which one pass over the target shows.
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ _ADAPTER = "default"
 
 
 def embed(model: Any, ids: Ids) -> torch.Tensor:
-    """The embeddings of tokens, `[tokens, width]`, as 32-bit numbers on the CPU."""
+    """Return the embeddings of tokens, `[tokens, width]`, float32 on the CPU."""
     table = model.get_input_embeddings()
     with torch.no_grad():
         found = table(torch.tensor(ids, device=table.weight.device))
@@ -48,7 +44,7 @@ def embed(model: Any, ids: Ids) -> torch.Tensor:
 
 
 class SoftPrompt:
-    """A model with a soft prompt before its input. `vectors` is what is trained, `[tokens, width]`, 32-bit."""
+    """A model with a soft prompt before its input. `vectors`: the trained parameter, `[tokens, width]`, float32."""
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
@@ -57,13 +53,11 @@ class SoftPrompt:
 
     @property
     def vectors(self) -> torch.nn.Parameter:
-        """The soft prompt."""
         found: torch.nn.Parameter = self.wrapped.prompt_encoder[_ADAPTER].embedding.weight
         return found
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         found: torch.device = self.base.get_input_embeddings().weight.device
         return found
 
@@ -71,12 +65,11 @@ class SoftPrompt:
         return int(self.vectors.shape[0])
 
     def place(self, vectors: torch.Tensor) -> None:
-        """Put these vectors in."""
         with torch.no_grad():
             self.vectors.copy_(vectors)
 
     def files(self) -> tuple[bytes, bytes]:
-        """The soft prompt as PEFT saves it: `adapter_model.safetensors` and `adapter_config.json`."""
+        """Return the soft prompt in PEFT's format: `adapter_model.safetensors` and `adapter_config.json`."""
         tensors = {name: value.detach().cpu() for name, value in peft.get_peft_model_state_dict(self.wrapped).items()}
         config = {**self.wrapped.peft_config[_ADAPTER].to_dict(), "inference_mode": True}
         plain = {name: getattr(value, "value", value) for name, value in config.items()}
@@ -86,7 +79,7 @@ class SoftPrompt:
 
 @contextlib.contextmanager
 def soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt]:
-    """`model` with `vectors` as its soft prompt, for as long as the block runs; after it the model is as it was."""
+    """Give the model this soft prompt for the block, and restore the model afterwards."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     was_training = model.training
     slices = getattr(model.config, "pretraining_tp", None)
@@ -111,7 +104,7 @@ def soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt]:
 
 
 def nearest_tokens(model: Any, vectors: torch.Tensor) -> list[int]:
-    """For each vector of the soft prompt the token whose embedding has the least angle to it."""
+    """Return for each vector of the soft prompt the token with the smallest angle to it."""
     table = model.get_input_embeddings().weight.detach().float()
     table = table / table.norm(dim=1, keepdim=True).clamp_min(1e-12)
     found: list[int] = (vectors.detach().to(table.device).float() @ table.T).argmax(dim=1).tolist()
@@ -122,9 +115,9 @@ _IGNORED = -100
 
 
 def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: int) -> tuple[torch.Tensor, float, int]:
-    """The gradient of the rows' summed loss, `[tokens, width]`; that loss in nats; and how many target tokens it is of.
+    """Return the gradient of the rows' summed loss, `[tokens, width]`; that loss in nats; the number of target tokens.
 
-    Zeros for no rows.
+    Zeros without rows.
     """
     soft.vectors.grad = None
     loss, tokens = 0.0, 0
@@ -147,7 +140,7 @@ def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: in
 def measure(
     soft: SoftPrompt, rows: Sequence[EncodedSample], *, metric: Metric, tokenizer: Any, batch: int
 ) -> MetricSums:
-    """How good the soft prompt is on these rows: loss and accuracy; ROUGE-L and BLEU if the metric is one of them."""
+    """Measure the soft prompt on these rows: loss and accuracy; ROUGE-L and BLEU if the metric is one of them."""
     found = MetricSums()
     with torch.inference_mode():
         for some in chunks(sorted(rows, key=len, reverse=True), most=batch):
@@ -160,9 +153,9 @@ def measure(
 
 
 def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) -> list[str]:
-    """What the model writes after the prompt and each row's source, taking the likeliest token each time.
+    """Generate greedily after the prompt and each row's source.
 
-    It may write twice as many tokens as the longest target has. Rows are padded on the left, before the soft prompt.
+    At most twice as many tokens as the longest target has. Rows are padded on the left, before the soft prompt.
     """
     device = soft.device
     width = max(len(row.source) for row in rows)
@@ -201,8 +194,9 @@ def _score(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> MetricSums:
 
 
 def _target_logits(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the model says at each target token's place, `[rows, longest target, vocabulary]` (32-bit), and the tokens
-    wanted there, `[rows, longest target]`; places after a target's end are ignored ones."""
+    """Return the logits at each target token's place, `[rows, longest target, vocabulary]` (float32), and the wanted
+    tokens, `[rows, longest target]`; places after a target's end are ignored.
+    """
     device, longest, width = soft.device, max(len(row.target) for row in rows), max(map(len, rows))
     ids = torch.tensor([(*row.source, *row.target, *(0,) * (width - len(row))) for row in rows], device=device)
     seen = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)

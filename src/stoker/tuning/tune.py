@@ -1,21 +1,21 @@
-"""Soft-prompt tuning of a context's model, on one device or on a gang of them; its checkpoints.
+"""Soft-prompt tuning of a context's model, on one device or a gang; its checkpoints.
 
 A soft prompt is a few vectors before the embeddings of the input, trained by gradient descent while the model stays
-fixed (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1). It begins as the embeddings of a text, and the quality of
-that text decides how many iterations tuning takes: that is what the prompt bank is for.
+fixed (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1). It starts as the embeddings of a text, and the quality
+of that text decides how many iterations tuning takes; the prompt bank provides good texts.
 
 Ranks are synchronous, and each has the whole model. In an iteration every rank computes the summed loss of its part of
 the batch and that sum's gradient; sums, with the count of target tokens, are added over the ranks and divided; each
-rank makes the same step. So one rank and four do the same up to rounding, and the work may move to another number of
-devices at any iteration. Samples for evaluation are divided among the ranks too.
+rank makes the same step. So one rank and four compute the same up to rounding, and the work may move to another number
+of devices at any iteration. Evaluation samples are divided among the ranks too.
 
-A job ends at the first evaluation that reaches its target, or after its iterations. The progress report of any rank may
-ask it to make room (`Evicted`); that rank says so in the next exchange, and all ranks leave after the same iteration,
-each with the same checkpoint. This runs inside a library process. Rank 0 reads and writes checkpoints, and shares them.
+A job ends at the first evaluation that reaches its target, or after its iterations. The progress report of any rank
+may raise `Evicted`; that rank announces it in the next exchange, and all ranks leave after the same iteration, each
+with the same checkpoint. This runs inside a library process. Rank 0 reads and writes checkpoints, and shares them.
 
 A checkpoint is safetensors (reading it runs no code) with a JSON header. It does not depend on ranks: the iteration
-decides which samples come next. A file is replaced whole and synced before its name, so the file is the last checkpoint
-or the one before. If it cannot be read, the log says so and the job begins again.
+decides which samples come next. Files are replaced atomically and synced, so the file is the last checkpoint or the
+one before. If it cannot be read, the log says so and the job starts again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PROMPT, _BEST, _OPTIMIZER = "prompt", "best", "optimizer."
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The facts of a checkpoint, next to its tensors. `job` is the digest of the settings that decide the numbers."""
+    """The facts of a checkpoint, next to its tensors. `job`: the digest of the settings that decide the numbers."""
 
     job: str
     iteration: int
@@ -73,7 +73,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class TuningState(msgspec.Struct, frozen=True):
-    """A checkpoint: the soft prompt `[tokens, width]`, the best one so far, and the optimizer's own tensors."""
+    """A checkpoint: the soft prompt `[tokens, width]`, the best one so far, and the optimizer's tensors."""
 
     header: Header
     prompt: torch.Tensor
@@ -82,7 +82,6 @@ class TuningState(msgspec.Struct, frozen=True):
 
 
 def pack_state(state: TuningState) -> bytes:
-    """The state as bytes."""
     tensors = {_PROMPT: state.prompt, _BEST: state.best}
     tensors |= {_OPTIMIZER + name: value for name, value in state.optimizer.items()}
     held = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
@@ -91,7 +90,7 @@ def pack_state(state: TuningState) -> bytes:
 
 
 def unpack_state(data: bytes, *, job: str) -> TuningState | None:
-    """The state in these bytes; None for no bytes, and (with a warning) for bytes that are no checkpoint.
+    """Decode a checkpoint; None for no bytes, and (with a warning) for invalid ones.
 
     Raises ConfigError for the checkpoint of another job.
     """
@@ -118,7 +117,7 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
 
 
 def read_file(folder: Path) -> bytes:
-    """The checkpoint that lies in the folder; no bytes if there is none. Raises ConfigError if it can't be read."""
+    """Return the checkpoint in the folder; empty without one. Raises ConfigError if it cannot be read."""
     try:
         return (folder / FILE).read_bytes()
     except FileNotFoundError:
@@ -128,33 +127,32 @@ def read_file(folder: Path) -> bytes:
 
 
 def write_file(folder: Path, data: bytes) -> None:
-    """Put a checkpoint there, whole or not at all. Raises ConfigError if the folder can't be written."""
+    """Write a checkpoint atomically. Raises ConfigError if the folder cannot be written."""
     write_whole(folder, data, name=FILE)
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's state of its one parameter."""
     held: dict[str, Any] = optimizer.state_dict()["state"].get(0, {})
     return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Give the optimizer its state again."""
     if tensors:
         optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: dict(tensors)}})
 
 
 class TunableModel(Protocol):
-    """What is tuned: a causal LM context (`stoker.contexts.language_model.CausalLM`)."""
+    """The model to tune: a causal LM context (`stoker.contexts.language_model.CausalLM`)."""
 
     model: Any
     tokenizer: Any
 
 
 class TuningProgress(msgspec.Struct, frozen=True):
-    """How far a job is, after each iteration. `loss` is the batch's, a target token; `metric` is of the last
-    evaluation; `left_s` bounds what is left (None before it can be told). `checkpoint` is empty unless one was made
-    just now; only rank 0 makes any."""
+    """The progress of a job after an iteration. `loss`: of the batch, per target token; `metric`: of the last
+    evaluation; `left_s`: a bound on the time left (None: unknown). `checkpoint`: empty unless one was just made; only
+    rank 0 makes them.
+    """
 
     iteration: int
     iterations: int
@@ -166,7 +164,7 @@ class TuningProgress(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[TuningProgress], None]
-"""Takes a progress report; may raise `Evicted`."""
+"""Receives progress; may raise `Evicted`."""
 
 
 def tune(
@@ -182,14 +180,20 @@ def tune(
     report: Report | None = None,
     limit_s: float = 120.0,
 ) -> Tuned:
-    """Run the job on this context, as one rank of `size` that meet at `rendezvous` (`host:port` on rank 0's machine).
+    """Run the job on this context as one rank of `size` that meet at `rendezvous` (`host:port` on rank 0's machine).
 
-    `start` is a checkpoint to go on from, as a report has given it; `folder` keeps checkpoints, and is gone on from too
-    (the farther of the two counts). `limit_s` is how long to wait for other ranks. The context's model is not changed.
+    Args:
+        start: a checkpoint to resume from, as a report has given it.
+        folder: keeps checkpoints; the run resumes from the newer of the two.
+        limit_s: seconds to wait for other ranks.
 
-    Raises ConfigError for a job that cannot be run (no prompt, samples that are too few or too long, a target that
-    cannot be reached, another job's checkpoint), ExchangeError when a rank does not come or is lost, and Evicted, with
-    a checkpoint, when `report` has.
+    The context's model is not changed.
+
+    Raises:
+        ConfigError: for a job that cannot run (no prompt, too few or too long samples, an unreachable target, another
+            job's checkpoint).
+        ExchangeError: if a rank does not come or is lost.
+        Evicted: with a checkpoint, if `report` raised it.
     """
     clock = PartClock()
     with contextlib.ExitStack() as stack:
@@ -215,8 +219,9 @@ def tune_with(
     report: Report | None = None,
     begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """`tune` for ranks that have met already. `clock` has what was spent so far; what the job spends is added. `begun`
-    is told how many iterations are done when the next one begins: whoever times them begins to count there."""
+    """As `tune`, for ranks that have met already. `clock`: the time spent so far; the job's time is added. `begun`
+    receives the number of iterations done when the next one starts, so that a caller can time them.
+    """
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)
         digest = purpose(context, job, samples, rows.prompt)
@@ -230,17 +235,19 @@ def tune_with(
 
 
 def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: Any) -> str:
-    """16 hex digits of what ranks must have in common: the job's numbers, its samples, and the model's shape."""
+    """Return 16 hex digits of what ranks must have in common: the job's numbers, its samples, and the model's
+    shape.
+    """
     return digest_job(job, digest_samples(samples), _shape(context.model), *more)
 
 
 def device_of(context: TunableModel) -> str:
-    """Where the context's model is, as PyTorch names it."""
+    """Return the device of the context's model, as PyTorch names it."""
     return str(context.model.get_input_embeddings().weight.device)
 
 
 def _shape(model: Any) -> tuple[str, int]:
-    """What two models that can go on from each other's checkpoints have in common. Paths and devices may differ."""
+    """Return what models must have in common to share checkpoints. Paths and devices may differ."""
     return type(model).__name__, sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -261,7 +268,7 @@ class _EncodedJob:
 def _begin(
     context: TunableModel, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes, folder: Path | None
 ) -> TuningState:
-    """Where rank 0 goes on from, or the initial prompt; the same on every rank."""
+    """Return rank 0's state to resume from, or the initial prompt; the same on every rank."""
     data = b""
     if exchange.rank == 0:
         kept = [
@@ -309,7 +316,7 @@ class _RankRun:
         return TuningEnd.ITERATIONS if self._header.reached is None else TuningEnd.REACHED
 
     def go(self, begun: Callable[[int], None] | None) -> None:
-        """Iterate until the job ends. Raises Evicted when a rank was asked to make room before."""
+        """Iterate until the job ends. Raises Evicted if a rank must make room."""
         if not self._header.points:
             self._evaluate()
         if begun is not None:
@@ -335,7 +342,7 @@ class _RankRun:
             self._tell(loss, iteration_s, self._checkpoint() if self._due() else b"")
 
     def result(self) -> Tuned:
-        """What came of it, with the best prompt measured on held-out samples."""
+        """Return the result, with the best prompt measured on held-out samples."""
         self._soft.place(self._best)
         with self._clock.time(Part.EVALUATION):
             held_out = self._measure(self._rows.held_out)
@@ -376,7 +383,7 @@ class _RankRun:
         return loss / tokens, leaving > 0
 
     def _evaluate(self) -> None:
-        """Measure the prompt as it is; the best one is kept."""
+        """Measure the current prompt; keep the best one."""
         began, until = time.perf_counter(), self._job.until
         with self._clock.time(Part.EVALUATION):
             tally = self._measure(self._rows.evaluation)
@@ -437,7 +444,7 @@ def _optimizer(job: Job, soft: SoftPrompt) -> torch.optim.Optimizer:
 
 
 def _better(point: Point, best: Point, *, metric: Metric) -> bool:
-    """Of two prompts with the same metric the one with less loss is better: accuracy on few samples has few values."""
+    """Of two prompts with equal metric the one with less loss is better: accuracy on few samples has few values."""
     if point.metric == best.metric:
         return point.loss < best.loss
     return metric.better(point.metric, best.metric)

@@ -1,19 +1,19 @@
-"""A bank on first use: the features of thousands of prompts, read from the model and grouped; scores of prompts.
+"""Build a bank on first use: features of thousands of prompts from the model, grouped; scores of prompts.
 
 Reading takes minutes on a GPU and longer on a CPU, so features are kept by content in the file `readings` next to the
 bank: each prompt's text, provenance and raw feature. A killed build resumes; a bank with other settings, or one whose
-file was cut off, is made from it in seconds. Inserted prompts are in it too, written before the bank is.
+file was truncated, is rebuilt from it in seconds. Inserted prompts are written to it before the bank.
 
 The feature of a prompt (§4.3.1, "activation features") is the mean over its tokens of the model's last hidden state.
-The paper says only that it is taken from the model that will be tuned. The last layer, since the score is computed from
-it alone; the mean, since the last token of a prompt is its punctuation; scaled dimensions (`layers.py`), since
-otherwise a few decide. Only the first 64 tokens of a prompt count: a soft prompt made from a text takes some dozens of
-its tokens. Features belong to the bank and are the same for every job.
+The paper says only that it comes from the model to tune. The last layer, because the score is computed from it alone;
+the mean, because the last token of a prompt is its punctuation; scaled dimensions (`layers.py`), because otherwise a
+few decide. Only the first 64 tokens of a prompt count: a soft prompt made from a text takes some dozens of its tokens.
+Features belong to the bank and are the same for every job.
 
-A score is the loss that the job's tuning would begin with. A prompt becomes tokens by tuning's function
-(`encoding.encode_prompt`), samples become tokens as tuning's do, and the end token is part of a target: for a model
-that has not learned to stop after one word that token is half of the task. Eq. 1 takes the mean over samples, a batch's
-loss the mean over its target tokens: for targets of equal length they are the same number.
+A score is the initial loss of the job's tuning. A prompt becomes tokens by tuning's function
+(`encoding.encode_prompt`), samples become tokens as in tuning, and the end token is part of a target: for a model that
+has not learned to stop after one word that token is half of the task. Eq. 1 takes the mean over samples, a batch's
+loss the mean over its target tokens: for targets of equal length both are the same number.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Reader = Callable[[Sequence[str]], Array]
-"""Raw features `[texts, width]` of texts, from the bank's model."""
+"""Returns raw features `[texts, width]` of texts, from the bank's model."""
 Progress = Callable[[int, int], None]
-"""Told how many prompts have been read, and of how many."""
+"""Receives the number of prompts read so far, and the total."""
 
 AT_ONCE = 64
-"""Prompts that are read together and then kept; a killed build loses at most this many."""
+"""Prompts that are read and stored together; a killed build loses at most this many."""
 
 
 class _Of(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 class Readings:
-    """Features that were read from one model, by content. A writer holds the lock of the folder."""
+    """Features read from one model, by content. A writer holds the lock of the folder."""
 
     def __init__(self, folder: Path, *, model: str, reading: str) -> None:
         self.path = folder / "readings"
@@ -84,11 +84,11 @@ class Readings:
         return key in self._features
 
     def features(self, candidates: Sequence[Candidate]) -> Array:
-        """Of candidates that have been read, `[candidates, width]`."""
+        """Return features of candidates that have been read, `[candidates, width]`."""
         return np.stack([self._features[candidate.key] for candidate in candidates])
 
     def add(self, candidates: Sequence[Candidate], features: Array) -> None:
-        """Keep what was read. Raises ValueError for another number of features, StokerError when the disk refuses."""
+        """Store readings. Raises ValueError for a wrong number of features, StokerError if the disk refuses."""
         if features.ndim != 2 or len(features) != len(candidates):
             raise ValueError(f"the reader gave features of shape {features.shape} for {len(candidates)} texts")
         records = [
@@ -148,11 +148,11 @@ def ensure_bank(
     again: bool = False,
     progress: Progress | None = None,
 ) -> BankStore:
-    """The bank in `folder`, built if there is none, if its file is cut off or damaged, or `again`.
+    """Return the bank in `folder`. Build it if it is missing, truncated or damaged, or with `again`.
 
-    A new one has these candidates, those that were ever read for this folder, and those that are whole in the file
-    that it replaces. Of several processes one builds, and the others wait. Raises StokerError for a folder of another
-    model, ValueError as `layers.build`.
+    A new bank has these candidates, those ever read for this folder, and the whole records of the file that it
+    replaces. Of several processes one builds and the others wait. Raises StokerError for a folder of another model,
+    ValueError as `layers.build`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not again and (bank := _whole(folder, model=model, reading=reading)) is not None:
@@ -174,7 +174,7 @@ def ensure_bank(
 
 
 def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
-    """Insert a prompt (a tuned one, say) into a bank: read from the model unless it was before, kept, then inserted.
+    """Insert a prompt into a bank. Its feature is read from the model unless it is known, stored, then inserted.
 
     Raises as `BankStore.insert`.
     """
@@ -182,8 +182,9 @@ def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
 
 
 def contribute(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Insertion | None:
-    """Insert a prompt into the bank of this folder. Where there is none yet, or a damaged one, it is kept for the one
-    that will be built (None). Raises as `insert`, and StokerError for a folder of another model."""
+    """Insert a prompt into the bank of this folder. Without a whole bank it is stored for the next build, and the
+    result is None. Raises as `insert`, and StokerError for a folder of another model.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     bank = _whole(folder, model=model, reading=reading)
     if bank is not None:
@@ -193,7 +194,7 @@ def contribute(folder: Path, candidate: Candidate, *, model: str, reading: str, 
 
 
 def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Array:
-    """The candidate's raw feature `[width]`; it and the candidate are among the readings of the folder now."""
+    """Return the candidate's raw feature `[width]`, after storing both among the folder's readings."""
     with locked(folder):
         readings = Readings(folder, model=model, reading=reading)
     feature = readings.features([candidate]) if candidate.key in readings else read([candidate.text])
@@ -206,7 +207,7 @@ def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read:
 
 
 def keep_aside(path: Path) -> Path:
-    """Copy a damaged file that is about to be replaced, so that nothing of it is lost. Where it is."""
+    """Copy a damaged file before it is replaced. Return the copy's path."""
     aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
     shutil.copyfile(path, aside)
     return aside
@@ -234,18 +235,17 @@ def _read_missing(readings: Readings, wanted: Sequence[Candidate], read: Reader,
 
 
 FEATURE_TOKENS = MOST_TOKENS
-"""Of each prompt, how many tokens are read; for a score, unless the job has `virtual_tokens`."""
+"""Tokens read per prompt; for a score, unless the job has `virtual_tokens`."""
 SCORED_SAMPLES = 16
-"""Evaluation samples of a score (§4.3.2)."""
+"""Evaluation samples per score (§4.3.2)."""
 
 
 def reading_of(*, tokens: int = FEATURE_TOKENS) -> str:
-    """How features are read, for the bank's file: one that was read otherwise is another bank."""
+    """Return how features are read, which is part of the bank's identity."""
     return f"mean last hidden state, first {tokens} tokens"
 
 
 def reader(model: CausalLM, *, tokens: int = FEATURE_TOKENS) -> Reader:
-    """Features of texts from this model, in batches."""
     from stoker.contexts.reading import mean_hidden
 
     def read(texts: Sequence[str]) -> Array:
@@ -263,13 +263,13 @@ def scorer(
     batch_size: int = 4,
     seen: Callable[[int], None] | None = None,
 ) -> Score:
-    """Equation 1 over these samples (input, target): the mean loss of the targets with their end tokens, prompt and
-    input before them.
+    """Return equation 1 over these samples (input, target): the mean loss of targets with end tokens, after prompt and
+    input.
 
-    Each prompt is repeated or cut to the job's `virtual_tokens`; where these are 0, its first `tokens` count. One that
-    tuning would refuse, as it is empty or longer than the model reads, has the loss nan. `batch_size` prompts are
-    computed at a time, each once for all samples. `seen` is told how many prompts were scored. The scorer raises
-    ValueError for samples that the model cannot read, naming the sample.
+    Each prompt is repeated or cut to the job's `virtual_tokens`; if these are 0, its first `tokens` count. A prompt
+    that tuning would refuse (empty, or too long for the model) has the loss nan. `batch_size` prompts are computed at
+    a time, each once for all samples. `seen` receives the number of scored prompts. The scorer raises ValueError,
+    which names the sample, for samples that the model cannot read.
     """
     from stoker.contexts.reading import mean_losses
 
@@ -296,7 +296,7 @@ def scorer(
 def evaluation_samples(
     samples: Sequence[tuple[str, str]], *, count: int = SCORED_SAMPLES, seed: int = 0
 ) -> list[tuple[str, str]]:
-    """At most `count` of a task's samples, drawn without return, in their own order: the same for the same seed."""
+    """Draw at most `count` of a task's samples without replacement, in their order; the same for the same seed."""
     draw = Stream(seed, "evaluation samples")
     order = sorted(range(len(samples)), key=draw.uniform)[:count]
     return [samples[place] for place in sorted(order)]

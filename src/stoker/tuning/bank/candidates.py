@@ -1,4 +1,4 @@
-"""Prompts in the bank: where each is from, the prompts of a file, those that ship, and one made from targets."""
+"""Prompts of the bank: provenance, prompts of a file, shipped ones, and one made from targets."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stoker.datafile import read_rows, text_field
 from stoker.errors import ConfigError
 
 Key = NewType("Key", str)
-"""Which prompt it is, by its text alone: 32 hex digits."""
+"""The identity of a prompt by its text alone: 32 hex digits."""
 
 
 def key_of(text: str) -> Key:
-    """The key of a text; space around it does not count."""
+    """Return the key of a text, without the space around it."""
     return Key(hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A prompt and its provenance. A tuned one says what it was tuned for, how good it was there, and when."""
+    """A prompt and its provenance. A tuned one names its task, its quality there, and the time."""
 
     text: str
     source: str = ""
@@ -31,21 +31,20 @@ class Candidate(msgspec.Struct, frozen=True):
     task: str = ""
     metric: str = ""
     value: float | None = None
-    """The metric's, on held-out data."""
+    """The metric on held-out data."""
     tuned_at: float | None = None
     """Seconds since the epoch."""
 
     @property
     def key(self) -> Key:
-        """Which prompt it is."""
         return key_of(self.text)
 
 
 def read_candidates(path: Path) -> list[Candidate]:
-    """The prompts of a file (`.jsonl`, `.jsonl.xz`, `.csv`, `.parquet`); of equal texts the first.
+    """Read the prompts of a file (`.jsonl`, `.jsonl.xz`, `.csv`, `.parquet`); the first of equal texts.
 
-    Fields are `text`, and where they are there `source`, `name`, `licence`, `task`. Raises ConfigError naming file and
-    line for a row without a text, and for a file without rows.
+    Fields are `text`, and optionally `source`, `name`, `licence`, `task`. Raises ConfigError with file and line for a
+    row without a text, and for a file without rows.
     """
     found: dict[Key, Candidate] = {}
     for row in read_rows(path):
@@ -69,7 +68,7 @@ _LONGEST_WORD = 40
 
 
 def instruction(targets: Sequence[str]) -> str:
-    """What to say to a model that is to write such targets: their few words, if they are few, else nothing special."""
+    """Return an instruction for a model that should generate such targets; it lists them if they are few."""
     words = list(dict.fromkeys(target.strip() for target in targets))
     if len(words) <= _MOST_WORDS and all(len(word) <= _LONGEST_WORD for word in words):
         return f"Answer with one of these: {', '.join(sorted(words))}."

@@ -49,22 +49,22 @@ Array = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
 _LEAST = 1e-6
-"""The smallest gain of a swap that is worth making, as a part of the cost."""
+"""The smallest relative gain of a swap."""
 _PASSES = 100
-"""Passes over all points, at the most; ten are many."""
+"""The most passes over all points; ten are many."""
 
 
 def cosine_distances(one: Array, other: Array) -> Array:
-    """`[n, m]` in 0 to 2, from rows of length one: `[n, width]` and `[m, width]`."""
+    """Return distances `[n, m]` in 0 to 2 of unit rows `[n, width]` and `[m, width]`."""
     distances: Array = np.clip(1.0 - one @ other.T, 0.0, 2.0).astype(np.float32)
     return distances
 
 
 def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
-    """The medoids, as ascending indices `[min(k, n)]`, and for each point `[n]` which of them (0 to k - 1) is its own.
+    """Return the medoids as ascending indices `[min(k, n)]`, and each point's medoid `[n]` (0 to k - 1).
 
-    `distances` is `[n, n]`, symmetric, 0 on its diagonal. A medoid is its own. Raises ValueError for k under 1, or no
-    points.
+    `distances` is `[n, n]`, symmetric, with 0 on its diagonal. A medoid belongs to itself. Raises ValueError for k
+    under 1, or no points.
     """
     n = len(distances)
     if k < 1 or n == 0:
@@ -76,19 +76,21 @@ def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
 
 
 def nearest_medoids(distances: Array, medoids: Indices) -> Indices:
-    """For each point which medoid is nearest, the first of equals; a medoid is its own though others lie upon it."""
+    """Return each point's nearest medoid, the first of equals; a medoid belongs to itself even if others coincide
+    with it.
+    """
     owners: Indices = np.argmin(distances[:, medoids], axis=1)
     owners[medoids] = np.arange(len(medoids))
     return owners
 
 
 def medoid_cost(distances: Array, medoids: Indices) -> float:
-    """The sum of every point's distance to the nearest medoid."""
+    """Return the sum of every point's distance to the nearest medoid."""
     return float(np.min(distances[:, medoids], axis=1).sum(dtype=np.float64))
 
 
 def _greedy_start(distances: Array, *, k: int) -> list[int]:
-    """One after the other, each the point that lowers the cost most (PAM's BUILD)."""
+    """Choose points one at a time, each the one that lowers the cost most (PAM's BUILD)."""
     chosen = [int(np.argmin(distances.sum(axis=0, dtype=np.float64)))]
     near = distances[chosen[0]].copy()
     while len(chosen) < k:
@@ -100,7 +102,7 @@ def _greedy_start(distances: Array, *, k: int) -> list[int]:
 
 
 def _swap(distances: Array, medoids: list[int]) -> Indices:
-    """Swaps that lower the cost, each made as soon as it is found, until a whole pass finds none."""
+    """Make each swap that lowers the cost as soon as it is found, until a whole pass finds none."""
     own, k, n = np.array(medoids), len(medoids), len(distances)
     nearest, near, second = _two_nearest(distances, own)
     since, point = 0, 0
@@ -125,7 +127,9 @@ def _swap(distances: Array, medoids: list[int]) -> Indices:
 
 
 def _two_nearest(distances: Array, medoids: Indices) -> tuple[Indices, Array, Array]:
-    """Of each point: its nearest medoid, the distance to it, and to the next (as far as can be, if there is none)."""
+    """Return each point's nearest medoid, the distance to it, and to the second (the largest distance without a
+    second).
+    """
     to = distances[:, medoids]
     nearest = np.argmin(to, axis=1)
     rows = np.arange(len(to))
@@ -137,18 +141,17 @@ def _two_nearest(distances: Array, medoids: Indices) -> tuple[Indices, Array, Ar
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """What each dimension is centred by and divided by, `[width]` both."""
+    """The centre and the divisor of each dimension, both `[width]`."""
 
     centre: Array
     spread: Array
 
     @property
     def width(self) -> int:
-        """How many dimensions a feature has."""
         return len(self.centre)
 
     def unit(self, features: Array) -> Array:
-        """Raw features `[n, width]` as rows of length one; one that lies on the centre has no direction: all 0."""
+        """Return raw features `[n, width]` as unit rows; a feature on the centre has no direction and becomes 0."""
         scaled = (features - self.centre) / self.spread
         lengths = np.linalg.norm(scaled, axis=1, keepdims=True)
         units: Array = np.divide(scaled, lengths, out=np.zeros_like(scaled), where=lengths > 1e-12).astype(np.float32)
@@ -156,7 +159,7 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 def scale_of(features: Array) -> Scale:
-    """The scale of these raw features `[n, width]`; a dimension in which all are equal is left as it is."""
+    """Return the scale of raw features `[n, width]`; a constant dimension keeps its values."""
     spread = features.std(axis=0)
     return Scale(
         centre=features.mean(axis=0).astype(np.float32), spread=np.where(spread > 1e-12, spread, 1.0).astype(np.float32)
@@ -166,35 +169,34 @@ def scale_of(features: Array) -> Scale:
 CLUSTERS = 50
 """K, as PromptTuner §5.2 and §6.3 have it."""
 CAPACITY = 3000
-"""Candidates of a bank at the most (§4.3.3)."""
+"""The most candidates of a bank (§4.3.3)."""
 LARGEST_GROUP = 32
-"""Members that are scored one by one; of more, representatives of groups come first."""
+"""The most members that are scored one by one; larger groups score representatives of subgroups first."""
 
 
 class CandidateGroup(msgspec.Struct, frozen=True):
-    """Candidates and the one that stands for them, which is the first; then by their distance to it."""
+    """Candidates, the representative first, the others by distance to it."""
 
     members: tuple[Key, ...]
 
     @property
     def representative(self) -> Key:
-        """Who stands for the group."""
         return self.members[0]
 
 
 class InsertionOutcome(enum.Enum):
-    """What came of an insertion."""
+    """The outcome of an insertion."""
 
     ADDED = "added"
-    """It is in the bank now; another may have gone for it."""
+    """It is in the bank; another may have been removed for it."""
     UPDATED = "updated"
-    """Its text was there already; the record is the newer one."""
+    """The text was in the bank; its record was replaced."""
     REFUSED = "refused"
-    """The bank is full, and it is nearest to its representative of all: it would have been the one to go."""
+    """The bank is full, and this prompt would be the one to remove."""
 
 
 class Insertion(msgspec.Struct, frozen=True):
-    """What an insertion does: where the prompt belongs, and who goes."""
+    """The plan of an insertion: the prompt's cluster, and the candidate to remove."""
 
     did: InsertionOutcome
     cluster: int
@@ -234,13 +236,13 @@ class Layers:
         return iter(self.candidates.values())
 
     def cluster_of(self, key: Key) -> int:
-        """The number of the cluster that it is in."""
+        """Return the number of a candidate's cluster."""
         return self._home[key]
 
     # ---- insertion and replacement
 
     def plan(self, candidate: Candidate, vector: Array) -> Insertion:
-        """What inserting it would do; `vector` is its unit feature. Nothing changes."""
+        """Return the plan for inserting a candidate with the unit feature `vector`. Changes nothing."""
         key = candidate.key
         if key in self.candidates:
             return Insertion(did=InsertionOutcome.UPDATED, cluster=self._home[key])
@@ -259,7 +261,7 @@ class Layers:
         return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=self._nearest(largest)[0])
 
     def apply(self, candidate: Candidate, vector: Array, insertion: Insertion) -> None:
-        """Do what was planned, here or by another process that wrote it down."""
+        """Carry out a plan, made here or by another process."""
         key = candidate.key
         if insertion.did is InsertionOutcome.REFUSED:
             return
@@ -274,7 +276,7 @@ class Layers:
             self._remove(insertion.removed)
 
     def trim(self) -> list[Key]:
-        """Remove what is above the capacity, from the cluster that is largest each time. Returns who went."""
+        """Remove candidates above the capacity, each from the largest cluster. Return the removed ones."""
         gone = []
         while len(self) > self.capacity and len(self.clusters[largest := self._largest()]) > 1:
             gone.append(self._nearest(largest)[0])
@@ -291,7 +293,7 @@ class Layers:
         return max(range(len(self.clusters)), key=lambda number: len(self.clusters[number]))
 
     def _nearest(self, cluster: int) -> tuple[Key, float]:
-        """The member nearest to the representative, and how near."""
+        """Return the member nearest to the representative, and its distance."""
         others = self.clusters[cluster][1:]
         distances = self._distances(others, self.clusters[cluster][0])
         at = int(np.argmin(distances))
@@ -303,11 +305,11 @@ class Layers:
     # ---- groups
 
     def tops(self) -> list[tuple[int, CandidateGroup]]:
-        """Every cluster as a group, with its number."""
+        """Return every cluster as a group, with its number."""
         return [(number, self._sorted(members[0], members[1:])) for number, members in enumerate(self.clusters)]
 
     def parts(self, cluster: int, group: CandidateGroup) -> tuple[CandidateGroup, ...]:
-        """The groups that a large group of this cluster is divided into; of a small one none."""
+        """Return the subgroups of a large group of this cluster; empty for a small one."""
         if len(group.members) <= self.largest_group:
             return ()
         if (cluster, group) not in self._parts:

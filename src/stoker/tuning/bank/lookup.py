@@ -1,17 +1,17 @@
-"""The search for a task's initial prompt: by score alone, in as few scores as asked.
+"""The search for a task's initial prompt by score, within a limit of scores.
 
 PromptTuner §4.3.2: score every representative, then every member of the best one's cluster. `score` is equation 1, the
-mean loss of a few samples' targets with the prompt before them; nothing is tuned. `two_layers` is that, to compare
-with. It pays K + the size of the best cluster, and sizes differ by a factor of hundreds; it never looks at a second
+mean loss of a few samples' targets after the prompt; nothing is tuned. `two_layers` does that, for comparison. It
+takes K scores plus the size of the best cluster, and sizes differ by a factor of hundreds; it never looks at a second
 cluster, although the best prompt is often in the one whose representative came second or third.
 
-`look_up` spends a fixed number of scores where they promise most, best bin first (Beis and Lowe, CVPR 1997; over
-hierarchies of clusters: Muja and Lowe, PAMI 2014): the groups that are known wait in the order of their
-representatives' scores. The best is taken next: if it is large, representatives of its groups are scored and the groups
-wait with the others; if it is small, its members are scored. It ends when `limit` candidates have been scored, which is
-thus the worst case and the average at once. A group that does not fit is scored from its representative outwards.
+`look_up` spends a fixed number of scores best bin first (Beis and Lowe, CVPR 1997; over hierarchies of clusters: Muja
+and Lowe, PAMI 2014): known groups wait in the order of their representatives' scores, and the best is taken next. If
+it is large, representatives of its subgroups are scored, and the subgroups join the others; if it is small, its
+members are scored. The search ends when `limit` candidates have been scored, which is both the worst case and the
+average. A group that does not fit is scored from its representative outwards.
 
-A candidate is never scored twice. All of a step go to the scorer together, so that it can batch them.
+No candidate is scored twice. All candidates of a step go to the scorer together, so that it can batch them.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CandidateGroup, Layers
 
 Score = Callable[[Sequence[str]], Sequence[float]]
-"""The loss of each prompt for the task at hand; lower is better. One that cannot be scored may be `nan`."""
+"""Returns the loss of each prompt for the task; lower is better. A prompt that cannot be scored may be `nan`."""
 
 SAVING = 12
-"""A lookup's default limit is the bank's size over this, and never less than what one way down takes."""
+"""The default limit of a lookup is the bank's size divided by this, but at least one path down."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):
-    """What a lookup found, and what it took."""
+    """The result of a lookup, and its cost."""
 
     candidate: Candidate
     loss: float
     losses: dict[Key, float]
-    """Of every candidate that was scored; `inf` where there was no loss."""
+    """By scored candidate; `inf` without a loss."""
     steps: tuple[int, ...]
-    """How many were scored together, one after the other."""
+    """Numbers of candidates that were scored together."""
 
     @property
     def scores(self) -> int:
-        """Scores that were computed."""
         return len(self.losses)
 
     def best(self, count: int) -> list[Key]:
-        """The candidates of lowest loss, best first: a short list to tune from."""
+        """Return the candidates of lowest loss, best first: a short list for tuning."""
         return sorted(self.losses, key=self.losses.__getitem__)[:count]
 
 
 def default_limit(layers: Layers) -> int:
-    """Scores of a lookup: every representative and a few groups; of a small bank, all of it."""
+    """Return the default number of scores: every representative and a few groups; all of a small bank."""
     least = len(layers.clusters) + 2 * layers.largest_group
     return min(len(layers), max(least, len(layers) // SAVING))
 
 
 def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
-    """The candidate of lowest loss among at most `limit` that are scored (0: `default_limit`), but all representatives.
+    """Return the candidate of lowest loss among at most `limit` scored ones (0: `default_limit`), which include all
+    representatives.
 
-    Raises StokerError when the scorer gives another number of losses than it was given prompts, or no loss at all.
+    Raises StokerError if the scorer returns a wrong number of losses, or no loss at all.
     """
     search = _Search(layers, score, limit=max(limit or default_limit(layers), len(layers.clusters)))
     search.wait(layers.tops())
@@ -78,7 +78,7 @@ def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
 
 
 def two_layers(layers: Layers, score: Score) -> LookupResult:
-    """The paper's own lookup: every representative, then all of the best one's cluster."""
+    """Run the paper's lookup: every representative, then all of the best one's cluster."""
     search = _Search(layers, score, limit=len(layers))
     search.wait(layers.tops())
     search.ask(search.next()[1].members)
@@ -86,14 +86,14 @@ def two_layers(layers: Layers, score: Score) -> LookupResult:
 
 
 def brute_force(layers: Layers, score: Score) -> LookupResult:
-    """Every candidate: what the others are measured by."""
+    """Score every candidate, as a reference."""
     search = _Search(layers, score, limit=len(layers))
     search.ask(list(layers.candidates))
     return search.found()
 
 
 class _Search:
-    """The scores so far, the rest of the limit, and the groups that wait for a search."""
+    """The scores so far, the rest of the limit, and the waiting groups."""
 
     def __init__(self, layers: Layers, score: Score, *, limit: int) -> None:
         self._layers = layers
@@ -109,7 +109,7 @@ class _Search:
         return self._limit - len(self.losses)
 
     def wait(self, groups: Sequence[tuple[int, CandidateGroup]]) -> None:
-        """Groups join the queue by the loss of their representative, as far as the limit goes; of equals, the first."""
+        """Queue groups by the loss of their representative, within the limit; of equals, the first."""
         self.ask([group.representative for _, group in groups])
         for cluster, group in groups:
             if group.representative in self.losses:
@@ -117,12 +117,12 @@ class _Search:
                 heapq.heappush(self.waiting, place)
 
     def next(self) -> tuple[int, CandidateGroup]:
-        """The group whose representative has the lowest loss, and the number of its cluster."""
+        """Return the group whose representative has the lowest loss, and its cluster's number."""
         _, _, cluster, group = heapq.heappop(self.waiting)
         return cluster, group
 
     def ask(self, keys: Sequence[Key]) -> None:
-        """Scores those that have not been, as many as the limit leaves."""
+        """Score candidates without a score, within the limit."""
         fresh = [key for key in keys if key not in self.losses][: self.remaining]
         if not fresh:
             return

@@ -4,21 +4,21 @@
     readings    every candidate that was ever read, with its raw feature (`build.py`)
     lock        held (flock) by a writer
 
-The file `bank` begins with as many members as its head says, put in place whole; each insertion is one record behind
-them, with what it did, so that every process comes to the same bank by reading. A writer takes the lock, reads what
-others have inserted, decides, and appends: two processes that insert one text at once get one candidate. Readers take
-no lock. When there are more insertions than members the file is written again.
+The file `bank` begins with its members, written atomically; the head states their number. Each insertion is one record
+after them that includes its outcome, so that every process derives the same bank by reading. A writer takes the lock,
+reads the others' insertions, decides, and appends: two processes that insert one text at once get one candidate.
+Readers take no lock. When there are more insertions than members the file is rewritten.
 
 Both files hold frames: the length of a record, the checksum of its bytes, a checksum of these two (4 bytes each,
 little-endian), its bytes. A batch of records is one `write(2)`, then `fsync`. Bytes after the last whole frame are:
 
-- *torn*: the beginning of a frame, or zeros, or a last frame with other bytes in it, left by a killed writer or a
-  crashed host. It was never acknowledged; the next writer cuts it off.
-- *damaged*: anything else. It is reported, and never cut off unasked. A file that is damaged, or cut off among its
-  members, is refused with what to do; `build.py` makes the bank again from the whole records of either file.
+- *torn*: the start of a frame, or zeros, or a last frame with wrong bytes, from a killed writer or a crashed host. It
+  was never acknowledged; the next writer removes it.
+- *damaged*: anything else. It is reported, and never removed silently. A file that is damaged, or truncated among its
+  members, is refused with advice; `build.py` rebuilds the bank from the whole records of either file.
 
 Why not SQLite: its write-ahead log does not work on network file systems, where clusters have home folders, and its
-other journals need every reader to be able to write when a writer has died. A bank changes once a job and is read
+other journals need every reader to be able to write after a writer has died. A bank changes once per job and is read
 whole, so it needs neither pages nor queries.
 """
 
@@ -46,8 +46,9 @@ _HEAD = Struct("<III")
 
 
 class RecordsRead(msgspec.Struct, frozen=True):
-    """Records from the byte `start` on; `end` is where the last whole one ends; `damaged`: whether what follows is more
-    than a torn write."""
+    """Records from the byte `start` on; `end`: the end of the last whole one; `damaged`: True if more than a torn
+    write follows.
+    """
 
     payloads: list[bytes]
     start: int
@@ -94,9 +95,10 @@ def read_records(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bo
 
 
 def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
-    """Write records behind the byte `at`, where the last whole one ends; what is torn behind it goes. The new end.
+    """Append records after the byte `at`, the end of the last whole one, and remove torn bytes there. Return the new
+    end.
 
-    The caller is the only writer. Raises StokerError when the disk refuses, and then none of them is there.
+    The caller is the only writer. Raises StokerError if the disk refuses; then no record was added.
     """
     data = b"".join(map(framed, payloads))
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -119,7 +121,7 @@ def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
 
 
 def replace_records(path: Path, payloads: Iterable[bytes]) -> int:
-    """Put a file of these records in the place of `path`, whole or not at all. Its end. Raises as `append`."""
+    """Replace a file by these records atomically. Return its end. Raises as `append_records`."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)
@@ -140,8 +142,9 @@ _BANK, _LOCK = "bank", "lock"
 
 
 class Head(msgspec.Struct, frozen=True, tag="head"):
-    """The first record: whose bank it is, and what follows. `reading` says how features were taken from the model;
-    `stamp` is another in every file that is written."""
+    """The first record: the bank's model and settings. `reading`: how features were read from the model; `stamp`: a
+    new value for each written file.
+    """
 
     format: int
     stamp: str
@@ -164,7 +167,7 @@ class BankMember(msgspec.Struct, frozen=True, tag="member"):
 
 
 class Inserted(msgspec.Struct, frozen=True, tag="inserted"):
-    """An insertion, and what it did."""
+    """An insertion and its outcome."""
 
     candidate: Candidate
     insertion: Insertion
@@ -179,7 +182,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class BankStore:
-    """An open bank. `layers` is what it held when it was last read. Made by `open_bank` or `create_bank`."""
+    """An open bank. `layers`: its content at the last read. Made by `open_bank` or `create_bank`."""
 
     def __init__(self, folder: Path, *, model: str, reading: str) -> None:
         self.folder = folder
@@ -192,11 +195,10 @@ class BankStore:
 
     @property
     def path(self) -> Path:
-        """The file that holds it."""
         return self.folder / _BANK
 
     def refresh(self) -> Self:
-        """Take in what other processes have done since. Raises as `open_bank`."""
+        """Read the insertions of other processes. Raises as `open_bank`."""
         try:
             found = read_records(self.path, start=self._end, beginning=self._beginning)
         except FileNotFoundError:
@@ -242,9 +244,9 @@ class BankStore:
         self._inserted += len(payloads)
 
     def insert(self, candidate: Candidate, feature: Array) -> Insertion:
-        """Insert a prompt whose raw feature `[width]` was read from this bank's model (§4.3.3); what it did.
+        """Insert a prompt with its raw feature `[width]` from this bank's model (§4.3.3). Return the outcome.
 
-        Raises ValueError for a feature of another width or that is not a number, StokerError when the disk refuses.
+        Raises ValueError for a feature of a wrong width or with NaN, StokerError if the disk refuses.
         """
         if feature.shape != (self.layers.scale.width,) or not np.isfinite(feature).all():
             raise ValueError(f"a feature of this bank is {self.layers.scale.width} numbers, not {feature.shape}")
@@ -263,7 +265,7 @@ class BankStore:
         return insertion
 
     def _write(self) -> None:
-        """The bank as it is, as a file of members alone. The lock is held."""
+        """Write the bank as a file of members alone. The lock is held."""
         payloads = list(_payloads(self.layers, model=self.model, reading=self.reading))
         self._end = replace_records(self.path, payloads)
         self._beginning, self._inserted = framed(payloads[0]), 0
@@ -277,19 +279,20 @@ class BankStore:
 
 
 def open_bank(folder: Path, *, model: str, reading: str) -> BankStore:
-    """The bank in a folder. Raises StokerError when there is none, when it is another model's or read otherwise, and
-    when its file is cut off or damaged (fact `damaged`), each with what to do."""
+    """Open the bank in a folder. Raises StokerError, with advice, if there is no bank, if it belongs to another model
+    or reading, and if its file is truncated or damaged (fact `damaged`).
+    """
     return BankStore(folder, model=model, reading=reading).refresh()
 
 
 def create_bank(folder: Path, layers: Layers, *, model: str, reading: str) -> BankStore:
-    """Put a bank in its folder, in the place of what is there. The caller holds the lock."""
+    """Write a bank into its folder in place of an older one. The caller holds the lock."""
     replace_records(folder / _BANK, _payloads(layers, model=model, reading=reading))
     return open_bank(folder, model=model, reading=reading)
 
 
 def salvage(folder: Path) -> list[Candidate]:
-    """The candidates that are whole in a bank's file, whatever else it is; those that had gone are among them."""
+    """Return the candidates of the whole records in a bank's file, including removed ones."""
     try:
         payloads = read_records(folder / _BANK, skip=True).payloads[1:]
     except OSError:
@@ -304,7 +307,7 @@ def salvage(folder: Path) -> list[Candidate]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One writer at a time; others wait. Raises StokerError where the folder cannot be written."""
+    """Hold the writer's lock. Raises StokerError if the folder cannot be written."""
     try:
         file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
