@@ -46,13 +46,13 @@ class Phase(enum.Enum):
     TUNING = "tuning"
     """It runs: it looks for its initial prompt, or iterates."""
     DONE = "done"
-    """Its tuned prompt is there."""
+    """Its tuned prompt is stored."""
     FAILED = "failed"
-    """It ended without one."""
+    """It ended without a tuned prompt."""
     DROPPED = "dropped"
-    """It could not make its deadline, and was not to run without."""
+    """It could not meet its deadline and was dropped as requested."""
     STOPPED = "stopped"
-    """Whoever submitted it has stopped; its checkpoint is kept."""
+    """Its submitter has stopped; its checkpoint is kept."""
 
     @property
     def is_over(self) -> bool:
@@ -167,7 +167,7 @@ def _is_held(folder: Path) -> bool:
 
 
 DEVICES = 8
-"""The most devices of a job that names no number: beyond it, communication costs more than a device brings."""
+"""The most devices of a job that gives no number: beyond it, communication costs more than a device brings."""
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,7 +340,7 @@ class Display:
 
 @contextlib.contextmanager
 def display(screen: Screen, *, drops: bool, json: bool) -> Iterator[Display]:
-    """Where jobs are shown for as long as the block runs."""
+    """Show jobs for the duration of the block."""
     if json or not console.is_terminal():
         yield Display(screen, drops=drops, place=None)
         return
