@@ -1,4 +1,4 @@
-"""`stoker batch`: the options, checked, and nothing else."""
+"""`stoker batch`: its options, checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch comes to, for `stoker plan batch_inference`: an input is one request."""
+"""The work of a batch for `stoker plan batch_inference`: one input is one request."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The functions of this application that run on a pilot. Their contexts are ready-made ones.
+"""The functions of this application that run on a pilot, with ready-made contexts.
 
     answered = answer.with_options(context=causal_lm("models/small"))
     embedded = embed.with_options(context=encoder("models/e5"))
 
-A batch makes a recipe of each of its models and maps `answer` or `embed` over its requests: `run.py` does so. A call is
-one request. The functions get the loaded model as their first argument.
+`run.py` makes a recipe for each model and maps `answer` or `embed` over its requests, one call per request. The
+functions get the loaded model as their first argument.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """The result of a call: a choice a prompt or a vector a text, or the error; when it ended (epoch) and how long it
-    took. `packed` is the request's."""
+    """The result of a call: a choice per prompt, a vector per text, or the error; the time it ended (seconds since the
+    epoch) and its duration. `packed` is the request's.
+    """
 
     custom_id: str
     line: int
@@ -46,18 +47,17 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """All tokens that were read and written."""
         return self.read_tokens + sum(choice.prompt_tokens + choice.completion_tokens for choice in self.choices)
 
     @property
     def read_tokens(self) -> int:
-        """Tokens of texts that have vectors."""
+        """Tokens of the texts with vectors."""
         return self.vectors.tokens if self.vectors is not None else 0
 
 
 @app
 def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
-    """Has the model answer one request. What the model refuses is an answer too; nothing else is caught here."""
+    """Answer one request. If the model refuses it, the answer says so; other errors are raised."""
     begun = time.perf_counter()
     choices: list[Choice] = []
     error: ApiError | None = None
@@ -80,7 +80,7 @@ def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
 
 @app
 def embed(model: EncoderModel, request: ApiRequest) -> BatchAnswer:
-    """Has the model embed the texts of one request."""
+    """Embed the texts of one request."""
     begun = time.perf_counter()
     vectors: Vectors | None = None
     error: ApiError | None = None

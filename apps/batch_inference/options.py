@@ -1,7 +1,7 @@
 """The options of a batch, and which model answers a request.
 
-`--model NAME=PATH` answers the requests for the model NAME, `--model PATH` all others, and `--models FILE` those for
-the models that a models file names.
+`--model NAME=PATH` answers requests for the model NAME, `--model PATH` all others, and `--models FILE` those for the
+models in a models file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parent / "data" / "requests.jsonl"
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one batch. Empty texts are not given; `max_tokens` 0 is what OpenAI writes."""
+    """The options of one batch. Empty texts are not given; `max_tokens` 0 is OpenAI's default."""
 
     file: str = ""
     models: tuple[str, ...] = ()
@@ -40,11 +40,10 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> Path:
-        """The request file: the shipped example when none was given."""
+        """The request file; by default the shipped example."""
         return Path(self.file) if self.file else EXAMPLE
 
     def command(self) -> str:
-        """The command line that goes on with this batch."""
         words = ["stoker", "batch", *([self.file] if self.file else [])]
         words += [word for model in self.models for word in ("--model", model)]
         words += ["--models", self.models_file] if self.models_file else []
@@ -56,9 +55,9 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPaths(msgspec.Struct, frozen=True):
-    """`named`: the path of each model, by the name that requests use. `every`: the path for all other names; if it is
-    empty, a request with another name is refused. `settings`: the settings of each model that comes from a models
-    file."""
+    """`named`: the path of each model by its name in requests. `every`: the path for all other names; if it is empty,
+    a request with another name is refused. `settings`: the settings of models from a models file.
+    """
 
     named: dict[str, str]
     every: str = ""
@@ -67,7 +66,7 @@ class ModelPaths(msgspec.Struct, frozen=True):
     """The engine of the models that have no settings."""
 
     def path_of(self, name: str) -> str:
-        """The path of the model with this name; empty if none of these models has it."""
+        """Return the path of a model; empty if no model has this name."""
         return self.named.get(name, self.every)
 
     def admit(self, request: ApiRequest) -> None:
@@ -87,7 +86,7 @@ class ModelPaths(msgspec.Struct, frozen=True):
         refuse_engine_fields(request, engine_options(settings.engine if settings is not None else self.engine))
 
     def recipe(self, name: str, endpoint: Endpoint) -> Recipe:
-        """The context that answers an endpoint's requests for this name. Raises RecipeError."""
+        """Return the context that answers requests of an endpoint for this name. Raises RecipeError."""
         if name in self.settings:
             return recipe_of(self.settings[name])
         if endpoint is Endpoint.EMBEDDINGS:
@@ -96,8 +95,9 @@ class ModelPaths(msgspec.Struct, frozen=True):
 
 
 def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -> ModelPaths:
-    """Read the `--model` options, whose models have this engine, and a models file. Raises ConfigError if a name, or
-    the model for all other names, is given twice, and for a file that is none."""
+    """Read `--model` options, whose models have this engine, and a models file. Raises ConfigError if a name or the
+    default model is given twice, and for an unreadable file.
+    """
     settings = read_models_file(Path(file)) if file else {}
     named = {name: each.path for name, each in settings.items()}
     every = ""

@@ -1,7 +1,7 @@
 """The lines of a request file, checked before anything runs.
 
-The file is read twice: once to check every line, and once to send the requests, so that it may be larger than memory.
-What is kept of a line that can be answered is its `custom_id`.
+The file is read twice, to check every line and to send the requests, so it may be larger than memory. Only the
+`custom_id` of a valid line is kept.
 """
 
 from __future__ import annotations
@@ -34,36 +34,33 @@ class RefusedLine(msgspec.Struct, frozen=True):
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A request file, checked: `custom_ids` of the requests that can be answered, in their order, with their lines."""
+    """A checked request file: `custom_ids` of the valid requests in file order, with their lines."""
 
     path: Path
     digest: str
     custom_ids: dict[str, int]
     refused: tuple[RefusedLine, ...]
     counts: dict[tuple[Endpoint, str], int]
-    """The requests of each endpoint and model's name."""
+    """Number of requests per endpoint and model name."""
     ignored: tuple[str, ...] = ()
-    """Fields of requests that change no answer here."""
+    """Request fields that change no answer here."""
 
     @property
     def lines(self) -> int:
-        """The requests of the file, refused ones too."""
+        """Number of requests in the file, including refused ones."""
         return len(self.custom_ids) + len(self.refused)
 
     @property
     def endpoints(self) -> dict[Endpoint, int]:
-        """The requests of each endpoint."""
         return _sums((endpoint, number) for (endpoint, _), number in self.counts.items())
 
     @property
     def models(self) -> dict[str, int]:
-        """The requests of each model's name."""
         return _sums((model, number) for (_, model), number in self.counts.items())
 
 
 def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
-    """Every line, checked. `max_tokens` as in `read_body`. Raises ConfigError for a file that cannot be read, or that
-    has no line."""
+    """Check every line. `max_tokens` as in `read_body`. Raises ConfigError for an unreadable or empty file."""
     digest = hashlib.sha256()
     custom_ids: dict[str, int] = {}
     refused: list[RefusedLine] = []
@@ -90,7 +87,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
 
 
 def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiRequest]:
-    """The requests that can be answered, read again. Raises ConfigError where the file has changed meanwhile."""
+    """Yield the valid requests, read again. Raises ConfigError if the file has changed since the check."""
     refused = {one.line for one in checked.refused}
     left = iter(checked.custom_ids.items())
     for line in read_lines(checked.path):
@@ -111,8 +108,9 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiR
 def read_request(
     line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0, ignored: Note = lambda _field: None
 ) -> ApiRequest | RefusedLine:
-    """The request of a line. `seen`: the `custom_id`s of earlier lines, with their numbers. `ignored` as in
-    `read_body`."""
+    """Return the request of a line. `seen`: earlier `custom_id`s with their line numbers. `ignored` as in
+    `read_body`.
+    """
     custom_id: str | None = None
     try:
         fields = _object(line.data)
@@ -132,7 +130,7 @@ def read_request(
 
 
 def _refused_line(line: Line, custom_id: str | None, refused: RequestRefused, *, below: str) -> RefusedLine:
-    """`below`: what stands before the name of a field that lies in another."""
+    """`below`: the prefix for the name of a nested field."""
     error = msgspec.structs.replace(refused.error, message=f"line {line.number}: {below}{refused.error.message}")
     return RefusedLine(line=line.number, custom_id=custom_id, error=error)
 

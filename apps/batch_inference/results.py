@@ -1,8 +1,8 @@
-"""From the answers of calls to the two output files, in OpenAI's form.
+"""Write the two output files in OpenAI's form from the answers of calls.
 
-The log of a run has a record for each request that a model answered or refused. A request whose call failed (its
-process was killed again and again, it ran too long) is not in it, so a resumed run tries it again. Requests that the
-check refused are never in it: the check of the next attempt finds them again.
+The log of a run has a record for each request that a model answered or refused. A request whose call failed (it killed
+its process several times, or ran too long) is not in the log, so a resumed run tries it again. Requests that the check
+refused are not in it either: the next attempt checks them again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DIGITS = 24
 
 
 def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
-    """The line of a request that has come back, answered or refused by its model. `digest` is the request file's."""
+    """Return the output line of an answered or refused request. `digest`: of the request file."""
     key = f"{digest} {answer.line}"
     if answer.error is not None:
         return error_line(answer.custom_id, answer.error, key=key)
@@ -45,7 +45,7 @@ def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
 
 
 def error_line(custom_id: str | None, error: ApiError, *, key: str) -> dict[str, Any]:
-    """The line of a request that has no answer. `key` tells it from all others."""
+    """Return the output line of a request without an answer. `key`: identifies it."""
     return _line(custom_id, name=_name(key), status=error.status, body=error.body)
 
 
@@ -59,17 +59,19 @@ def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]
 
 
 def _name(key: str) -> str:
-    """The same for the same request of the same file: a batch that runs again names its answers alike."""
+    """Return the same name for the same request of the same file, so that a batch that runs again names answers
+    alike.
+    """
     return hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
 
 
 KEY = ("custom_id",)
 Failed = Mapping[str, ApiError]
-"""Why a call failed, by its request's `custom_id`."""
+"""Failed calls: the error by `custom_id`."""
 
 
 class BatchTotals(msgspec.Struct):
-    """What a batch has come to: tokens read and written, and the `custom_id`s that models refused."""
+    """Totals of a batch: tokens read and written, and the `custom_id`s that models refused."""
 
     answered: int = 0
     prompt_tokens: int = 0
@@ -78,20 +80,18 @@ class BatchTotals(msgspec.Struct):
 
 
 def make_record(answer: BatchAnswer, *, digest: str) -> Record:
-    """What the log keeps of a request that has come back."""
+    """Return the log's record of an answered or refused request."""
     line = answer_line(answer, digest=digest)
     return {"custom_id": answer.custom_id, "infer_s": round(answer.infer_s, 6), "line": line}
 
 
 def call_error(error: Exception, *, line: int) -> ApiError:
-    """The error of a request whose call failed."""
     said = (str(error) or type(error).__name__).partition("\n")[0]
     text = said if isinstance(error, StokerError) else f"{type(error).__name__}: {said}"
     return ApiError(f"line {line}: {text}", type="server_error", code="call_failed", status=500)
 
 
 def count_totals(log: RecordLog) -> BatchTotals:
-    """The totals of what the log holds."""
     totals = BatchTotals()
     for record in log:
         response = record["line"]["response"]
@@ -105,18 +105,16 @@ def count_totals(log: RecordLog) -> BatchTotals:
 
 
 def write_responses(path: Path, checked: CheckedFile, log: RecordLog, totals: BatchTotals) -> None:
-    """Writes a line for each answer, in the order of the request file."""
     answered = (one for one in checked.custom_ids if (one,) in log and one not in totals.refused)
     write_lines(path, (_line_of(log, custom_id) for custom_id in answered))
 
 
 def write_errors(path: Path, checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed) -> None:
-    """Writes a line for each request without an answer, in the order of the request file."""
+    """Write a line per request without an answer, in file order."""
     write_lines(path, (line for _, line in sorted(_errors(checked, log, totals, failed), key=lambda pair: pair[0])))
 
 
 def first_errors(checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed, *, most: int) -> list[str]:
-    """The messages of the first requests without an answer."""
     lines = sorted(_errors(checked, log, totals, failed), key=lambda pair: pair[0])
     return [line["response"]["body"]["error"]["message"] for _, line in lines[:most]]
 

@@ -1,10 +1,10 @@
 """One batch, from its file to its answers.
 
-Every model is a context, and the requests of all models are offered to the session at once. A request is one call: the
-engine of a model batches the calls that its library serves at the same time.
+Every model is a context, and the requests of all models are submitted at once. One request is one call: the engine of
+a model batches the calls that its library serves at the same time.
 
-The limits of a gateway's key hold for its batches: a call begins with a permit of the gateway (`PermitFile`). Without
-its gateway a batch begins no more calls and waits for the next gateway.
+The limits of a gateway's key apply to its batches: each call starts with a permit from the gateway (`PermitFile`).
+While the gateway is away, a batch starts no more calls and waits for the next gateway.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RESPONSES, ERRORS = "responses.jsonl", "errors.jsonl"
 _SHOWN_ERRORS = 5
 Recipes = Mapping[tuple[Endpoint, str], Recipe]
 Failures = dict[str, ApiError]
-"""Why calls failed, by `custom_id`."""
+"""Failed calls: the error by `custom_id`."""
 
 
 def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
@@ -197,7 +197,6 @@ def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
 
 
 def _identity(models: ModelPaths, name: str, recipe: Recipe) -> str:
-    """Identify a model by its files, and by the engine and dtype that a models file names."""
     files = identity_of(recipe, models.path_of(name))
     said = models.settings.get(name)
     how = [each for each in (said.engine, said.dtype) if each != "auto"] if said is not None else []
@@ -215,14 +214,14 @@ def _headline(checked: CheckedFile) -> list[str]:
 
 
 class RequestSender:
-    """The requests of one model that have no answer yet, read from the file as they are sent."""
+    """The requests of one model without an answer, read from the file as they are sent."""
 
     def __init__(
         self, checked: CheckedFile, recipe: Recipe, *, recipes: Recipes, log: RecordLog, options: BatchOptions
     ) -> None:
         self.recipe = recipe
         self.sent: list[str] = []
-        """Their `custom_id`s, in the order in which they were sent."""
+        """`custom_id`s in the order in which they were sent."""
         self._checked = checked
         self._names = {name for name, one in recipes.items() if one.key == recipe.key}
         self._log = log
@@ -245,7 +244,9 @@ def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
 
 
 def stop_or_error(error: Exception, *, line: int) -> ApiError:
-    """The error of one request. Raises what concerns all requests: a model that cannot be loaded, a lost session."""
+    """Return the error of one request. Raises errors that concern all requests: a model that does not load, a lost
+    session.
+    """
     own = isinstance(error, CallError | SerializationError) or not isinstance(error, StokerError)
     if not own or isinstance(error, ContextError | CallCancelledError):
         raise error
@@ -265,7 +266,7 @@ class Permits:
         self._use = BatchUse()
 
     def take(self) -> bool:
-        """Begin a call, if there is a permit for it. Never waits."""
+        """Start a call if a permit is available. Never blocks."""
         now = time.monotonic()
         if self._begun >= self._allowed and now >= self._looked_at + _LOOK_S:
             self._looked_at = now
@@ -276,13 +277,13 @@ class Permits:
         return True
 
     def end(self, tokens: int) -> None:
-        """A call has ended, and has read and written these tokens. Raises OSError where that cannot be written."""
+        """Count an ended call and its tokens. Raises OSError if the file cannot be written."""
         self._use = BatchUse(self._use.ended + 1, self._use.tokens + tokens)
         self._file.note_use(self._use)
 
 
 def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
-    """`run_calls` with `keep_errors`, where each call begins with a permit. The jobs run one after the other."""
+    """As `run_calls` with `keep_errors`, but each call starts with a permit. The jobs run one after the other."""
     done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
     left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))
     following, running = next(left, None), 0

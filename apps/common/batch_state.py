@@ -1,7 +1,7 @@
-"""What a `stoker batch` and a gateway tell each other through files, and the form of lines that both write.
+"""The files through which a `stoker batch` and a gateway communicate, and the JSON lines that both write.
 
-The gateway writes how many calls may have begun into a file, the *permits*; the batch writes how many have ended, and
-their tokens, into the file next to it, the *use*. Both count from the beginning of the process.
+The *permits* file of the gateway says how many calls may have started. The *use* file of the batch, next to it, says
+how many have ended, and their tokens. Both count from the start of the process.
 """
 
 from __future__ import annotations
@@ -16,51 +16,48 @@ import msgspec
 
 OK = 200
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""Characters that JSON takes as they are and at which some readers, such as `str.splitlines`, end a line."""
+"""Characters that JSON allows in strings and at which some readers (`str.splitlines`) end a line."""
 
 
 class BatchUse(msgspec.Struct, frozen=True):
-    """Calls of a `stoker batch` that have ended, and their tokens."""
+    """Ended calls of a `stoker batch`, and their tokens."""
 
     ended: int = 0
     tokens: int = 0
 
 
 class PermitFile:
-    """The permits at `path`, and the use of them. Writing raises OSError."""
+    """The permits at `path`, and their use. Writing raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._use_path = path.with_suffix(".use")
 
     def allowed(self, *, known: int) -> int:
-        """How many calls may have begun; `known` while that cannot be read."""
+        """Return the permits; `known` if they cannot be read."""
         with suppress(OSError, ValueError):
             return int(self._path.read_text())
         return known
 
     def allow(self, number: int) -> None:
-        """Let this number of calls begin."""
         _replace(self._path, str(number).encode())
 
     def use(self, *, known: BatchUse) -> BatchUse:
-        """The use of the permits; `known` while that cannot be read."""
+        """Return the use of the permits; `known` if it cannot be read."""
         with suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(self._use_path.read_bytes(), type=BatchUse)
         return known
 
     def note_use(self, use: BatchUse) -> None:
-        """Write the use of the permits."""
         _replace(self._use_path, msgspec.json.encode(use))
 
     def reset(self) -> None:
-        """Start from 0."""
         self._use_path.unlink(missing_ok=True)
         self.allow(0)
 
 
 def json_line(value: Any) -> bytes:
-    """A line of JSON that no reader ends early."""
+    """Encode a value as a line of JSON without characters at which some readers end a line."""
     text = json.dumps(value, ensure_ascii=False)
     for character, escaped in _LINE_ENDS.items():
         text = text.replace(character, escaped)
@@ -68,7 +65,6 @@ def json_line(value: Any) -> bytes:
 
 
 def write_lines(path: Path, values: Iterable[Any]) -> None:
-    """Write a line of JSON for each value."""
     with path.open("wb") as file:
         file.writelines(map(json_line, values))
 

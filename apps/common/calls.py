@@ -1,4 +1,4 @@
-"""Run the calls of a run and hand each result on as it arrives; stop on signals; one call that measures a model."""
+"""Run the calls of a run and yield each result as it arrives; stop on signals; one call that measures a model."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ INTERRUPTED = 130
 _PATIENCE_S = 5.0
 _FIRST_PILOT_S = 3.0
 _MOST_WAITING = 1000
-"""Results of several jobs that wait for the caller, at most."""
+"""The most results of several jobs that wait for the caller."""
 T = TypeVar("T")
 Job = tuple[StokerApp, Iterable[Any]]
-"""An app, and what each of its calls is given."""
+"""An app, and the arguments of its calls."""
 
 
 class Stopped(BaseException):
-    """The run is told to stop: by Ctrl-C, by SIGTERM from `scancel` or `timeout`, or by a closed terminal.
+    """The run must stop: Ctrl-C, SIGTERM from `scancel` or `timeout`, or a closed terminal.
 
-    Not a KeyboardInterrupt: for that `stoker.map` says how to continue in a program, and a run has its own command.
+    It is no KeyboardInterrupt: `stoker.map` answers that with advice for programs, and a run has its own command.
     """
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Inside the block the first SIGINT, SIGTERM or SIGHUP raises Stopped. Later ones are ignored while everything
-    ends, for five seconds; then they kill. Under `nohup` SIGHUP stays ignored.
+    """In the block, the first SIGINT, SIGTERM or SIGHUP raises Stopped. Later ones are ignored for five seconds, while
+    everything ends, and then kill. Under `nohup` SIGHUP stays ignored.
     """
     stopped_at: list[float] = []
 
@@ -72,7 +72,7 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class FailedCall(msgspec.Struct, frozen=True):
-    """A call that ended with an error: the index of its job, and of its item in the job (-1: unknown)."""
+    """A failed call: the index of its job, and of its item in the job (-1: unknown)."""
 
     job: int
     item: int
@@ -82,8 +82,8 @@ class FailedCall(msgspec.Struct, frozen=True):
 def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
     """Yield the results of the calls of all jobs as they arrive.
 
-    The jobs run side by side, each through `stoker.map`, which has at most `window` calls in flight. Raises the error
-    of a call; with `keep_errors` yields a FailedCall in place of its result.
+    The jobs run concurrently, each through `stoker.map` with at most `window` calls in flight. Raises the error of a
+    call; with `keep_errors` yields a FailedCall instead.
     """
     if len(jobs) == 1:
         yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
@@ -123,7 +123,7 @@ def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | N
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
-    """The items, `size` at a time."""
+    """Yield the items in tuples of `size`."""
     left = iter(items)
     while batch := tuple(itertools.islice(left, size)):
         yield batch
@@ -143,7 +143,7 @@ def _results(job: int, app: StokerApp, items: Iterable[Any], *, keep_errors: boo
 
 
 def session_line(session: Session) -> str:
-    """`stoker 0.1.0 · site local · 1 pilot, 2 x cpu · session k3v9`. Waits a moment for the first pilot."""
+    """Return `stoker 0.1.0 · site local · 1 pilot, 2 x cpu · session k3v9`. Waits a moment for the first pilot."""
     until = time.monotonic() + _FIRST_PILOT_S
     while not (pilots := session.status().pilots) and time.monotonic() < until:
         time.sleep(0.05)
@@ -160,8 +160,9 @@ _LOOK_S = 0.5
 def measure(
     app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", screen: Screen
 ) -> Any | None:
-    """Call the app with a request, on the context of a recipe, in a new session or in `session`; show its progress.
-    Return its result, or None after Ctrl-C. Raises the errors of the call."""
+    """Call the app with a request on a recipe's context, in a new session or in `session`, and show its progress.
+    Return the result, or None after Ctrl-C. Raises the errors of the call.
+    """
     with stop_on_signals():
         try:
             with stoker.load(site or None, session=session or None, progress=False) as loaded:
@@ -178,7 +179,6 @@ def measure(
 
 
 def reports(future: AppCallFuture) -> Iterator[CallProgress]:
-    """Yield the progress that a call reports, until it ends."""
     while True:
         try:
             future.exception(timeout=_LOOK_S)

@@ -1,4 +1,4 @@
-"""The command line of a run: the options that all runs have, and what to type next."""
+"""The options of all runs, and the next command to type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FOLDER = click.Path(path_type=Path)
 
 
 def run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], Function]:
-    """Add the options of a run to a command. `prefix`: of its folder's name; the first of `formats` is the default."""
+    """Add the options of a run to a command. `prefix`: of the folder's name; the first of `formats` is the default."""
     options = [
         click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]"),
         click.option("--out", metavar="DIR", type=_FOLDER, help=f"The run folder. [runs/{prefix}-DATE-TIME]"),
@@ -41,24 +41,24 @@ def run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], 
 
 
 def check_resume(resume: Path | None, **others: Any) -> None:
-    """Raise UsageError for `--resume` together with one of these options, which are given by their names."""
+    """Raise UsageError if `--resume` is combined with one of these options."""
     if resume and any(others.values()):
         *names, last = (name if name.isupper() else f"--{name}" for name in others)
         raise click.UsageError(f"--resume names the run to go on with; leave {', '.join(names)} and {last} away")
 
 
 def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def resolve(
     kind: type[Options], given: Mapping[str, Any], *, app: str, resume: Path | None, files: Sequence[str]
 ) -> Options:
-    """Defaults, over them the options of the run to be resumed, over that the options that are given now.
+    """Combine defaults, the options of the resumed run, and the options given now; later ones win.
 
-    The paths of `files` become absolute, so that a run can be resumed from another folder; `model` does if it exists,
-    else it is a name on the model hub. Raises ConfigError for stored options that this version cannot read.
+    The paths of `files` become absolute, so that a run can be resumed from another folder. `model` does too if it
+    exists; otherwise it is a name on the model hub. Raises ConfigError for stored options that this version cannot
+    read.
     """
     here = dict(given)
     for name in (*files, "site", "model"):
@@ -79,7 +79,7 @@ def command(app: str, arguments: str, *, through_make: bool = False) -> str:
 
 
 def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """The `next:` block: commands on the left, what each does on the right."""
+    """Return the lines of the `next:` block: commands on the left, their effects on the right."""
     wide = max((len(line) for line, _ in lines), default=0)
     return [
         f"  {'next: ' if number == 0 else '      '}{line:{wide}}   {why}" for number, (line, why) in enumerate(lines)
@@ -92,7 +92,7 @@ def count(number: int, noun: str) -> str:
 
 
 def show_minutes(seconds: float) -> str:
-    """An estimated wait: `a minute`, `7 min`, `3 h`."""
+    """Return an estimated wait: `a minute`, `7 min`, `3 h`."""
     if seconds < 55:
         return "a minute"
     return f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{round(seconds / 3600)} h"

@@ -1,9 +1,8 @@
 """The files that a run names: a TOML file, and the rows of its data file.
 
-Rows are read from the file in every pass, so the file may be larger than memory.
-
-The first pass, `check_rows`, checks every row and keeps a checksum of each (4 bytes). Every later pass compares each
-row with its checksum, so a row that has changed meanwhile reaches no model.
+Every pass reads the rows from the file again, so the file may be larger than memory. The first pass, `check_rows`,
+checks every row and keeps its checksum (4 bytes). Later passes compare each row with its checksum, so that no row that
+has changed reaches a model.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SHOWN_PLACES = 5
 
 
 class DataItem(msgspec.Struct, frozen=True):
-    """One row of the data, named. `place` is where in the file it stands."""
+    """One row with its name. `place`: its place in the file."""
 
     id: str
     fields: dict[str, Any]
@@ -36,10 +35,10 @@ class DataItem(msgspec.Struct, frozen=True):
 
 
 class DataRows(msgspec.Struct, frozen=True):
-    """The rows of a data file. Each loop over them reads the file again, up to the last row that was checked.
+    """The rows of a data file. Each loop reads the file again, up to the last checked row.
 
-    `column` names the rows; empty: their numbers do. `digest`: 16 hex digits that stand for all rows. `notes`: what is
-    odd about them, and does not stop the run.
+    `column` names the rows; if it is empty, row numbers do. `digest`: 16 hex digits for all rows. `notes`: oddities
+    that do not stop the run.
     """
 
     path: Path
@@ -49,11 +48,10 @@ class DataRows(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        """How many rows were checked."""
         return len(self.checksums)
 
     def __iter__(self) -> Iterator[DataItem]:
-        """The rows, in the order of the file. Raises ConfigError where a row has changed since it was checked."""
+        """Yield the rows in file order. Raises ConfigError if a row has changed since the check."""
         left = iter(self.checksums)
         for row in itertools.islice(read_rows(self.path), len(self.checksums)):
             item = _item_of(row, path=self.path, column=self.column)
@@ -77,11 +75,16 @@ def check_rows(
     path: Path, *, column: str, wanted: Mapping[str, Sequence[str]], limit: int = 0, empty_means: str = "",
     texts: bool = False,
 ) -> DataRows:  # fmt: skip
-    """Check the first `limit` rows of a file (0: all). `wanted`: the columns that are wanted, by what wants them
-    (`the prompt one`); with `texts` each is text or empty. `empty_means`: what an empty cell comes to, for its note.
+    """Check the first `limit` rows of a file (0: all).
 
-    Raises ConfigError for a file without rows, a row without a name or with the name of an earlier one, and a row
-    without a column that is wanted.
+    Args:
+        wanted: required columns by the part that requires them (`the prompt one`).
+        texts: True to require text or empty cells in these columns.
+        empty_means: the effect of an empty cell, for its note.
+
+    Raises:
+        ConfigError: for a file without rows, a row without a name or with an earlier row's name, and a row that lacks a
+            required column.
     """
     digest, checksums = hashlib.sha256(b"["), array("I")
     names: dict[str, int] = {}
@@ -108,7 +111,7 @@ def check_rows(
 
 
 class _EmptyCells:
-    """The empty cells of one column: how many there are, and the places of the first ones."""
+    """Empty cells of one column: their number, and the places of the first ones."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -140,7 +143,7 @@ def _text_of(item: DataItem) -> bytes:
 
 
 def _refuse_twice(names: dict[str, int], item: DataItem, row: Row, *, path: Path, column: str) -> None:
-    """Raise ConfigError if an earlier row has this name. `names`: the number of each earlier row, by its name."""
+    """Raise ConfigError if an earlier row has this name. `names`: row numbers by name."""
     first = names.setdefault(item.id, row.number)
     if first != row.number:
         where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`, as the file's kind has it
@@ -153,8 +156,9 @@ def _refuse_twice(names: dict[str, int], item: DataItem, row: Row, *, path: Path
 def _check_columns(
     row: Row, wanted: Mapping[str, Sequence[str]], empty: Mapping[str, _EmptyCells], *, path: Path, texts: bool
 ) -> None:
-    """Note the empty cells of a row. Raise ConfigError if the row lacks a column that is wanted, and with `texts` if
-    such a column has something else than text."""
+    """Note the empty cells of a row. Raise ConfigError if it lacks a required column, or with `texts` if such a column
+    is not text.
+    """
     for who, columns in wanted.items():
         for name in columns:
             if name not in row.fields:
@@ -176,7 +180,9 @@ def _check_columns(
 
 
 def read_toml(path: Path, *, keys: Sequence[str]) -> dict[str, Any]:
-    """The tables of a TOML file, which has only these keys at its top. Raises ConfigError naming file and line."""
+    """Return the tables of a TOML file, which may only have these top-level keys. Raises ConfigError with file and
+    line.
+    """
     try:
         text = read_text(path)
     except FileNotFoundError:
@@ -189,7 +195,7 @@ def read_toml(path: Path, *, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def is_empty(value: Any) -> bool:
-    """True for a cell without a value: null, NaN (as some tables write null), and text of nothing but spaces."""
+    """True for null, NaN (null in some tables) and blank text."""
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, float) and math.isnan(value))

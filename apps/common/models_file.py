@@ -48,7 +48,7 @@ class ModelKind(enum.Enum):
 
 
 class Cold(enum.Enum):
-    """The handling of a request for a model that is not loaded."""
+    """What happens to a request for a model that is not loaded."""
 
     WAIT = "wait"
     """It waits until the model is loaded."""
@@ -57,7 +57,7 @@ class Cold(enum.Enum):
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model. Sizes are bytes and times are seconds; 0 = not said."""
+    """One model. Sizes in bytes, times in seconds; 0 = not given."""
 
     path: str
     kind: ModelKind = ModelKind.CHAT
@@ -72,7 +72,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
     keep_alive: Duration | None = None
     cold: Cold | None = None
-    """None: the request waits if there is no `ttft`; with one, as long as `ttft` allows."""
+    """None: the request waits if there is no `ttft`, else as long as `ttft` allows."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -98,7 +98,7 @@ class _ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_models(path: Path) -> dict[str, ModelSettings]:
-    """The models of a file. Raises ConfigError, which names the line and the setting."""
+    """Read the models of a file. Raises ConfigError with line and setting."""
     try:
         text = read_text(path)
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def read_models(path: Path) -> dict[str, ModelSettings]:
 
 
 def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettings]:
-    """The models of a text; paths count from `folder`. Raises ConfigError."""
+    """Parse a models file; paths are relative to `folder`. Raises ConfigError."""
     found = read_struct(text, _ModelsFile, file=file).models
     if not found:
         raise ConfigError(f"{file}: names no model; write [models.NAME] and its path", file=file)
@@ -125,12 +125,12 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
 
 
 def identity_of(recipe: Recipe, path: str = "") -> str:
-    """What identifies a model: the content of its files; without any its path, which is a name on the model hub."""
+    """Return the identity of a model: the digest of its files, or its path if that is a name on the model hub."""
     return ", ".join(part.name for part in recipe.objects) or path
 
 
 def recipe_of(settings: ModelSettings) -> Recipe:
-    """The context of a model: the same for all that read the same settings. Raises RecipeError for what is no model."""
+    """Return the context of a model; equal settings give the same context. Raises RecipeError."""
     memory, device_memory = _in_bytes(settings.memory), _in_bytes(settings.device_memory)
     least, most, keep_alive = settings.min, settings.max, settings.keep_alive
     if settings.kind is ModelKind.EMBEDDING:
@@ -145,12 +145,12 @@ def recipe_of(settings: ModelSettings) -> Recipe:
 
 
 def _in_bytes(size: Size) -> str | None:
-    """A size as an option of a context takes it; None for 0."""
+    """Return a size as a context's option takes it; None for 0."""
     return f"{int(size)} B" if size else None
 
 
 def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
-    """Its path from anywhere; one that is not there may be a name on the model hub."""
+    """Make the path absolute; a path that does not exist may be a name on the model hub."""
     path = os.path.expanduser(settings.path)
     there = folder / path
     looks_local = path.startswith((".", "/")) or there.exists()

@@ -1,7 +1,7 @@
-"""How a model answers a request, in its library process; and the bodies of answers in OpenAI's form.
+"""How a model answers a request in its library process, and the bodies of answers in OpenAI's form.
 
-What the model refuses (a prompt that is too long, an option that its engine lacks) is a ValueError, and an ApiError for
-the client (`refusal`). `name` identifies an answer.
+If the model refuses a request (a prompt that is too long, an option that its engine lacks), it raises ValueError,
+which `refusal` turns into an ApiError. `name` identifies an answer.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel
 
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
-"""Of each token its text, its log-likelihood, and the likeliest tokens there with theirs."""
+"""Per token: its text, its log-probability, and the likeliest tokens at its place with theirs."""
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
 _AROUND = 16
-"""Tokens that a tokenizer puts around a text, at most."""
+"""The most tokens that a tokenizer adds around a text."""
 _UNKNOWN_LENGTH = 4096
-"""The length of a model that does not say how many tokens it reads."""
+"""Context length of a model that does not state one."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The text after one prompt. `finish_reason`: `stop` or `length`. `logprobs` is None unless the request asks for
-    it."""
+    """The text after one prompt. `finish_reason`: `stop` or `length`. `logprobs`: None unless requested."""
 
     text: str
     finish_reason: str
@@ -40,20 +39,20 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class TextBegun(msgspec.Struct, frozen=True):
-    """The first piece of a text that is streamed: the model takes the prompt."""
+    """The first piece of a streamed text: the model accepts the prompt."""
 
     prompt_tokens: int
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
-    """A piece of a text whose likelihoods are wanted: one token."""
+    """One token of a streamed text with log-probabilities."""
 
     text: str
     logprobs: Likelihoods
 
 
 class TextEnded(msgspec.Struct, frozen=True):
-    """The last piece of a text that is streamed."""
+    """The last piece of a streamed text."""
 
     finish_reason: str
     completion_tokens: int
@@ -63,8 +62,9 @@ TextPiece = TextBegun | str | TokenPiece | TextEnded
 
 
 class VectorPiece(msgspec.Struct, frozen=True):
-    """A part of the vectors of some texts: the bytes of little-endian float32 numbers. All parts together have `width`
-    numbers a text; `tokens` counts all texts."""
+    """A part of the vectors of some texts: bytes of little-endian float32 numbers. All parts together have `width`
+    numbers per text; `tokens` counts all texts.
+    """
 
     width: int
     tokens: int
@@ -72,7 +72,7 @@ class VectorPiece(msgspec.Struct, frozen=True):
 
 
 _LENGTH_IS = "this model's maximum context length is"
-"""Clients by others (LiteLLM) tell this error from others by OpenAI's words."""
+"""Clients (LiteLLM) recognize this error by OpenAI's words."""
 
 
 class ContextTooShort(ValueError):
@@ -84,11 +84,11 @@ class TemplateRefused(ValueError):
 
 
 class WidthDiffers(ValueError):
-    """A request wants vectors of another width than the model's."""
+    """A request asks for vectors of another width than the model's."""
 
 
 def prompts_of(model: CausalLM, request: ApiRequest) -> tuple[str, ...]:
-    """The prompts of a request: a conversation has one. Raises TemplateRefused."""
+    """Return the prompts of a request; a conversation has one. Raises TemplateRefused."""
     if request.endpoint is not Endpoint.CHAT:
         return request.texts
     messages = [
@@ -102,9 +102,9 @@ def prompts_of(model: CausalLM, request: ApiRequest) -> tuple[str, ...]:
 
 
 def complete(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: int) -> Choice:
-    """What the model writes after one prompt; `place` is its place in the request.
+    """Return the model's text after one prompt. `place`: the index of the prompt in the request.
 
-    Raises ValueError for a prompt that the model cannot take, as ContextTooShort where it is too long.
+    Raises ValueError for a prompt that the model cannot take; ContextTooShort if it is too long.
     """
     found = model.complete(
         prompt,
@@ -127,8 +127,9 @@ def complete(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: 
 
 
 def stream_text(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: int) -> Iterator[TextPiece]:
-    """The same in pieces, as they are written; likelihoods have a piece a token. Raises ValueError before the first
-    piece, as `complete`."""
+    """Yield the text in pieces as it is generated; with log-probabilities, one token per piece. Raises ValueError
+    before the first piece, as `complete`.
+    """
     read, most = _room(model, prompt, sampling)
     tokens = model.stream_completion(
         prompt,
@@ -153,8 +154,9 @@ def stream_text(model: CausalLM, prompt: str, sampling: SamplingOptions, *, plac
 
 
 def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
-    """The vectors of a request's texts as an array of float32, `[texts, width]`, and the tokens of all texts. Raises
-    ValueError for a text that the model cannot take, and for another width than the request wants."""
+    """Return the vectors of a request's texts, float32 `[texts, width]`, and the tokens of all texts. Raises
+    ValueError for a text that the model cannot take, and if the request asks for another width.
+    """
     if model.longest:
         for text in request.texts:
             # A token is a byte at least, but for those around a text: short texts are not counted.
@@ -171,7 +173,7 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
 
 
 def refusal(error: ValueError, endpoint: Endpoint) -> ApiError:
-    """What a model has refused, as OpenAI words it."""
+    """Convert a model's refusal into OpenAI's words."""
     message, param, code = str(error).replace("prompt 0 ", "the prompt ", 1), _PARAMS[endpoint], None
     if isinstance(error, ContextTooShort):
         code = "context_length_exceeded"
@@ -184,7 +186,7 @@ def refusal(error: ValueError, endpoint: Endpoint) -> ApiError:
 
 
 def _room(model: CausalLM, prompt: str, sampling: SamplingOptions) -> tuple[int, int]:
-    """The tokens of a prompt, and how many may follow. Raises ContextTooShort."""
+    """Return the tokens of a prompt, and how many may follow. Raises ContextTooShort."""
     length = model.count_tokens(prompt)
     longest = model.longest or _UNKNOWN_LENGTH
     most = sampling.max_new_tokens or max(1, longest - length)
@@ -194,12 +196,12 @@ def _room(model: CausalLM, prompt: str, sampling: SamplingOptions) -> tuple[int,
 
 
 def _engine_options(sampling: SamplingOptions) -> dict[str, Any]:
-    """The argument of a model's method for what only some engines can do; nothing where nothing is asked."""
+    """Return the keyword argument for options that only some engines have; empty without such options."""
     return {"engine_options": dict(sampling.engine_options)} if sampling.engine_options else {}
 
 
 def _asked(sampling: SamplingOptions) -> int:
-    """How many likely tokens the engine is asked for; 0: no likelihood."""
+    """Return how many likely tokens the engine must report; 0 = no log-probabilities."""
     return max(1, sampling.logprobs) if sampling.logprobs >= 0 else 0
 
 
@@ -211,11 +213,11 @@ Body = dict[str, Any]
 _FLOAT_BYTES = 4
 _PART_BYTES = 250_000
 _LEAST_LOGPROB = -9999.0
-"""What OpenAI writes for a token that cannot come: JSON has no infinity."""
+"""OpenAI's value for an impossible token: JSON has no infinity."""
 
 
 def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None) -> Body:
-    """The answer to a conversation: a message a choice. `usage`: other than the sum of the choices'."""
+    """Return the answer to a conversation, one message per choice. `usage`: instead of the sum over choices."""
     return {
         "id": f"chatcmpl-{name}",
         "object": "chat.completion",
@@ -238,7 +240,7 @@ def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int,
 def completion_body(
     choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None
 ) -> Body:
-    """The answer to a completion: a text a choice. `usage`: other than the sum of the choices'."""
+    """Return the answer to a completion, one text per choice. `usage`: instead of the sum over choices."""
     return {
         "id": f"cmpl-{name}",
         "object": "text_completion",
@@ -259,7 +261,7 @@ def completion_body(
 
 
 def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
-    """The vectors of texts; `packed`: as base64."""
+    """Return the vectors of texts; `packed`: in base64."""
     return {
         "object": "list",
         "data": [_embedding(index, vector, packed) for index, vector in enumerate(vectors)],
@@ -268,7 +270,7 @@ def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
 
 
 def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[bytes]:
-    """The same as JSON in parts of `_PART_BYTES` and a vector more: the whole may have hundreds of megabytes."""
+    """Yield the same as JSON in parts of about `_PART_BYTES`: the whole may take hundreds of megabytes."""
     encode = msgspec.json.encode
     part = bytearray(b'{"object":"list","data":[')
     for index, vector in enumerate(vectors):
@@ -280,21 +282,19 @@ def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[b
 
 
 class Vectors(msgspec.Struct, frozen=True):
-    """The vectors of texts, which have `tokens` tokens in all: `width` float32 numbers each, little-endian, one after
-    the other."""
+    """Vectors of texts with `tokens` tokens in total: `width` little-endian float32 numbers each, concatenated."""
 
     width: int
     tokens: int
     data: bytes | bytearray
 
     def __iter__(self) -> Iterator[bytes]:
-        """The bytes of each vector."""
         size = self.width * _FLOAT_BYTES
         return (bytes(self.data[start : start + size]) for start in range(0, len(self.data), size))
 
 
 def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
-    """Likelihoods as a conversation's answer has them."""
+    """Return log-probabilities in the form of a conversation's answer."""
     if likelihoods is None:
         return None
     return {
@@ -307,7 +307,7 @@ def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
 
 
 def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> Body | None:
-    """Likelihoods as a completion's answer has them. `offset`: the characters of the text before them."""
+    """Return log-probabilities in the form of a completion's answer. `offset`: characters of the text before them."""
     if likelihoods is None:
         return None
     ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
@@ -323,13 +323,12 @@ def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> 
 
 
 def usage_of(choices: Sequence[Choice]) -> Body:
-    """The tokens of choices, each of which has read a prompt of its own."""
+    """Return the token usage of choices that each read their own prompt."""
     read = sum(choice.prompt_tokens for choice in choices)
     return token_usage(read, sum(choice.completion_tokens for choice in choices))
 
 
 def token_usage(read: int, written: int) -> Body:
-    """Tokens read and written."""
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
@@ -343,13 +342,13 @@ def _bytes_of(token: str) -> bytes:
 
 
 def _named(token: str) -> str:
-    """A token in a list of texts; one that is part of a character as its bytes, as OpenAI writes them."""
+    """Return a token as text; part of a character as its bytes, as OpenAI writes them."""
     raw = getattr(token, "raw", None)
     return str(token) if raw is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _embedding(index: int, vector: bytes, packed: bool) -> Body:
-    """One vector: little-endian float32 in base64, as OpenAI's, or numbers."""
+    """Return one vector: base64 of little-endian float32 as OpenAI's, or numbers."""
     numbers = base64.b64encode(vector).decode() if packed else struct.unpack(f"<{len(vector) // _FLOAT_BYTES}f", vector)
     return {"object": "embedding", "index": index, "embedding": numbers}
 

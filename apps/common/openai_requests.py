@@ -1,12 +1,12 @@
-"""OpenAI's API as far as Stoker has it: a request, its errors, and what a body may ask for, field by field.
+"""The part of OpenAI's API that Stoker has: a request, its errors, and the fields of its body.
 
-- Honoured fields have their effect: `HONOURED`, and `ENGINE_FIELDS` where the model's engine has the option.
+- Honoured fields have their effect: `HONOURED`, and `ENGINE_FIELDS` if the model's engine has the option.
 - Ignored fields concern OpenAI's service or the client alone and change no answer (`IGNORED`). `read_body` reports
   them, so that its caller can log each once.
-- All other fields are refused by name, unless the value changes nothing (`n` of 1, `logit_bias` of `{}`). Unknown
-  fields are refused too.
+- All other fields, known or not, are refused by name, unless the value changes nothing (`n` of 1, `logit_bias` of
+  `{}`).
 
-A null field counts as absent. Messages have a table of their own: clients send back the messages of earlier answers, so
+A null field counts as absent. Messages have their own table: clients send back the messages of earlier answers, so
 every field of OpenAI's answers is accepted.
 """
 
@@ -24,7 +24,7 @@ from stoker.decoding import UNREADABLE, why_not_json
 
 
 class Endpoint(enum.Enum):
-    """What a request asks for; the value is its `url`."""
+    """The kind of a request; the value is its `url`."""
 
     CHAT = "/v1/chat/completions"
     """The next message of a conversation."""
@@ -35,8 +35,9 @@ class Endpoint(enum.Enum):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a conversation. `role`: system, user or assistant; `name`: whose message it is, for chat templates
-    that say so."""
+    """One message of a conversation. `role`: system, user or assistant; `name`: its author, for chat templates that
+    show it.
+    """
 
     role: str
     content: str
@@ -44,11 +45,11 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class SamplingOptions(msgspec.Struct, frozen=True):
-    """How the next token is chosen, and when the text ends. `max_new_tokens` 0: the model writes until it has no room.
+    """How tokens are chosen, and when the text ends.
 
-    `logprobs`: the answer has the log-probability of each chosen token, and of this number of the likeliest tokens at
-    its place; -1: it has no log-probabilities. `json_schema`: the text satisfies this schema; empty: any text will do.
-    `engine_options`: what only some engines can do, by vLLM's names.
+    `max_new_tokens` 0: no limit but the context length. `logprobs`: the number of likely tokens to report at each
+    place in addition to the chosen one; -1: no log-probabilities. `json_schema`: the schema that the text must
+    satisfy; empty: none. `engine_options`: options that only some engines have, by vLLM's names.
     """
 
     max_new_tokens: int = 0
@@ -62,15 +63,15 @@ class SamplingOptions(msgspec.Struct, frozen=True):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of what only some engines can do."""
+        """Names of the options that only some engines have."""
         return (*(["json_schema"] if self.json_schema else []), *(name for name, _ in self.engine_options))
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
-    """One request, checked. `line` is where in its file it stands; 0: it comes from no file.
+    """One checked request. `line`: its line in a file; 0: it comes from no file.
 
-    A conversation has `messages`; the other endpoints have `texts`, and an answer to each. `packed`: vectors are wanted
-    as base64. `dimensions`: the numbers of a vector that are expected; 0: as many as the model gives.
+    A conversation has `messages`; the other endpoints have `texts`, with an answer to each. `packed`: vectors in
+    base64. `dimensions`: the expected width of a vector; 0: the model's.
     """
 
     custom_id: str
@@ -85,7 +86,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
 
 
 class ApiError(msgspec.Struct, frozen=True):
-    """Why a request has no answer, in OpenAI's words. `param` names the field, from the body's beginning."""
+    """Why a request has no answer, in OpenAI's words. `param`: the path of the field in the body."""
 
     message: str
     type: str = "invalid_request_error"
@@ -95,12 +96,11 @@ class ApiError(msgspec.Struct, frozen=True):
 
     @property
     def body(self) -> dict[str, dict[str, str | None]]:
-        """As the body of a response."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class RequestRefused(Exception):
-    """A request cannot be answered. `error` says why."""
+    """A request cannot be answered; `error` says why."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400,
@@ -112,7 +112,7 @@ class RequestRefused(Exception):
 
 Body = dict[str, Any]
 Note = Callable[[str], None]
-"""Takes the name of a field that is ignored."""
+"""Takes the name of an ignored field."""
 
 IGNORED = frozenset(
     {
@@ -129,7 +129,7 @@ HONOURED = {
     Endpoint.COMPLETIONS: frozenset({"model", "prompt", *_SAMPLING}),
     Endpoint.EMBEDDINGS: frozenset({"model", "input", "encoding_format", "dimensions"}),
 }
-"""The fields of each endpoint's bodies that have their effect with every engine."""
+"""Body fields of each endpoint that every engine honours."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "stream": (False,), "echo": (False,), "suffix": ("",), "tools": ([],),
     "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
@@ -139,7 +139,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "chat_template_kwargs": ({},),
     "documents": ([],), "bad_words": ([],), "vllm_xargs": ({},),
 }  # fmt: skip
-"""Values that change nothing, of fields that are refused otherwise: OpenAI's and vLLM's."""
+"""Values without effect of fields that are otherwise refused, OpenAI's and vLLM's."""
 _TOOLS = ("tools", "tool_choice", "functions", "function_call")
 REFUSED = frozenset(
     {
@@ -148,7 +148,7 @@ REFUSED = frozenset(
         "structured_outputs", "prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget",
     }
 )  # fmt: skip
-"""Fields that are refused with every value."""
+"""Fields that are refused whatever their value."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _MESSAGE_HONOURED = ("role", "content", "name", "refusal")
 _MESSAGE_IGNORED = frozenset(
@@ -157,14 +157,14 @@ _MESSAGE_IGNORED = frozenset(
         "reasoning_details", "provider_specific_fields", "cache_control", "logprobs", "finish_reason", "index",
     }
 )  # fmt: skip
-"""Fields of messages that never reach a prompt: facts of earlier answers, and notes of clients."""
+"""Message fields that never reach a prompt: facts of earlier answers, and notes of clients."""
 _MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {"tool_calls": ([],), "function_call": ({},), "audio": ({},)}
 _COMPLETION_TOKENS = 16
-"""What OpenAI writes of a completion whose request does not say how much."""
+"""OpenAI's default `max_tokens` for a completion."""
 _MOST_TOKENS = 1 << 31
 _MOST_LIKELIEST = 20
 _MOST_INPUTS = 2048
-"""Texts of one request for embeddings, as with OpenAI."""
+"""The most texts of one embeddings request, as with OpenAI."""
 _LEAST_TEMPERATURE = 1e-6
 _SEEDS = 1 << 63
 
@@ -176,10 +176,14 @@ def _ignore(field: str) -> None:
 def read_body(
     body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_tokens: int = 0, ignored: Note = _ignore
 ) -> ApiRequest:
-    """The request of a body. `max_tokens`: for a request that names none; 0 is OpenAI's own. `ignored` is called with
-    the name of each ignored field.
+    """Parse the body of a request.
 
-    Raises RequestRefused; its message begins with the field, and with nothing before it.
+    Args:
+        max_tokens: the limit for a request that names none; 0 is OpenAI's default.
+        ignored: called with the name of each ignored field.
+
+    Raises:
+        RequestRefused: its message begins with the field.
     """
     if not isinstance(body, dict):
         raise RequestRefused(f"body must be an object, and is {_shown(body)}", param="body", code="invalid_type")
@@ -202,7 +206,7 @@ def read_body(
 
 
 def read_object(data: bytes) -> Body:
-    """The JSON object of a request's body. Raises RequestRefused."""
+    """Parse the JSON object of a request's body. Raises RequestRefused."""
     try:
         body = msgspec.json.decode(data)
     except UNREADABLE as error:
@@ -213,8 +217,9 @@ def read_object(data: bytes) -> Body:
 
 
 def refuse_engine_fields(request: ApiRequest, honoured: frozenset[str]) -> None:
-    """Raise RequestRefused for an option that an engine does not honour. `honoured`: the names of those that it does
-    (`stoker.contexts.engine_options`)."""
+    """Raise RequestRefused for an option that the engine does not have. `honoured`: the names of those it has
+    (`stoker.contexts.engine_options`).
+    """
     for option in request.sampling.options:
         if option not in honoured:
             raise _not_honoured(option)
@@ -228,11 +233,11 @@ def _not_honoured(option: str) -> RequestRefused:
 
 
 FIELD_OF = {"json_schema": "response_format"}
-"""The field that asks for an option of the engine, where its name is another one."""
+"""The request field of an engine option with another name."""
 
 
 def _refuse_others(body: Body, endpoint: Endpoint) -> None:
-    """Raise RequestRefused for the first field that would change the answer and that nothing here honours."""
+    """Raise RequestRefused for the first field that would change the answer and is not honoured."""
     honoured = HONOURED[endpoint] | (ENGINE_FIELDS.keys() if endpoint is not Endpoint.EMBEDDINGS else set())
     for name, value in body.items():
         if name in honoured:
@@ -301,7 +306,7 @@ def _refuse_message_field(name: str, where: str) -> None:
 
 
 def _content_or_refusal(message: Body, where: str) -> str:
-    """What a message says. An assistant that has refused has said so in place of a content."""
+    """Return the text of a message; an assistant's refusal replaces its content."""
     refusal, content = message.get("refusal"), message.get("content")
     if not refusal:
         return _content(content, f"{where}.content")
@@ -335,7 +340,7 @@ def _content(content: Any, where: str) -> str:
 
 
 def _texts(body: Body, name: str, *, most: int = 0) -> tuple[str, ...]:
-    """A text, or a list of at most `most` texts (0: any number); none of them empty."""
+    """Return a text or a list of at most `most` texts (0: any number), none empty."""
     value = _required(body, name)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
@@ -371,7 +376,7 @@ def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int
 
 
 def _engine_options(body: Body) -> Iterable[tuple[str, Any]]:
-    """Options that only some engines have. Neutral values are left out."""
+    """Yield options that only some engines have, without neutral values."""
     for name, (fits, shape, neutral) in ENGINE_FIELDS.items():
         if name not in body or any(_equals(body[name], each) for each in neutral):
             continue
@@ -382,12 +387,12 @@ def _engine_options(body: Body) -> Iterable[tuple[str, Any]]:
 
 
 def _is_temperature(value: float) -> bool:
-    """A model's numbers that are divided by a smaller one have no place in a float any more."""
+    """False for values so small that dividing by them overflows a float."""
     return value == 0 or _LEAST_TEMPERATURE <= value <= 2
 
 
 def _logprobs(body: Body) -> int:
-    """How many of the likeliest tokens a conversation wants at each place; -1 for no likelihood at all."""
+    """Return the number of likely tokens that a conversation asks for at each place; -1 for no log-probabilities."""
     wants = body.get("logprobs", False)
     if not isinstance(wants, bool):
         raise refused("logprobs", f"must be true or false, and is {_shown(wants)}", "invalid_type")
@@ -402,7 +407,7 @@ def _completion_logprobs(body: Body) -> int:
 
 
 def _json_schema(form: Any) -> str:
-    """The schema that a conversation's answer has to satisfy; empty for any text."""
+    """Return the schema that the answer must satisfy; empty for any text."""
     kind = form.get("type") if isinstance(form, dict) else None
     if kind == "text":
         return ""
@@ -446,7 +451,6 @@ def _required(body: Mapping[str, Any], name: str) -> Any:
 
 
 def refused(param: str, problem: str, code: str) -> RequestRefused:
-    """The refusal of a field."""
     return RequestRefused(f"{param} {problem}", param=param, code=code)
 
 
@@ -493,4 +497,4 @@ ENGINE_FIELDS: dict[str, tuple[Callable[[Any], bool], str, tuple[Any, ...]]] = {
     "ignore_eos": (lambda value: isinstance(value, bool), "true or false", (False,)),
     "stop_token_ids": (_are_tokens, "a list of token ids", ([],)),
 }
-"""Fields for options of the model's engine: a check of the value, the valid values in words, and neutral values."""
+"""Request fields for engine options: a check, the valid values in words, and neutral values."""

@@ -37,8 +37,9 @@ from stoker.units import show_seconds
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is. Runs of one `app` with equal `parameters` are the same run. `key`: the fields that identify a
-    result. `again`: the command that continues it; empty: the one with `--resume`."""
+    """The facts of a run. Runs of one `app` with equal `parameters` are the same run. `key`: the fields that identify
+    a result. `again`: the command that resumes it; empty: the one with `--resume`.
+    """
 
     app: str
     prefix: str
@@ -57,8 +58,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct):
-    """What one attempt at a run did: results that were `kept` from before and `made` now, its calls and tokens, and the
-    contexts' facts, together and by name. `origin`: how the model was loaded. Times are seconds."""
+    """Figures of one attempt: results `kept` from before and `made` now, calls, tokens, and facts of contexts, in
+    total and by name. `origin`: how the model was loaded. Times in seconds.
+    """
 
     wall_s: float = 0.0
     made: int = 0
@@ -72,12 +74,12 @@ class Attempt(msgspec.Struct):
 
     @property
     def rate(self) -> float:
-        """Results a second, loads and start included."""
+        """Results per second, including loads and start."""
         return self.made / self.wall_s if self.wall_s else 0.0
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The figures that all summaries have."""
+        """Return the figures that all summaries have."""
         return {
             "kept": self.kept, "wall_s": self.wall_s, "infer_s": self.infer_s, "load_s": self.facts.load_total_s,
             "loads": self.facts.loads, "devices": self.facts.devices,
@@ -94,9 +96,9 @@ class Attempt(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. `summary` and `files` go to programs (`--json`), `report` to people, `failure` to both: its
-    lines say which results have an error. A run with `errors` exits with 1. Report lines that end with `bold` are
-    bold."""
+    """The results of a run. `summary` and `files` go to programs (`--json`), `report` to people, `failure` to both:
+    its lines list results with errors. A run with `errors` exits with 1. Report lines that end with `bold` are bold.
+    """
 
     summary: dict[str, Any]
     files: dict[str, Path]
@@ -107,7 +109,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenRun:
-    """A run whose folder is open. `failed`: a log of this attempt alone, of results that the next tries again."""
+    """A run with an open folder. `failed`: a log of this attempt alone, of results that the next one tries again."""
 
     def __init__(self, spec: RunSpec, folder: RunFolder, log: RecordLog, failed: RecordLog, screen: Screen) -> None:
         self.spec, self.folder, self.log, self.failed = spec, folder, log, failed
@@ -124,8 +126,9 @@ class OpenRun:
         also: str = "",
         results: Callable[[Sequence[Job]], Iterator[Any]] = run_calls,
     ) -> None:
-        """Make the missing results in a session. `take` keeps what a call returned, adds its figures to `attempt`, and
-        returns the number of results for the progress line. Without jobs there is no session."""
+        """Make the missing results in a session. `take` keeps the result of a call, adds its figures to `attempt`, and
+        returns the number of results for the progress line. Without jobs no session starts.
+        """
         attempt, begun = self.attempt, time.perf_counter()
         if not jobs:
             return
@@ -148,8 +151,9 @@ class OpenRun:
 
 
 def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen, json: bool) -> int:
-    """Open the run, have `make` make its results, and report them. 0; 1 if some results have an error; 130 after Ctrl-C
-    (the results so far are kept, as they are if `make` raises)."""
+    """Open the run, let `make` make its results, and report them. Return 0; 1 if some results have errors; 130 after
+    Ctrl-C. Results so far are kept then, and if `make` raises.
+    """
     load_site(spec.site or None)  # a wrong site file is said before there is a run folder
     folder = open_run(
         Path("runs"), app=spec.app, prefix=spec.prefix, parameters=spec.parameters,
@@ -186,7 +190,6 @@ def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen
 
 
 def resume_command(spec: RunSpec, folder: Path) -> str:
-    """The command that continues a run."""
     return spec.again or command(
         spec.app, f"--resume {shlex.quote(str(folder))}", through_make=spec.through_make
     )  # fmt: skip

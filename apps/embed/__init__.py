@@ -1,12 +1,12 @@
-"""Embeddings of the texts of a data file: one vector a row, once, whatever is killed meanwhile.
+"""Embed the texts of a data file: exactly one vector per row, whatever is killed meanwhile.
 
-functions.py the decorated function: what is called on a pilot. Begin here
+functions.py the decorated function that runs on a pilot; start here
 options.py   the options of a run
-run.py       one run from its file to its results
+run.py       one run, from its file to its results
 cli.py       `stoker run embed`
 """
 
 from __future__ import annotations
 
 APP = __name__.rpartition(".")[2]
-"""Its name, for `stoker run`: that of its folder."""
+"""The name for `stoker run`: that of the folder."""

@@ -1,4 +1,4 @@
-"""The function of this application that runs on a pilot. Its context is a ready-made one: `encoder(path)`.
+"""The function of this application that runs on a pilot, with a ready-made context: `encoder(path)`.
 
 vectors = embed_texts.with_options(context=encoder("models/small"))
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EmbedRequest(msgspec.Struct, frozen=True):
-    """One call's work. `tensor_batch`: the most texts that are computed at a time."""
+    """The work of one call. `tensor_batch`: the most texts computed at a time."""
 
     number: int
     texts: tuple[str, ...]
@@ -29,8 +29,9 @@ class EmbedRequest(msgspec.Struct, frozen=True):
 
 
 class EmbeddedTexts(msgspec.Struct, frozen=True):
-    """What a call brings back. `vectors`: of each text the bytes of its float32 numbers, least significant byte first;
-    empty where `errors` says why the model cannot take the text."""
+    """The result of a call. `vectors`: little-endian float32 bytes per text; empty if `errors` says why the model
+    cannot take the text.
+    """
 
     number: int
     vectors: list[bytes]
@@ -41,7 +42,7 @@ class EmbeddedTexts(msgspec.Struct, frozen=True):
 
 @app
 def embed_texts(model: EncoderModel, request: EmbedRequest) -> EmbeddedTexts:
-    """The vectors of some texts. A text that the model cannot take costs no other its vector."""
+    """Embed some texts. If the model cannot take one, the others still get their vectors."""
     begun = time.perf_counter()
     # Some tokenizers put tokens around nothing, and their models would make a vector of them.
     there = [text for text in request.texts if text]
@@ -59,7 +60,7 @@ def embed_texts(model: EncoderModel, request: EmbedRequest) -> EmbeddedTexts:
 
 
 def _one_by_one(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], list[str], int]:
-    """The vectors, the errors and the tokens of texts, one of which the model has refused: each alone tells which."""
+    """Embed texts of which the model refuses some, one at a time, to find out which."""
     vectors, errors, tokens = [], [], 0
     for text in texts:
         try:

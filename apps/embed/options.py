@@ -6,8 +6,9 @@ import msgspec
 
 
 class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run. Empty texts are not given; `limit` 0 is every row. `text`: the column of the texts; `id`:
-    the column that names the rows (empty: their numbers)."""
+    """The options of one run. Empty texts are not given; `limit` 0 is every row. `text`: the column of the texts;
+    `id`: the column of row names (empty: row numbers).
+    """
 
     data: str = ""
     model: str = ""

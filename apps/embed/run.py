@@ -1,8 +1,8 @@
-"""One run from its file to its results: Parquet with a row for each text, or a NumPy array in their order.
+"""One run, from its file to its results: Parquet with a row per text, or a NumPy array in file order.
 
-The data file is read as the calls are sent, and once more when the results are written, so it may be larger than
-memory. The log keeps each vector as base64 of its float32 numbers, and in memory the key and the place of each record.
-A text without a vector has an `error`, and in a NumPy array NaN.
+The data file is read once to send calls and once to write results, so it may be larger than memory. The log keeps each
+vector as base64 of its float32 numbers; memory holds the key and place of each record. A text without a vector has an
+`error`, and NaN in a NumPy array.
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ from stoker.errors import ConfigError, StokerError
 from stoker.run_folder import Record, RecordLog
 
 KEY = ("id",)
-"""What identifies a result: the row's id."""
+"""Fields that identify a result."""
 _CHUNK_ROWS = 4096
 _FLOAT_BYTES = 4
 _NPY_ALIGNED = 64
 
 
 class EmbeddingRecords(Protocol):
-    """Records by their keys: a log of them, or a dict."""
+    """Records by key: a log or a dict."""
 
     def get(self, key: tuple[Any, ...], /) -> Record | None:
         """The record of this key, if it is there."""
 
 
 def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Record], list[Record]]:
-    """The records of one call for the log, and those of the texts that the model could not take.
-
-    Raises StokerError when the call brought back another number of vectors.
+    """Return the log records of one call, and those of texts that the model refused. Raises StokerError if the call
+    returned another number of vectors.
     """
     if not len(found.vectors) == len(found.errors) == len(ids):
         raise StokerError(f"{len(ids)} texts went out and {len(found.vectors)} vectors came back")
@@ -60,7 +59,7 @@ def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Recor
 
 
 def write_parquet(path: Path, items: Iterable[DataItem], log: EmbeddingRecords, failed: EmbeddingRecords) -> None:
-    """Columns `id`, `embedding` (a list of float32; null without one) and `error` (empty with one)."""
+    """Write columns `id`, `embedding` (list of float32, or null) and `error` (empty with a vector)."""
     import pyarrow  # it takes a quarter of a second to import
     import pyarrow.parquet
 
@@ -84,7 +83,7 @@ def write_parquet(path: Path, items: Iterable[DataItem], log: EmbeddingRecords, 
 def write_npy(
     path: Path, items: Iterable[DataItem], log: EmbeddingRecords, failed: EmbeddingRecords, *, rows: int
 ) -> None:
-    """An array `[rows, width]` of float32 in NumPy's format (version 1.0), in the order of the data."""
+    """Write a float32 array `[rows, width]` in NumPy's format (version 1.0), in file order."""
     pairs = _pairs(items, log, failed)
     before: list[tuple[str, bytes, str]] = []
     for pair in pairs:  # the width is that of the first vector
@@ -100,7 +99,7 @@ def write_npy(
 
 
 def first_error(items: Iterable[DataItem], failed: EmbeddingRecords, *, file: Path) -> str:
-    """The first row that failed, with its place and reason; empty if none did."""
+    """Return the first failed row, with its place and reason; empty if none failed."""
     for item in items:
         if (record := failed.get((item.id,))) is not None:
             return f"{file}: {item.place}: row {item.id}: {record['error']}"
@@ -110,7 +109,7 @@ def first_error(items: Iterable[DataItem], failed: EmbeddingRecords, *, file: Pa
 def _pairs(
     items: Iterable[DataItem], log: EmbeddingRecords, failed: EmbeddingRecords
 ) -> Iterator[tuple[str, bytes, str]]:
-    """The id, the vector's bytes and the error of each row. Raises StokerError for one without a result."""
+    """Yield the id, vector bytes and error of each row. Raises StokerError for a row without a result."""
     for item in items:
         if (record := log.get((item.id,))) is not None:
             yield item.id, base64.b64decode(record["vector"]), ""
@@ -121,7 +120,7 @@ def _pairs(
 
 
 def _npy_header(rows: int, width: int) -> bytes:
-    """As https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html says."""
+    """See https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
     fixed = len(b"\x93NUMPY\x01\x00") + 2
     padded = text + " " * (-(fixed + len(text) + 1) % _NPY_ALIGNED) + "\n"
@@ -129,17 +128,17 @@ def _npy_header(rows: int, width: int) -> bytes:
 
 
 _ROWS_AHEAD = 32_000
-"""The rows that are in flight at the most, unless that would be fewer calls than `_LEAST_CALLS_AHEAD`."""
+"""The most rows in flight, unless that would be fewer than `_LEAST_CALLS_AHEAD` calls."""
 _LEAST_CALLS_AHEAD = 32
-"""Calls in flight at the most, where calls are large: with fewer of them devices would be idle."""
+"""Calls in flight for large calls: fewer would leave devices idle."""
 
 
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Embed the file. 0; 1 if some texts have an error; 130 after Ctrl-C (the vectors so far are kept).
+    """Embed the file. Return 0; 1 if some texts have errors; 130 after Ctrl-C.
 
-    Raises StokerError for input that cannot be used, and for a call that failed (the vectors so far are kept then too).
+    Raises StokerError for unusable input and for a failed call. The vectors so far are kept in all cases.
     """
     options = resolve(EmbedOptions, given, app=APP, resume=resume, files=("data",))
     for name, what in (("data", "a file of texts: stoker run embed FILE"), ("model", "an encoder: --model PATH")):
@@ -214,7 +213,7 @@ def _infer(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows)
 def _requests(
     options: EmbedOptions, rows: DataRows, log: RecordLog, *, sent: dict[int, tuple[str, ...]]
 ) -> Iterator[EmbedRequest]:
-    """The calls that are still to be made; `sent` keeps the ids of each."""
+    """Yield the missing calls; `sent` keeps the ids of each."""
     missing = (item for item in rows if (item.id,) not in log)
     for number, batch in enumerate(in_batches(missing, options.batch_size)):
         texts = tuple(_text(item, options.text) for item in batch)
@@ -226,7 +225,7 @@ def _requests(
 
 
 def _text(item: DataItem, column: str) -> str:
-    """The text of a row; empty for a row without one, which gets an error in place of a vector."""
+    """Return the text of a row; empty for a row without text, which gets an error."""
     value = item.fields[column]
     return "" if is_empty(value) else str(value)
 

@@ -1,4 +1,4 @@
-"""The function of this application that runs on a pilot. Its context is a ready-made one: `encoder(path)`.
+"""The function of this application that runs on a pilot, with a ready-made context: `encoder(path)`.
 
 profile = measure_lengths.with_options(context=encoder("models/small"))
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LengthsRequest(msgspec.Struct, frozen=True):
-    """What is measured: `step` tokens between two lengths, 0 = as many as the model wants; and how runtimes compute."""
+    """The measurement: `step` tokens between two lengths (0 = the model's choice), and how runtimes compute."""
 
     step: int = 0
     dtype: str = "auto"
@@ -26,7 +26,6 @@ class LengthsRequest(msgspec.Struct, frozen=True):
 
 @app
 def measure_lengths(model: EncoderModel, request: LengthsRequest) -> EncoderProfile:
-    """Profile the model; it says how far it is."""
     return model.profile_lengths(
         step=request.step, dtype=request.dtype, compiled=request.compiled,
         told=lambda done, total: progress(done, total),

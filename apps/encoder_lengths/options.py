@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 
 COMPILED: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
-"""What `encoder` takes, by what the command does."""
+"""The option `--compile` as `encoder` takes it."""
 
 
 class LengthsOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one profile. Empty texts are not given. `text`: the column of the texts. `step`: tokens between
-    two lengths, 0 = as many as the model wants."""
+    two lengths, 0 = the model's choice.
+    """
 
     model: str = ""
     texts: str = ""

@@ -1,4 +1,5 @@
-"""One profile, from its options to its report: the staircase, the lengths that pay, and the line for a program.
+"""One profile, from its options to its report: the latency by length, the lengths that pay, and the line for a
+program.
 
 With `--texts`, lengths are chosen for a sample of the user's texts, counted in tokens.
 """
@@ -28,12 +29,13 @@ from stoker.errors import ConfigError
 
 _WIDTH = 10
 _STEADY = 0.05
-"""Less than a step of the staircase is: a change of 5 % counts as tiny (`stoker.contexts.RuntimeLengths`)."""
+"""Spread below a step of the staircase: a change of 5 % counts as tiny (`stoker.contexts.RuntimeLengths`)."""
 
 
 def staircase(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
-    """A row for each length: milliseconds, their spread, milliseconds more than the length before, and the share of the
-    texts that are this long and longer than the length before."""
+    """Return a row per length: milliseconds, their spread, the increase over the length before, and the share of texts
+    between the two lengths.
+    """
     heads = ["tokens", "ms", "spread", "more", *(["texts"] if counts else [])]
     lines = ["  " + "".join(f"{head:>{_WIDTH}}" for head in heads)]
     shares, before = _shares(profile, counts), None
@@ -47,7 +49,7 @@ def staircase(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
 
 
 def advice(model: str, profile: EncoderProfile, pay: RuntimeLengths) -> list[str]:
-    """Which lengths pay, why, and what to write in a program."""
+    """Return which lengths pay, why, and the line for a program."""
     told = {"dtype": profile.dtype, "compiled": profile.compiled}
     options = "".join(f", {name}={value!r}" for name, value in told.items() if value != "auto")
     if len(pay.tokens) == 1:
@@ -66,7 +68,7 @@ def advice(model: str, profile: EncoderProfile, pay: RuntimeLengths) -> list[str
 
 
 def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
-    """Says how many texts no runtime takes; empty if there are none."""
+    """Return how many texts no runtime takes; empty if none."""
     longest = profile.lengths[-1].tokens
     many = sum(count > longest for count in counts)
     if not many:
@@ -75,7 +77,7 @@ def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
 
 
 def unsteady(profile: EncoderProfile) -> str:
-    """Says that the device did something else meanwhile; empty if times were steady."""
+    """Return a warning if other work disturbed the measurement; empty if times were steady."""
     spread = median(each.spread_s / each.seconds for each in profile.lengths)
     if spread <= _STEADY:
         return ""
@@ -91,14 +93,15 @@ def _shares(profile: EncoderProfile, counts: Sequence[int]) -> list[float]:
 
 
 SAMPLE = 4000
-"""Texts whose tokens are counted."""
+"""Number of texts whose tokens are counted."""
 _READ_ROWS = 200_000
-"""Rows that are read at the most: the sample is drawn from these."""
+"""The sample comes from this many rows at most."""
 
 
 def sample_texts(path: Path, column: str, *, seed: int = 1) -> list[str]:
-    """Some thousands of texts of a file, each row of its beginning as likely as any other; rows without a text are left
-    out. Raises ConfigError for a file without texts, and a row without the column."""
+    """Return a uniform sample of a file's first rows, without rows that have no text. Raises ConfigError for a file
+    without texts, and for a row without the column.
+    """
     chance, found, count = random.Random(seed), list[str](), 0
     for row in itertools.islice(read_rows(path), _READ_ROWS):
         text = _text(row, column, path=path)
@@ -128,13 +131,13 @@ def _text(row: Row, column: str, *, path: Path) -> str:
 
 
 def count_texts(model: str, texts: list[str]) -> list[int]:
-    """The tokens of each text. Raises RecipeError for a model whose tokenizer cannot be read."""
+    """Return the tokens of each text. Raises RecipeError if the tokenizer cannot be read."""
     count = token_counter(model)
     return [count(text) for text in texts]
 
 
 def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
-    """Measure the model. 0; 130 after Ctrl-C. Raises StokerError for a model or texts that cannot be used."""
+    """Measure the model. Return 0, or 130 after Ctrl-C. Raises StokerError for an unusable model or texts."""
     if not options.model:
         raise ConfigError("encoder_lengths wants an encoder: --model PATH", key="model")
     recipe = encoder(options.model, dtype=options.dtype)

@@ -1,4 +1,4 @@
-"""The function of this application that runs on a pilot. Its context is a ready-made one: `causal_lm(path)`.
+"""The function of this application that runs on a pilot, with a ready-made context: `causal_lm(path)`.
 
     recipe = causal_lm("models/small", slots=1)               a value: nothing is loaded yet
     scored = verify.with_options(context=recipe)              the same function, on that model
@@ -6,13 +6,13 @@
         for scores in stoker.map(scored, questions):          each pilot loads the model once
             ...
 
-`@app` is above a function whose first argument is the loaded model; callers leave that argument out. `run.py` does what
-stands above, with a log of results and a progress line. A context of your own is a loader under `@context`: it runs
-once in a process on a pilot, and what it returns stays in that process (`prompt_tuning/functions.py` has one). Loaders
-that are written alike make one context, so this model is hot for other applications of a session too.
+`@app` decorates a function whose first argument is the loaded model; callers leave that argument out. `run.py` does
+what this example shows, with a log of results and a progress line. Your own context is a loader under `@context`: it
+runs once in a process on a pilot, and its result stays there (`prompt_tuning/functions.py` has one). Equal loaders
+make one context, so other applications of a session share this model.
 
-A question is some filled templates and the three words that may answer them; its scores are the log-likelihood of each
-word. `--awareness` changes the recipe, and not the function.
+A question is some filled templates and the three possible answer words; its scores are the log-probability of each
+word. `--awareness` changes the recipe and not the function.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One call's work: `prefix` and each of `texts` to be answered with one of `words`, `tensor_batch` in a tensor."""
+    """The work of one call: `prefix` with each of `texts`, answered by one of `words`, `tensor_batch` at a time."""
 
     number: int
     prefix: str
@@ -42,7 +42,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """What a call brings back: a row of log-likelihoods a text, when it began (epoch), how long it took."""
+    """The result of a call: a row of log-probabilities per text, when it started (epoch), and its duration."""
 
     number: int
     rows: list[list[float]]
@@ -54,7 +54,7 @@ class Scores(msgspec.Struct, frozen=True):
 
 @app
 def verify(model: CausalLM, question: Question) -> Scores:
-    """Scores every word after every text. Only the inference is timed: a load is over before this is called."""
+    """Score every word after every text. Only inference is timed; the model is loaded before."""
     started_at, begun = time.time(), time.perf_counter()
     try:
         rows = model.label_scores(

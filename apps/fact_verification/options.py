@@ -1,13 +1,12 @@
-"""The options of a run, the labelled claims and the prompt templates that they name, and what makes two runs the same.
+"""The options of a run, its labelled claims and prompt templates, and what makes two runs the same.
 
-Claims are FEVER's jsonl format, or CSV, JSONL or Parquet with columns claim, label, optional evidence. A row's `id`
-identifies it in results; without ids, the line's number does. Evidence is text, or a list of texts that are joined.
-(FEVER's own `evidence` lists page names and sentence numbers, not text: it is ignored.)
+Claims are FEVER's JSONL, or CSV, JSONL or Parquet with columns claim, label and optionally evidence. A row's `id`
+identifies it in results; without ids, its line number does. Evidence is text, or a list of texts that are joined.
+(FEVER's own `evidence` lists page names and sentence numbers, not text, and is ignored.)
 
-A template is a text with `{claim}` (and `{evidence}`), and the word that answers it for each label. It ends where the
-model's answer begins; the model is asked which of three words continues it best. Words of one token are cheapest: the
-scores of all three come from one pass. What stands before `{claim}` is the same for every claim, and a context computes
-it once: put the instructions first.
+A template is a text with `{claim}` (and `{evidence}`) and the answer word for each label. It ends where the model's
+answer begins; the model says which of three words continues it best. Words of one token are cheapest: one pass scores
+all three. A context computes the text before `{claim}` once for all claims, so put the instructions first.
 
     [[prompts]]                                 a TOML file, or a JSONL file with one template a line
     name = "plain"
@@ -39,14 +38,13 @@ SAMPLE = Path(__file__).parent / "data" / "fever_sample.jsonl"
 
 
 class Label(enum.Enum):
-    """What a claim is, in FEVER's words."""
+    """The label of a claim, in FEVER's words."""
 
     SUPPORTS = "SUPPORTS"
-    """The evidence (or what is known) supports the claim."""
     REFUTES = "REFUTES"
-    """It contradicts the claim."""
+    """The evidence contradicts the claim."""
     NOT_ENOUGH_INFO = "NOT ENOUGH INFO"
-    """It does not tell."""
+    """The evidence does not decide."""
 
 
 LABELS = tuple(Label)
@@ -58,7 +56,7 @@ _SPELLINGS = {
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """One claim. `place` is where in the file it stands; `evidence` is empty when there is none."""
+    """One claim. `place`: its place in the file; `evidence` may be empty."""
 
     id: str
     claim: str
@@ -68,7 +66,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def read_claims(path: Path) -> list[Claim]:
-    """Every claim of the file. Raises ConfigError naming file, line and field for the first row that is not one."""
+    """Read every claim of a file. Raises ConfigError with file, line and field for the first invalid row."""
     claims: list[Claim] = []
     seen: dict[str, str] = {}
     for row in read_rows(path):
@@ -86,7 +84,7 @@ def read_claims(path: Path) -> list[Claim]:
 
 
 def sample_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> list[Claim]:
-    """`limit` claims (None: all) in the file's order, drawn by chance with each label's share kept.
+    """Draw `limit` claims at random (None: all), keep each label's share, and return them in file order.
 
     Shares are rounded by largest remainder, so the same file, limit and seed give the same claims everywhere.
     """
@@ -103,7 +101,7 @@ def sample_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> l
 
 
 def digest_claims(claims: Sequence[Claim]) -> str:
-    """16 hex digits that stand for these claims with their labels and evidence, wherever they were read from."""
+    """Return 16 hex digits of these claims with their labels and evidence, whatever file they come from."""
     digest = hashlib.sha256()
     for claim in claims:
         digest.update(msgspec.json.encode((claim.id, claim.claim, claim.label, claim.evidence)))
@@ -131,7 +129,7 @@ def _claim(row: Row, *, file: Path) -> Claim:
 
 
 def _evidence(row: Row, *, file: Path) -> str:
-    """The evidence of a row; empty without one. Raises ConfigError for what is neither text nor a list."""
+    """Return the evidence of a row; empty without one. Raises ConfigError if it is neither text nor a list."""
     value = row.fields.get("evidence")
     if is_empty(value):
         return ""
@@ -161,31 +159,27 @@ class PromptTemplate(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """12 hex digits of what is asked: text and answers, not the name."""
+        """12 hex digits of text and answers, without the name."""
         return hashlib.sha256(msgspec.json.encode((self.text, self.answers))).hexdigest()[:12]
 
     @property
     def wants_evidence(self) -> bool:
-        """Whether the text has a place for evidence."""
         return "{evidence}" in self.text
 
     @property
     def prefix(self) -> str:
-        """What stands before the first place: the same for every claim."""
+        """The text before the first place, which is the same for every claim."""
         found = _PLACES.search(self.text)
         return self.text[: found.start()] if found else self.text
 
     def fill(self, claim: Claim) -> str:
-        """What follows the prefix, for one claim. Braces in claims are left alone."""
+        """Return the text after the prefix for one claim. Braces in claims stay."""
         values = {"claim": claim.claim, "evidence": claim.evidence}
         return _PLACES.sub(lambda place: values.get(place[1], place[0]), self.text[len(self.prefix) :])
 
 
 def read_prompts(path: Path) -> list[PromptTemplate]:
-    """The templates of a TOML or JSONL file.
-
-    Raises ConfigError naming file, template and field for the first one that cannot be used.
-    """
+    """Read the templates of a TOML or JSONL file. Raises ConfigError with file, template and field."""
     prompts: list[PromptTemplate] = []
     for place, table in _tables(path):
         prompt = _prompt(table, file=path, place=place)
@@ -244,9 +238,8 @@ def _answers(table: Any, *, file: Path, where: str) -> tuple[str, ...]:
 
 
 class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run. `limit` 0 is every claim; an empty text is not given.
-
-    `batch_size` is claims a call; `tensor_batch` is claims in one tensor inside it: 1 as in the paper.
+    """The options of one run. `limit` 0 is every claim; empty texts are not given. `batch_size`: claims per call;
+    `tensor_batch`: claims per tensor in it, 1 as in the paper.
     """
 
     model: str = ""
@@ -264,14 +257,13 @@ class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def claims_path(self) -> Path:
-        """The claim file: the shipped sample when none was given."""
+        """The claim file; by default the shipped sample."""
         return Path(self.claims) if self.claims else SAMPLE
 
 
 def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> list[PromptTemplate]:
-    """The templates: those given, else the shipped ones for claims with evidence or without.
-
-    Raises ConfigError when a template wants evidence that a claim does not have.
+    """Return the given templates, or the shipped ones for claims with or without evidence. Raises ConfigError if a
+    template needs evidence that a claim lacks.
     """
     if options.prompts:
         path = Path(options.prompts)
@@ -293,7 +285,7 @@ def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> lis
 def parameters(
     options: VerificationOptions, *, model: str, prompts: Sequence[PromptTemplate], claims: Sequence[Claim]
 ) -> dict[str, Any]:
-    """What makes two runs the same. How the answers are read and written at the end is not part of it."""
+    """Return what makes two runs the same. How results are written is not part of it."""
     return {
         "model": model,
         "prompts": {prompt.name: prompt.digest for prompt in prompts},

@@ -1,19 +1,17 @@
-"""From scores to answers, rows and figures.
+"""Answers, rows, figures and the report from scores.
 
-The log keeps what was measured (scores and times). Answers are made from it at the end, when all claims of a prompt are
-there to calibrate with, so a resumed run ends with the same rows as an uninterrupted one.
+The log keeps measurements (scores and times). Answers are computed at the end, when all claims of a prompt are
+available for calibration, so a resumed run ends with the same rows as an uninterrupted one.
 
-**Answers.** A small model has a favourite word: uncalibrated, SmolLM2-135M gives the same answer to nine claims of ten.
+**Answers.** A small model has a favourite word: uncalibrated, SmolLM2-135M gives nine claims of ten the same answer.
 *Batch calibration* (Zhou et al., "Batch Calibration: Rethinking Calibration for In-Context Learning", 2024) subtracts
-the mean score of each label over all claims of a prompt before the best label is taken. It needs no labels and no
-further inference. The uncalibrated answers are kept too, and both accuracies are shown.
+the mean score of each label over all claims of a prompt before it takes the best label. It needs no labels and no
+further inference. Uncalibrated answers are kept too, and the report shows both accuracies.
 
-**Interval.** Wilson's score interval: right near 0 and 1 and for few claims, where the normal one is not.
+**Interval.** Wilson's score interval, which is right near 0 and 1 and for few claims, unlike the normal one.
 
-**Comparison.** Prompts answer the same claims, so two of them are compared pair by pair (McNemar's exact test): only
-claims that one gets right and the other wrong count.
-
-The report at the end of a run, as lines of text: only numbers that were measured in it.
+**Comparison.** Prompts answer the same claims, so two prompts are compared pair by pair (McNemar's exact test): only
+claims count that one answers right and the other wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ Z_95 = 1.959963984540054
 
 
 def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
-    """The interval of a share of `right` in `total`; of nothing it is all of 0 to 1."""
+    """Return the interval of a share `right` of `total`; 0 to 1 if `total` is 0."""
     if total == 0:
         return 0.0, 1.0
     share, square = right / total, z * z
@@ -53,15 +51,15 @@ def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
 
 
 def raw_answers(scores: Sequence[Sequence[float]]) -> list[int]:
-    """The index of the best label of each row; the first of equals."""
+    """Return the index of the best label per row; the first of equals."""
     return [_best(row) for row in scores]
 
 
 def calibrated_answers(scores: Sequence[Sequence[float]]) -> list[int]:
-    """The same after each label's mean over all rows is taken away (batch calibration).
+    """Return the same after batch calibration.
 
-    Scores are compared as shares of the labels' joint probability, so that a claim whose words are all unlikely weighs
-    no more than another.
+    Scores are compared as shares of the labels' joint probability, so that a claim whose words are all unlikely has no
+    larger weight.
     """
     if not scores:
         return []
@@ -71,7 +69,7 @@ def calibrated_answers(scores: Sequence[Sequence[float]]) -> list[int]:
 
 
 def confusion(truth: Sequence[int], answers: Sequence[int], *, labels: int) -> list[list[int]]:
-    """`labels` x `labels` counts: the row is what the claim is, the column what was answered."""
+    """Count claims by true label (row) and answer (column), `labels` x `labels`."""
     counts = [[0] * labels for _ in range(labels)]
     for true, answer in zip(truth, answers, strict=True):
         counts[true][answer] += 1
@@ -79,7 +77,7 @@ def confusion(truth: Sequence[int], answers: Sequence[int], *, labels: int) -> l
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
-    """The probability of a difference at least as large if both were equally good (two-sided, exact)."""
+    """Return the probability of a difference at least as large if both were equally good (two-sided, exact)."""
     only_first = sum(a and not b for a, b in zip(first, second, strict=True))
     only_second = sum(b and not a for a, b in zip(first, second, strict=True))
     total, fewer = only_first + only_second, min(only_first, only_second)
@@ -104,11 +102,11 @@ def _log_shares(row: Sequence[float]) -> list[float]:
 
 
 KEY = ("prompt", "id")
-"""What identifies a result: the template's digest and the claim's id."""
+"""Fields that identify a result: the template's digest and the claim's id."""
 
 
 class ResultRow(msgspec.Struct, frozen=True):
-    """One inference in the final file. Scores are log-likelihoods; `infer_s` is the claim's share of its call."""
+    """One inference in the final file. Scores are log-probabilities; `infer_s` is the claim's share of its call."""
 
     prompt: str
     prompt_digest: str
@@ -127,7 +125,9 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 
 class PromptFigures(msgspec.Struct, frozen=True):
-    """One line of the report. `low` and `high` bound the accuracy (95 %); `matrix` is truth by answer, as LABELS."""
+    """One line of the report. `low` and `high` bound the accuracy (95 %); `matrix` is truth by answer, in the order
+    of LABELS.
+    """
 
     name: str
     claims: int
@@ -141,17 +141,17 @@ class PromptFigures(msgspec.Struct, frozen=True):
 
     @property
     def recalls(self) -> list[float | None]:
-        """Of each label's claims the share answered right; None for a label that has none."""
+        """Share of each label's claims answered right; None for a label without claims."""
         return [row[index] / sum(row) if sum(row) else None for index, row in enumerate(self.matrix)]
 
     @property
     def rate(self) -> float:
-        """Claims a second of inferring on one device."""
+        """Claims per second of inference on one device."""
         return self.claims / self.infer_s if self.infer_s else 0.0
 
 
 def make_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores) -> list[Record]:
-    """What the log keeps of one call. Raises StokerError when the call brought back another number of rows."""
+    """Return the log records of one call. Raises StokerError if the call returned another number of rows."""
     if len(scores.rows) != len(claims) or any(len(row) != len(LABELS) for row in scores.rows):
         raise StokerError(
             f"{prompt.name}: a call of {len(claims)} claims brought back {len(scores.rows)} rows of scores"
@@ -172,7 +172,7 @@ def make_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores
 def make_rows(
     prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, calibrate: bool
 ) -> list[ResultRow]:
-    """The final rows, prompt by prompt in the order of the claims. The log must be complete."""
+    """Return the final rows, by prompt and claim. The log must be complete."""
     rows: list[ResultRow] = []
     for prompt in prompts:
         records: list[Record] = []
@@ -209,7 +209,7 @@ def make_rows(
 
 
 def figures(rows: Sequence[ResultRow]) -> list[PromptFigures]:
-    """The figures of each prompt, in the order in which prompts first appear."""
+    """Return the figures of each prompt, in order of first appearance."""
     index = {label.value: number for number, label in enumerate(LABELS)}
     by_prompt: dict[str, list[ResultRow]] = {}
     for row in rows:
@@ -236,23 +236,24 @@ def figures(rows: Sequence[ResultRow]) -> list[PromptFigures]:
 
 
 def best_of(made: Sequence[PromptFigures]) -> PromptFigures:
-    """The prompt with the most right answers; of equals the faster."""
+    """Return the prompt with the most right answers; of equals the faster."""
     return max(made, key=lambda one: (one.right, one.rate))
 
 
 def compare(rows: Sequence[ResultRow], first: str, second: str) -> float:
-    """McNemar's probability that the two prompts are equally good. They answered the same claims in the same order."""
+    """Return McNemar's probability that two prompts are equally good on the same claims in the same order."""
     right = {name: [row.correct for row in rows if row.prompt == name] for name in (first, second)}
     return mcnemar(right[first], right[second])
 
 
 def write_results(rows: Sequence[ResultRow], path: Path, *, kind: str) -> None:
-    """Writes the rows as `parquet` or `jsonl`."""
     write_rows([msgspec.structs.asdict(row) for row in rows], path, kind=kind)
 
 
 def write_timeline(rows: Iterable[ResultRow], path: Path) -> None:
-    """The calls as a Chrome trace (open it in ui.perfetto.dev): a row a worker, a bar a call, times in microseconds."""
+    """Write the calls as a Chrome trace for ui.perfetto.dev: a row per worker, a bar per call, times in
+    microseconds.
+    """
     calls: dict[tuple[str, float], dict[str, Any]] = {}
     for row in rows:
         call = calls.setdefault(
@@ -276,7 +277,7 @@ SHORT = ("supports", "refutes", "not enough")
 
 
 def results_table(made: Sequence[PromptFigures]) -> list[str]:
-    """Accuracy with its interval, the share right of the claims with each label (recall), speed; one line a prompt."""
+    """Return a line per prompt: accuracy with its interval, recall of each label, speed."""
     wide = max(len("prompt"), *(len(one.name) for one in made))
     best = best_of(made)
     heads = "".join(f"{name:>12}" for name in SHORT)
@@ -293,7 +294,7 @@ def results_table(made: Sequence[PromptFigures]) -> list[str]:
 
 
 def confusion_tables(made: Sequence[PromptFigures]) -> list[str]:
-    """The matrix of each prompt: a line a true label, a column an answer, in claims."""
+    """Return each prompt's matrix: a line per true label, a column per answer, in claims."""
     lines: list[str] = []
     for one in made:
         lines.append(f"  {'answers of ' + one.name:28}" + "  ".join(f"{'said ' + name:>15}" for name in SHORT))
@@ -305,7 +306,9 @@ def confusion_tables(made: Sequence[PromptFigures]) -> list[str]:
 def verdict(
     rows: Sequence[ResultRow], made: Sequence[PromptFigures], *, calibrated: bool, demo: bool = False
 ) -> list[str]:
-    """What the table does and does not show, in sentences. `demo`: the shipped model on the shipped claims."""
+    """Return sentences on what the table shows and what it does not. `demo`: the shipped model on the shipped
+    claims.
+    """
     best, total = best_of(made), made[0].claims
     lines = []
     others = [one for one in made if one is not best]
@@ -334,7 +337,7 @@ def verdict(
 
 
 def cost_lines(attempt: Attempt) -> list[str]:
-    """Clock time, inferring against loading, what reuse saved."""
+    """Return clock time, inference against loading, and the savings of reuse."""
     facts = attempt.facts
     kept = f" ({attempt.kept} more were there from before)" if attempt.kept else ""
     if not attempt.made:
@@ -359,7 +362,7 @@ def cost_lines(attempt: Attempt) -> list[str]:
 def summarize(
     rows: Sequence[ResultRow], attempt: Attempt, *, prompts: Sequence[PromptTemplate], calibrated: bool
 ) -> dict[str, object]:
-    """The same facts for programs (`--json`, summary.json). Seconds, shares of 1."""
+    """Return the same facts for programs (`--json`, summary.json), in seconds and shares of 1."""
     made = figures(rows)
     texts = {prompt.name: prompt for prompt in prompts}
     return {

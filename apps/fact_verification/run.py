@@ -1,4 +1,4 @@
-"""One run, from options to report: read, infer what is missing, write the final file, report."""
+"""One run, from options to report: read, infer missing answers, write the final file, report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from stoker.run_folder import RecordLog
 
 
 class VerificationCall(msgspec.Struct, frozen=True):
-    """One call to be made: these claims with this template."""
+    """One call: these claims with this template."""
 
     prompt: PromptTemplate
     claims: tuple[Claim, ...]
@@ -54,9 +54,9 @@ class VerificationCall(msgspec.Struct, frozen=True):
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Do the run and report it. 0, or 130 after Ctrl-C (the results so far are kept).
+    """Run and report. Return 0, or 130 after Ctrl-C.
 
-    Raises StokerError for input that cannot be used, and for a call that failed (the results so far are kept then too).
+    Raises StokerError for unusable input and for a failed call. The results so far are kept in all cases.
     """
     options = resolve(VerificationOptions, given, app=APP, resume=resume, files=("claims", "prompts"))
     everything = read_claims(options.claims_path)
@@ -117,7 +117,7 @@ def _headline(options: VerificationOptions, *, prompts: int, claims: int) -> lis
 
 
 def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
-    """The model's recipe at this level of awareness; and what identifies the model, its content or its hub name."""
+    """Return the model's recipe at this level of awareness, and the model's identity: its content or its hub name."""
     path = options.model or default_model()
     # Below full, each call has a process of its own that loads for itself: the paper's context-agnostic and
     # partial-context versions.
@@ -131,7 +131,7 @@ def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
 def plan(
     prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, batch_size: int
 ) -> list[VerificationCall]:
-    """The calls that are still to be made, prompt by prompt: a library keeps what a prompt's claims share."""
+    """Return the missing calls, prompt by prompt, because a library caches the text that a prompt's claims share."""
     calls: list[VerificationCall] = []
     for prompt in prompts:
         left = [claim for claim in claims if (prompt.digest, claim.id) not in log]
@@ -172,7 +172,7 @@ def _infer(
 
 
 def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path) -> StokerError:
-    """The error with the claims that it is about, when it came out of a call; else as it is."""
+    """Add the claims of a failed call to its error; return other errors unchanged."""
     number = error.facts.get("question")
     if number is None:
         return error

@@ -1,7 +1,7 @@
-"""The endpoints that models answer: read a request, admit it, run its calls, and answer in OpenAI's form.
+"""The model endpoints: read a request, admit it, run its calls, and answer in OpenAI's form.
 
-A request of `n` choices, or of several prompts, is as many calls. Each begins and ends alone, and a call that runs
-again writes the same text again, whatever the others do.
+A request for `n` choices, or with several prompts, is that many calls. Each starts and ends independently, and a call
+that runs again generates the same text.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A request, checked. `choices`: what is asked of the model for each choice of the answer. `prompts`: how many of
-    them read a prompt of their own. `include_usage`: a stream's last chunk says how many tokens there were;
-    `continuous_usage`: each chunk does."""
+    """A checked request. `choices`: the model request of each choice. `prompts`: number of prompts. `include_usage`:
+    the last chunk of a stream states the tokens; `continuous_usage`: each chunk does.
+    """
 
     request: ApiRequest
     choices: tuple[ApiRequest, ...]
@@ -56,8 +56,9 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
-    """What the body of a request asks. Raises RequestRefused. `name` tells it from all others: its random draws are
-    made of it where it names no seed. `ignored` as in `read_body`."""
+    """Parse the body of a request. Raises RequestRefused. `name` seeds its random draws if it names no seed. `ignored`
+    as in `read_body`.
+    """
     body = read_object(data)
     own = {key: body.pop(key) for key in _OWN if key in body}
     request = read_body(body, endpoint=endpoint, custom_id=name, line=0, ignored=ignored)
@@ -79,8 +80,9 @@ def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = la
 
 
 def tokens_asked(asked: Asked) -> int:
-    """The tokens that a request asks to be read and written, as OpenAI counts before it knows better: for one whose
-    client left before they were counted. A text has about a token for every four characters."""
+    """Estimate the tokens that a request reads and writes, as OpenAI does in advance; used if the client leaves before
+    they are counted. A token has about four characters.
+    """
     texts = [*asked.request.texts, *(message.content for message in asked.request.messages)]
     read = sum(max(1, len(text) // _TOKEN_CHARACTERS) for text in texts)
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
@@ -89,7 +91,7 @@ def tokens_asked(asked: Asked) -> int:
 
 
 def _choices(request: ApiRequest, number: int) -> list[ApiRequest]:
-    """Choice k of a request has the k-th next seed; those of one prompt stand together."""
+    """Choice k has the k-th next seed; choices of one prompt are adjacent."""
     prompts = request.texts or ("",)
     found = []
     for place in range(len(prompts) * number):
@@ -131,19 +133,20 @@ def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
 
 _WAITS = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
 _AGAIN_S = 10.0
-"""When a client asks again while the session's journal cannot be written."""
+"""`Retry-After` while the session's journal cannot be written."""
 _ASK = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
 
 
 class Admission:
-    """Decides whether a request may begin."""
+    """Decides whether a request may start."""
 
     def __init__(self, watch: SessionWatch) -> None:
         self._watch = watch
 
     async def check(self, request: Request, model: ServedModel) -> None:
-        """Raise TryLater for a request that would wait longer than its client or the models file wants; and for all
-        requests while the session's journal cannot be written, since no call begins or ends then."""
+        """Raise TryLater for a request that would wait longer than its client or the models file allows, and for all
+        requests while the session's journal cannot be written.
+        """
         await self._watch.recent(model)
         if trouble := self._watch.journal_trouble:
             raise TryLater(
@@ -191,8 +194,6 @@ class Admission:
 
 
 class Answering:
-    """Answers requests with the models of a session."""
-
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, metrics: GatewayMetrics, *, most_bytes: int
     ) -> None:
@@ -203,10 +204,10 @@ class Answering:
         self._metrics = metrics
         self._most_bytes = most_bytes
         self._ignored: set[str] = set()
-        """Fields of requests that were ignored so far."""
+        """Request fields ignored so far."""
 
     async def answer(self, request: Request, endpoint: Endpoint, caller: Caller) -> Response:
-        """The answer to a request. Raises RequestRefused, ClientLeft, and what its calls raise."""
+        """Answer a request. Raises RequestRefused, ClientLeft, and errors of its calls."""
         begun = time.monotonic()
         data = await receive_body(request, most=self._most_bytes)
         name = secrets.token_hex(12)
@@ -255,7 +256,7 @@ class Answering:
     async def _stream(
         self, request: Request, asked: Asked, model: ServedModel, *, name: str, running: RunningRequest
     ) -> Response:
-        """The response to a request that wants pieces. An error within the first moment is raised, and has a status."""
+        """Answer a request that asks for a stream. An error within the first moment is raised, and has a status."""
         chunks = Chunks(
             endpoint=asked.request.endpoint, name=name, model=model.name, created=int(time.time()),
             per_prompt=len(asked.choices) // asked.prompts, usage=asked.include_usage,
@@ -275,7 +276,6 @@ class Answering:
         return EventStream(answer.events(), at_end=answer.close)
 
     def _note_ignored(self, field: str) -> None:
-        """Say once that a field is ignored."""
         if field not in self._ignored:
             self._ignored.add(field)
             log.warning("requests have the field %s, which changes no answer here; it is ignored (said once)", field)
@@ -284,7 +284,7 @@ class Answering:
         return (await self._watch.facts(model)).hot > 0
 
     async def _waits_for(self, model: ServedModel) -> str:
-        """Why a stream has not begun, in words. Hosts, jobs and folders stay here."""
+        """Return why a stream has not started, without hosts, jobs or folders."""
         facts = await self._watch.facts(model)
         if self._watch.journal_trouble:
             return "the session's journal cannot be written just now"

@@ -1,4 +1,4 @@
-"""`/v1/files`: the files that clients upload for batches, and the files of answers that batches write.
+"""`/v1/files`: files that clients upload for batches, and files of answers that batches write.
 
 A file is a folder below the gateway's: `data`, and `file.json` with its name, owner and size. A batch that was
 cancelled, expired or failed keeps its answers so far.
@@ -23,12 +23,12 @@ from stoker.apps.common.batch_state import OK, json_line
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused, read_object, refused
 
 KEPT_S = 30 * 86_400
-"""Files and batches are removed after 30 days, as OpenAI removes those of batches."""
+"""Files and batches are deleted after 30 days, as with OpenAI."""
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A file. `owner`: the name of the key that made it; empty where no key was wanted."""
+    """A file. `owner`: the name of the key that made it; empty without keys."""
 
     id: str
     owner: str
@@ -39,7 +39,6 @@ class StoredFile(msgspec.Struct, frozen=True):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI shows it."""
         return {
             "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_at,
             "expires_at": self.created_at + KEPT_S, "filename": self.filename, "purpose": self.purpose,
@@ -48,13 +47,11 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class FileStore:
-    """The files in a folder."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def add(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
-        """Keep bytes, or a copy of a file. Raises OSError, and keeps nothing then."""
+        """Store bytes, or a copy of a file. Raises OSError, and stores nothing then."""
         id = f"file-{secrets.token_hex(12)}"
         place = self._folder / id
         place.mkdir(mode=0o700, parents=True)
@@ -72,7 +69,7 @@ class FileStore:
         return made
 
     def get(self, id: str, *, owner: str) -> StoredFile:
-        """A file of this owner. Raises RequestRefused (404)."""
+        """Return a file of this owner. Raises RequestRefused (404)."""
         if _ID.fullmatch(id):
             try:
                 found = msgspec.json.decode((self._folder / id / "file.json").read_bytes(), type=StoredFile)
@@ -84,11 +81,9 @@ class FileStore:
         raise RequestRefused(f"there is no file {id!r:.80}", param="id", code="file_not_found", status=404)
 
     def data(self, id: str) -> Path:
-        """Where a file's bytes lie."""
         return self._folder / id / "data"
 
     def all(self, *, owner: str) -> list[StoredFile]:
-        """The files of this owner, the newest first."""
         found = []
         for place in self._folder.glob("file-*"):
             try:
@@ -98,11 +93,11 @@ class FileStore:
         return sorted(found, key=lambda one: one.created_at, reverse=True)
 
     def remove(self, id: str, *, owner: str) -> None:
-        """Forget a file. Raises RequestRefused (404)."""
+        """Delete a file. Raises RequestRefused (404)."""
         shutil.rmtree(self._folder / self.get(id, owner=owner).id)
 
     def remove_old(self, now: float, *, needed: Collection[str]) -> None:
-        """Remove files that are old and not `needed`, and what is left of uploads that were cut off."""
+        """Delete old files that are not `needed`, and remains of interrupted uploads."""
         for place in self._folder.glob("file-*"):
             with suppress(OSError):
                 if place.name not in needed and place.stat().st_mtime + KEPT_S < now:
@@ -110,7 +105,7 @@ class FileStore:
 
 
 def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
-    """The name, the purpose and the bytes of the file in a form. Raises RequestRefused."""
+    """Return name, purpose and bytes of the file in a form. Raises RequestRefused."""
     head = b"Content-Type: " + content_type.encode("latin-1") + b"\r\n\r\n"
     form = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
     fields: dict[str, tuple[str, bytes]] = {}
@@ -135,19 +130,20 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
 
 
 _ANSWERED = b'"response":{"status_code":200'
-"""In the log's lines: no text of JSON holds these quotes."""
+"""The mark of an answered request in the log: no JSON text contains these quotes."""
 
 
 class KeptAnswers(msgspec.Struct, frozen=True):
-    """Counts of answered and of refused requests."""
+    """Numbers of answered and refused requests."""
 
     completed: int = 0
     failed: int = 0
 
 
 def keep_answers(log: Path, requests: Path, *, responses: Path, errors: Path, code: str, message: str) -> KeptAnswers:
-    """Write the two output files of a batch. `log` is the log of its `stoker batch`, `requests` its input file. Each
-    request without an answer gets a line in `errors` with this code and message. Raises OSError."""
+    """Write the two output files of a batch. `log`: of its `stoker batch`; `requests`: its input file. Each request
+    without an answer gets a line in `errors` with this code and message. Raises OSError.
+    """
     seen: set[str] = set()
     completed = 0
     with responses.open("wb") as answered, errors.open("wb") as others:
@@ -190,7 +186,7 @@ def for_client(errors: Path, out: Path) -> None:
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file with one object a line. Other lines are skipped; a missing file is empty."""
+    """Yield the JSON objects of a file with one object per line. Other lines are skipped; a missing file is empty."""
     with suppress(FileNotFoundError), path.open("rb") as lines:
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -215,8 +211,7 @@ _MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
 class AskedBatch(msgspec.Struct, frozen=True):
-    """A batch that is asked for. `metadata` comes back with it and means nothing here. It expires after `window_s`
-    seconds."""
+    """A requested batch. `metadata` is returned with it and has no effect. It expires after `window_s` seconds."""
 
     endpoint: str
     input_file_id: str
@@ -226,7 +221,7 @@ class AskedBatch(msgspec.Struct, frozen=True):
 
 
 def read_batch(data: bytes) -> AskedBatch:
-    """What a body asks. Raises RequestRefused, which names the field."""
+    """Parse the body of a request for a batch. Raises RequestRefused, which names the field."""
     body = read_object(data)
     for name, value in body.items():
         if name in _UNSUPPORTED and value is not None:

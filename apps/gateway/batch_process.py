@@ -1,10 +1,10 @@
-"""The process of an open batch: found or stopped, its steps retried, and its requests paced by the limits of its key.
+"""The process of an open batch: found or stopped, its steps retried, its requests paced by its key's limits.
 
-A full disk, or too many open files, passes. A step that fails for such a reason is retried after a pause of a second
-and then longer; the log says so once, and the batch says it while it waits.
+A full disk, or too many open files, passes. A step that fails for such a reason is retried after a pause that starts
+at one second and grows; the log says so once, and the batch shows it while it waits.
 
 Each request of a batch counts as if its client had sent it. The batch's `stoker batch` gets permits from here
-(batch_inference/run.py). It leaves a part of each limit to other requests of the key (`KeyLimits.for_batches`). With a
+(batch_inference/run.py). A part of each limit is left to other requests of the key (`KeyLimits.for_batches`). With a
 token limit, the number of running requests is the tokens left in this minute over the mean tokens of ended requests.
 """
 
@@ -34,29 +34,31 @@ T = TypeVar("T")
 
 
 class FollowedBatch:
-    """The gateway's knowledge of an open batch, in addition to its file."""
+    """The gateway's state of an open batch, in addition to its file."""
 
     def __init__(self, id: str) -> None:
         self.id = id
         self.waits = ""
-        """Why it is to be tried again; empty while nothing is wrong."""
+        """Why it is retried; empty if nothing is wrong."""
         self.child: asyncio.subprocess.Process | None = None
         """Its `stoker batch`, if this gateway started it."""
         self.process: psutil.Process | None = None
         """The same, if an earlier gateway started it."""
         self.given: dict[str, str] = {}
-        """The files of answers that are stored already: their ids by name."""
+        """Ids of the answer files that are stored already, by name."""
         self.pacing: asyncio.Task[None] | None = None
-        """Lets its requests begin, where its key has limits."""
+        """Grants its permits if its key has limits."""
         self._hurried = asyncio.Event()
 
     @property
     def has_process(self) -> bool:
-        """True from the start of its process, or from when it was found, until its end."""
+        """True from the start or discovery of its process until its end."""
         return self.child is not None or self.process is not None
 
     async def process_end(self) -> int | None:
-        """Wait until the process ends. Returns its code; None if there was none, or an earlier gateway started it."""
+        """Wait until the process ends. Return its code; None without a process, or for one that an earlier gateway
+        started.
+        """
         code = await self.child.wait() if self.child is not None else None
         while _may_run(self.process):
             await asyncio.sleep(_ENDED_EVERY_S)
@@ -80,7 +82,7 @@ class FollowedBatch:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def hurry(self) -> None:
-        """Retry now: the batch was cancelled."""
+        """Retry now, because the batch was cancelled."""
         self._hurried.set()
 
     def stop(self) -> None:
@@ -99,8 +101,9 @@ class FollowedBatch:
 
 
 def find_process(pid: int, run: Path) -> psutil.Process | None:
-    """The `stoker batch` that works in this run folder: the one of this process id, else any of this machine. A gateway
-    that was killed, or had no room on its disk, may have started one and not noted which."""
+    """Return the `stoker batch` of this run folder: the one with this process id, else any on this machine. A gateway
+    that was killed, or whose disk was full, may have started one without noting it.
+    """
     try:
         named = psutil.Process(pid) if pid else None
         if named is not None and _works_in(named.cmdline(), run):
@@ -114,7 +117,7 @@ def find_process(pid: int, run: Path) -> psutil.Process | None:
 
 
 def _may_run(process: psutil.Process | None) -> bool:
-    """True unless it has ended for certain: there may be no descriptor to look with."""
+    """False only if the process has certainly ended: descriptors for a check may be exhausted."""
     try:
         return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -129,11 +132,11 @@ def _works_in(words: list[str], run: Path) -> bool:
 
 _GRANT_EVERY_S = 0.2
 _MOST_AHEAD = 256
-"""Requests of one batch that may run or wait at once."""
+"""The most requests of one batch that run or wait at once."""
 
 
 class BatchPace:
-    """Grants permits to one batch. `file` holds the permits; `owner` is the name of the batch's key."""
+    """Grants permits to one batch. `owner`: the name of the batch's key."""
 
     def __init__(self, file: Path, guard: Guard, *, owner: str) -> None:
         self._file = PermitFile(file)
@@ -149,7 +152,7 @@ class BatchPace:
         self._file.reset()
 
     def find(self, *, left: int) -> None:
-        """Count the permits of a process that an earlier gateway started, and that has `left` requests to send."""
+        """Count the permits of a process that an earlier gateway started, with `left` requests to send."""
         self._allowed = self._file.allowed(known=self._allowed)
         self._use = self._file.use(known=self._use)
         self._most = self._use.ended + left

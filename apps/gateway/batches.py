@@ -1,8 +1,8 @@
-"""Batches of requests: `/v1/batches`. Each is a `stoker batch` of its own, which joins the gateway's session.
+"""Batches of requests: `/v1/batches`. Each is a `stoker batch` that joins the gateway's session.
 
-What a batch has come to lies in its folder, so it goes on when the gateway is killed and started again: a `stoker
-batch` that still runs is found by its process, one that was stopped is started with the same command. What the system
-has no room for is tried again (`batch_following`).
+The state of a batch is in its folder, so it continues after the gateway is killed and started again: a running `stoker
+batch` is found by its process, a stopped one is started with the same command. Steps that fail for lack of room are
+retried (`batch_process`).
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ _CUT_SHORT = {
     "finalizing": ("expired", "batch_expired", "the batch's time was over before this request was answered"),
     "in_progress": ("failed", "batch_failed", "the batch failed before this request was answered"),
 }
-"""For a batch that ends before all its requests have answers, by its status then: its last status, and the code and
-message of the other requests."""
+"""For a batch that ends early, by its status at that time: its last status, and the code and message of the requests
+without answers.
+"""
 _WINDOW_LOOK_S = 30.0
 _LOG = "results.jsonl.part"
-"""In the run folder: the answers of a batch that has not ended."""
+"""The answers of a running batch, in its run folder."""
 _KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
 _ENDED_WELL = (0, 1)
 """Exit codes of a `stoker batch` that wrote its files: 1 if some requests have no answer."""
 
 
 class GatewayBatch(msgspec.Struct):
-    """One batch, as OpenAI has it but for `owner` (the name of its key), `pid` (of its `stoker batch`) and `waits` (why
-    something is to be tried again, which is not kept)."""
+    """One batch, as OpenAI has it, with `owner` (the name of its key), `pid` (of its `stoker batch`) and `waits` (why
+    a step is retried; not stored).
+    """
 
     id: str
     owner: str
@@ -72,7 +74,6 @@ class GatewayBatch(msgspec.Struct):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI has it."""
         code, message = ("batch_failed", self.problem) if self.problem else ("batch_waits", self.waits)
         problem = {"code": code, "message": message, "line": None, "param": None}
         ends = {f"{end}_at": self.ended_at if self.status == end else None for end in _ENDS}
@@ -88,13 +89,12 @@ class GatewayBatch(msgspec.Struct):
 
 
 class Batches:
-    """The batches in a folder."""
-
     def __init__(
         self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard | None = None
     ) -> None:
-        """`models`: the models file, by which a batch finds the contexts that the gateway has. `guard`: knows
-        the limits of keys; None: there are none."""
+        """`models`: the models file, by which a batch finds the gateway's contexts. `guard`: the limits of keys;
+        None: no limits.
+        """
         self._folder = folder
         self.files = files
         self._models = models
@@ -115,13 +115,13 @@ class Batches:
                     self._follow(id)
 
     async def leave(self) -> None:
-        """Stop the running batches: they keep their answers, and continue with the next gateway."""
+        """Stop the running batches: they keep their answers and continue with the next gateway."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def add(self, asked: AskedBatch, *, owner: str) -> GatewayBatch:
-        """Begin a batch. Raises RequestRefused (404) for a file that is not there."""
+        """Start a batch. Raises RequestRefused (404) for an unknown file."""
         endpoint, file = asked.endpoint, asked.input_file_id
         self.files.get(file, owner=owner)
         batch = GatewayBatch(
@@ -137,7 +137,7 @@ class Batches:
         return batch
 
     def get(self, id: str, *, owner: str) -> GatewayBatch:
-        """A batch of this owner, with what it has come to. Raises RequestRefused (404)."""
+        """Return a batch of this owner with its progress. Raises RequestRefused (404)."""
         found = self._read(id) if _ID.fullmatch(id) else None
         if found is None or found.owner != owner:
             raise RequestRefused(f"there is no batch {id!r:.80}", param="id", code="batch_not_found", status=404)
@@ -150,12 +150,11 @@ class Batches:
         return found
 
     def all(self, *, owner: str) -> list[GatewayBatch]:
-        """The batches of this owner, the newest first."""
         own = [self.get(batch.id, owner=owner) for batch in self._all() if batch.owner == owner]
         return sorted(own, key=lambda one: one.created_at, reverse=True)
 
     def cancel(self, id: str, *, owner: str) -> GatewayBatch:
-        """Stop a batch; its answers so far are kept. Raises RequestRefused (404, or 409 where it is over)."""
+        """Stop a batch; its answers so far are kept. Raises RequestRefused (404, or 409 if it has ended)."""
         batch = self.get(id, owner=owner)
         if batch.status not in _OPEN:
             raise RequestRefused(f"batch {id} is {batch.status}", param="id", code="batch_is_over", status=409)
@@ -167,7 +166,7 @@ class Batches:
         return batch
 
     def remove_old(self, now: float) -> None:
-        """Remove batches that ended long ago, and files that are as old and that no open batch reads."""
+        """Delete batches that ended long ago, and old files that no open batch reads."""
         needed = set()
         for batch in self._all():
             if batch.status in _OPEN:
@@ -201,8 +200,7 @@ class Batches:
             raise
 
     async def _start(self, followed: FollowedBatch) -> None:
-        """Find the process of a batch, or start it and note which it is. Raises OSError, and goes on when it is called
-        again."""
+        """Find or start the process of a batch, and store its id. Raises OSError; the next call continues."""
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
             return
@@ -227,7 +225,7 @@ class Batches:
             self._keep(batch)
 
     async def _process_end(self, followed: FollowedBatch) -> int | None:
-        """Wait until the process of a batch ends, which is stopped when the batch's time is over."""
+        """Wait until the process of a batch ends; stop it when the batch expires."""
         ending = asyncio.create_task(followed.process_end())
         try:
             while not ending.done():
@@ -242,7 +240,7 @@ class Batches:
                 followed.pacing = None
 
     def _expire(self, followed: FollowedBatch) -> None:
-        """Stop a batch whose time is over; its answers so far are kept. Raises OSError."""
+        """Stop an expired batch; its answers so far are kept. Raises OSError."""
         batch = self._read(followed.id)
         if batch is not None and batch.status == "in_progress" and time.time() >= batch.created_at + batch.window_s:
             batch.status = "finalizing"
@@ -250,7 +248,7 @@ class Batches:
             followed.stop()
 
     def _pace(self, batch: GatewayBatch) -> BatchPace | None:
-        """What lets the requests of a batch begin; None if its key has no limits. A key that is gone lets none."""
+        """Return the batch's pacing; None if its key has no limits. A deleted key grants no permits."""
         if self._guard is None or self._guard.is_open or not batch.owner:
             return None
         caller = self._guard.caller_named(batch.owner)
@@ -259,7 +257,7 @@ class Batches:
         return BatchPace(self._folder / f"{batch.id}.permits", self._guard, owner=batch.owner)
 
     def _left(self, batch: GatewayBatch) -> int:
-        """The most requests of a batch that have no answer yet."""
+        """Return the most requests of a batch that have no answer yet."""
         with contextlib.suppress(OSError):
             kept = count_answers(self._run(batch) / _LOG)
             return batch.total - kept.completed - kept.failed
@@ -270,7 +268,7 @@ class Batches:
         return batch is not None and batch.status == "in_progress"
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
-        """Start its `stoker batch`, which outlives a gateway that is killed."""
+        """Start its `stoker batch`, which survives a gateway that is killed."""
         words = [
             sys.executable,
             "-P",
@@ -289,8 +287,9 @@ class Batches:
             )  # fmt: skip
 
     async def _end(self, followed: FollowedBatch, code: int | None) -> bool:
-        """Its process is over: note what came of it. False if it has to be started again. `code`: what it returned;
-        None where that is not known. Raises OSError, and has noted nothing then."""
+        """Store the outcome of an ended process. Return False if it must start again. `code`: its exit code; None if
+        unknown. Raises OSError, and has stored nothing then.
+        """
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
             return True
@@ -352,7 +351,7 @@ class Batches:
         return [path.stem for path in self._folder.glob("batch_*.json")]
 
     def _read(self, id: str) -> GatewayBatch | None:
-        """Read a batch; None if there is none, or its file is damaged. Raises OSError."""
+        """Read a batch; None if it is missing or damaged. Raises OSError."""
         try:
             return msgspec.json.decode((self._folder / f"{id}.json").read_bytes(), type=GatewayBatch)
         except (FileNotFoundError, msgspec.DecodeError):
@@ -367,7 +366,7 @@ class Batches:
 
 
 def _checked(path: Path, endpoint: str) -> tuple[int, str]:
-    """How many requests a file has, and why it is no batch for this endpoint (empty: it is one)."""
+    """Return the number of requests in a file, and why it is no batch for this endpoint (empty if it is)."""
     total = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):

@@ -19,16 +19,14 @@ _MISSING = "stoker serve needs {}, which is not installed: pip install 'stoker[s
 
 
 class ServeGroup(click.Group):
-    """`serve SITE MODELS`, and `serve keys` below it: any other first word is an argument of the former."""
+    """`serve SITE MODELS`, with `serve keys` below it: any other first word is an argument of the former."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the name of the command that serves in front of its arguments."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [_SERVES, *args]
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The named subcommand, else the command that serves."""
         return super().get_command(ctx, cmd_name) or run
 
     def resolve_command(
@@ -39,12 +37,10 @@ class ServeGroup(click.Group):
         return "" if found is run else name, found, rest
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Both forms."""
         formatter.write_usage(ctx.command_path, "[OPTIONS] [SITE] MODELS")
         formatter.write_usage(ctx.command_path, "keys add|list|remove ...", prefix="       ")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options of the command that serves."""
         run.format_options(click.Context(run, parent=ctx), formatter)
 
 

@@ -25,15 +25,14 @@ _BUSY_S = 5.0
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """An error, and when to retry (0: not said)."""
+    """An error, and when to retry (0: not stated)."""
 
     error: ApiError
     retry_after_s: float = 0.0
 
 
 class TryLater(RequestRefused):
-    """A request is refused for now. `retry_after_s`: when it may come again; 0: unknown. `why`: the cause, for the log
-    alone."""
+    """A temporary refusal. `retry_after_s`: when to retry; 0: unknown. `why`: the cause, for the log alone."""
 
     def __init__(
         self, message: str, *, type: str, code: str, status: int, retry_after_s: float = 0.0, why: str = ""
@@ -44,8 +43,9 @@ class TryLater(RequestRefused):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """The error that a client gets: what failed, and whether to retry. Calls, hosts and folders that an error names are
-    for the log."""
+    """Return the error for the client: what failed, and whether to retry. Calls, hosts and folders go to the log
+    only.
+    """
     match error:
         case TryLater():
             return Refusal(error.error, error.retry_after_s)
@@ -84,8 +84,7 @@ _OWN_FAULT = 500
 
 
 def log_failure(error: BaseException, request: Request) -> None:
-    """Log why a request failed, unless the answer has the whole cause. Unexpected errors are logged with a
-    traceback."""
+    """Log why a request failed, unless the answer states the whole cause. Unexpected errors get a traceback."""
     if isinstance(error, RequestRefused) and not (isinstance(error, TryLater) and error.why):
         return
     why = error.why if isinstance(error, TryLater) else str(error) or type(error).__name__

@@ -31,12 +31,10 @@ from stoker.sessions import (
 _TTFT = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 _TPOT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 _GONE = "499"
-"""What stands for the status of a request whose client has gone, as in nginx."""
+"""Status of a request whose client has left, as in nginx."""
 
 
 class GatewayMetrics:
-    """The counters of one gateway."""
-
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         names = ("model", "endpoint")
@@ -64,11 +62,9 @@ class GatewayMetrics:
         self.pilots = Gauge("stoker_pilots", "Pilots that are here", registry=registry)
 
     def request(self, model: ServedModel, endpoint: Endpoint, *, begun: float) -> RequestFigures:
-        """A request of a model has come."""
         return RequestFigures(self, model, endpoint, begun=begun)
 
     def text(self, models: ServedModels, status: Status | None) -> bytes:
-        """All figures, in Prometheus' form."""
         for model in models.values():
             facts = facts_of(status, model)
             self.hot.labels(model.name).set(facts.hot)
@@ -78,8 +74,6 @@ class GatewayMetrics:
 
 
 class RequestFigures:
-    """The figures of one request, from its beginning to its end."""
-
     def __init__(self, metrics: GatewayMetrics, model: ServedModel, endpoint: Endpoint, *, begun: float) -> None:
         self._metrics = metrics
         self._model = model
@@ -89,22 +83,21 @@ class RequestFigures:
         self._pieces = 0
         self._found_hot = False
         self._before: int | None = None
-        """Streams that waited for a first token when this one, which still does, came."""
+        """Number of streams that waited for a first token when this one arrived; None if it does not wait."""
         model.meter.begin(time.time())
         metrics.running.labels(model.name).inc()
         self._tokens = metrics.tokens.labels(model.name, "written")
 
     def await_first_token(self, *, is_hot: bool) -> None:
-        """A stream waits for its first token from now on. `is_hot`: the wait is for no load."""
+        """A stream starts to wait for its first token. `is_hot`: the model is loaded."""
         self._found_hot = is_hot
         self._before = self._model.meter.first.begin()
 
     def read(self, tokens: int) -> None:
-        """Count tokens of prompts."""
         self._metrics.tokens.labels(self._model.name, "read").inc(tokens)
 
     def written(self, tokens: int, *, streamed: bool = False) -> None:
-        """Count tokens that were written; with `streamed`, just now."""
+        """Count generated tokens; with `streamed`, sent just now."""
         now = time.monotonic()
         if streamed:
             if not self._first_at:
@@ -116,7 +109,7 @@ class RequestFigures:
         self._model.meter.write(tokens, now)
 
     def end(self, error: BaseException | None) -> None:
-        """It is over."""
+        """Count the end of the request."""
         metrics, name = self._metrics, self._model.name
         self._has_first_token(None)
         ttft_s = self._first_at - self._begun if self._first_at else None
@@ -135,7 +128,7 @@ class RequestFigures:
         self._model.meter.end(failed=failed and status.startswith("5"), ttft_s=ttft_s, tpot_s=tpot_s)
 
     def _has_first_token(self, ttft_s: float | None) -> None:
-        """It waits no more; twice is no error."""
+        """Stop waiting; a second call has no effect."""
         if self._before is not None:
             self._model.meter.first.end(self._before, ttft_s)
             self._before = None
@@ -146,8 +139,6 @@ _EVERY_S = 1.0
 
 
 class GatewayFigures:
-    """The figures of a gateway and of its session."""
-
     def __init__(self, models: ServedModels, watch: SessionWatch, *, site: str) -> None:
         self._models = models
         self._watch = watch
@@ -155,7 +146,6 @@ class GatewayFigures:
         self._begun = time.time()
 
     async def now(self) -> dict[str, Any]:
-        """All of them."""
         status = await self._watch.now()
         return {
             "at": time.time(),
@@ -174,7 +164,6 @@ class GatewayFigures:
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The figures as server-sent events."""
         while True:
             yield b"data: " + msgspec.json.encode(await self.now()) + b"\n\n"
             await asyncio.sleep(_EVERY_S)
@@ -245,14 +234,14 @@ log = logging.getLogger("stoker.gateway")
 
 
 class GatewayNotes:
-    """The note of one gateway. `name`: of its file, the same each time it is started; `address`: where it listens."""
+    """The note of one gateway. `name`: of its file, stable across restarts; `address`: where it listens."""
 
     def __init__(self, session: Session, models: ServedModels, *, name: str, address: str) -> None:
         self._session, self._models = session, models
         self._name, self._address = name, address
 
     async def keep(self) -> None:
-        """Write the note again and again; remove it when this is cancelled. A full disk costs the note alone."""
+        """Write the note repeatedly; remove it when cancelled. A full disk costs only the note."""
         told = ""
         try:
             while True:
@@ -269,7 +258,6 @@ class GatewayNotes:
             remove_gateway_note(self._session.folder, self._name)
 
     def now(self) -> GatewayNote:
-        """The note as it is to be written now."""
         models = tuple(map(_figures, self._models.values()))
         return GatewayNote(self._address, socket.gethostname(), os.getpid(), models, at=time.time())
 

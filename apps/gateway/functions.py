@@ -1,6 +1,6 @@
 """The functions of the gateway that run on a pilot. A call answers one choice of a request, or embeds all its texts.
 
-Each gives pieces of its answer, or an ApiError where the model refuses. What else goes wrong is raised.
+Each yields pieces of its answer, or an ApiError if the model refuses. Other errors are raised.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel
 
 _PIECE_BYTES = 500_000
-"""No piece of a result may have more than 1 MB."""
+"""A piece of a result has at most 1 MB."""
 
 
 @app(stream=True)
 def write(model: CausalLM, request: ApiRequest) -> Iterator[Choice | ApiError]:
-    """The whole text of one choice."""
+    """Yield the whole text of one choice."""
     try:
         [prompt] = prompts_of(model, request)
         yield complete(model, prompt, request.sampling, place=0)
@@ -40,7 +40,7 @@ def write(model: CausalLM, request: ApiRequest) -> Iterator[Choice | ApiError]:
 
 @app(stream=True)
 def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | ApiError]:
-    """The text of one choice, as it is written."""
+    """Yield the text of one choice as it is generated."""
     begun = False
     try:
         [prompt] = prompts_of(model, request)
@@ -55,7 +55,7 @@ def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | A
 
 @app(stream=True)
 def embed(model: EncoderModel, request: ApiRequest) -> Iterator[VectorPiece | ApiError]:
-    """The vectors of all texts of a request, in as many pieces as they need."""
+    """Yield the vectors of all texts of a request."""
     try:
         vectors, tokens = embed_texts(model, request)
     except ValueError as refused:

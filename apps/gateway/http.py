@@ -1,4 +1,4 @@
-"""The addresses of a gateway, and who may ask them."""
+"""The routes of a gateway, and access to them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NUMBER = re.compile(r"[0-9]{1,5}")
 
 
 class BatchRoutes:
-    """Answers what is asked of files and batches. Each caller sees those of its own key."""
+    """Routes of files and batches. Each caller sees those of its own key."""
 
     def __init__(self, batches: Batches, guard: Guard, *, most_bytes: int) -> None:
         self._files = batches.files
@@ -51,7 +51,7 @@ class BatchRoutes:
         self._most_bytes = most_bytes
 
     def routes(self, guarded: Callable[[Handler], Callable[[Request], Awaitable[Response]]]) -> list[Route]:
-        """All addresses; `guarded` lets those in who may ask."""
+        """Return all routes; `guarded` checks access."""
         return [
             Route("/v1/files", guarded(self._upload), methods=["POST"]),
             Route("/v1/files", guarded(self._list_files), methods=["GET"]),
@@ -104,7 +104,7 @@ class BatchRoutes:
 
 
 def _list_page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> dict[str, Any]:
-    """A part of a list: `limit` of them behind the one named `after`. Raises RequestRefused."""
+    """Return a page of a list: `limit` entries after the one named `after`. Raises RequestRefused."""
     limit, after = request.query_params.get("limit", str(_PAGE)), request.query_params.get("after", "")
     if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= _MOST_PAGE:
         raise RequestRefused(f"limit must be a number from 1 to {_MOST_PAGE}", param="limit", code="invalid_value")
@@ -127,9 +127,14 @@ Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 class Gateway:
-    """All that answers. `most_bytes`: no body may be larger, but for files. `batches`: None has no batches. `notes`:
-    what `stoker status` shows of it; None leaves nothing there. `origins`: sites whose pages may ask with a key; none:
-    all."""
+    """The whole gateway.
+
+    Args:
+        most_bytes: the largest body, except for files.
+        batches: None without batches.
+        notes: the note for `stoker status`; None writes none.
+        origins: sites whose pages may ask with a key; empty: all.
+    """
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,
@@ -146,10 +151,9 @@ class Gateway:
         self._batch_routes = BatchRoutes(batches, guard, most_bytes=most_bytes) if batches is not None else None
         self._figures = GatewayFigures(models, watch, site=site)
         self.when_over: Callable[[], None] = lambda: None
-        """Called when the session is over: the gateway has nothing to serve from."""
+        """Called when the session is over."""
 
     def application(self) -> Starlette:
-        """As an ASGI application."""
         routes = [
             Route("/", _show_page),
             Route("/health", self._health),
@@ -192,7 +196,6 @@ class Gateway:
         self.when_over()
 
     async def _tidy(self) -> None:
-        """Remove files and batches that are older than the gateway keeps them."""
         while self._batches is not None:
             try:
                 await asyncio.to_thread(self._batches.remove_old, time.time())
@@ -221,7 +224,7 @@ class Gateway:
         return self._guarded(answer)
 
     async def _health(self, _request: Request) -> Response:
-        """200 while the session answers: load balancers and scripts ask this, without a key."""
+        """Return 200 while the session answers. Load balancers and scripts ask this without a key."""
         status = await self._watch.now()
         trouble = self._watch.trouble or self._watch.journal_trouble
         why = trouble if self._guard.is_open else "the gateway's log says why"
@@ -244,8 +247,7 @@ class Gateway:
 
 
 def _keep_garbage_cheap() -> None:
-    """Have Python's collector pass by what stays anyway, and look less often: all streams wait while it looks, 20 ms
-    with the modules that a gateway has."""
+    """Make the garbage collector skip permanent objects and run less often: a run of 20 ms delays all streams."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)

@@ -1,7 +1,7 @@
-"""Keys of clients: the file of them, who asks by the key that a request brings, and whether the key's limits allow it.
+"""Keys of clients: their file, the client of a request, and the limits of keys.
 
-A key is 256 random bits, so its SHA-256 is not reversed by guessing. The file is its owner's alone (mode 0600) and is
-replaced whole. A running gateway reads it again when it has changed. Times are seconds.
+A key is 256 random bits, so its SHA-256 cannot be reversed by guessing. The file has mode 0600 and is replaced
+atomically. A running gateway reads it again after a change. Times in seconds.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from stoker.errors import ConfigError
 
 WINDOW_S = 60.0
 _SOON_S = 1.0
-"""When to ask again where another request of the key has to end first."""
+"""When to retry if another request of the key must end first."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True):
-    """Bounds of a key; 0 = none. Tokens are those read and written."""
+    """Limits of a key; 0 = none. Tokens are read and written ones."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -40,12 +40,11 @@ class KeyLimits(msgspec.Struct, frozen=True):
 
     @property
     def rates(self) -> KeyLimits:
-        """The limits of a minute alone."""
         return KeyLimits(self.requests_per_minute, self.tokens_per_minute)
 
     @property
     def for_batches(self) -> KeyLimits:
-        """The part that batches may use: a tenth, and at least 1, is left to other requests if there is more than 1."""
+        """The part for batches: a tenth, and at least 1, is left to other requests if the limit is above 1."""
         return KeyLimits(*(most and max(1, most - max(1, most // 10)) for most in msgspec.structs.astuple(self)))
 
 
@@ -58,16 +57,16 @@ class LimitReached(msgspec.Struct, frozen=True):
 
 
 class KeyUse(msgspec.Struct):
-    """What a key has asked in the last minute."""
+    """The use of a key in the last minute."""
 
     running: int = 0
     requests: deque[float] = msgspec.field(default_factory=deque)
-    """When each began."""
+    """Start times."""
     tokens: deque[tuple[float, int]] = msgspec.field(default_factory=deque)
-    """When requests ended, and the tokens of each."""
+    """End times of requests, and their tokens."""
 
     def begin(self, limits: KeyLimits, *, now: float) -> LimitReached | None:
-        """Count a request that may begin; else why it may not."""
+        """Count a request if it may start; otherwise return why not."""
         self.forget(now)
         if reached := self._reached(limits, now):
             return reached
@@ -80,7 +79,7 @@ class KeyUse(msgspec.Struct):
         self.running += 1
 
     def end(self, tokens: int, *, now: float) -> None:
-        """A request has ended; `tokens` is what it has read and written."""
+        """Count an ended request; `tokens`: read and written."""
         self.running -= 1
         if tokens:
             self.tokens.append((now, tokens))
@@ -100,7 +99,7 @@ class KeyUse(msgspec.Struct):
         return None
 
     def _room_in(self, most: int, used: int, now: float) -> float:
-        """In how many seconds less than `most` tokens lie in the window."""
+        """Return the seconds until fewer than `most` tokens are in the window."""
         for at, tokens in self.tokens:
             used -= tokens
             if used < most:
@@ -108,7 +107,7 @@ class KeyUse(msgspec.Struct):
         return WINDOW_S
 
     def forget(self, now: float) -> None:
-        """Forget what is over a minute old."""
+        """Drop entries older than a minute."""
         while self.requests and self.requests[0] <= now - WINDOW_S:
             self.requests.popleft()
         while self.tokens and self.tokens[0][0] <= now - WINDOW_S:
@@ -133,7 +132,7 @@ class _KeysOnDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyFile:
-    """The file of keys at `path`. Without a file no keys are wanted; with an empty one no key is valid."""
+    """The file of keys at `path`. Without a file no keys are needed; with an empty one no key is valid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -142,16 +141,14 @@ class KeyFile:
 
     @classmethod
     def usual(cls) -> KeyFile:
-        """The file of this user's gateways."""
         return cls(state_folder() / "serve" / "keys.json")
 
     @property
     def exists(self) -> bool:
-        """Whether keys are wanted."""
         return self.path.exists()
 
     def read(self) -> tuple[KeyRecord, ...]:
-        """The keys. Raises ConfigError for a file that is damaged, or that others may read."""
+        """Return the keys. Raises ConfigError for a damaged file, or one that others may read."""
         try:
             data, mode = self.path.read_bytes(), self.path.stat().st_mode
         except FileNotFoundError:
@@ -166,7 +163,7 @@ class KeyFile:
             raise ConfigError(f"{self.path}: is damaged: {error}", file=str(self.path)) from None
 
     def add(self, name: str, limits: KeyLimits) -> str:
-        """Make a key; it is nowhere else than in what this returns. Raises ConfigError for a name that is taken."""
+        """Make a key and return it; it is stored nowhere. Raises ConfigError for a name in use."""
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name!r:.80} is not a name for a key: letters, digits, and . _ @ - after the first")
         keys = self.read()
@@ -177,7 +174,7 @@ class KeyFile:
         return key
 
     def remove(self, name: str) -> None:
-        """Forget a key. Raises ConfigError if there is none of this name."""
+        """Delete a key. Raises ConfigError for an unknown name."""
         keys = self.read()
         if all(each.name != name for each in keys):
             known = ", ".join(each.name for each in keys) or "none"
@@ -185,12 +182,12 @@ class KeyFile:
         self._write(tuple(each for each in keys if each.name != name))
 
     def find(self, key: str) -> KeyRecord | None:
-        """Whose key it is; the file is read again if it has changed. Raises ConfigError as `read`."""
+        """Return the record of a key; reads the file again after a change. Raises ConfigError as `read`."""
         self._refresh_keys()
         return self._by_digest.get(digest_of(key))
 
     def named(self, name: str) -> KeyRecord | None:
-        """The key of this name; the file is read again if it has changed. Raises ConfigError as `read`."""
+        """Return the record of this name; reads the file again after a change. Raises ConfigError as `read`."""
         self._refresh_keys()
         return next((each for each in self._by_digest.values() if each.name == name), None)
 
@@ -216,12 +213,11 @@ class KeyFile:
 
 
 def digest_of(key: str) -> str:
-    """What is kept of a key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 class Caller(msgspec.Struct):
-    """The key of a request: its name (empty if no key is needed), its limits, and its recent use."""
+    """The client of a request: its key's name (empty without keys), limits, and recent use."""
 
     name: str = ""
     limits: KeyLimits = KeyLimits()
@@ -236,14 +232,14 @@ class HeldRequest:
         self._use: KeyUse | None = use
 
     def end(self) -> None:
-        """It is over; twice is no error."""
+        """Count the end; a second call has no effect."""
         use, self._use = self._use, None
         if use is not None:
             use.end(self.tokens, now=time.monotonic())
 
 
 class Guard:
-    """Checks keys and limits. Where there is no key file, everybody may ask who reaches the gateway."""
+    """Checks keys and limits. Without a key file, everybody who reaches the gateway may ask."""
 
     def __init__(self, keys: KeyFile) -> None:
         self._keys = keys
@@ -251,11 +247,11 @@ class Guard:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests need no key."""
+        """True if requests need no key."""
         return not self._keys.exists
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Who sends these headers. Raises RequestRefused (401; 403 for another site's page in a browser)."""
+        """Return the client of a request. Raises RequestRefused (401; 403 for another site's page in a browser)."""
         if self.is_open:
             _refuse_foreign_pages(headers.get("host", ""), headers.get("origin"))
             return Caller()
@@ -268,7 +264,7 @@ class Guard:
         return self._caller_of(record)
 
     def caller_named(self, name: str) -> Caller | None:
-        """Whose key has this name; None if there is none, or the file of keys cannot be read."""
+        """Return the client with this key name; None if it does not exist or the file cannot be read."""
         try:
             record = self._keys.named(name)
         except (OSError, ConfigError):
@@ -276,8 +272,7 @@ class Guard:
         return self._caller_of(record) if record is not None else None
 
     def begin(self, caller: Caller, *, limits: KeyLimits | None = None) -> HeldRequest:
-        """A request of a caller begins. Raises TryLater (429) where its limits do not allow it; `limits`: others than
-        the caller's."""
+        """Start a request. Raises TryLater (429) if the caller's limits (or `limits`) do not allow it."""
         if reached := caller.use.begin(limits or caller.limits, now=time.monotonic()):
             raise TryLater(
                 reached.message, type="rate_limit_error", code=reached.code, status=429,
@@ -286,16 +281,15 @@ class Guard:
         return HeldRequest(caller.use)
 
     def begin_if(self, caller: Caller, *, limits: KeyLimits) -> HeldRequest | None:
-        """`begin`, or None where the limits do not allow it."""
+        """As `begin`, but return None if the limits do not allow it."""
         return None if caller.use.begin(limits, now=time.monotonic()) else HeldRequest(caller.use)
 
     def resume(self, caller: Caller) -> HeldRequest:
-        """A request of a caller that runs since before this gateway."""
+        """Count a request that runs since before this gateway."""
         caller.use.resume()
         return HeldRequest(caller.use)
 
     def tokens_of(self, caller: Caller) -> int:
-        """The tokens that a caller's requests have read and written in the last minute."""
         caller.use.forget(time.monotonic())
         return sum(tokens for _, tokens in caller.use.tokens)
 
@@ -304,8 +298,9 @@ class Guard:
 
 
 def _refuse_foreign_pages(host: str, origin: str | None) -> None:
-    """Any page that somebody on this machine looks at can have the browser send requests here, also under a name of its
-    own (DNS rebinding). Raises RequestRefused for them."""
+    """Raise RequestRefused for pages of other sites. Any page in a browser on this machine can send requests here,
+    also under a name of its owner's (DNS rebinding).
+    """
     name = urlsplit(f"//{host}").hostname or ""
     is_own = "." not in name or _is_address(name) or name == socket.getfqdn()
     if not is_own or (origin is not None and urlsplit(origin).netloc != host):

@@ -19,7 +19,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str = ""
     session: str = ""
     origins: tuple[str, ...] = ()
-    """Sites whose pages may ask with a key; none: all."""
+    """Sites whose pages may ask with a key; empty: all."""
     most_bytes: int = 32_000_000
     as_json: bool = False
-    """Where it listens is told to programs, as one JSON document; what people read goes to stderr."""
+    """True to print the address as one JSON document; text for people goes to stderr."""

@@ -1,8 +1,7 @@
 """One gateway, from its options to its end. The session and its models stay when the gateway ends.
 
-A gateway has the same address each time. Each pair of a site file and a models file has a folder below the user's state
-folder. It keeps the port and the session of the gateway, and a lock by which a second gateway of the same files sees
-the first.
+A gateway keeps its address. Each pair of a site file and a models file has a folder below the user's state folder,
+with the port and session of the gateway, and a lock by which a second gateway of the same files notices the first.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _BACKLOG = 1024
 
 
 class GatewayState(msgspec.Struct, frozen=True):
-    """What a gateway finds again: its port (0: it listens on none), its session, and its process."""
+    """The stored state of a gateway: port (0: none), session, and process."""
 
     port: int = 0
     session: str = ""
@@ -65,7 +64,9 @@ class GatewayPlace:
         self._lock: int | None = None
 
     def take(self) -> GatewayState:
-        """What the last gateway left. Raises SessionError if one of the same files runs."""
+        """Lock the folder and return the last gateway's state. Raises SessionError if a gateway of the same files
+        runs.
+        """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.folder / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         state = GatewayState()
@@ -81,7 +82,7 @@ class GatewayPlace:
         return state
 
     def ports_of_others(self) -> frozenset[int]:
-        """The ports that this user's other gateways come back to, whether they run now or not."""
+        """Return the ports of this user's other gateways, running or not."""
         ports = set()
         for file in self.folder.parent.glob("*/gateway.json"):
             if file != self._file:
@@ -90,15 +91,15 @@ class GatewayPlace:
         return frozenset(ports)
 
     def keep(self, state: GatewayState) -> None:
-        """Write what the next gateway finds."""
         draft = self.folder / f".gateway-{os.getpid()}.json"
         draft.write_bytes(msgspec.json.encode(state))
         draft.replace(self._file)
 
 
 def listen(host: str, port: int, *, kept: int, not_on: Collection[int] = ()) -> socket.socket:
-    """A socket that listens on a TCP port: `port` if one is named, else the one that was `kept`, else the first free
-    one from 8000 that is not in `not_on`. Raises ConfigError where that cannot be."""
+    """Listen on a TCP port: `port` if given, else the `kept` one, else the first free one from 8000 that is not in
+    `not_on`. Raises ConfigError if that fails.
+    """
     wanted = port or kept
     from_first = [each for each in range(_FIRST_PORT, _FIRST_PORT + _PORTS) if each not in not_on]
     for each in [wanted] if wanted else from_first:
@@ -119,7 +120,7 @@ def listen(host: str, port: int, *, kept: int, not_on: Collection[int] = ()) -> 
 
 
 def listen_on_path(path: str) -> socket.socket:
-    """A Unix socket that its owner alone may use. Raises ConfigError where that cannot be."""
+    """Listen on a Unix socket that only its owner may use. Raises ConfigError if that fails."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
@@ -135,7 +136,7 @@ def listen_on_path(path: str) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """True if only this machine reaches the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -143,7 +144,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tunnel(port: int) -> str:
-    """What a person types on a laptop to reach a port of this machine's loopback."""
+    """Return the command for a laptop to reach a port of this machine's loopback."""
     return f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}"
 
 
@@ -161,7 +162,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _remove_dead_socket(path: str) -> None:
-    """A socket whose gateway was killed stays in the file system."""
+    """Remove the socket file of a gateway that was killed."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return
@@ -173,14 +174,15 @@ def _remove_dead_socket(path: str) -> None:
 
 
 _GRACE_S = 5
-"""Open streams have so long to end when the gateway is told to."""
+"""Seconds that open streams have to end when the gateway stops."""
 _IDLE_S = 75
-"""Seconds that a connection without requests stays open. Clients close theirs earlier (HTTPX after 5 s, aiohttp after
-15 s): where both close at the same time, a request that is just sent gets no answer."""
+"""Seconds that an idle connection stays open. Clients close theirs earlier (HTTPX after 5 s, aiohttp after 15 s): if
+both closed at the same time, a request sent then would get no answer.
+"""
 
 
 def serve(options: GatewayOptions, *, screen: Screen) -> int:
-    """Serve until Ctrl-C or SIGTERM. Raises StokerError for what cannot be served."""
+    """Serve until Ctrl-C or SIGTERM. Raises StokerError."""
     settings = read_models(options.models)
     keys = KeyFile.usual()
     keys.read()
@@ -240,7 +242,7 @@ def _run(gateway: Gateway, listener: socket.socket, options: GatewayOptions) -> 
 
 
 def _session(options: GatewayOptions, *, before: str) -> tuple[str, str]:
-    """The session that answers, and how it was found, for people."""
+    """Return the session to use, and how it was found, for people."""
     named = options.session or ("" if options.site else joined_session())
     if named:
         return named, f"joined session {named}"
@@ -289,7 +291,7 @@ def _check_tls(options: GatewayOptions) -> None:
 
 
 def _trouble(models: ServedModels) -> Iterator[str]:
-    """Read the folder of each model. Yields a warning for each model that cannot be used."""
+    """Read the folder of each model. Yield a warning for each unusable one."""
     for model in models.values():
         try:
             model.prepare()
@@ -314,7 +316,7 @@ def _where(options: GatewayOptions, keys: KeyFile, *, port: int, models: ServedM
 
 
 def _place_for_programs(options: GatewayOptions, *, port: int, session: str, models: ServedModels) -> dict[str, Any]:
-    """Where clients find it, as JSON. `base_url`: what OpenAI's clients are given; None where it is a Unix socket."""
+    """Return the gateway's address as JSON. `base_url`: the URL for OpenAI's clients; None for a Unix socket."""
     address = _address(options, port)
     return {
         "base_url": None if options.uds else f"{address}/v1",
@@ -327,7 +329,7 @@ def _place_for_programs(options: GatewayOptions, *, port: int, session: str, mod
 
 
 def _address(options: GatewayOptions, port: int) -> str:
-    """The URL before any path; of a Unix socket, its path."""
+    """Return the URL without a path, or the path of a Unix socket."""
     if options.uds:
         return options.uds
     host = f"[{options.host}]" if ":" in options.host else options.host

@@ -1,16 +1,16 @@
-"""The models that are served, by name: their contexts, their figures, and what the session says of them.
+"""The served models by name: their contexts, figures, and state in the session.
 
-A model whose folder is gone, or cannot be read, fails the requests that name it and no others: the gateway starts
-without it, and looks again when a request names it. The session is asked for its status at most once a second.
+If the folder of a model is missing or unreadable, only requests for this model fail: the gateway starts without it and
+looks again at the next request. The session is asked for its status at most once per second.
 
-Admission forecasts when a first token is due. For a model that is not loaded it is the rest of the load, as long as
-earlier loads took. For a loaded model it is the later of two. The session's: waiting calls leave its queue as fast as
-running ones end, so a new call waits for `queued * run_s / running`. The gateway's: each stream that had its first
-token has shown how long that took behind how many others without one; a line through the last of them (least squares)
-gives the time for as many as there are now. It sees prompts that an engine has accepted and not read yet.
+Admission forecasts the first token. If the model is not loaded, the forecast is the rest of the load, by the time of
+earlier loads. For a loaded model it is the later of two. The session's: waiting calls leave the queue as fast as
+running ones end, so a new call waits `queued * run_s / running`. The gateway's: each stream with a first token has
+shown how long that took behind how many others; a line through the last of them (least squares) gives the time for the
+current number. It includes prompts that an engine has accepted but not read yet.
 
-Both forecasts err towards accepting: without measurements there is no forecast, the line is followed to twice the
-longest queue that was seen, and the length of the request's own prompt does not count.
+Both forecasts err towards accepting: without measurements there is no forecast, the line extends to twice the longest
+queue seen, and the length of the request's own prompt does not count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stoker.units import show_seconds
 _SEEN = 64
 _LEAST_SEEN = 8
 UNKNOWN_LOAD_S = 10.0
-"""What the first load of a model is taken for."""
+"""Assumed seconds of a first load."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -56,21 +56,20 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> str:
-        """The state in a word."""
         return "hot" if self.hot else "loading" if self.loading else "cold"
 
     @property
     def hot_in_s(self) -> float:
-        """Seconds until it may be loaded, by earlier loads."""
+        """Estimated seconds until it is loaded."""
         return 0.0 if self.hot else max(1.0, (self.load_s or UNKNOWN_LOAD_S) - self.loading_s)
 
 
 class FirstTokens(msgspec.Struct):
-    """The streams of one model that have no token yet (`waiting`), and how long the last ones waited."""
+    """Number of streams of one model without a token (`waiting`), and the waits of the last ones."""
 
     waiting: int = 0
     _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_SEEN))
-    """Of each stream: how many waited when it came, and its time to the first token."""
+    """Per stream: the number waiting when it arrived, and its time to first token."""
 
     def begin(self) -> int:
         """Count a new stream; return how many waited before it."""
@@ -78,14 +77,13 @@ class FirstTokens(msgspec.Struct):
         return self.waiting - 1
 
     def end(self, before: int, ttft_s: float | None) -> None:
-        """A stream no longer waits. `ttft_s`: None if it had no token, or a token that predicts nothing."""
+        """Stop waiting. `ttft_s`: None without a token, or for one that predicts nothing."""
         self.waiting -= 1
         if ttft_s is not None:
             self._seen.append((before, ttft_s))
 
     def expected_s(self, waiting: int) -> float:
-        """The time to the first token of a stream that finds `waiting` others waiting; 0 while too few streams were
-        measured."""
+        """Return the expected time to first token behind `waiting` others; 0 with too few measurements."""
         if len(self._seen) < _LEAST_SEEN:
             return 0.0
         count = len(self._seen)
@@ -98,20 +96,21 @@ class FirstTokens(msgspec.Struct):
 
 
 class FirstTokenForecast(msgspec.Struct, frozen=True):
-    """When a request that comes now may have its first token, why then, and how long that takes where none waits."""
+    """The expected time to first token of a new request, why, and the time without other requests."""
 
     first_token_s: float
     because: str
     alone_s: float
 
     def later_s(self, objective_s: float) -> float:
-        """The seconds after which a request would be in time. 0 if it would be in time now. Also 0 if it would be late
-        even with the model for itself: to refuse it would not help."""
+        """Return the seconds after which a request would be in time; 0 if it is in time now, or if it would be late
+        even alone, because refusing it would not help.
+        """
         return 0.0 if self.alone_s > objective_s else max(0.0, self.first_token_s - objective_s)
 
 
 def forecast(facts: ModelFacts, first: FirstTokens) -> FirstTokenForecast:
-    """The forecast for a request that comes now."""
+    """Return the forecast for a new request."""
     alone_s = first.expected_s(0)
     if not facts.hot:
         load = f"a load took {show_seconds(facts.load_s)}" if facts.load_s else "no load of it has been measured"
@@ -129,7 +128,7 @@ _RECENT = 500
 
 
 class ModelMeter(msgspec.Struct):
-    """Figures of one model. `ttft` and `tpot` are of the requests that were answered last; objectives of 0 are none."""
+    """Figures of one model. `ttft` and `tpot` are of recent requests; an objective of 0 means none."""
 
     ttft_objective_s: float = 0.0
     tpot_objective_s: float = 0.0
@@ -137,9 +136,9 @@ class ModelMeter(msgspec.Struct):
     requests: int = 0
     failed: int = 0
     tokens: int = 0
-    """Tokens written."""
+    """Generated tokens."""
     asked_at: float = 0.0
-    """When a request came last."""
+    """Time of the last request."""
     first: FirstTokens = msgspec.field(default_factory=FirstTokens)
     ttft: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_RECENT))
     tpot: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -147,19 +146,17 @@ class ModelMeter(msgspec.Struct):
     _met: deque[bool] = msgspec.field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def begin(self, now: float) -> None:
-        """A request has come."""
         self.running += 1
         self.requests += 1
         self.asked_at = now
 
     def write(self, tokens: int, now: float) -> None:
-        """Count `tokens` more that were written."""
         self.tokens += tokens
         self._written.append((now, tokens))
         self._forget(now)
 
     def end(self, *, failed: bool, ttft_s: float | None = None, tpot_s: float | None = None) -> None:
-        """A request has ended. `ttft_s`, `tpot_s`: of one that was streamed."""
+        """Count an ended request. `ttft_s`, `tpot_s`: of a streamed one."""
         self.running -= 1
         self.failed += failed
         if ttft_s is not None:
@@ -172,13 +169,13 @@ class ModelMeter(msgspec.Struct):
                 self._met.append(not (late or slow or failed))
 
     def rate(self, now: float) -> float:
-        """Tokens a second over the last ten seconds."""
+        """Return tokens per second over the last ten seconds."""
         self._forget(now)
         return sum(tokens for _, tokens in self._written) / _RATE_S
 
     @property
     def met(self) -> float | None:
-        """The share of the last streams that met the objectives; None: there are none."""
+        """Share of recent streams that met their objectives; None without any."""
         return sum(self._met) / len(self._met) if self._met else None
 
     def _forget(self, now: float) -> None:
@@ -187,12 +184,11 @@ class ModelMeter(msgspec.Struct):
 
 
 def median(values: deque[float]) -> float | None:
-    """The middle one; None of none."""
     return sorted(values)[len(values) // 2] if values else None
 
 
 class ServedModel:
-    """One model: its settings, its figures, and, once its folder has been read, its context's recipe."""
+    """One model: settings, figures, and, once its folder is read, its context's recipe."""
 
     def __init__(self, name: str, settings: ModelSettings) -> None:
         self.name = name
@@ -203,12 +199,12 @@ class ServedModel:
         self.trouble = ""
         """Why there is no recipe."""
         self.engine_options = engine_options(settings.engine)
-        """The names of what requests may ask of its engine beyond what every engine can."""
+        """Names of the options that its engine has beyond the common ones."""
         self._longest: int | None = None
         self._apps: dict[bool, StokerApp] = {}
 
     def prepare(self) -> None:
-        """Read the model's folder, if that has not been done. Raises TryLater where it cannot be used."""
+        """Read the model's folder once. Raises TryLater if it is unusable."""
         if self.recipe is not None:
             return
         try:
@@ -228,25 +224,25 @@ class ServedModel:
 
     @property
     def longest(self) -> int:
-        """The most tokens of a prompt and what follows it, as the model's files say; 0 where they do not."""
+        """The model's context length in tokens; 0 if its files do not state it."""
         if self._longest is None:
             self._longest = longest_input(self.settings.path, writes=self.settings.kind is ModelKind.CHAT)
         return self._longest
 
     def app(self, *, in_pieces: bool = False) -> StokerApp:
-        """The function that answers for it. Raises TryLater where the model cannot be used."""
+        """Return the function that answers. Raises TryLater if the model is unusable."""
         self.prepare()
         return self._apps[in_pieces]
 
 
 class ServedModels(dict[str, ServedModel]):
-    """The models by name, in the order of the file."""
+    """The models by name, in file order."""
 
     def __init__(self, settings: Mapping[str, ModelSettings]) -> None:
         super().__init__({name: ServedModel(name, each) for name, each in settings.items()})
 
     def named(self, name: str) -> ServedModel:
-        """The model of this name. Raises RequestRefused (404)."""
+        """Return a model. Raises RequestRefused (404)."""
         if name not in self:
             known = ", ".join(self)
             raise RequestRefused(
@@ -256,7 +252,7 @@ class ServedModels(dict[str, ServedModel]):
         return self[name]
 
     def asked(self, name: str, endpoint: Endpoint) -> ServedModel:
-        """The model that a request names. Raises RequestRefused for one that this endpoint does not ask."""
+        """Return the model of a request. Raises RequestRefused if it has another endpoint."""
         model = self.named(name)
         embeds = model.settings.kind is ModelKind.EMBEDDING
         if embeds != (endpoint is Endpoint.EMBEDDINGS):
@@ -276,13 +272,13 @@ _OVER_EVERY_S = 1.0
 
 
 class SessionWatch:
-    """Asks the session for its status, for all who want it."""
+    """Asks the session for its status on behalf of all."""
 
     def __init__(self, session: Session, models: ServedModels) -> None:
         self.session = session
         self.models = models
         self.status: Status | None = None
-        """The last one; None before the first, and while the manager does not answer."""
+        """The last status; None before the first, and while the manager does not answer."""
         self.trouble = ""
         """Why there is no status."""
         self._asked_at = float("-inf")
@@ -290,12 +286,12 @@ class SessionWatch:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._warmed: set[str] = set()
         self._failures: dict[str, str] = {}
-        """Why models could not be loaded the last time, by name."""
+        """Errors of the last loads, by name."""
         self._failed_loads: dict[str, int] = {}
-        """How many loads have failed in a row, by the model's name."""
+        """Consecutive failed loads, by name."""
 
     async def now(self, *, within_s: float = _FRESH_S) -> Status | None:
-        """The status, not older than `within_s`."""
+        """Return the status, at most `within_s` old."""
         async with self._asking:
             if time.monotonic() - self._asked_at > within_s:
                 try:
@@ -306,12 +302,11 @@ class SessionWatch:
         return self.status
 
     async def facts(self, model: ServedModel, *, within_s: float = _FRESH_S) -> ModelFacts:
-        """The facts of a model, not older than `within_s`."""
+        """Return the facts of a model, at most `within_s` old."""
         return facts_of(await self.now(within_s=within_s), model)
 
     async def recent(self, model: ServedModel) -> ModelFacts:
-        """The facts of a model, at most a few seconds old: a request waits neither for each status nor for a manager
-        that did not answer a moment ago."""
+        """Return the facts of a model, at most a few seconds old, so that requests rarely wait for a status."""
         age_s = time.monotonic() - self._asked_at
         if age_s > _RECENT_S:
             return await self.facts(model)
@@ -321,27 +316,26 @@ class SessionWatch:
 
     @property
     def journal_trouble(self) -> str:
-        """Why the session took no calls when it was asked last: its journal cannot be written. Empty while it can."""
+        """Why the session's journal could not be written at the last status; empty if it could."""
         return journal_trouble(self.status) if self.status is not None else ""
 
     def last(self, model: ServedModel) -> ModelFacts:
-        """The facts of a model in the last status."""
         return facts_of(self.status, model)
 
     def wake(self, model: ServedModel, *, count: int = 1) -> None:
-        """Have a model loaded; no-op while that is under way. Raises TryLater if it cannot be used."""
+        """Load a model; no-op while that is under way. Raises TryLater if it is unusable."""
         model.prepare()
         if model.name not in self._warmed:
             self._warmed.add(model.name)
             self._keep(asyncio.create_task(self._warm(model, count)))
 
     async def until_over(self) -> None:
-        """Wait until the session is over: `stoker down`, or a manager that is gone for good."""
+        """Wait for the end of the session: `stoker down`, or a manager that is gone for good."""
         while self.session.over is None:
             await asyncio.sleep(_OVER_EVERY_S)
 
     async def keep_warm(self) -> None:
-        """Load models that are to stay loaded and are not, until this is cancelled."""
+        """Load models with `min` libraries again whenever they are missing, until cancelled."""
         while any(model.settings.min for model in self.models.values()):
             for model in self.models.values():
                 facts = await self.facts(model)
@@ -353,11 +347,11 @@ class SessionWatch:
             await asyncio.sleep(_WARM_EVERY_S)
 
     def _may_warm(self, model: ServedModel) -> bool:
-        """False for a model whose loads have failed again and again: a request has it loaded, and nothing else does."""
+        """False for a model whose loads failed repeatedly: only a request loads it then."""
         return self._failed_loads.get(model.name, 0) < _WARM_TRIES
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
-        """A task that nothing refers to may be collected before it ends."""
+        """Keep a reference: a task without one may be collected before it ends."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -381,7 +375,6 @@ class SessionWatch:
 
 
 def facts_of(status: Status | None, model: ServedModel) -> ModelFacts:
-    """The facts of a model in a status."""
     if status is None or model.recipe is None:
         return ModelFacts(failure=model.trouble)
     context = next((each for each in status.contexts if each.key == model.recipe.key), None)

@@ -1,4 +1,4 @@
-"""The calls of one request, their pieces as they arrive, and the server-sent events that a streamed answer has."""
+"""The calls of one request, their pieces as they arrive, and the server-sent events of a streamed answer."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
 
 _WAITING = 4
-"""The most groups of pieces that wait for a slow client of several choices. When there are more, the calls wait."""
+"""The most groups of pieces that wait for a slow client of several choices. Beyond that the calls wait."""
 Piece = Any
-"""What a function of `functions.py` gives, and no ApiError."""
+"""A result of a function of `functions.py`, other than ApiError."""
 
 
 class ModelRefused(RequestRefused):
@@ -43,8 +43,9 @@ class ModelRefused(RequestRefused):
 
 
 async def pieces_of(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[Piece], None]:
-    """The pieces of one call, in groups: each group has all pieces that have arrived since the one before. Raises
-    ModelRefused, and what the call raises."""
+    """Yield the pieces of one call in groups: all that have arrived since the last group. Raises ModelRefused, and
+    errors of the call.
+    """
     with stoker.stream(app, request) as stream:
         async for piece in stream:
             if isinstance(piece, ApiError):
@@ -55,8 +56,9 @@ async def pieces_of(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[
 async def joined_pieces(
     app: StokerApp, requests: Sequence[ApiRequest]
 ) -> AsyncGenerator[tuple[int, list[Piece]], None]:
-    """The pieces of a call a request, with the request's place, as they come. Raises as `pieces_of`: the first error
-    ends all calls."""
+    """Yield the pieces of one call per request, with the request's index, as they arrive. Raises as `pieces_of`: the
+    first error ends all calls.
+    """
     if len(requests) == 1:
         async with aclosing(pieces_of(app, requests[0])) as pieces:
             async for some in pieces:
@@ -92,9 +94,9 @@ async def joined_pieces(
 
 
 async def all_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
-    """All pieces that each of these calls gives, in the order of the requests. Raises as `joined_pieces`.
+    """Return all pieces of each call, in the order of the requests. Raises as `joined_pieces`.
 
-    The client has had none of them. So if a call runs again and its new pieces differ, all are made once more.
+    The client has received none of them, so if a call runs again with other pieces, all calls run once more.
     """
     try:
         return await _collected(app, requests)
@@ -112,19 +114,20 @@ async def _collected(app: StokerApp, requests: Sequence[ApiRequest]) -> list[lis
 
 DONE = b"data: [DONE]\n\n"
 _MARK = b"\x00"
-"""No JSON text holds this byte."""
+"""A byte that JSON text does not contain."""
 _encode = msgspec.json.encode
 
 
 class Chunks:
-    """The chunks of one answer. It counts what the choices have read and written: `tokens`."""
+    """The chunks of one answer. `tokens`: read and written by all choices."""
 
     def __init__(
         self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
         continuous: bool = False,
     ) -> None:  # fmt: skip
-        """`per_prompt`: choices of each prompt. `usage`: the last chunk says how many tokens there were; with
-        `continuous` each chunk does."""
+        """`per_prompt`: choices per prompt. `usage`: the last chunk states the tokens; with `continuous` each chunk
+        does.
+        """
         is_chat = endpoint is Endpoint.CHAT
         self._is_chat = is_chat
         self._head = {
@@ -139,18 +142,17 @@ class Chunks:
         self._continuous = continuous
         self._offsets: dict[int, int] = {}
         self._plain: dict[int, tuple[bytes, bytes]] = {}
-        """What stands before and behind the text in the event of a plain piece, by the choice's index."""
+        """The bytes before and after the text in the event of a plain piece, by choice."""
         self.read, self.written = 0, 0
         self._completed = 0
-        """Tokens of the choices that have ended, as their ends have said."""
+        """Tokens of ended choices."""
 
     @property
     def tokens(self) -> int:
-        """Tokens read and written so far."""
         return self.read + self.written
 
     def events(self, index: int, pieces: Sequence[TextPiece]) -> bytes:
-        """The events of some pieces of a choice; empty where none is due."""
+        """Return the events of some pieces of a choice; may be empty."""
         return b"".join([self._event_of(index, piece) for piece in pieces])
 
     def _event_of(self, index: int, piece: TextPiece) -> bytes:
@@ -173,7 +175,6 @@ class Chunks:
                 return self._choice(index, finish=piece.finish_reason)
 
     def end(self) -> bytes:
-        """The last events."""
         self.written = self._completed
         if not self._usage:
             return DONE
@@ -181,7 +182,7 @@ class Chunks:
         return _event(last) + DONE
 
     def _plain_parts(self, index: int) -> tuple[bytes, bytes]:
-        """An event is the same for each plain piece but for the text: it is encoded once."""
+        """Events of plain pieces differ only in their text, so the rest is encoded once."""
         head, tail = self._choice(index, text=msgspec.Raw(_MARK)).split(_MARK)
         self._plain[index] = head, tail
         return head, tail
@@ -209,12 +210,12 @@ class Chunks:
 
 
 def error_event(error: ApiError) -> bytes:
-    """The last event of a stream that failed."""
+    """Return the last event of a failed stream."""
     return _event(error.body)
 
 
 def comment(text: str) -> bytes:
-    """A comment: clients ignore it, and it keeps connections open."""
+    """Return a comment, which clients ignore and which keeps connections open."""
     return f": {text}\n\n".encode()
 
 
@@ -224,15 +225,16 @@ def _event(value: Any) -> bytes:
 
 _HEADERS_S = 1.0
 _HOT_HEADERS_S = 10.0
-"""A stream whose call is silent for so long begins with comments (the second: that of a model that is loaded, which is
-short of a turn and not of a model). Until then an error has a status, by which clients try again."""
+"""Seconds until a silent stream starts with comments; the second one is for a loaded model, which waits for its turn
+only. Before that, an error has a status, by which clients retry.
+"""
 _COMMENT_S = 2.0
 _ENDS_S = 1.0
-"""A call that is cancelled ends within this long."""
+"""A cancelled call ends within this time."""
 
 
 class RunningRequest:
-    """A request that has been let in, until it is over: its figures, and its place among those of its key."""
+    """An admitted request until its end: its figures, and its place among those of its key."""
 
     def __init__(self, figures: RequestFigures, held: HeldRequest) -> None:
         self.figures = figures
@@ -240,25 +242,25 @@ class RunningRequest:
         self._over = False
 
     def count(self, read: int, written: int) -> None:
-        """All tokens that it has read, and those written that are not counted yet."""
+        """Count the tokens read, and written ones that are not counted yet."""
         self.figures.read(read)
         if written:
             self.figures.written(written)
         self.count_tokens(read + written)
 
     def count_tokens(self, tokens: int) -> None:
-        """The tokens that count for its key's limits, read and written."""
+        """Set the tokens for the limits of its key."""
         self._held.tokens = tokens
 
     def end(self, error: BaseException | None) -> None:
-        """It is over; twice is no error."""
+        """Count the end; a second call has no effect."""
         if not self._over:
             self._over = True
             self._held.end()
             self.figures.end(error)
 
     def leave(self, error: BaseException) -> None:
-        """Its client has left. Its calls are cancelled, and count among those of its key until they have ended."""
+        """The client has left. The calls are cancelled, and count for its key until they have ended."""
         if not self._over:
             self._over = True
             asyncio.get_running_loop().call_later(_ENDS_S, self._held.end)
@@ -266,8 +268,9 @@ class RunningRequest:
 
 
 class StreamedAnswer:
-    """The events of one answer. `pieces` are (index of the choice, its new pieces); `waits_for` explains why there is
-    no piece yet; `is_hot` is True if the model is loaded; `failed` receives an error that ends the stream."""
+    """The events of one answer. `pieces`: (index of the choice, its new pieces); `waits_for` explains why there is no
+    piece yet; `is_hot` is True if the model is loaded; `failed` receives an error that ends the stream.
+    """
 
     def __init__(
         self,
@@ -290,7 +293,7 @@ class StreamedAnswer:
         self._is_whole = False
 
     async def begin(self) -> None:
-        """Wait a moment for the first piece. Raises what the calls raise until then."""
+        """Wait a moment for the first piece. Raises errors of the calls until then."""
         await asyncio.wait({self._first}, timeout=_HEADERS_S)
         if not self._first.done() and await self._is_hot():
             await asyncio.wait({self._first}, timeout=_HOT_HEADERS_S - _HEADERS_S)
@@ -298,7 +301,7 @@ class StreamedAnswer:
             self._first.result()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The events: comments until there is a piece, chunks, and how it ended."""
+        """Yield comments until the first piece, then chunks, then the end."""
         try:
             while not self._first.done():
                 yield comment(await self._waits_for())
@@ -322,7 +325,7 @@ class StreamedAnswer:
             raise
 
     async def close(self) -> None:
-        """The response is over, or its client has gone: calls that still run end, and the request is counted."""
+        """After the response or when the client has left: end running calls, and count the request."""
         self._running.figures.read(self._chunks.read)
         self._running.count_tokens(self._chunks.tokens)
         if self._is_whole or isinstance(self._failure, Exception):
@@ -332,7 +335,6 @@ class StreamedAnswer:
         await self.leave()
 
     async def leave(self) -> None:
-        """End the calls."""
         self._first.cancel()
         await asyncio.wait({self._first})
         if not self._first.cancelled():

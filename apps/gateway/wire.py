@@ -1,4 +1,4 @@
-"""HTTP below the addresses: bodies with a bound, answers in OpenAI's form, events until the client goes."""
+"""HTTP below the routes: bounded bodies, answers in OpenAI's form, server-sent events."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
 _DRAINED = 16
-"""The gateway reads and drops a body that is too large, up to this many times the limit: a client reads the answer only
-after it has sent its body."""
+"""A body that is too large is read and dropped up to this many times the limit, because a client reads the answer only
+after it has sent its body.
+"""
 
 
 _SERVER_ERROR = 500
@@ -31,13 +32,12 @@ _REQUEST_ID = "x-request-id"
 
 
 class RequestIds:
-    """Give each request an id: a header of its response, and a word of its log lines."""
+    """Gives each request an id, which is a header of its response and part of its log lines."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -53,8 +53,9 @@ class RequestIds:
 
 
 class CrossOrigin:
-    """Answer pages of other sites (CORS) while the gateway requires keys. Without keys the guard refuses such pages.
-    `origins` lists the sites; empty means all sites, because a page needs a key anyway."""
+    """Answers pages of other sites (CORS) while the gateway requires keys. Without keys the guard refuses such pages.
+    `origins`: the sites; empty: all, because a page needs a key anyway.
+    """
 
     def __init__(self, app: ASGIApp, *, is_open: Callable[[], bool], origins: Sequence[str]) -> None:
         self._app = app
@@ -65,7 +66,6 @@ class CrossOrigin:
         )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         app = self._app if self._is_open() else self._cors
         await app(scope, receive, send)
 
@@ -74,16 +74,13 @@ _PREFLIGHT_S = 600
 
 
 class ClientLeft(Exception):
-    """The client has closed its connection before it had its answer."""
+    """The client closed its connection before it had its answer."""
 
 
 class JSONAnswer(Response):  # type: ignore[misc]  # starlette is not looked into
-    """A JSON body."""
-
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """As bytes."""
         return msgspec.json.encode(content)
 
 
@@ -102,7 +99,6 @@ class JSONParts(Response):  # type: ignore[misc]
             del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         del scope, receive
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for part in self._parts:
@@ -112,7 +108,7 @@ class JSONParts(Response):  # type: ignore[misc]
 
 
 def error_answer(error: BaseException) -> Response:
-    """An error in OpenAI's form, with headers that say when or whether to retry."""
+    """Return an error in OpenAI's form, with headers on when or whether to retry."""
     refusal = refusal_of(error)
     headers = {}
     if refusal.retry_after_s:
@@ -125,7 +121,7 @@ def error_answer(error: BaseException) -> Response:
 
 
 async def receive_body(request: Request, *, most: int) -> bytes:
-    """The body of a request. Raises RequestRefused (413) for one of more than `most` bytes, and ClientLeft."""
+    """Return the body of a request. Raises RequestRefused (413) above `most` bytes, and ClientLeft."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -146,7 +142,7 @@ async def receive_body(request: Request, *, most: int) -> bytes:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """What `work` comes to. The work is cancelled, and ClientLeft raised, if the client goes first."""
+    """Return the result of `work`. If the client leaves first, cancel it and raise ClientLeft."""
     working = asyncio.ensure_future(work)
     gone = asyncio.create_task(_gone(request.receive))
     try:
@@ -160,13 +156,15 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 _SILENT_S = 15.0
-"""After so long without an event a comment is sent: proxies close what is silent for a minute, and a stream whose pilot
-was lost may wait longer for the next one."""
+"""Seconds without an event before a comment: proxies close connections that are silent for a minute, and a stream
+whose pilot was lost may wait longer.
+"""
 
 
 class EventStream(Response):  # type: ignore[misc]
-    """Events that are sent as they come, and comments while none comes. When they end, or the client goes, `at_end` is
-    called."""
+    """Events that are sent as they come, with comments in between. At the end, or when the client leaves, `at_end`
+    is called.
+    """
 
     media_type = "text/event-stream"
 
@@ -177,15 +175,14 @@ class EventStream(Response):  # type: ignore[misc]
         self._events = events
         self._at_end = at_end
         self._is_open = False
-        """Its head has been sent, and its end has not."""
+        """True between the head and the end of the response."""
         self._was_silent = False
-        """No event has been sent since `_comment` looked last."""
+        """True if no event was sent since `_comment` last checked."""
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
         del scope
         sending = asyncio.create_task(self._send(send))
         beside = asyncio.create_task(self._comment(send))
@@ -213,7 +210,6 @@ class EventStream(Response):  # type: ignore[misc]
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _comment(self, send: Send) -> None:
-        """Send comments while no event comes."""
         while True:
             self._was_silent = True
             await asyncio.sleep(_SILENT_S)
@@ -227,7 +223,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has ended; its error was told before, or has no reader."""
+    """Cancel a task and wait for its end. Its error was reported before, or has no reader."""
     task.cancel()
     with suppress(BaseException):
         await task

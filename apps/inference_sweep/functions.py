@@ -1,9 +1,9 @@
-"""The function of this application that runs on a pilot. Its context is a ready-made one: `causal_lm(path)`.
+"""The function of this application that runs on a pilot, with a ready-made context: `causal_lm(path)`.
 
     written = generate.with_options(context=causal_lm("models/small", dtype="bfloat16"))
 
-A sweep makes a recipe of each of its models and maps `generate` over each: `run.py` does so. The function gets the
-loaded model as its first argument.
+`run.py` makes a recipe for each model and maps `generate` over each. The function gets the loaded model as its first
+argument.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One call's work: texts that share their generation parameters.
+    """The work of one call: texts with the same generation parameters.
 
-    `tensor_batch`: the most texts that the engine writes at the same time; 0 = the engine decides. `seeds` has one seed
-    for each text, so that a row's text does not depend on the call that it is in.
+    `tensor_batch`: the most texts that the engine generates at once; 0 = the engine decides. `seeds` has a seed per
+    text, so that a row's text does not depend on its call.
     """
 
     number: int
@@ -39,9 +39,8 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class WrittenTexts(msgspec.Struct, frozen=True):
-    """What a call brings back: a text a prompt, when it began (epoch), how long it took.
-
-    `errors` has one a text: why the model cannot take the prompt; empty where it wrote.
+    """The result of a call: a text per prompt, when it started (epoch), and its duration. `errors`: why the model
+    cannot take a prompt; empty for a generated text.
     """
 
     number: int
@@ -54,7 +53,7 @@ class WrittenTexts(msgspec.Struct, frozen=True):
 
 @app
 def generate(model: CausalLM, request: Request) -> WrittenTexts:
-    """Has the model write. Only the inference is timed. A prompt that the model cannot take costs no other its text."""
+    """Generate texts. Only inference is timed. If the model rejects a prompt, the others still get their texts."""
     started_at, begun = time.time(), time.perf_counter()
     texts: list[str] = []
     errors: list[str] = []
@@ -75,7 +74,7 @@ def generate(model: CausalLM, request: Request) -> WrittenTexts:
 
 
 def _try_alone(model: CausalLM, request: Request, text: str, *, seed: int) -> tuple[str, str]:
-    """What the model writes, and why it cannot; one of the two is empty."""
+    """Return the generated text or the model's error; one of the two is empty."""
     try:
         return _write(model, request, (text,), seeds=(seed,))[0], ""
     except ValueError as error:

@@ -41,9 +41,9 @@ EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
 PARAMETERS: dict[str, tuple[type, float, Any]] = {"max_new_tokens": (int, 1, 32), "temperature": (float, 0.0, 0.0)}
 """The parameters of a sweep: type, least value, default."""
 _MOST = 1 << 40
-"""No parameter is larger: a model writes no more tokens, and arithmetic still works."""
+"""The largest parameter: no model generates more tokens, and arithmetic still works."""
 _LEAST_ABOVE_0 = 1e-6
-"""A model's numbers that are divided by a smaller temperature have no place in a float any more."""
+"""Dividing by a smaller temperature overflows a float."""
 _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
@@ -61,7 +61,7 @@ class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepModel(msgspec.Struct, frozen=True):
-    """One model of the sweep. `engine`: what writes, as in `stoker.causal_lm`."""
+    """One model of the sweep. `engine`: as in `stoker.causal_lm`."""
 
     name: str
     path: str = ""
@@ -98,26 +98,23 @@ class Sweep(msgspec.Struct, frozen=True):
 
 
 class Combination(msgspec.Struct, frozen=True):
-    """One model, one prompt, one value of each parameter."""
-
     model: SweepModel
     prompt: Template
     parameters: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """For people: `small, plain, max_new_tokens 16, temperature 0.0`."""
+        """The name for people: `small, plain, max_new_tokens 16, temperature 0.0`."""
         return ", ".join([self.model.name, self.prompt.name, *(f"{key} {one}" for key, one in self.parameters.items())])
 
     @property
     def digest(self) -> str:
-        """12 hex digits of what is asked of which model."""
+        """12 hex digits of the model, prompt and parameters."""
         what = (self.model.path, self.model.dtype, self.prompt.text, self.prompt.chat, sorted(self.parameters.items()))
         return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
 
 
 def combinations(sweep: Sweep) -> list[Combination]:
-    """Every combination, model by model."""
     return [
         Combination(model=model, prompt=prompt, parameters=parameters)
         for model, prompt, parameters in itertools.product(sweep.models, sweep.prompts, sweep.parameters)
@@ -125,9 +122,9 @@ def combinations(sweep: Sweep) -> list[Combination]:
 
 
 def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep:
-    """The sweep of a file, over the rows of `data` if it is given, and the first `limit` rows alone (0: all).
+    """Read a sweep file, over the rows of `data` if given, and only the first `limit` rows (0: all).
 
-    Raises ConfigError naming file, table and key; unknown keys with the nearest that exists.
+    Raises ConfigError with file, table and key; for unknown keys with the nearest valid one.
     """
     whole = read_toml(path, keys=["data", "id", "models", "prompts", "parameters"])
     models = [
@@ -167,7 +164,7 @@ def _tables(whole: Mapping[str, Any], name: str, kind: type[msgspec.Struct], *, 
 
 
 def _refuse_twins(asked: Mapping[str, object], table: str, *, file: Path) -> None:
-    """Raises ConfigError where two names stand for the same: every call would be made twice, with one result."""
+    """Raise ConfigError if two names mean the same: every call would run twice for one result."""
     first: dict[object, str] = {}
     for number, (name, what) in enumerate(asked.items(), start=1):
         if what in first:
@@ -187,12 +184,12 @@ def _text(table: Mapping[str, Any], key: str, *, file: Path, where: str, empty: 
 
 
 def _model_path(path: str, *, folder: Path) -> str:
-    """A path from the sweep file's folder; what is not there may be a hub name."""
+    """Resolve a path relative to the sweep file; one that does not exist may be a hub name."""
     return str((folder / path).absolute()) if path and (folder / path).exists() else path
 
 
 def _real_path(path: str) -> str:
-    """One text for one place: without links and `..`. A hub name stays."""
+    """Resolve links and `..`; hub names stay."""
     return os.path.realpath(path) if path and os.path.exists(path) else path
 
 

@@ -1,12 +1,12 @@
 """One sweep, from its file to its results.
 
-Every model is a context. The calls of all models are offered to the session at once: contexts that fit a device
-together are hot on it side by side, and the others are loaded one after another, as the manager decides.
+Every model is a context. The calls of all models are submitted at once: contexts that fit a device together are hot
+side by side, and the manager decides when the others are loaded.
 
-The data file is read as the calls are sent, and once more for each combination when the final file is written, so it
-may be larger than memory: the logs hold records on disk, and keep in memory the key and the place of each. A row that a
-model cannot take (an empty prompt, more tokens than it reads) has the reason in its column `error` and no output. It is
-kept in the log of the attempt alone, so that a resumed run tries it again.
+The data file is read once to send calls, and once per combination to write the final file, so it may be larger than
+memory: logs hold records on disk, and memory holds the key and place of each. A row that a model cannot take (an empty
+prompt, too many tokens) has the reason in its column `error` and no output. It is in the log of the attempt only, so a
+resumed run tries it again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from stoker.run_folder import Record
 from stoker.units import show_seconds
 
 KEY = ("combination", "id")
-"""What identifies a result: the combination's digest and the row's id."""
+"""Fields that identify a result: the combination's digest and the row's id."""
 
 COLUMNS: dict[str, type] = {
     "model": str, "prompt": str, **{name: kind for name, (kind, _, _) in PARAMETERS.items()}, "id": str, "input": str,
@@ -56,7 +56,7 @@ COLUMNS: dict[str, type] = {
 
 
 class Records(Protocol):
-    """Records by their keys: a log of them, or a dict."""
+    """Records by key: a log or a dict."""
 
     def get(self, key: tuple[Any, ...], /) -> Record | None:
         """The record of this key, if it is there."""
@@ -70,16 +70,15 @@ class SweepCall(msgspec.Struct, frozen=True):
 
 
 class OpenSweepCall(msgspec.Struct, frozen=True):
-    """What is kept of a call until it comes back: its combination, and the ids of its rows."""
+    """The combination and row ids of a call in flight."""
 
     combination: Combination
     ids: tuple[str, ...]
 
 
 def make_records(call: OpenSweepCall, written: WrittenTexts) -> tuple[list[Record], list[Record]]:
-    """The records of one call for the log, and those of the rows that the model could not take.
-
-    Raises StokerError when the call brought back another number of texts.
+    """Return the log records of one call, and those of rows that the model rejected. Raises StokerError if the call
+    returned another number of texts.
     """
     if not len(written.texts) == len(written.errors) == len(call.ids):
         raise StokerError(f"{call.combination.name}: {len(call.ids)} rows went out and {len(written.texts)} came back")
@@ -102,7 +101,7 @@ def make_records(call: OpenSweepCall, written: WrittenTexts) -> tuple[list[Recor
 
 
 def make_rows(sweep: Sweep, combined: Sequence[Combination], log: Records, failed: Records) -> Iterator[dict[str, Any]]:
-    """The final rows, combination by combination in the order of the data. Each is in the log or among the failed."""
+    """Yield the final rows, by combination and row. Each is in the log or among the failed."""
     for combination in combined:
         digest = combination.digest
         for item in sweep.rows:
@@ -124,7 +123,7 @@ def make_rows(sweep: Sweep, combined: Sequence[Combination], log: Records, faile
 
 
 def first_error(sweep: Sweep, combined: Sequence[Combination], failed: Records) -> str:
-    """The first row that failed, with its file, place, model, prompt and reason; empty if none did."""
+    """Return the first failed row, with file, place, model, prompt and reason; empty if none failed."""
     for combination in combined:
         digest = combination.digest
         for item in sweep.rows:
@@ -135,7 +134,7 @@ def first_error(sweep: Sweep, combined: Sequence[Combination], failed: Records) 
 
 
 MOST_ROWS_AHEAD = 16_000
-"""At most this many rows of a model are in flight, and at most as many have results that wait to be kept."""
+"""The most rows of a model in flight, and the most with results that wait to be stored."""
 LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
 """The bounds of the number of calls in flight: with fewer calls devices would be idle."""
 
@@ -143,9 +142,9 @@ LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Do the sweep. 0; 1 if some rows have an error; 130 after Ctrl-C (the results so far are kept).
+    """Run the sweep. Return 0; 1 if some rows have errors; 130 after Ctrl-C.
 
-    Raises StokerError for input that cannot be used, and for a call that failed (the results so far are kept then too).
+    Raises StokerError for unusable input and for a failed call. The results so far are kept in all cases.
     """
     options = resolve(SweepOptions, given, app=APP, resume=resume, files=("sweep", "data"))
     file = Path(options.sweep) if options.sweep else EXAMPLE
@@ -251,21 +250,20 @@ def _report(attempt: Attempt) -> Iterator[str]:
 def plan_calls(
     combined: Iterable[Combination], rows: Iterable[DataItem], log: Container[tuple[str, str]], *, batch_size: int
 ) -> Iterator[SweepCall]:
-    """The calls that are still to be made, combination by combination. Each combination reads the rows once more."""
+    """Yield the missing calls, combination by combination. Each combination reads the rows again."""
     for combination in combined:
         for batch in in_batches(_missing(rows, log, digest=combination.digest), batch_size):
             yield SweepCall(combination=combination, items=batch)
 
 
 def _missing(rows: Iterable[DataItem], log: Container[tuple[str, str]], *, digest: str) -> Iterator[DataItem]:
-    """The rows for which the log has no result of the combination with this digest."""
     return (item for item in rows if (digest, item.id) not in log)
 
 
 class SweepRequests:
-    """Makes a request of each call when it is to be sent, and keeps its row ids until it comes back.
+    """Makes the request of a call when it is sent, and keeps its row ids until it returns.
 
-    Several threads may loop over requests; `take` is for one thread.
+    Several threads may iterate over requests; `take` is for one thread.
     """
 
     def __init__(self, *, tensor_batch: int) -> None:
@@ -274,23 +272,22 @@ class SweepRequests:
         self._sent: dict[int, OpenSweepCall] = {}
 
     def __len__(self) -> int:
-        """How many calls are in flight."""
         return len(self._sent)
 
     def of(self, calls: Iterable[SweepCall]) -> Iterator[Request]:
-        """The request of each call, made when the loop gets there."""
+        """Yield the request of each call."""
         for call in calls:
             number = next(self._numbers)
             self._sent[number] = OpenSweepCall(call.combination, tuple(item.id for item in call.items))
             yield _request(number, call, tensor_batch=self._tensor_batch)
 
     def take(self, number: int) -> OpenSweepCall:
-        """The call of this number, which has come back. It is kept no longer."""
+        """Remove and return a call that has returned."""
         return self._sent.pop(number)
 
 
 def calls_ahead(batch_size: int) -> int:
-    """How many calls of one model are in flight at most, with this many rows each."""
+    """Return the most calls of one model in flight."""
     return max(LEAST_CALLS_AHEAD, min(MOST_CALLS_AHEAD, MOST_ROWS_AHEAD // batch_size))
 
 

@@ -1,4 +1,4 @@
-"""`stoker profile`: the options, checked, and nothing else."""
+"""`stoker profile`: its options, checked."""
 
 from __future__ import annotations
 

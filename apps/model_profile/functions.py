@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
 _TAKEN_S = 5.0
-"""How long the library may take to send what was measured to the manager, which keeps it."""
+"""Seconds that the library may take to send the measurement to the manager."""
 
 
 class MeasuredModel(msgspec.Struct, frozen=True):
-    """What a call brings back: the profile as plain values, and True if the manager keeps it."""
+    """The result of a call: the profile as plain values, and True if the manager keeps it."""
 
     profile: dict[str, Any]
     kept: bool
@@ -25,6 +25,5 @@ class MeasuredModel(msgspec.Struct, frozen=True):
 
 @app
 def measure_steps(model: CausalLM, quick: bool) -> MeasuredModel:
-    """Profile the model; it says how far it is."""
     found = model.profile(quick=quick, told=lambda done, total: progress(done, total))
     return MeasuredModel(msgspec.to_builtins(found), model.times_are_taken(timeout_s=_TAKEN_S))

@@ -17,11 +17,13 @@ _MOST_COLUMNS = 12
 _WIDTH = 8
 
 Cell = tuple[float, float, float, int]
-"""Tokens that a step reads, tokens that each attends to, seconds, and how many samples those are the mean of."""
+"""Tokens that a step reads, tokens that each attends to, seconds, number of samples."""
 
 
 def grid(cells: Sequence[Cell], *, rows: str) -> list[str]:
-    """Milliseconds a step. `rows` names the first column; with many columns every second one is shown."""
+    """Return a table of milliseconds per step. `rows` names the first column; of many columns every second is
+    shown.
+    """
     found = {(_power(tokens), _power(length)): seconds for tokens, length, seconds, _ in cells}
     columns = sorted({length for _, length in found})
     while len(columns) > _MOST_COLUMNS:
@@ -57,7 +59,9 @@ def _number(power: int) -> str:
 
 
 def run(model: str, *, dtype: str, quick: bool, site: str, session: str, screen: Screen, json: bool) -> int:
-    """Measure the model. 0; 130 after Ctrl-C. Raises StokerError for a model that cannot be loaded or measured."""
+    """Measure the model. Return 0, or 130 after Ctrl-C. Raises StokerError for a model that cannot be loaded or
+    measured.
+    """
     recipe = stoker.causal_lm(model, dtype=dtype)
     found: MeasuredModel | None = measure(measure_steps, recipe, quick, site=site, session=session, screen=screen)
     if found is None:

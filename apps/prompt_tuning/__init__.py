@@ -1,15 +1,15 @@
-"""Prompt tuning with deadlines (PromptTuner): soft prompts tuned over real data, begun from a good text.
+"""Prompt tuning with deadlines (PromptTuner): soft prompts tuned over real data, from a good initial text.
 
     from stoker.apps.prompt_tuning import tune
 
-The tuner and the bank are `stoker.tuning`; this is the application around them.
+The tuner and the bank are in `stoker.tuning`; this is the application around them.
 
-functions.py  the decorated functions: what stays hot, and what is called. Begin here
+functions.py  the context and the decorated functions; start here
 submit.py     `tune(job)`, the future of a tuned prompt
-run.py        jobs from their files to their results, waited for or detached; prompts for a bank
-watch.py      one submitted job: its state from what the session says, its results
-board.py      where each job is, on disk and as lines for people; the options of a submission
-report.py     which deadlines were met, and why not
+run.py        jobs from files to results, attached or detached; prompts for a bank
+watch.py      one submitted job: its state in the session, its results
+board.py      the state of each job on disk and as text; options of a submission
+report.py     met and missed deadlines, with reasons
 cli.py        `stoker tune`, and `stoker run prompt_tuning`
 """
 

@@ -1,13 +1,13 @@
-"""Where each job is: one small file in its run folder, written by its submitter, and the lines that people read of it.
+"""The state of each job: a small file in its run folder, written by its submitter, and its lines for people.
 
     runs/facts-20261122-101502/
         run.json                 what was submitted, and what makes two runs the same
         state.json               this file
-        checkpoint               what the job can resume from; removed when it is done
+        checkpoint               the state for resuming; removed at the end
         adapter_model.safetensors, adapter_config.json, tuned.json      the result
-        results.jsonl            the evaluations on the way; with it the run is finished
+        results.jsonl            the evaluations; with it the run is finished
 
-If a job's submitter has died, its lock says so: no process holds the run folder, and the job is not over.
+If the submitter of a job has died, no process holds the lock of the run folder, and the job is not over.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STATE, CHECKPOINT = "state.json", "checkpoint"
 
 
 class Phase(enum.Enum):
-    """What a job is doing."""
+    """The phase of a job."""
 
     QUEUED = "queued"
     """It waits for devices."""
@@ -46,28 +46,28 @@ class Phase(enum.Enum):
     TUNING = "tuning"
     """It runs: it looks for its initial prompt, or iterates."""
     DONE = "done"
-    """Its tuned prompt is there."""
+    """Its tuned prompt is stored."""
     FAILED = "failed"
-    """It ended without one."""
+    """It ended without a tuned prompt."""
     DROPPED = "dropped"
-    """It could not make its deadline, and was not to run without."""
+    """It could not meet its deadline and was dropped as requested."""
     STOPPED = "stopped"
-    """Whoever submitted it has stopped; its checkpoint is kept."""
+    """Its submitter has stopped; its checkpoint is kept."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of it by itself."""
+        """True for the last phases."""
         return self not in (Phase.QUEUED, Phase.LOADING, Phase.TUNING)
 
 
 class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One job at one moment. Times are seconds since the epoch, on the submitter's clock; None where there is none.
+    """One job at one moment. Times are seconds since the epoch on the submitter's clock; None if unknown.
 
-    `known_late_at`: since when it was known that it would miss its deadline. `looks_up`: it begins by looking its
-    initial prompt up. `metric` is of the last evaluation that is known, `metric_name` what it is. `devices` are those
-    it runs on; on these it was seen first at `seen_at`, after `seen_iteration` iterations, and at its pace there it
-    ends at `measured_ends_at`. Before its first start it waited `loading_s` seconds for its model to load, and waits
-    for that now since `loading_at`. `why`: what it waits for, or why it failed.
+    `known_late_at`: since when it is known to miss its deadline. `looks_up`: it starts with a lookup of its initial
+    prompt. `metric`: of the last known evaluation; `metric_name`: its name. `devices`: where it runs, since `seen_at`
+    after `seen_iteration` iterations; at its pace there it ends at `measured_ends_at`. Before its first start it
+    waited `loading_s` seconds for its model to load, or waits since `loading_at`. `why`: what it waits for, or why it
+    failed.
     """
 
     name: str
@@ -99,12 +99,11 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end_at(self) -> float | None:
-        """When it has ended, or is expected to."""
+        """Its end, or expected end."""
         return self.ended_at if self.phase.is_over else self.ends_at
 
     def in_time(self, now: float) -> bool | None:
-        """Whether its tuned prompt is, or will be, there by the deadline; None without one, and before it is known: its
-        end may be too near to the deadline for that."""
+        """True if it meets its deadline; None without a deadline, and while its end is too close to call."""
         if self.deadline_at is None:
             return None
         if self.phase.is_over:
@@ -127,13 +126,12 @@ class BoardRow(msgspec.Struct, frozen=True):
 
 
 def write_entry(folder: Path, entry: BoardEntry) -> None:
-    """Put a job's state into its run folder. Raises ConfigError if that cannot be written."""
+    """Write a job's state into its run folder. Raises ConfigError."""
     said = msgspec.json.encode(msgspec.structs.replace(entry, at=time.time()))
     write_whole(folder, msgspec.json.format(said, indent=1), name=_STATE)
 
 
 def read_entry(folder: Path) -> BoardEntry | None:
-    """The state in a run folder; None where there is none that can be read."""
     try:
         return msgspec.json.decode((folder / _STATE).read_bytes(), type=BoardEntry)
     except (OSError, *UNREADABLE):
@@ -141,7 +139,7 @@ def read_entry(folder: Path) -> BoardEntry | None:
 
 
 def read_board(root: Path = RUNS) -> list[BoardRow]:
-    """Every job under this folder, in the order of their submission. Raises ConfigError for a path that is a file."""
+    """Return every job below a folder, in order of submission. Raises ConfigError for a path that is a file."""
     if root.exists() and not root.is_dir():
         raise ConfigError(f"{root}: is no folder of runs", file=str(root))
     folders = [root, *sorted(root.iterdir())] if root.is_dir() else []
@@ -154,7 +152,7 @@ def read_board(root: Path = RUNS) -> list[BoardRow]:
 
 
 def _is_held(folder: Path) -> bool:
-    """Whether a process has the run folder's lock (`run_folder.open_run`)."""
+    """True if a process holds the run folder's lock (`run_folder.open_run`)."""
     try:
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -169,11 +167,11 @@ def _is_held(folder: Path) -> bool:
 
 
 DEVICES = 8
-"""The most devices of a job that names no number: beyond it, communication costs more than a device brings."""
+"""The most devices of a job that gives no number: beyond it, communication costs more than a device brings."""
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How jobs are submitted. `bank` empty: each model's own; None: none."""
+    """The options of a submission. `bank` empty: each model's own; None: none."""
 
     site: str = ""
     session: str = ""
@@ -185,7 +183,7 @@ class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") -> list[str]:
-    """A line a job, in columns; under one that waits or has failed, why."""
+    """Return a line per job, in columns; below a waiting or failed one, why."""
     rows = [_row(entry, now=now) for entry in entries]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -198,13 +196,12 @@ def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") 
 
 
 def job_line(entry: BoardEntry, *, now: float) -> str:
-    """A job in a line, for logs."""
     why = f"  {entry.why.splitlines()[0]}" if entry.why else ""
     return "  ".join(cell for cell in _row(entry, now=now) if cell) + why
 
 
 def board_lines(seen: Sequence[BoardRow], *, now: float, most_over: int | None = None) -> list[str]:
-    """The lines of `stoker tune status`. Of the jobs that are over only the last `most_over` are shown."""
+    """Return the lines of `stoker tune status`. Of ended jobs only the last `most_over` are shown."""
     if not seen:
         return ["no tuning job is known in this folder; `stoker tune submit job.toml` submits one"]
     counts = {phase: sum(one.entry.phase is phase for one in seen) for phase in Phase}
@@ -224,7 +221,7 @@ def board_lines(seen: Sequence[BoardRow], *, now: float, most_over: int | None =
 
 
 def due(entry: BoardEntry, *, now: float) -> str:
-    """When it ends, compared with its deadline."""
+    """Return its end in relation to its deadline."""
     deadline, end = entry.deadline_at, entry.end_at
     if entry.phase in (Phase.FAILED, Phase.DROPPED, Phase.STOPPED):
         return f"deadline {clock(deadline, now=now)}" if deadline is not None else ""
@@ -244,13 +241,13 @@ def due(entry: BoardEntry, *, now: float) -> str:
 
 
 def ended_by(margin_s: float) -> str:
-    """Whether a finished job met its deadline, and by how much."""
+    """Return whether a finished job met its deadline, and by how much."""
     apart = show_seconds(abs(margin_s)) if abs(margin_s) >= 1.0 else "less than a second"
     return f"in time by {apart}" if margin_s >= 0 else f"late by {apart}"
 
 
 def clock(at: float | None, *, now: float) -> str:
-    """A moment as people write it: with its day where that is not today."""
+    """Return a time of day, with the date if that is not today."""
     if at is None:
         return ""
     moment, today = datetime.datetime.fromtimestamp(at), datetime.datetime.fromtimestamp(now).date()
@@ -258,7 +255,7 @@ def clock(at: float | None, *, now: float) -> str:
 
 
 def told_late(entry: BoardEntry, *, now: float, drops: bool) -> str:
-    """The message about a job that cannot meet its deadline."""
+    """Return the message about a job that cannot meet its deadline."""
     deadline, ends_at = entry.deadline_at or 0.0, entry.ends_at or 0.0
     if deadline <= now:
         what = f"{entry.name} is late: its deadline, {clock(deadline, now=now)}, is over"
@@ -299,7 +296,7 @@ _LINE_EVERY_S = 10.0
 
 
 class Display:
-    """Shows jobs again and again; `drops` says what becomes of those that will be late."""
+    """Shows jobs repeatedly. `drops`: late jobs are dropped."""
 
     def __init__(self, screen: Screen, *, drops: bool, place: console.Redrawn | None) -> None:
         self._screen = screen
@@ -311,7 +308,6 @@ class Display:
         self._told: set[str] = set()
 
     def show(self, entries: Sequence[BoardEntry]) -> None:
-        """Show them as they are now."""
         now = time.time()
         for entry in entries:
             if entry.phase.is_over or entry.in_time(now) is not False:
@@ -330,7 +326,6 @@ class Display:
                 self._screen.line(f"  {job_line(entry, now=now)}")
 
     def tell(self, line: str) -> None:
-        """Say this line, once."""
         if line not in self._told:
             self._told.add(line)
             self._screen.line(f"  {line}")
@@ -345,7 +340,7 @@ class Display:
 
 @contextlib.contextmanager
 def display(screen: Screen, *, drops: bool, json: bool) -> Iterator[Display]:
-    """Where jobs are shown for as long as the block runs."""
+    """Show jobs for the duration of the block."""
     if json or not console.is_terminal():
         yield Display(screen, drops=drops, place=None)
         return

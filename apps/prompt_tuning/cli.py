@@ -1,4 +1,4 @@
-"""`stoker tune`: the options, checked, and nothing else. `stoker run prompt_tuning` is `stoker tune submit`."""
+"""`stoker tune`: its options, checked. `stoker run prompt_tuning` is `stoker tune submit`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.errors import ConfigError
 _FOLDER = click.Path(path_type=Path)
 _WATCH_EVERY_S = 1.0
 _RECENT = 20
-"""Number of finished jobs that are shown in addition to the others."""
+"""Number of finished jobs shown."""
 
 
 def gang_range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -66,8 +66,8 @@ def submit_jobs(
 ) -> None:
     """Tune a soft prompt for each JOB.toml, by its deadline.
 
-    A run folder a job gets the tuned prompt (for PEFT), the text nearest to it, and what it took. A job that was
-    stopped goes on from its last checkpoint when it is submitted again.
+    Each job has a run folder with the tuned prompt (for PEFT), the text nearest to it, and its cost. A job that was
+    stopped resumes from its last checkpoint when it is submitted again.
     """
     from stoker.apps.prompt_tuning.run import (
         detached,  # these import Parsl, for which --help does not wait
@@ -92,7 +92,7 @@ def submit_jobs(
 @click.option("--all", "all_", is_flag=True, help=f"Also those that have been over for longer than the last {_RECENT}.")
 @click.argument("runs", type=_FOLDER, default=RUNS)
 def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
-    """The tuning jobs of RUNS [runs]: how far each is, when it ends, what it waits for."""
+    """The tuning jobs of RUNS [runs]: progress, expected end, and what they wait for."""
     if watch and as_json:
         raise click.UsageError("--watch is for people and --json for programs: ask again instead")
     most = None if all_ else _RECENT
@@ -119,7 +119,7 @@ def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.argument("folders", nargs=-1, type=_FOLDER, metavar="[FOLDER]...")
 def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
-    """Which deadlines were met, why not, and what came of each job: of run folders, or of all in runs/."""
+    """Met and missed deadlines with reasons, and the result of each job: of run folders, or of all in runs/."""
     wanted = folders or (RUNS,)
     found = [report.read_outcome(Path(one.folder)) for folder in wanted for one in read_board(folder)]
     outcomes = [one for one in found if one is not None]
@@ -143,8 +143,9 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
 def bank(
     context: click.Context, /, *, file: Path | None, model: str, bank: str, site: str, session: str, json_: bool
 ) -> None:
-    """Put prompts into the bank of a model: those of the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`),
-    beside the ones that ship. Each is read from the model once, and all are grouped anew."""
+    """Add prompts to the bank of a model: those of the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`) and
+    the shipped ones. The model reads each prompt once, and all prompts are grouped again.
+    """
     from stoker.apps.prompt_tuning.run import fill_bank  # it imports Parsl, for which --help does not wait
 
     if site and session:
@@ -154,20 +155,19 @@ def bank(
 
 
 command = submit_jobs
-"""What `stoker run prompt_tuning` runs."""
+"""The command `stoker run prompt_tuning`."""
 
 
 class InOrder(click.Group):
-    """Lists its commands in the order in which they are used."""
+    """Lists its commands in order of use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
-        """As they were added."""
         return list(self.commands)
 
 
 @click.group(cls=InOrder, short_help="Tune soft prompts by their deadlines.")
 def tune() -> None:
-    """Tune soft prompts by their deadlines: submit jobs, see how they stand, report what came of them."""
+    """Tune soft prompts by their deadlines: submit jobs, show their state, report their results."""
 
 
 for name, each in {"submit": submit_jobs, "status": status, "report": report_jobs, "bank": bank}.items():

@@ -1,4 +1,4 @@
-"""Which deadlines were met, and why not: `stoker tune report`, and what a submitter ends with."""
+"""Met and missed deadlines with reasons: `stoker tune report`, and the end of a submission."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_TEXT = 100
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What `tuned.json` says, as far as a report wants it."""
+    """The part of `tuned.json` for a report."""
 
     metric: str
     reach: float | None
@@ -35,7 +35,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class JobOutcome(msgspec.Struct, frozen=True):
-    """One job, and what came of it so far."""
+    """One job and its result so far."""
 
     folder: str
     entry: BoardEntry
@@ -43,7 +43,7 @@ class JobOutcome(msgspec.Struct, frozen=True):
 
 
 def read_outcome(folder: Path) -> JobOutcome | None:
-    """What a run folder tells; None for one of another kind."""
+    """Read a run folder; None for a folder of another kind."""
     entry = read_entry(folder)
     if entry is None:
         return None
@@ -57,7 +57,6 @@ def read_outcome(folder: Path) -> JobOutcome | None:
 
 
 def render(outcomes: Sequence[JobOutcome], *, now: float) -> list[str]:
-    """The lines of a report."""
     due = [one.entry for one in outcomes if one.entry.deadline_at is not None]
     over = [entry for entry in due if entry.phase.is_over]
     met = sum(entry.in_time(now) is True for entry in over)
@@ -76,7 +75,6 @@ def render(outcomes: Sequence[JobOutcome], *, now: float) -> list[str]:
 
 
 def facts(outcome: JobOutcome, *, now: float) -> dict[str, Any]:
-    """An outcome for programs."""
     entry = outcome.entry
     return {
         "folder": outcome.folder, "in_time": entry.in_time(now), "why": "; ".join(why(outcome)),
@@ -85,7 +83,7 @@ def facts(outcome: JobOutcome, *, now: float) -> dict[str, Any]:
 
 
 def why(outcome: JobOutcome) -> list[str]:
-    """Where a job's time went, and how that relates to its deadline; what it waits for, or why it failed."""
+    """Return where a job's time went in relation to its deadline; what it waits for, or why it failed."""
     entry, result = outcome.entry, outcome.result
     if entry.phase is not Phase.DONE or entry.ended_at is None:
         return entry.why.splitlines()
@@ -107,8 +105,9 @@ def why(outcome: JobOutcome) -> list[str]:
 
 
 class _Time(msgspec.Struct, frozen=True):
-    """Where a job's seconds went. `waited_s` and `ran_s` add up to all of them; `loading_s` is part of `waited_s`, the
-    others of `ran_s`; `rest_s` is uncounted, or lost to an interruption."""
+    """A job's seconds by use. `waited_s` and `ran_s` add up to the total; `loading_s` is part of `waited_s`, the
+    others of `ran_s`; `rest_s` is uncounted, or lost to an interruption.
+    """
 
     waited_s: float
     ran_s: float
@@ -134,7 +133,7 @@ def _time(entry: BoardEntry, result: Result | None) -> _Time:
 
 
 def _parts(time: _Time, iterations: int) -> list[str]:
-    """What a job did while it ran; what is not worth a word is left out."""
+    """Return the uses of a job's run time, without negligible ones."""
     said = []
     if time.bank_s >= 0.01 * time.ran_s:
         said.append(f"{show_seconds(time.bank_s)} with the prompt bank")

@@ -1,8 +1,8 @@
-"""Jobs from their files to their results, here or in a detached process; and `stoker tune bank`.
+"""Jobs from files to results, here or in a detached process; and `stoker tune bank`.
 
-Everything that can be wrong with a job's file, its data or its model's path is reported before anything is submitted.
-From then on a job that fails ends no other. `--detach` forks a process once the jobs are checked, before anything with
-threads starts; it holds the run folders and the session's client, and logs what it would have shown.
+All faults of a job's file, data or model path are reported before anything is submitted. After that a failed job ends
+no other. `--detach` forks a process after the check and before any thread starts; it holds the run folders and the
+session's client, and logs its display.
 """
 
 from __future__ import annotations
@@ -46,21 +46,25 @@ from stoker.sessions import facts_of
 from stoker.tuning import SHIPPED_PROMPTS, BankPlace, Candidate, read_candidates
 
 POLICY = "prompt-tuner"
-"""Who decides in a session that is started for tuning jobs, unless its site file names somebody."""
+"""The policy of a session that is started for tuning jobs, unless its site file names one."""
 _LOOK_EVERY_S = 0.5
 
 Submitted = Callable[[str, Sequence[str]], None]
-"""Takes the session's id and the run folders."""
+"""Receives the session's id and the run folders."""
 
 
 def submit(
     files: Sequence[Path], options: SubmissionOptions, *, screen: Screen, json: bool, submitted: Submitted | None = None
 ) -> int:
-    """Submit these jobs and wait for them. 0; 1 if one of them has no result; 130 after Ctrl-C (checkpoints are kept).
-    `submitted` is told when all of them are.
+    """Submit these jobs and wait for them. Return 0; 1 if one has no result; 130 after Ctrl-C (checkpoints are kept).
 
-    Raises ConfigError for what is wrong with a job, its data or an option, before anything is submitted; RecipeError
-    for a model that is not there; SessionError for a session that cannot be started or joined.
+    Args:
+        submitted: called when all are submitted.
+
+    Raises:
+        ConfigError: for a wrong job, data or option, before anything is submitted.
+        RecipeError: for a model that does not exist.
+        SessionError: for a session that cannot be started or joined.
     """
     readies = checked(files, options)
     site = None if options.session else site_of(options.site)
@@ -94,7 +98,7 @@ def submit(
 
 
 def again(files: Sequence[Path], options: SubmissionOptions) -> str:
-    """The command that resumes the jobs of these files: with every option but `--fresh`."""
+    """Return the command that resumes the jobs of these files, with every option but `--fresh`."""
     plain = SubmissionOptions()
     least, most = options.gang
     named = {
@@ -111,7 +115,7 @@ def again(files: Sequence[Path], options: SubmissionOptions) -> str:
 
 
 def checked(files: Sequence[Path], options: SubmissionOptions) -> dict[str, CheckedJob]:
-    """The jobs of these files by name, each with its data. Raises ConfigError, RecipeError."""
+    """Return the jobs of these files by name, with their data. Raises ConfigError, RecipeError."""
     readies: dict[str, CheckedJob] = {}
     for file in files:
         job = read_job(file)
@@ -137,7 +141,6 @@ def _is_due(ready: CheckedJob) -> bool:
 
 
 def follow(jobs: Sequence[SubmittedJob], session: Session, shown: Display) -> None:
-    """Watch the jobs until the last of them is over."""
     asker = Asker(session)
     try:
         while True:
@@ -160,7 +163,7 @@ def follow(jobs: Sequence[SubmittedJob], session: Session, shown: Display) -> No
 
 
 def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
-    """What is said first: where they run, how many they are, and whether anybody looks at their deadlines."""
+    """Yield the first lines: the session, the number of jobs, and whether its policy honours deadlines."""
     yield session_line(session)
     models = {Path(job.ready.recipe.name).name for job in jobs}
     yield f"prompt tuning · {count(len(jobs), 'job')} · {', '.join(sorted(models))}"
@@ -193,8 +196,9 @@ def _open(stack: contextlib.ExitStack, name: str, ready: CheckedJob, options: Su
 
 
 def site_of(given: str) -> Site | str | None:
-    """The site to load, deciding as tuning wants it where nobody has said otherwise; None: the session that the
-    environment names."""
+    """Return the site to load, with tuning's policy unless the file names one; None: the session in the
+    environment.
+    """
     if not given and joined_session():
         return None
     site = load_site(given or None)
@@ -215,7 +219,7 @@ def _finish(jobs: Sequence[SubmittedJob], *, screen: Screen, json: bool) -> int:
 
 
 class DetachedReport(msgspec.Struct, frozen=True):
-    """What the process says to the one that waits for it: that all is submitted, or what went wrong."""
+    """The message of the detached process to its parent: all is submitted, or the error."""
 
     session: str = ""
     folders: tuple[str, ...] = ()
@@ -223,9 +227,9 @@ class DetachedReport(msgspec.Struct, frozen=True):
 
 
 def detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -> int:
-    """Submit these jobs from a process of their own, and leave it. 0 once they are submitted.
+    """Submit these jobs from a separate process and leave it running. Return 0 once they are submitted.
 
-    Raises as `run.submit` for what goes wrong until then.
+    Raises as `run.submit` until then.
     """
     checked(files, options)
     log = options.out / f"submitted-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
@@ -291,9 +295,11 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
-    """Add the prompts of this file, and those that ship, to the bank of a model; 0. Raises ConfigError for a file that
-    cannot be read, naming its line; RecipeError for a model that does not exist; SessionError; and StokerError for the
-    bank of another model."""
+    """Add the prompts of this file, and the shipped ones, to the bank of a model; return 0.
+
+    Raises ConfigError with the line for an unreadable file; RecipeError for a model that does not exist; SessionError;
+    and StokerError for the bank of another model.
+    """
     every: dict[str, Candidate] = {one.key: one for one in read_candidates(SHIPPED_PROMPTS)}
     if file is not None:
         every |= {one.key: one for one in read_candidates(file)}

@@ -1,4 +1,4 @@
-"""`tune(job)`: a job as a call on the hot model that it wants, on as many devices as its deadline needs."""
+"""`tune(job)`: a job as a call on its hot model, on as many devices as its deadline needs."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _PROMPT_TOKENS = 32
 
 
 class CheckedJob(msgspec.Struct, frozen=True):
-    """A job that was checked, as far as a machine without its model can."""
+    """A job that passed all checks that need no model."""
 
     job: Job
     samples: tuple[Sample, ...]
     recipe: Recipe
     model: str
-    """What identifies the model: its content, or its name on the hub."""
+    """The model's identity: its content, or its name on the hub."""
 
     @property
     def digest(self) -> str:
-        """What decides the numbers that come out: two jobs with the same one are one job."""
+        """The digest of what decides the result: jobs with the same digest are one job."""
         return digest_job(self.job, digest_samples(self.samples), self.model)
 
 
@@ -61,16 +61,23 @@ def tune(
     late: str = "run",
     bank: str | os.PathLike[str] | None = "",
 ) -> AppCallFuture:
-    """Submit a job to the session that is loaded (`stoker.load`); the future of its `Tuned`.
+    """Submit a job to the loaded session (`stoker.load`).
 
-    - `job`: a `Job`, or the path of a `job.toml`. `samples`: its data, where they are not in the file that it names.
-    - `gang`: on how many devices at once, a number or `(smallest, largest)`; the scheduler decides within these.
-    - `late`: what becomes of a job that cannot make its deadline: `"run"` it when nobody else needs its devices, or
-      `"drop"` it, which the future tells as CallDroppedError.
-    - `bank`: the folder of the prompt bank; empty: this model's own, in the state folder; None: no bank.
+    Args:
+        job: a `Job`, or the path of a `job.toml`.
+        samples: its data, if not in the file that it names.
+        gang: the number of devices, or `(smallest, largest)`, within which the scheduler decides.
+        late: for a job that cannot meet its deadline: `"run"` it on idle devices, or `"drop"` it, for which the future
+            raises CallDroppedError.
+        bank: the folder of the prompt bank; empty: this model's own, in the state folder; None: no bank.
 
-    Raises ConfigError for a job or data that cannot be meant, RecipeError for a model that is not there, SessionError
-    before a site is loaded.
+    Returns:
+        The future of its `Tuned`.
+
+    Raises:
+        ConfigError: for an invalid job or invalid data.
+        RecipeError: for a model that does not exist.
+        SessionError: without a loaded site.
     """
     ready = check(job if isinstance(job, Job) else read_job(job), samples=samples)
     app, order = call_of(ready, gang=gang, late=late, bank=bank)
@@ -78,7 +85,7 @@ def tune(
 
 
 def check(job: Job, *, samples: Sequence[Sample] | None = None) -> CheckedJob:
-    """The job with its data and its model. Raises ConfigError and RecipeError, as `tune`."""
+    """Return the job with its data and model. Raises ConfigError and RecipeError, as `tune`."""
     job.refuse_past(now_s=time.time())
     given = read_samples(job.data) if samples is None else tuple(samples)
     parts = split(given, data=job.data, seed=job.training.seed)
@@ -95,7 +102,7 @@ def call_of(
     bank: str | os.PathLike[str] | None = "",
     start: bytes = b"",
 ) -> tuple[StokerApp, Order]:
-    """The app that runs a job, and its argument. `start`: the state that an earlier attempt left."""
+    """Return the app that runs a job, and its argument. `start`: the state of an earlier attempt."""
     job, now = ready.job, time.time()
     deadline = job.deadline_s(submitted_s=now)
     slo_s = 0.0 if deadline is None else deadline - now
@@ -110,14 +117,15 @@ def call_of(
 
 
 def recipe_of(model: str) -> tuple[Recipe, str]:
-    """The recipe of a model that is tuned, and what identifies the model. Raises RecipeError."""
+    """Return the recipe of a model for tuning, and the model's identity. Raises RecipeError."""
     recipe = model_recipe(language_model, model, engine="transformers", preload=PRELOAD)  # vLLM has nothing to tune
     return recipe, identity_of(recipe, model)
 
 
 def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
-    """The smallest and the largest gang, of not more ranks than a batch has samples: one of them would have nothing to
-    do. Raises ConfigError where even the smallest is too large."""
+    """Return the smallest and the largest gang, without ranks that would get no sample of a batch. Raises ConfigError
+    if even the smallest is too large.
+    """
     least, largest = gang if isinstance(gang, tuple) else (gang, gang)
     most = job.training.batch
     if least > most:
@@ -126,7 +134,7 @@ def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _features(order: Order) -> Features:
-    """What the scheduler may know: its work grows with the iterations, and with the tokens of one."""
+    """Return the facts for the scheduler: the work grows with the iterations, and with the tokens of one."""
     job = order.job
     letters = sum(len(sample.input) + len(sample.target) for sample in order.samples) / len(order.samples)
     prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_A_TOKEN or _PROMPT_TOKENS
@@ -136,8 +144,9 @@ def _features(order: Order) -> Features:
 
 
 def _kind(order: Order) -> str:
-    """A name for jobs that end alike: those without a target run all iterations; those with a looked-up prompt run
-    fewer than others."""
+    """Return a name for jobs with similar ends: jobs without a target run all iterations; jobs with a looked-up prompt
+    run fewer than others.
+    """
     if order.job.until.reach is None:
         return "all iterations"
     return "bank" if _bank_of(order) is not None else "prompt"
@@ -148,8 +157,9 @@ def _bank_of(order: Order) -> BankPlace | None:
 
 
 def _lookup_s(order: Order) -> float:
-    """Seconds that one device would need for the lookup in the bank, as earlier lookups took; a gang shares them. 0 if
-    the job looks nothing up, or no lookup was measured."""
+    """Return the seconds of one device for the bank lookup, by earlier lookups; a gang shares them. 0 without a
+    lookup, or without a measurement.
+    """
     bank = _bank_of(order)
     if bank is None:
         return 0.0

@@ -1,7 +1,7 @@
-"""One submitted job: its state from what the session says of its call, and its results in its run folder.
+"""One submitted job: its state in the session, and its results in its run folder.
 
-A call's reports and the manager's forecasts arrive by themselves; where a call is, and what it waits for, is asked.
-If the policy knows no deadlines, the end is extrapolated from the iterations so far.
+Reports of a call and forecasts of the manager arrive as events; the place of a call, and what it waits for, are
+queried. If the policy knows no deadlines, the end is extrapolated from the iterations so far.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _MOST_CALLS = 1000
 _MEASURED = 10
-"""After so many iterations on its devices a job's own pace says when it ends."""
+"""After this many iterations on its devices a job's own pace predicts its end."""
 
 
 class SessionPicture(msgspec.Struct, frozen=True):
@@ -56,23 +56,23 @@ class SessionPicture(msgspec.Struct, frozen=True):
     calls: tuple[ListedCall, ...] = ()
     contexts: tuple[ContextStatus, ...] = ()
     loading_on: dict[str, tuple[str, ...]] = {}
-    """Devices on which a context is loading, by its name."""
+    """Devices on which a context loads, by its name."""
 
     def ahead(self, call: ListedCall) -> int:
-        """How many calls of its context wait before this one."""
+        """Return the number of calls of its context that wait before this one."""
         same = [one.call for one in self.calls if one.state is ListedState.WAITING and one.context == call.context]
         return same.index(call.call) if call.call in same else 0
 
 
 class Asker:
-    """Asks a session for its state. If it does not answer, the next question opens a new connection."""
+    """Queries a session for its state. If it does not answer, the next query opens a new connection."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._observer: Observer | None = None
 
     def ask(self) -> SessionPicture | None:
-        """The session now; None if it does not answer."""
+        """Return the session's state; None if it does not answer."""
         try:
             if self._observer is None:
                 self._observer = observe(self._session).__enter__()
@@ -88,7 +88,7 @@ class Asker:
         return SessionPicture(calls, status.contexts, loading)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._observer is not None:
             with contextlib.suppress(SessionError):
                 self._observer.close()
@@ -96,7 +96,7 @@ class Asker:
 
 
 def saved_in(progress: CallProgress | None) -> Saved | None:
-    """The last state that the call reported, from which it can resume."""
+    """Return the last state in a call's reports, from which it can resume."""
     return unpack(checkpoint_of(progress) or b"")
 
 
@@ -108,8 +108,7 @@ def updated_entry(
     now: float | None = None,
     ahead_s: float = 0.0,
 ) -> BoardEntry:
-    """The job's state, updated by what is known now. `now`: seconds since the epoch, by a clock that is `ahead_s` ahead
-    of the wall clock."""
+    """Update a job's state. `now`: seconds since the epoch, by a clock that is `ahead_s` ahead of the wall clock."""
     now = time.time() if now is None else now
     if call is None:
         return entry
@@ -152,7 +151,7 @@ def _placed(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now:
 
 
 def _loaded(entry: BoardEntry, at: float) -> BoardEntry:
-    """The job, if it has waited for its model until then, waits for that no more."""
+    """End the job's wait for its model, if it waits."""
     if entry.loading_at is None:
         return entry
     before = 0.0 if entry.started_at is not None else max(0.0, at - entry.loading_at)
@@ -197,12 +196,12 @@ def _forecast(entry: BoardEntry, forecast: CallForecast | None, ahead_s: float) 
 
 
 class SubmittedJob:
-    """One job on its way: what it is, its run folder, and how it stands."""
+    """One submitted job, with its run folder and state."""
 
     def __init__(self, ready: CheckedJob, *, name: str, folder: RunFolder, start: bytes) -> None:
         until = ready.job.until
         self._clock = Clock()
-        """A wall clock that is set while the job runs must not make it late, or in time."""
+        """Setting the wall clock while the job runs must not change whether it is late."""
         self.ready = ready
         self.folder = folder
         self.future: AppCallFuture | None = None
@@ -211,13 +210,13 @@ class SubmittedJob:
         self._kept = b""
         self._ended_at: float | None = None
         self.unwritten = ""
-        """Why the run folder could not be written at the last look. The next look tries it again."""
+        """Why the run folder could not be written the last time."""
         self.entry = BoardEntry(
             name=name, iterations=until.iterations, metric_name=until.metric.value, reach=until.reach
         )  # fmt: skip
 
     def submit(self, *, session: str, gang: tuple[int, int], late: str, bank: str | None) -> None:
-        """Hand it to the session that is loaded; its time to the deadline runs from now."""
+        """Submit it to the loaded session; the time to its deadline starts now."""
         app, order = call_of(self.ready, gang=gang, late=late, bank=bank, start=self._start)
         now = self._clock.now()
         self.future = app(order)
@@ -228,7 +227,7 @@ class SubmittedJob:
         )  # fmt: skip
 
     def refresh(self, picture: SessionPicture | None) -> None:
-        """Update the entry by what is known of the job, and write it, now or (if that fails) the next time."""
+        """Update the entry and write it; a failed write is repeated the next time."""
         if self.future is None or self.entry.phase.is_over:
             return
         call, before = sent_call(self.future), self.entry
@@ -248,7 +247,7 @@ class SubmittedJob:
             self.unwritten = str(error)
 
     def stop(self, why: str) -> None:
-        """The submitter does not wait for the job any more. It notes so, unless the run folder cannot be written."""
+        """Note that the submitter stops waiting, unless the run folder cannot be written."""
         if not self.entry.phase.is_over:
             with contextlib.suppress(StokerError):
                 self._note(phase=Phase.STOPPED, why=why, ended_at=self._clock.now())
@@ -276,7 +275,7 @@ class SubmittedJob:
 
 
 def _write_results(folder: RunFolder, tuned: Tuned) -> None:
-    """The adapter, what it took, and last the evaluations: where those stand, the run is finished."""
+    """Write the adapter, its facts, and last the evaluations, which mark a finished run."""
     write_tuned(tuned, folder.path)
     rows = [msgspec.structs.asdict(point) for point in tuned.points]
 
