@@ -1,8 +1,7 @@
-"""`stoker-pilot`: be one pilot of a session, until it ends, lets this pilot go, or is gone.
+"""`stoker-pilot`: be one pilot of a session until it ends, is told to leave, or its manager is gone.
 
-Started by a provider inside a batch job, or on this machine by the executor; or by hand, on any machine that sees the
-session folder: `python -m stoker.pilot.main --session DIR`. Nothing secret is on its command line: the session folder
-holds the keys, readable by its owner alone.
+A provider starts it in a batch job, or a user by hand: `python -m stoker.pilot.main --session DIR`. The session folder
+holds the keys, so its command line has no secret.
 """
 
 from __future__ import annotations
@@ -207,8 +206,7 @@ def _agent(
 
 
 def _own_key(session: SessionFolder) -> Path | None:
-    """Make a key for a pilot that is started by hand, and return its file: the manager admits it as a separate block.
-    None if the session has a key for such pilots, or its folder is a copy."""
+    """Make a key for a pilot that is started by hand, and return its file; the manager sees a separate block."""
     session.read()
     if session.is_carried or session.key_file("pilot").exists():
         return None
@@ -223,7 +221,6 @@ def _own_key(session: SessionFolder) -> Path | None:
 
 
 def _take_name(session: SessionFolder) -> str:
-    """A name that no pilot of the session has had: its folder of logs is new."""
     while True:
         pilot = f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(2)}"
         try:

@@ -1,6 +1,6 @@
-"""What an agent has: the pilot's core, and all that its commands are carried out with.
+"""The parts of an agent: the pilot's core, and everything that carries out its commands.
 
-Everything happens in its loop's thread, but for `later`, which any thread may call.
+All of it runs in the loop's thread. Other threads hand their results over with `later`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from stoker.protocol.session import SessionFolder
 GRACE_S = 2.0
 """How long calls that run may still take when the pilot is told to go at once (a signal from the batch system)."""
 
-PROBE_EVERY_S = 300.0
-"""How often a device on which nothing is loaded is probed again."""
+PROBE_EVERY_S = 300.0  # how often a device on which nothing is loaded is probed again
 
 
 class PilotOptions(msgspec.Struct, frozen=True):
@@ -46,17 +45,13 @@ class PilotOptions(msgspec.Struct, frozen=True):
     block: str = ""
     lease_s: float = 60.0
     grace_s: float = GRACE_S
-    walltime_s: float = 0.0
-    """How long its job may last, as the site file says; 0 = it does not say."""
-    probe: str = ""
-    """The command that probes a device (see `observing`); empty: our own, on GPUs."""
+    walltime_s: float = 0.0  # how long its job may last, as the site file says; 0 = it does not say
+    probe: str = ""  # the command that probes a device (see `observing`); empty: our own, on GPUs
     probe_every_s: float = PROBE_EVERY_S
-    in_batch: bool = False
-    """Whether a batch system started it, so that it ends with the process that did."""
+    in_batch: bool = False  # whether a batch system started it, so that it ends with the process that did
     driver_limit_s: float = DRIVER_LIMIT_S
     """Seconds after which an unanswered GPU driver counts as hanging, a fault of the device."""
-    umask: int = -1
-    """The umask that the pilot was started with, which its libraries have; -1: the pilot's own."""
+    umask: int = -1  # the umask that the pilot was started with, which its libraries have; -1: the pilot's own
 
 
 class Agent:
@@ -79,10 +74,8 @@ class Agent:
         self.session = session
         self.logs = session.pilot(options.pilot)
         self.devices: dict[DeviceId, PilotDevice] = {device.facts.device: device for device in devices}
-        self.monitors: dict[str, Monitor] = {}
-        """The monitors of GPUs, by UUID."""
-        self.bare_bytes: dict[DeviceId, int] = {}
-        """Memory of each GPU that was taken while no library was on it."""
+        self.monitors: dict[str, Monitor] = {}  # the monitors of GPUs, by UUID
+        self.bare_bytes: dict[DeviceId, int] = {}  # memory of each GPU that was taken while no library was on it
         self.sees_all_processes = memory.sees_all_processes()
         self.scratch = scratch
         self.parent = Parent(watched=options.in_batch)
@@ -97,8 +90,7 @@ class Agent:
         self.processes: dict[LibraryId, LibraryProcess] = {}
         self.fetches = Fetches(self)
         self.offers = OfferScales(self.core.state, board=scratch.path / BOARD)
-        self.is_over = False
-        """Whether the core has said that everything is done."""
+        self.is_over = False  # whether the core has said that everything is done
         self.carry_out: Callable[[Command], None] = lambda _command: None
         self.check_standing: Callable[[], bool] = lambda: False
         """Tells the core if the pilot lacks what its job gave it (`job`): before it hears what fails of that."""

@@ -1,7 +1,6 @@
-"""Objects on their way into this pilot's cache, and what this pilot serves to others.
+"""Fetches objects into this pilot's cache, and serves cached objects to other pilots.
 
-Threads move the bytes and report to the loop. `Peers` holds the session's transfer key, its seed, and this pilot's
-server.
+Threads move the bytes and report to the loop.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ def no_process(reason: object) -> str:
 
 # ---- what this pilot serves
 
-
 log = logging.getLogger("stoker.pilot")
 
 
@@ -70,8 +68,7 @@ class Peers:
         self.carried = session.is_carried
         """Whether this pilot has a copy of the session's folder, and sees no other file of it."""
         self._session = session
-        self.host = _own_address(session)
-        """This machine's address for other pilots."""
+        self.host = _own_address(session)  # this machine's address for other pilots
         self._server = _serve(self.served, self.host, self.key)
 
     @property
@@ -148,8 +145,7 @@ class Fetches:
     def __init__(self, agent: _Agent) -> None:
         self._agent = agent
         self._fetches: dict[str, _Fetching] = {}
-        self.arrived: dict[str, Pin] = {}
-        """Objects that have just arrived, until the waiting libraries have them."""
+        self.arrived: dict[str, Pin] = {}  # objects that have just arrived, until the waiting libraries have them
 
     def order(self, order: FetchObject) -> None:
         """Have an object brought, from now on from where this order says."""
@@ -188,8 +184,7 @@ class Fetches:
         self._agent.later(lambda: self._offer(fetching, order, origin, why=why))
 
     def _offer(self, fetching: _Fetching, order: FetchObject, origin: list[ObjectSource], *, why: str = "") -> None:
-        """Have the object brought from there, unless the core has ordered otherwise since. `why` says what was wrong
-        with its path."""
+        """Have the object brought from there, unless the core has ordered otherwise since."""
         ref = order.object
         if self._fetches.get(ref.name) is not fetching or fetching.order is not order:
             return
@@ -257,7 +252,6 @@ class Fetches:
 
 
 def _why_not_here(path: str) -> str:
-    """Return why a path cannot be read; empty if it can."""
     try:
         os.stat(path)
     except OSError as error:

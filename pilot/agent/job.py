@@ -1,17 +1,11 @@
 """The pilot's batch job: when it ends, and whether the pilot still has what the job gave it.
 
-    Slurm         SLURM_JOB_END_TIME where it is set (22.05 does not), else `squeue -h -j JOB -o %e`; a task of an array
-                  is asked for as JOB_TASK
-    HTCondor      the job's own ad: AllowedExecuteDuration and AllowedJobDuration (HTCondor enforces them itself, since
-                  9.4), StokerWalltime (what our submit descriptions enforce by periodic_remove)
+    Slurm         SLURM_JOB_END_TIME (not set by 22.05), else `squeue -h -j JOB -o %e`
+    HTCondor      the job's ad: AllowedExecuteDuration, AllowedJobDuration, StokerWalltime (from our submit description)
     LSF           `bjobs -noheader -o time_left JOB`
-    others        what the site file says, counted from when the pilot was started (`--walltime-s`); PBS_WALLTIME
+    others        `--walltime-s` from the site file, counted from the pilot's start; PBS_WALLTIME
 
-The answer is kept on the monotonic clock, so a jump of the system's clock moves nothing. A command runs once, in a
-thread, for at most 10 s: the pilot does not wait for it, and tells the manager if the answer differs from its hello.
-
-A pilot that lost its scratch folder, or the process that started it, leaves at once: its node is no longer its own, and
-its libraries' failures are no fault of their contexts and calls.
+The answer is kept on the monotonic clock. A command runs once, in a thread, for at most 10 s.
 """
 
 from __future__ import annotations
@@ -34,7 +28,6 @@ from stoker.protocol.blocks import LossReason
 
 # ---- walltime
 
-
 log = logging.getLogger("stoker.pilot")
 
 NO_END = math.inf
@@ -54,10 +47,7 @@ def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> Non
 
 
 def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
-    """Seconds until the job ends, as far as its variables and its ad say; NO_END where they do not.
-
-    `now` is the system's clock, in seconds since 1970.
-    """
+    """Seconds until the job ends, as far as its variables and its ad say; NO_END where they do not."""
     slurm = _number(environ.get("SLURM_JOB_END_TIME", ""))
     if slurm:
         return max(0.0, slurm - now)
@@ -85,9 +75,7 @@ def _ask_later(agent: Agent, environ: Mapping[str, str]) -> None:
 
 
 def _condor(file: str, now: float) -> float:
-    """Seconds until the job ends by its ad. The ad has the start on another machine's clock, and HTCondor does not need
-    synchronous clocks (Slurm does: munge). A start in the future counts as now. If the job's time is over by its ad
-    although it runs, its time counts from when this machine wrote the ad."""
+    """Seconds until the job ends by its ad."""
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
         written = os.stat(file).st_mtime
@@ -104,7 +92,6 @@ def _condor(file: str, now: float) -> float:
 
 
 def _until(text: str) -> float:
-    """Seconds until a local time as Slurm writes it (`2026-11-21T15:04:05`); NO_END for `N/A` and the like."""
     try:
         return max(0.0, datetime.fromisoformat(text.strip()).timestamp() - time.time())
     except ValueError:
@@ -112,7 +99,6 @@ def _until(text: str) -> float:
 
 
 def _hours_and_minutes(text: str) -> float:
-    """LSF's `time_left`: `0:45 L`, hours and minutes, and how LSF knows it; `-` without a limit."""
     found = re.match(r"\s*(\d+):(\d+)", text)
     return 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else NO_END
 
@@ -140,7 +126,6 @@ def _number(text: str) -> float:
 
 # ---- what the job gave
 
-
 _NO_FOLDER = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM}
 )
@@ -157,8 +142,7 @@ def check_job(agent: Agent) -> bool:
 
 
 def cannot_make_folders(agent: Agent, error: OSError) -> bool:
-    """Tell the core if an error of making a folder says that no folder can be made here; whether it does. A disk that
-    is full is another matter: it may have room later."""
+    """Tell the core if an error of making a folder says that no folder can be made here; whether it does."""
     if check_job(agent):
         return True
     if error.errno in _NO_FOLDER:

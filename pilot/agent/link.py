@@ -1,12 +1,8 @@
-"""The agent's end of the connection to the manager.
+"""The agent's connection to the manager.
 
-ZeroMQ reconnects by itself; what it cannot know is what must be said again. Everything that changes the manager's
-records travels in numbered frames that are kept until they are acknowledged. After every (re)connect the hello goes
-first, then those frames again, in order. The hello must therefore speak of the state *before* those frames: a call
-whose end is in one of them still counts as held, or the manager would run it again (`UnacknowledgedFacts` finds these).
-
-The manager takes a hello at its word: what the hello does not list never reached the pilot, and is ordered again. Which
-orders count until the welcome to the last hello has come, the pilot's core decides.
+Messages that change the manager's records travel in numbered frames, which are kept until they are acknowledged. After
+each reconnect the pilot sends a hello, then these frames again in order. So the hello describes the state *before*
+them: a call whose end is in one of them still counts as held (`UnacknowledgedFacts`).
 """
 
 from __future__ import annotations
@@ -37,14 +33,10 @@ from stoker.protocol.wire import Outbox
 
 log = logging.getLogger("stoker.pilot")
 
-FRAME_BYTES = 16_000_000
-"""Messages that are larger together travel in several frames."""
-_REFUSED_HANDSHAKES = 10
-"""After this number of them in a row the manager does not accept the pilot's key."""
-_PART_S = 1.0
-"""How long a pilot that ends waits until the manager has taken its last frames."""
-_SEARCH_S = 1.0
-"""How often the session's folder is read while the manager is away."""
+FRAME_BYTES = 16_000_000  # messages that are larger together travel in several frames
+_REFUSED_HANDSHAKES = 10  # after this number of them in a row the manager does not accept the pilot's key
+_PART_S = 1.0  # how long a pilot that ends waits until the manager has taken its last frames
+_SEARCH_S = 1.0  # how often the session's folder is read while the manager is away
 
 
 class ManagerLink:
@@ -57,8 +49,7 @@ class ManagerLink:
         self._search_at = 0.0
         self._refusals = SeldomLog(log)
         self._batch: list[FromPilot] = []
-        self._passing: list[CallYielded] = []
-        """CallYielded of results that leave with this turn."""
+        self._passing: list[CallYielded] = []  # CallYielded of results that leave with this turn
         self._outbox = Outbox()
         self._decode = wire.to_pilot_decoder()
         pair = folder.read_pilot_key(block)
@@ -174,8 +165,7 @@ class ManagerLink:
                 hear(message)
 
     def _refresh_address(self) -> None:
-        """A manager that was started again may listen elsewhere. A pilot without shared files has but a copy of the
-        session's: it finds one that comes back where it was, and no other."""
+        """A manager that was started again may listen elsewhere."""
         try:
             address = self._folder.read().address
         except Exception as error:  # the file is being replaced, or the file system is away: look again later

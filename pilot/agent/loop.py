@@ -1,11 +1,7 @@
-"""The agent's one loop.
+"""The agent's loop, and `carry_out`, which has one case per command of the core.
 
-A turn: wait until something comes or is due; read everything that has come, from the manager, the libraries, the
-zygotes and other threads; tell the core and carry out its commands; then send one frame to the manager and one to each
-library. Nothing is delayed to form a batch: batches form while a turn is under way. `carry_out` has a line for each
-command of the core.
-
-A thread shortens the logs of libraries: user code prints without limit, and the session folder may hang.
+A turn waits for an event, reads everything that has arrived, tells the core, carries out its commands, and sends one
+frame to the manager and one to each library. Batches form while a turn runs; nothing is delayed for them.
 """
 
 from __future__ import annotations
@@ -68,7 +64,6 @@ from stoker.pilot.zygote.client import Zygote
 
 # ---- logs of libraries
 
-
 log = logging.getLogger("stoker.pilot")
 
 EVERY_S = 10.0
@@ -82,8 +77,7 @@ class LogWatch:
         self._most_bytes = most_bytes
         self._thread: threading.Thread | None = None
         self._due_at = 0.0
-        self._refused: set[Path] = set()
-        """Logs whose file system cannot give back their middle."""
+        self._refused: set[Path] = set()  # logs whose file system cannot give back their middle
 
     def shorten_if_due(self, now: float) -> None:
         """Drop the middle of logs that have grown too long, in a thread, if that is due and the last one has ended."""
@@ -111,12 +105,10 @@ class LogWatch:
 
 # ---- the loop
 
-TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that end a pilot in good order."""
+TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that end a pilot in good order
 _TICK_S = 1.0
 _LEAVING_TICK_S = 0.1
-_ECHO_S = 1.0
-"""A signal that comes again within this is the same one: srun and Slurm both send it."""
+_ECHO_S = 1.0  # a signal that comes again within this is the same one: srun and Slurm both send it
 _PROBE_S = 15.0
 
 
@@ -134,10 +126,8 @@ class Loop:
         self._observe_at = 0.0
         self._devices_at = 0.0
         self._tick_at = 0.0
-        self._due = 0.0
-        """When the next timer, tick or measurement is due."""
-        self._turned_at = 0.0
-        """When the last wait was over; 0 before the first."""
+        self._due = 0.0  # when the next timer, tick or measurement is due
+        self._turned_at = 0.0  # when the last wait was over; 0 before the first
         self._frames_fd, self._changes_fd = agent.link.dealer.filenos()
         self._has_frames, self._has_changes = False, True
         """True if something came from the manager, or its connection changed."""
@@ -176,11 +166,7 @@ class Loop:
     # ---- one turn
 
     def _wait(self) -> None:
-        """Wait until something comes or is due, and read it, but for frames of the manager.
-
-        A socket of ZeroMQ reports by its descriptor only what came after its last use, so frames are also looked for
-        before the wait. Nothing is sent on the socket of changes, so its descriptor reports each of them.
-        """
+        """Wait until something comes or is due, and read it, but for frames of the manager."""
         agent, wires = self.agent, self.agent.wires
         has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._turned_at, False
         now = time.monotonic()

@@ -1,14 +1,7 @@
-"""What the agent keeps in the object cache: objects of libraries, large payloads, snapshots, the environment.
+"""Moves objects of libraries, large arguments and results, snapshots and the environment to and from the cache.
 
-Where a pilot sees the session's folder, a large payload is a file in it. Elsewhere arguments and results over 1 MB
-travel through the session's seed.
-
-A library reports a folder that holds its context as a snapshot (`SnapshotMade`). The agent links the folder into the
-cache, which takes no room, and the manager hears of it: from then on it is an object like any other. The folder is on
-this host's disk, next to the cache (`cache.store`).
-
-A pilot that runs in a carried environment puts its archive into the cache, and tells the session's seed that it has it,
-for pilots that start and have no manager yet.
+Where a pilot sees the session's folder, a large payload is a file in it. Elsewhere payloads over 1 MB travel through
+the session's seed.
 """
 
 from __future__ import annotations
@@ -87,11 +80,9 @@ def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
 
 # ---- large arguments and results
 
-
 log = logging.getLogger("stoker.pilot")
 
-_PAUSES_S = (0.5, 2.0, 5.0)
-"""Seconds until a failed exchange is tried again: the seed may be restarting."""
+_PAUSES_S = (0.5, 2.0, 5.0)  # seconds until a failed exchange is tried again: the seed may be restarting
 
 
 def bring_arguments(agent: Agent, command: BringArguments) -> None:
@@ -197,8 +188,7 @@ def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
 
 
 def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
-    """A library has, or has made, a snapshot: make an object of it, in a thread, and tell the core if other pilots
-    reach this one."""
+    """Put a library's snapshot into the cache, in a thread, and tell the core if other pilots reach this one."""
 
     def run() -> None:
         try:
@@ -239,8 +229,7 @@ def is_snapshot_here(form: str) -> bool:
 
 # ---- the carried environment
 
-_SAID_S = 60.0
-"""How often a pilot says that it has the archive."""
+_SAID_S = 60.0  # how often a pilot says that it has the archive
 
 
 def hand_on_environment(agent: Agent, archive: str) -> None:

@@ -1,7 +1,6 @@
-"""What an agent measures: libraries every 0.25 s, devices every second, memory with each heartbeat, and probes.
+"""Measures libraries every 0.25 s, devices every second and memory with each heartbeat, and runs probes.
 
-A probe is a separate process (`stoker.pilot.devices.probe`, or the command of `--probe`), so that a driver that hangs
-or crashes takes nothing along. `core.probes` decides when devices are probed and judges the answers.
+A probe is a separate process, so a driver that hangs or crashes does not harm the pilot.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tail, tre
 from stoker.protocol.ids import DeviceId, LibraryId
 
 # ---- measurements
-
 
 _END_BYTES = 4096
 _LONGEST = 160
@@ -141,7 +139,6 @@ def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[Librar
 
 
 # ---- probes
-
 
 _TICK_S = 0.02
 _LIMIT_S = 60.0

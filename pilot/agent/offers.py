@@ -1,12 +1,7 @@
-"""Looks at the engines on the devices of a library that is offered a call, and at what the call asks of them.
+"""Reads what the engines on a library's devices have to do when a call is offered.
 
-Each engine writes beside its row of the board of turns what it has to do as it begins a step (`turn_board`). What a
-step takes the pilot knows from the manager and from its libraries' reports (`starting`). The verdict is the
-core's (`turns`).
-
-A call that was taken a moment ago is on no board yet: its library reads its arguments first, and its engine takes it up
-between two steps. Until then it counts as an unread prompt. Which request is of which call nobody says, so the oldest
-such call is dropped for each request that an engine has taken up; one whose first token is late counts no more.
+Each engine writes its work next to its row on the board of turns. A call that was accepted a moment ago is on no board
+yet, so it counts as an unread prompt until the engine reports that it has taken up another request.
 """
 
 from __future__ import annotations
@@ -30,13 +25,10 @@ from stoker.protocol.to_pilot import RunCalls
 
 log = logging.getLogger("stoker.pilot")
 
-BOARD = "turns"
-"""The board's file in the pilot's scratch folder."""
+BOARD = "turns"  # the board's file in the pilot's scratch folder
 _BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
-_LONGEST_STEP_S = 60.0
-"""A row that says that its step ends later is wrong."""
-_READS = 3
-"""How often what is being written just now is read."""
+_LONGEST_STEP_S = 60.0  # a row that says that its step ends later is wrong
+_READS = 3  # how often what is being written just now is read
 
 
 class OfferScales:
@@ -50,8 +42,7 @@ class OfferScales:
         """By the identity of a table, which is kept so that it stays its own."""
         self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
         """Calls that each library was given and that no engine seems to have."""
-        self._taken_up: dict[LibraryId, int] = {}
-        """Requests that each engine had taken up when it was last looked at."""
+        self._taken_up: dict[LibraryId, int] = {}  # requests that each engine had taken up when it was last looked at
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
         """Return the work of the engines on the devices of an offered call. Answers whatever the board says."""
@@ -95,8 +86,7 @@ class OfferScales:
     def _outlook(
         self, library: PilotLibrary, work: EngineWork, now: float, *, is_first: bool, but: RunCalls
     ) -> EngineOutlook | None:
-        """Return one engine's outlook; None if its step times are unknown. A second engine of a library gets no call
-        that is offered to it, so it counts as another library."""
+        """Return one engine's outlook; None if its step times are unknown."""
         cost = self._cost(library)
         if cost is None:
             return None
@@ -154,8 +144,7 @@ class OfferScales:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> int:
-        """Bytes of each device that the library needs if all requests peak at once (SLINFER eq. 2); 0 = unknown. The
-        manager's figure has fewer tokens than some requests have written."""
+        """Bytes of each device that the library needs if all requests peak at once (SLINFER eq. 2); 0 = unknown."""
         needs, facts = library.recipe.needs, self._state.devices_of(library)[0]
         declared = declared_bytes(needs, facts)
         if not needs.token_bytes or not declared or not work:
@@ -164,7 +153,6 @@ class OfferScales:
         return declared + needs.token_bytes * max(0, tokens - needs.cache_tokens)
 
     def _count_taken_up(self, engines: list[tuple[TurnRow, EngineWork]]) -> None:
-        """Calls whose requests the engines have by now stand on the board."""
         counts: dict[LibraryId, int] = {}
         for row, work in engines:
             counts[row.library] = counts.get(row.library, 0) + work.taken_up
@@ -175,12 +163,7 @@ class OfferScales:
                 del self._taken[library][:more]
 
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
-        """Calls that have ended or were refused count no more, nor do libraries that are gone.
-
-        Only for libraries whose engines were `looked_at` just now: the request of a call that has ended must be counted
-        before, else it stands for another call. A refused call has no request, and takes none from a call before it:
-        it is the last until this drops it.
-        """
+        """Calls that have ended or were refused count no more, nor do libraries that are gone."""
         libraries = self._state.libraries
         for notes in (self._taken, self._taken_up):
             for number in [number for number in notes if number not in libraries]:
@@ -191,7 +174,6 @@ class OfferScales:
 
 
 def _asks(order: RunCalls, now: float) -> UnreadPrompt:
-    """The offered call as a prompt that the engine has not read."""
     features, objective = order.calls[0].features, order.options.objective
     tokens = max(1, features.input_length) if features is not None else 1
     first_s = objective.first_token_s(tokens)

@@ -1,7 +1,6 @@
-"""A library's process as its agent reaches it (`LibraryProcess`), the loop's poller (`Wires`), and the zygotes.
+"""A library's process as the agent reaches it, the loop's poller, and the zygotes.
 
-There is one zygote for each set of modules that recipes want preloaded. A zygote's imports burden no other recipe's
-libraries, and if it dies it takes only its own libraries along. Zygotes that are idle for long end.
+Each set of preloaded modules has one zygote, so imports of one recipe do not affect others. Idle zygotes end.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from stoker.protocol.to_agent import ToAgent
 
 # ---- a library's process
 
-
 _decode = wire.to_agent_decoder()
 
 
@@ -41,10 +39,8 @@ class LibraryProcess:
         self.pid = 0
         self.memory = MemoryLimit()
         self.pins: list[Pin] = []
-        self.arguments: dict[CallId, Pin] = {}
-        """Large arguments of its calls that had to be brought here."""
-        self.garbled = ""
-        """Why nothing more is read from its socket, once something came there that is no message."""
+        self.arguments: dict[CallId, Pin] = {}  # large arguments of its calls that had to be brought here
+        self.garbled = ""  # why nothing more is read from its socket, once something came there that is no message
         self._socket: socket.socket | None = None
         self._reader: connection.FrameReader | None = None
         self._unsent = bytearray()
@@ -98,8 +94,7 @@ class LibraryProcess:
             return len(data)
 
     def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
-        """Read once, or `to_end`; return the messages, and whether the socket is still open. User code can write
-        anything to that socket: unreadable bytes make the library `garbled`, and never raise."""
+        """Read once, or `to_end`; return the messages, and whether the socket is still open."""
         out: list[ToAgent] = []
         if self._reader is None or self.garbled:
             return out, False
@@ -142,8 +137,7 @@ class LibraryProcess:
         return tuple(CallId(run.call) for run in self._marked())
 
     def printed_last(self) -> Printed | None:
-        """The output of the one call that it ran when it ended. None if it ran several or none, or if that call is not
-        known to have written what is in the log. The output of several is written into the log too."""
+        """The output of the one call that it ran when it ended."""
         ran = self._marked()
         for run in ran:
             if run.log_from != call_records.NOWHERE:
@@ -232,10 +226,8 @@ class Wires:
 
 # ---- zygotes
 
-
 _IDLE_S = 600.0
-_CLEAN_S = 3.0 + LIMIT_S
-"""Seconds that a zygote may take to end its libraries and their leftovers."""
+_CLEAN_S = 3.0 + LIMIT_S  # seconds that a zygote may take to end its libraries and their leftovers
 
 
 class Zygotes:

@@ -1,4 +1,4 @@
-"""The processes of libraries: made by zygotes, told to end, and what is left of them cleared away."""
+"""Starts the processes of libraries through zygotes, ends them, and removes what they leave."""
 
 from __future__ import annotations
 

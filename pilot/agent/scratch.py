@@ -1,11 +1,7 @@
 """The pilot's private scratch folder, and the batch system's process that started the pilot (`Parent`).
 
-The folder is removed at the end; the folders of killed pilots are swept.
-
-HTCondor's starter and Slurm's slurmstepd hold a job's processes together. If one is killed, the pilot remains on
-resources that the batch system gives to another job, in a scratch folder that it clears. The kernel then gives the
-pilot another parent, which this module detects. It watches only pilots of batch jobs. A pilot whose first parent is the
-init process was started by a wrapper that has left (`setsid`, `nohup`), and is not watched.
+If HTCondor's starter or Slurm's slurmstepd is killed, the pilot continues on resources that now belong to another job.
+The kernel then gives it another parent, which `Parent` detects. Pilots that were started by hand are not watched.
 """
 
 from __future__ import annotations
@@ -23,16 +19,11 @@ from stoker.pilot.starter.place import own_folder
 
 # ---- the scratch folder
 
-
 _LOCK = "alive"
 
 
 def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's pilots and caches lie on this host: `given`, where variables are read, else below the
-    job's or the system's scratch.
-
-    Raises SessionError if other users have made it, under each of its names.
-    """
+    """Where this user's pilots and caches lie on this host"""
     given = os.path.expandvars(given)
     if given.startswith("$"):
         raise SessionError(f"this node sets no {given}, which --scratch names; give it a folder that is there")
@@ -100,9 +91,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def sweep(base: Path) -> None:
-    """Remove folders of pilots that died without a word.
-
-    One has no lock file if its pilot found no room for it, or was killed while it removed the folder."""
+    """Remove folders of pilots that died without a word."""
     for folder in base.glob("pilot-*"):
         with suppress(OSError):
             try:
@@ -118,7 +107,6 @@ def sweep(base: Path) -> None:
 
 
 # ---- the parent process
-
 
 _INIT = 1
 

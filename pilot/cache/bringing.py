@@ -1,8 +1,4 @@
-"""How an object comes into the cache, and what a pilot serves of it.
-
-An object is linked or cloned if its source is on the same disk, else fetched part by part. A pilot serves the objects
-of its cache and those that are coming into it.
-"""
+"""Brings an object into the cache (by a link, a clone or a fetch), and serves cached objects to other pilots."""
 
 from __future__ import annotations
 
@@ -27,15 +23,11 @@ from stoker.units import show_bytes
 
 # ---- bringing
 
-
 _NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, kept_bytes=0, seconds=0.0)
 
 
 class Bringing:
-    """One object on its way into the cache.
-
-    `run` blocks a thread; `offer` and `stop` are for any thread. `lost` and `begun` are those of `ObjectFetch`.
-    """
+    """One object on its way into the cache: `run` blocks a thread, `offer` and `stop` are for any thread."""
 
     def __init__(
         self,
@@ -99,8 +91,7 @@ class Bringing:
             raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
 
     def _have(self, draft: Path) -> str:
-        """Have it from its origin without copying it: how it looks then, or empty. A clone is a draft that is then
-        checked like any other."""
+        """Have it from its origin without copying it: how it looks then, or empty."""
         with self._lock:
             paths = [source.path for source in self._offer[0] if source.path]
         for path in map(Path, paths):
@@ -146,7 +137,6 @@ class Bringing:
 
 
 # ---- serving
-
 
 log = logging.getLogger("stoker.pilot")
 

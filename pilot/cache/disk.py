@@ -1,15 +1,11 @@
-"""The cache's files on disk: objects, marks of durable ones, entries, and claims on objects that are coming.
+"""The cache's files: objects, entries, claims, and marks of objects that survive a crash.
 
-*Marks.* A crash of the machine soon after an object came could leave zeros in its place, of the right length and age.
-So an object without a mark is brought again after a boot. Syncing takes longer than loading a small context, and slows
-it down: one thread does it, half a second after an object came.
+*Marks.* A machine crash soon after an object arrived may leave zeros in its place. An object without a mark is fetched
+again after a boot. One thread syncs and marks new objects after half a second.
 
-*Entries.* An entry is a small file with the facts of an object; without it the object is not there. It is written once,
-as a new file, and its modification time is the time of last use. So facts are cached, and read again only for another
-file.
+*Entries.* An entry is a file with the facts of an object; its modification time is the time of last use.
 
-*Claims.* A claim is a lock (flock) on `drafts/NAME.lock`, so it ends with its process. Its draft, `drafts/NAME`, stays:
-the next pilot that claims the object continues with it.
+*Claims.* A claim is a lock on `drafts/NAME.lock` and ends with its process. The draft stays for the next claim.
 """
 
 from __future__ import annotations
@@ -38,16 +34,11 @@ from stoker.whole_files import draft_of
 
 # ---- files
 
-
 _FICLONE = 0x40049409
 
 
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
-    """Link a file under a second name; return how it looks, or empty if that fails.
-
-    Its content is not read: it must be as it was when it was named (`ref.changed_ns`). It may change with its source
-    later, which `stat_signature` notices.
-    """
+    """Link a file under a second name; return how it looks, or empty if that fails."""
     try:
         facts = source.stat()
         if not stat.S_ISREG(facts.st_mode) or not _is_as_named(facts, ref):
@@ -178,16 +169,13 @@ def _hash_of(parts: list[tuple[str, int, int, int]]) -> str:
 
 # ---- durable objects
 
-
 log = logging.getLogger("stoker.pilot")
 
-PAUSE_S = 0.5
-"""Objects that came within so short a time are written out together, after it."""
+PAUSE_S = 0.5  # objects that came within so short a time are written out together, after it
 
 
 class SafeMarks:
-    """The marks of one cache, in their folder. `while_same(place, look, action)` of the cache calls `action` if the
-    object at `place` still looks like that, and keeps it unchanged meanwhile."""
+    """The marks of one cache. `while_same(place, look, action)` calls `action` if the object still looks like that."""
 
     def __init__(self, folder: Path, while_same: Callable[[Path, str, Callable[[], None]], None]) -> None:
         self.folder = folder
@@ -240,11 +228,7 @@ class SafeMarks:
 
 
 class EntryFacts(msgspec.Struct, frozen=True):
-    """The facts in an entry's file: the object's cache name and length, and how its content looked when it came.
-
-    `boot`: the boot of this machine in which the object was copied, while a crash could lose its content; empty: it has
-    another name elsewhere.
-    """
+    """The facts in an entry's file: the object's cache name and length, and how its content looked when it came."""
 
     name: str
     size_bytes: int
@@ -319,9 +303,7 @@ def write_small(file: Path, data: bytes) -> None:
 
 # ---- claims
 
-
-STUCK_S = 30.0
-"""Seconds without progress after which a claim no longer makes others wait (its session may be cut off)."""
+STUCK_S = 30.0  # seconds without progress after which a claim no longer makes others wait (its session may be cut off)
 _POLL_S = 0.05
 
 
@@ -334,8 +316,7 @@ class Claims:
 
     @contextmanager
     def claim(self, ref: ObjectRef) -> Iterator[Path]:
-        """Return the one right on this host to bring this object in, and where to make its draft. May wait for another
-        pilot: look again whether the object is here. A draft stays for the next claim."""
+        """Return the one right on this host to bring this object in, and where to make its draft."""
         name = file_name(ref.name)
         while True:
             claim = self.folder / f"{name}.lock"
@@ -378,7 +359,6 @@ class Claims:
 
 
 def _wait_for(claim: int, draft: Path) -> bool:
-    """Wait for a claim; False if the holder's draft has not grown for `STUCK_S`."""
     grown_at, taken, check_at = time.monotonic(), -1, 0.0
     while True:
         if locks.take(claim):

@@ -1,31 +1,18 @@
-"""The object cache: a folder on local disk that pilots of one user share, in the session and in others.
+"""The object cache: a folder on local disk that pilots of one user share across sessions.
 
-    <cache>/lock             held (flock) while entries come or go
-    <cache>/identity         what it is called, so that pilots that use the same cache can tell
-    <cache>/objects/NAME     a file or a folder, complete or not there
-    <cache>/entries/NAME     one line of facts; its modification time is when the object was last used
-    <cache>/manifests/NAME   what the object is made of, so that it can be served to other pilots
-    <cache>/drafts/NAME      what is coming, claimed (flock on NAME.lock) by the pilot that brings it
+    <cache>/lock             held (flock) while entries change
+    <cache>/identity         a name by which pilots know that they share this cache
+    <cache>/objects/NAME     a complete file or folder
+    <cache>/entries/NAME     facts of the object; its modification time is the time of last use
+    <cache>/manifests/NAME   the manifest, for serving the object to other pilots
+    <cache>/drafts/NAME      an object that is being fetched, claimed by a lock on NAME.lock
 
-A pin is a shared lock on the entry's file: the kernel drops it when the process that holds it dies, so no crash leaves
-an object pinned, and an evictor that gets the exclusive lock knows that nobody uses it. An object comes in whole, by a
-rename. What was changed under its name since is noticed when it is next wanted, and fetched again.
+A pin is a shared lock on the entry's file, so the kernel releases it when its process dies. An object arrives by a
+rename. Objects that were changed on disk are fetched again. Objects unused for `KEPT_S` are removed when a pilot
+starts.
 
-It is there on purpose when its sessions are over: the next one finds the models of the last. What nobody has used for
-`KEPT_S` goes when a pilot starts.
-
-One pilot at a time brings an object to this host; others that want it wait for it, as long as it comes. A draft whose
-pilot has died stays for an hour, or until its room is needed: who wants the object next goes on with what is there
-(every part is checked).
-
-Snapshots that libraries of this host have made, beside the cache: one set of bytes, two names.
-
-    <scratch>/snapshots/FORM            where a library writes a context in a form that loads fast, and finds it again
-    <scratch>/snapshots/FORM.object     the cache name of the object that was made of it, by second names for its files
-
-The cache is bounded, and what lies under the other name takes no room of its own, for as long as the cache has the
-object too. When the cache has let it go, the other name goes as well, or the room would not come free. A snapshot of
-which no object was made (the cache refused it, its pilot ended too soon) takes room of its own and goes by its age.
+Libraries write snapshots to `<scratch>/snapshots/FORM`, next to the cache. `FORM.object` holds the name of the cached
+object that shares its files. When the cache evicts that object, the snapshot is removed too, so that the room is freed.
 """
 
 from __future__ import annotations
@@ -48,9 +35,7 @@ from stoker.units import show_bytes
 
 # ---- the cache
 
-
-KEPT_S = 14 * 86400.0
-"""Seconds that an unused object stays, unless a site says otherwise."""
+KEPT_S = 14 * 86400.0  # seconds that an unused object stays, unless a site says otherwise
 _DRAFT_KEPT_S = 3600.0
 
 
@@ -106,8 +91,7 @@ class ObjectCache:
         with self._locked():
             self._expire(kept_s)
             self._sweep(kept_s=_DRAFT_KEPT_S)
-            self.identity = self._name()
-            """The same for all pilots that use this cache, and for no others."""
+            self.identity = self._name()  # the same for all pilots that use this cache, and for no others
 
     def find(self, name: str) -> Pin | None:
         """The object, if it is here."""
@@ -116,13 +100,11 @@ class ObjectCache:
             return self._lookup(place, entry)
 
     def claim(self, ref: ObjectRef) -> AbstractContextManager[Path]:
-        """Return the one right on this host to bring this object in, and where to make its draft. May wait for another
-        pilot: look again whether the object is here. A draft stays for the next claim."""
+        """Return the one right on this host to bring this object in, and where to make its draft."""
         return self._claims.claim(ref)
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
-        """Take a claimed draft in, which is complete. `look` is how it looked when its content was known to be right,
-        if others may write to it. Raises OSError, ChangedError where it looks otherwise by now."""
+        """Take a claimed draft in, which is complete. Raises OSError, ChangedError where it looks otherwise by now."""
         place, entry = self._place(ref.name)
         with self._locked():
             here = self._lookup(place, entry)
@@ -194,11 +176,7 @@ class ObjectCache:
             )
 
     def make_disk_room(self, ref: ObjectRef, draft: Path) -> None:
-        """Make room for the copy of an object on the cache's disk, which may be smaller than the cache may grow.
-
-        What is not pinned goes, the least recently used first, if that makes the room. Raises InUseError where what
-        libraries use is in the way. Where even that is too little, nothing goes: the disk says so itself.
-        """
+        """Make room for the copy of an object on the cache's disk, which may be smaller than the cache may grow."""
         with self._locked():
             lacking = ref.size_bytes - disk.bytes_on_disk(draft) - self._free_bytes()
             if lacking <= 0:
@@ -255,8 +233,7 @@ class ObjectCache:
         return shutil.disk_usage(self.folder).free
 
     def _by_use(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes on disk that removing each object would free: unused objects, the least recently used first, and used
-        ones."""
+        """Bytes that removing each object would free: unused objects, least recently used first, and used ones."""
         unused: dict[str, int] = {}
         used: dict[str, int] = {}
         for entry in sorted(self._entries.read_all(), key=lambda each: each.used_at):
@@ -333,7 +310,6 @@ class ObjectCache:
                 self._remove(*self._place(entry.facts.name))
 
     def _sweep(self, *, kept_s: float) -> None:
-        """Remove the leftovers of crashed pilots: abandoned drafts, objects and manifests without an entry."""
         self._claims.sweep(kept_s=kept_s)
         entries = set(os.listdir(self._entries.folder))
         for folder in (self._objects, self._manifests, self._safe.folder):
@@ -342,12 +318,10 @@ class ObjectCache:
 
 
 def _may_be_used(entry: CacheEntry) -> bool:
-    """Whether a process has pinned the object, or may have."""
     return locks.is_locked(entry.file) is not False
 
 
 # ---- snapshots
-
 
 _MARK = ".object"
 
@@ -375,8 +349,7 @@ def tidy_snapshots(cache: ObjectCache) -> None:
 
 
 def sweep_snapshots(cache: ObjectCache, *, kept_s: float) -> None:
-    """Remove snapshots that never became objects, and the parts of snapshots that dead processes left, once they are
-    `kept_s` old. A snapshot that a process writes at the moment stays."""
+    """Remove snapshots that never became objects, and parts that dead processes left, once they are `kept_s` old."""
     folder, now = snapshot_folder_beside(cache), time.time()
     for place in (*folder.glob("*"), *folder.glob(".*")):
         draft = place.name.startswith(".")

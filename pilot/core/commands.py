@@ -1,4 +1,4 @@
-"""What a pilot wants done. Its shell carries commands out in order, after the event that caused them."""
+"""Commands of the pilot's core. Its shell carries them out in order, after the event that caused them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class Beat(_Command, frozen=True):
 
 
 class PassOn(_Command, frozen=True, gc=False):
-    """Send pieces of results with this turn's frames, if there is a connection. They are not numbered: the core says
-    them again after a welcome."""
+    """Send pieces of results with this turn's frames, if there is a connection. They are not numbered."""
 
     message: CallYielded
 
@@ -71,8 +70,7 @@ class Prepare(_Command, frozen=True):
 
 
 class StartProcess(_Command, frozen=True):
-    """Make a library's process, and have it load its context from these paths (by cache name, or form).
-    `device_memory_bytes`: what it may hold of each device; 0: its recipe does not say."""
+    """Make a library's process, and have it load its context from these paths (by cache name, or form)."""
 
     ordered: StartLibrary
     objects: Mapping[str, str]
@@ -92,8 +90,7 @@ class KillZygote(_Command, frozen=True):
 
 
 class Forget(_Command, frozen=True):
-    """A library is over: close its socket, let go of its objects, remove its folder and what calls that it `ran` have
-    left half written."""
+    """Close an ended library's socket, release its objects, and remove its folder and half-written results."""
 
     library: LibraryId
     ran: Sequence[CallId]

@@ -1,15 +1,7 @@
-"""Libraries and their calls from start to end; the pilot leaves.
+"""Libraries and their calls from start to end, and how the pilot leaves.
 
-Which calls a library holds (`held`). This file alone writes that.
-
-Everything that the manager is ever told of a call comes from here: a call enters with `hold`, and leaves exactly once,
-by `ended`, `returned` or `depart`. What arrives for a call that has left already changes nothing.
-
-How a library goes from stage to stage, and how it ends. This file alone writes a library's stage.
-
-How a pilot begins to leave. This file alone writes that it does.
-
-What the manager is told of a library or a call that failed here, and whose fault it was.
+Only this file changes which calls a library holds (`held`), a library's stage, and whether the pilot leaves. A call
+enters with `hold_calls` and leaves exactly once. Later messages about it change nothing.
 """
 
 from __future__ import annotations
@@ -43,8 +35,7 @@ class Departure(msgspec.Struct, frozen=True):
 
 
 def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0, streams: bool = False) -> None:
-    """Calls have come for a library; with `streams` they give their results in pieces. Raises ValueError when it no
-    longer takes any."""
+    """Calls have come for a library; with `streams` they give their results in pieces."""
     if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # to hash a stage takes long
         raise ValueError(f"library {library.number} is {library.stage.value} and takes no calls")
     library.held.update(dict.fromkeys(calls, limit_s))
@@ -134,7 +125,6 @@ def _leave(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
 
 # ---- lifecycle
 
-
 _REMEMBERED = 10_000
 
 
@@ -199,8 +189,7 @@ def finish_library(state: CoreState, library: PilotLibrary, ending: ProcessEnded
 
 
 def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running: list[CallId]) -> Failure | None:
-    """Why a library has ended; None if it ended as it should. The last lines of its log count only where they are those
-    of the one call that ran, or where no call ran."""
+    """Why a library has ended; None if it ended as it should."""
     printed = ending.printed if len(running) == 1 else None
     tail = ending.tail if printed is not None or not running else ""
     if library.cause is not None:
@@ -244,8 +233,7 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
 
 
 def _crowded_out(library: PilotLibrary, ending: ProcessEnded) -> str:
-    """That others hold the memory which a library declares, in words; empty if that is not proved. A library that
-    declares nothing may have taken the memory itself."""
+    """That others hold the memory which a library declares, in words; empty if that is not proved."""
     declared, shortage = library.recipe.needs.memory_bytes, ending.shortage
     if ending.signal != signal.SIGKILL or shortage is None or not declared:
         return ""
@@ -263,15 +251,12 @@ _OUT_OF_MEMORY = " (nobody here sent it: most often the system had no memory lef
 
 # ---- leaving
 
-
-HAND_ON_S = 5.0
-"""How long a pilot that could leave goes on serving those that are getting something from it."""
-FORCED_S = 1.0
-"""A pilot that should have left is gone after so long, whatever is still there."""
+HAND_ON_S = 5.0  # how long a pilot that could leave goes on serving those that are getting something from it
+FORCED_S = 1.0  # a pilot that should have left is gone after so long, whatever is still there
 
 
 def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
-    """Begin to end. Called again it can only make it sooner. `loss`: why the manager is to count it as lost."""
+    """Begin to end."""
     if not state.leaving:
         state.log(f"leaving: {reason}")
         state.exit_code = code

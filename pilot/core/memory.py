@@ -1,21 +1,10 @@
 """Device memory: claims, reservations, and what recipes declare.
 
-The memory station: what a library comes to hold of its devices, and when. Its claims are written here alone.
-
-The manager's ledger is a budget: what each library should come to hold. The pilot's ledger says what each holds. One
-plan of the manager may end a library and load another in its place, or shrink one so that another grows
-(docs/decisions/050; a shrink takes as long as it takes, SLINFER §VII-C). Orders that free memory are carried out at
-once; a library that is to start or to grow has a *claim* here until its memory, and a place for its process, are really
-free. Claims are met in the order in which they came, and a later one that fits is not held up by an earlier one that
-does not: the budget has room for all of them, so that none waits for ever.
-
-A claim for which nothing that is about to end or to shrink would make room, after `PROSPECT_S`, is refused: another
-library uses more than the manager knows of. The manager then loads the context elsewhere.
-
-A library's reservation changes while it lives: it grows once there is room for it, and shrinks when it says so.
-
-What a recipe declares of a device. The manager reserves it, and the pilot weighs offers by it: one rule for both, so
-that a pilot never wants more for a call than the manager could reserve.
+The manager's ledger is a budget, the pilot's says what each library really holds. Orders that free memory are carried
+out at once. A library that starts or grows has a *claim* until its memory and a place for its process are free. Claims
+are met in order of arrival, and a claim that fits does not wait for an earlier one that does not: the budget has room
+for all. A claim that nothing on its devices can meet is refused after `PROSPECT_S`, and the manager loads elsewhere.
+See docs/decisions/050 and SLINFER §VII-C.
 """
 
 from __future__ import annotations
@@ -32,9 +21,7 @@ from stoker.protocol.to_manager import DeviceFacts, LibraryResized
 
 # ---- claims
 
-
-PROSPECT_S = 1.0
-"""An order that makes room may come so much later than the claim that needs it."""
+PROSPECT_S = 1.0  # an order that makes room may come so much later than the claim that needs it
 
 
 def why_never(state: CoreState, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
@@ -43,8 +30,7 @@ def why_never(state: CoreState, devices: tuple[DeviceId, ...], memory_bytes: int
 
 
 def is_declared(state: CoreState, library: PilotLibrary) -> bool:
-    """True if a library's recipe says what it takes of its devices. Else its reservation is a guess until that was
-    measured."""
+    """True if a library's recipe says what it takes of its devices."""
     needs = library.recipe.needs
     return bool(needs.device_memory_bytes or (needs.memory_bytes and state.devices_of(library)[0].on_host))
 
@@ -65,8 +51,7 @@ def ask_claim_again(state: CoreState, library: PilotLibrary) -> None:
 
 
 def met_claims(state: CoreState) -> list[tuple[PilotLibrary, int]]:
-    """Meet the claims that there is room for now. Returns their libraries, in the order of the claims, and what each
-    holds."""
+    """Meet the claims that there is room for now."""
     found = []
     for number, memory_bytes in list(state.claims.items()):
         library = state.libraries[number]
@@ -133,7 +118,6 @@ def _take(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
 
 
 def _lacks_place(state: CoreState, device: DeviceId, others: Iterable[PilotLibrary]) -> bool:
-    """Whether a device has as many processes as it may have."""
     most = state.devices[device].processes
     return 0 < most <= sum(other.has_process for other in others)
 
@@ -143,7 +127,6 @@ def _on(state: CoreState, device: DeviceId) -> list[PilotLibrary]:
 
 
 def _coming_bytes(state: CoreState, device: DeviceId) -> int:
-    """What libraries that are about to end or to shrink will give back of a device."""
     coming = 0
     for library in _on(state, device):
         held = state.ledger.held(library.number)
@@ -194,11 +177,7 @@ def report_unchanged(state: CoreState, library: PilotLibrary, *, ordered_bytes: 
 
 
 def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -> None:
-    """A library has changed what it uses (or its context has refused to: a size below zero).
-
-    What it was told since it may use already, so that much stays held: a shrink that it answers now may be followed by
-    a growth to a part of what it had, for which no claim was made.
-    """
+    """A library has changed what it uses (or its context has refused to: a size below zero)."""
     size = message.device_memory_bytes
     ordered = library.resizes.pop(0) if library.resizes else size
     try:
@@ -213,11 +192,7 @@ def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -
 
 
 def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
-    """What a recipe declares of such a device in bytes; 0 if nothing.
-
-    On a CPU device host memory is the device's memory. On a GPU device memory alone counts, and what the device takes
-    for each process comes on top, as far as it is there: a user who declares all of a GPU means the GPU.
-    """
+    """What a recipe declares of such a device in bytes; 0 if nothing."""
     memory, device_memory = needs.memory_bytes, needs.device_memory_bytes
     if facts.on_host:
         return max(memory, device_memory)
@@ -234,8 +209,7 @@ def takes_one_process(facts: DeviceFacts) -> bool:
 
 
 def settle_reservation(state: CoreState, library: PilotLibrary) -> None:
-    """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room. What
-    nobody has measured yet on a GPU stays a guess until its monitor has (see `limits`)."""
+    """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room."""
     if is_declared(state, library):
         return
     number, devices = library.number, state.devices_of(library)

@@ -1,15 +1,8 @@
-"""Objects that the pilot lacks, and room for them in its cache.
+"""Objects that the pilot lacks, and which cached objects to evict for room.
 
-The objects that a pilot lacks and waits for, and those that it has reported to the manager as cached.
-
-This file alone writes both. The pilot asks the manager for an object that the cache lacks (`WantObjects`). The manager
-names its sources (`FetchObject`: other pilots, or its origin), again whenever they change. The pilot reports each
-object that arrives, each source that fails, and each object that leaves the cache.
-
-What to evict from an object cache to make room: least recently used first, never what is pinned.
-
-A pin is a count of libraries that use an entry. The plan is made before anything is touched, so an object that can
-never fit evicts nothing. "Recently" is the order of use, not a time: the clock of whoever drives this is enough.
+Only this file changes which objects are wanted and which ones the manager was told of. The pilot asks for a missing
+object (`WantObjects`), the manager names its sources (`FetchObject`), and the pilot reports each object that arrives,
+each source that fails, and each object that leaves the cache. Eviction takes the least recently used object first.
 """
 
 from __future__ import annotations
@@ -49,8 +42,7 @@ def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectR
 
 
 def plan_objects(state: CoreState, library: PilotLibrary) -> None:
-    """Wait for the objects whose sources the manager will name unasked. The pilot fetches nothing before it has looked
-    into its cache: the manager may not know that an object is there."""
+    """Wait for the objects whose sources the manager will name unasked."""
     planned = set(library.ordered.planned)
     for ref in library.recipe.objects:
         if ref.name not in planned:
@@ -147,8 +139,7 @@ def forget_wants(state: CoreState, library: PilotLibrary) -> None:
 
 
 def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
-    """Report objects that other pilots of the host have brought into the shared cache or evicted from it. `sizes`: the
-    objects in the cache, with their bytes."""
+    """Report objects that other pilots of the host have brought into the shared cache or evicted from it."""
     gone = state.told - sizes.keys()
     fresh = sizes.keys() - state.told - state.wants.keys()
     if gone:
@@ -168,14 +159,12 @@ def _begin(state: CoreState, found: Want) -> None:
 
 
 def _expect(state: CoreState, ref: ObjectRef) -> Want:
-    """Wait for an object. Peers that ask for it get its parts as they arrive."""
     found = state.wants[ref.name] = Want(ref)
     state.out.append(Expect(ref.name))
     return found
 
 
 # ---- room in the cache
-
 
 _SAFE = frozenset(string.ascii_lowercase + string.digits + "-_.")
 
@@ -192,10 +181,8 @@ class CachedObject(msgspec.Struct, frozen=True):
 class Shortage(enum.Enum):
     """Why no plan makes room."""
 
-    TOO_LARGE = "too large"
-    """It is larger than the whole cache."""
-    PINNED = "pinned"
-    """What is in use leaves too little, even if all the rest went."""
+    TOO_LARGE = "too large"  # it is larger than the whole cache
+    PINNED = "pinned"  # what is in use leaves too little, even if all the rest went
 
 
 def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:
@@ -215,11 +202,7 @@ def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: 
 
 
 def file_name(name: str) -> str:
-    """An object's cache name as one path component that every file system takes; different names stay different.
-
-    Lower-case letters, digits, `-`, `_` and inner dots stand for themselves, every other byte is `~` and two hex digits
-    (so that file systems that fold case keep names apart, and no name climbs out of its folder).
-    """
+    """An object's cache name as one path component that every file system takes; different names stay different."""
     out = []
     for place, byte in enumerate(name.encode()):
         char = chr(byte)

@@ -1,7 +1,6 @@
-"""That a pilot is there: what its hellos and heartbeats say, how long it waits for its manager, when its time is over.
+"""Hellos, heartbeats, the lease of the manager, and the pilot's walltime.
 
-The manager takes a hello at its word. It must speak of the state *before* the frames that were not acknowledged, which
-follow it: a call whose end is in one of them still counts as held, or the manager would run it again.
+A hello describes the state *before* the unacknowledged frames that follow it.
 """
 
 from __future__ import annotations
@@ -38,21 +37,13 @@ from stoker.protocol.to_manager import (
 from stoker.protocol.wire import VERSION
 from stoker.units import show_seconds
 
-WELCOME_S = 5.0
-"""A hello that has had no answer for this long is sent again."""
-FIRST_CONTACT_S = 60.0
-"""A pilot that has not joined yet waits at least so long for its manager."""
-MARGIN_S = 12.0
-"""When a pilot begins to leave before its walltime is over; of a short walltime a fifth."""
-_EXIT = 0.25
-"""What ending takes, of that: calls that still run are then given up."""
-_SAME_S = 2.0
-"""Two answers about the walltime that differ by less are the same."""
-FIRST_LINE_S = 4.0
-"""A load that takes less says nothing."""
-TOLD_RECIPE_BYTES = 65_536
-"""The loader of a recipe that goes along with a hello has no more bytes than this. A library of a larger one cannot be
-adopted by a manager that has lost its recipe, unless the client defines it first."""
+WELCOME_S = 5.0  # a hello that has had no answer for this long is sent again
+FIRST_CONTACT_S = 60.0  # a pilot that has not joined yet waits at least so long for its manager
+MARGIN_S = 12.0  # when a pilot begins to leave before its walltime is over; of a short walltime a fifth
+_EXIT = 0.25  # what ending takes, of that: calls that still run are then given up
+_SAME_S = 2.0  # two answers about the walltime that differ by less are the same
+FIRST_LINE_S = 4.0  # a load that takes less says nothing
+TOLD_RECIPE_BYTES = 65_536  # the loader of a recipe that goes along with a hello has no more bytes than this
 
 
 def told_recipes(recipes: Iterable[Recipe]) -> tuple[Recipe, ...]:
@@ -206,8 +197,7 @@ def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> N
 
 
 def tick_at(state: CoreState) -> float:
-    """When a tick is needed at the latest: where the pilot begins to leave, and where its time to leave is over. From
-    then on ticks come at the shell's own pace, until its processes are gone."""
+    """When a tick is needed at the latest: where the pilot begins to leave, and where its time to leave is over."""
     leave_by = state.leave_by if state.now < state.leave_by else NEVER
     return min(leave_by, state.drain_at)
 

@@ -1,8 +1,7 @@
 """What the pilot does about each event: the table of contents of the pilot.
 
-`react` takes one event. Each function below handles one event, order or message, and lists its steps in the order in
-which they happen. A step lives in the file of its subject and never calls back up. `state` names the file that writes
-each field.
+`react` takes one event. Each function handles one event, order or message, and lists its steps in the order in which
+they happen. A step lives in the file of its subject and never calls back up.
 """
 
 from __future__ import annotations
@@ -235,8 +234,7 @@ def on_library_event(state: CoreState, event: _OfLibrary) -> None:
 
 
 def on_timer(state: CoreState, key: str) -> None:
-    """A library has waited for a while: `snapshots/3` for snapshots, `memory/3` for room on its devices, `cancel/3` for
-    calls to stop."""
+    """A library has waited for a while"""
     what, _, number = key.partition("/")
     library = state.libraries.get(LibraryId(int(number)))
     if library is None:
@@ -302,8 +300,7 @@ def on_order(state: CoreState, message: ToPilot) -> None:
 
 
 def on_run_calls(state: CoreState, order: RunCalls, *, is_weighed: bool = False) -> None:
-    """Give a library calls that it does not hold already, or refuse them. `is_weighed`: an offer that nothing speaks
-    against."""
+    """Give a library calls that it does not hold already, or refuse them."""
     library = state.libraries.get(order.library)
     refused = ""
     if library is None:
@@ -332,8 +329,7 @@ def on_run_calls(state: CoreState, order: RunCalls, *, is_weighed: bool = False)
 
 
 def on_offer_weighed(state: CoreState, event: OfferWeighed) -> None:
-    """Take an offered call, or refuse it because it, or another one on its devices, would be late (SLINFER §VI-C), or
-    because it has no room in the cache."""
+    """Accept an offered call, or refuse it: it or another call would be late (SLINFER §VI-C), or memory lacks."""
     order = event.order
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage is Stage.DRAINING or state.leaving:

@@ -1,21 +1,13 @@
 """Running calls: passed to libraries, stopped, and their pieces.
 
-How the pilot stops a running call, at the least cost that the call's code allows.
+How the pilot stops a call, at the least cost that the call's code allows:
 
-1. The pilot tells the call to stop. Its library aborts the call's requests to a model, and the function ends at its
-   next wait for a model or its next progress report. The library and its other calls continue.
-2. A call that still runs after its grace does not react. The pilot tells the manager its end, and drains the library:
-   the library returns the calls that it has not begun, and finishes its other running calls.
-3. The pilot kills the library when only calls that do not react run in it. Calls that need the context load it again.
+1. It tells the call to stop. The function ends at its next wait for a model or its next progress report.
+2. If the call still runs after its grace, the pilot reports its end and drains the library.
+3. It kills the library when only calls that do not react run in it.
 
-How calls get to a library's process, and large results from it.
-
-The pieces that running calls yield, from their library to the manager.
-
-They are not in the manager's journal and not in numbered frames. So the pilot keeps those of each call that the client
-has not acknowledged, and says them again whenever something may have lost them: after each welcome, and when the client
-asks. The library yields no more than a window of them ahead, which bounds what is kept. A call's end is told when its
-client has all of its pieces: nothing is kept beyond that.
+Pieces of results are neither in the journal nor in numbered frames. The pilot keeps those that the client has not
+acknowledged, and sends them again after each welcome or when the client asks.
 """
 
 from __future__ import annotations
@@ -47,19 +39,14 @@ def give_back(library: PilotLibrary, *, count: int = 0, calls: tuple[CallId, ...
 
 # ---- stopping
 
-
-LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0
-"""Seconds that a call has to react, at least and at most."""
-ANSWER_S = 1.0
-"""Seconds in which a draining library returns the calls that it has not begun. If it does not, its code holds the
-interpreter, and no thread of it reads messages."""
+LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0  # seconds that a call has to react, at least and at most
+ANSWER_S = 1.0  # seconds in which a draining library returns the calls that it has not begun
 
 
 def stop_calls(
     state: CoreState, library: PilotLibrary, calls: Iterable[CallId], *, least_s: float = 0.0, failure: Failure | None
 ) -> None:
-    """Tell running calls to stop, with a grace of at least `least_s`. `failure` is the end of a call without a result;
-    None if the manager has ended the call already."""
+    """Tell running calls to stop, with a grace of at least `least_s`."""
     until = state.now + max(least_s, grace_s(library))
     for call in calls:
         state.out.append(TellLibrary(library.number, Evict(call=call)))
@@ -68,8 +55,7 @@ def stop_calls(
 
 
 def grace_s(library: PilotLibrary) -> float:
-    """Seconds that a call has to react: the load time of its library, within bounds. A longer wait would cost more than
-    a kill and a load."""
+    """Seconds that a call has to react: the load time of its library, within bounds."""
     return min(MOST_GRACE_S, max(LEAST_GRACE_S, library.ready_at - library.started_at))
 
 
@@ -91,8 +77,7 @@ def call_evicted(state: CoreState, library: PilotLibrary, progress: CallProgress
 
 
 def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
-    """Return the ends of calls. A call that was told to stop and raised an exception gets the failure of its stop; a
-    call that returned keeps its result."""
+    """Return the ends of calls."""
 
     def one(end: CallEnd) -> CallEnd:
         stop = library.stopping.get(end.call)
@@ -117,7 +102,6 @@ def check_stopping(state: CoreState, library: PilotLibrary, running: Sequence[Ca
 
 
 def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> None:
-    """Report the ends of calls that do not react, and drain their library."""
     failure = library.stopping[calls[0]].failure
     if failure is None:
         what = (
@@ -168,8 +152,7 @@ def pass_calls_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> N
 
 
 def arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) -> None:
-    """Large arguments of an order are here, or not. Calls whose arguments are lacking end, or go elsewhere where
-    another pilot may have room for them."""
+    """Large arguments of an order are here, or not."""
     order = library.orders_waiting_for_arguments.pop(event.ticket, None)
     for call, path in event.paths.items():
         if call in library.held:
@@ -229,7 +212,6 @@ def _bring(state: CoreState, library: PilotLibrary, order: RunCalls) -> bool:
 
 
 def _hand_in(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
-    """Have large results brought to the session; returns the ends that can be told now."""
     done = [end.call for end in ends if end.call in library.arguments]
     if done:
         for call in done:

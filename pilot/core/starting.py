@@ -1,14 +1,4 @@
-"""Start libraries: folder, objects, snapshots, memory, process.
-
-What steps of engines take on this pilot's devices: what the manager knew, and what libraries have measured since.
-
-The pilot weighs offers by it (`turns`). Libraries report their steps every few seconds, on their way to the
-manager, which keeps them for good.
-
-From the order to start a library to its process being made: its folder, its objects, its snapshots.
-
-Libraries whose claims on memory are met start or grow; those whose claims cannot be met are refused.
-"""
+"""Starts libraries: folder, objects, snapshots, memory, process. It also keeps the measured step times of engines."""
 
 from __future__ import annotations
 
@@ -37,8 +27,7 @@ def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes |
 
 
 def take_step_times(state: CoreState, library: PilotLibrary) -> None:
-    """The manager has said what steps of a library's engine take. What this pilot has measured since is part of that,
-    or newer."""
+    """The manager has said what steps of a library's engine take."""
     if _key(state, library) not in state.step_times:
         learn_step_times(state, library, library.ordered.steps)
 
@@ -217,7 +206,6 @@ def _without_forms(state: CoreState, library: PilotLibrary) -> None:
 
 
 def _start(state: CoreState, library: PilotLibrary) -> None:
-    """Its files are here: start it as soon as there is room on its devices."""
     library.fetched_at = state.now
     if memory.claim_memory(state, library, library.ordered.device_memory_bytes):
         start_process(state, library)
@@ -237,7 +225,6 @@ def start_process(state: CoreState, library: PilotLibrary) -> None:
 
 
 def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
-    """Why the objects of a context can never be here together; empty if they can."""
     sizes = {ref.name: ref.size_bytes for ref in library.recipe.objects}
     size, bound = sum(sizes.values()), state.facts.cache_bound_bytes
     if size <= bound or len(sizes) == 1:  # of a single one the cache says which it is

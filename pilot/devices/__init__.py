@@ -1,4 +1,4 @@
-"""Which devices this pilot has: what the batch system granted, and nothing more."""
+"""The devices that the batch system granted to this pilot."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ __all__ = ["GrantedDevices", "PilotDevice", "find_devices"]
 
 
 class GrantedDevices(msgspec.Struct, frozen=True):
-    """Devices to offer, and the faults of granted ones, a line each. `lacks`: why none is of use, for example because
-    the job's GPUs are missing."""
+    """Devices to offer, and faults of granted ones. `lacks`: why none can be used."""
 
     offered: tuple[PilotDevice, ...]
     troubles: tuple[str, ...] = ()
@@ -29,15 +28,7 @@ class GrantedDevices(msgspec.Struct, frozen=True):
 def find_devices(
     wanted: str = "auto", *, gpus_asked: int = 0, gpu_cores: int = GPU_CORES, limit_s: float = gpu.DRIVER_LIMIT_S
 ) -> GrantedDevices:
-    """Return the devices to offer. `auto`: the granted GPUs, or one CPU device per core if there are no GPUs.
-
-    `cpu` and `cpu:N` ask for CPU devices (one per core, or N), `gpu` for GPUs alone, `gpu+cpu` and `gpu+cpu:N` for GPUs
-    with `gpu_cores` cores each, and CPU devices of the remaining cores (`cpu.share_with_spare`). `gpus_asked`: number
-    of GPUs that the job asked for. An `auto` pilot of such a job that finds none offers its CPU devices with that as
-    their fault, so that nothing is loaded there and the reason is shown.
-
-    Raises ConfigError if the wanted devices are not here. `limit_s`: how long the NVIDIA driver may take.
-    """
+    """Return the devices to offer. Raises ConfigError if the wanted devices are not here."""
     kind, _, count = wanted.strip().partition(":")
     if count and not (kind.endswith("cpu") and count.isdecimal() and int(count) > 0):
         kind = ""

@@ -1,12 +1,7 @@
-"""Memory of GPUs by library, and memory of the host after the kernel killed a library.
+"""GPU memory by library, and host memory after the kernel killed a library.
 
-NVML numbers processes as the node does. Inside a container (a PID namespace) the same number is another process, so a
-number counts only if every process that the driver shows is one of ours. Otherwise a library that is alone on a GPU has
-what was taken since nothing was loaded there; with several libraries their frameworks' own figures hold.
-
-The kernel counts its kills for want of memory on the whole node (`oom_kill` of /proc/vmstat, since Linux 4.13). Each
-limit that holds this pilot is looked at: its cgroups and the node's memory. Memory in use there that is not this
-pilot's belongs to others. Files in shared memory count as in use, and have no known owner.
+In a container NVML's process numbers are not ours, so they count only if every process that the driver shows is ours.
+Otherwise a library that is alone on a GPU has what was taken since the GPU was empty.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ from stoker.pilot.core.events import MemoryShortage
 from stoker.pilot.devices.cpu import cgroups, number_in
 
 # ---- memory of GPUs
-
 
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """The name of the PID namespace that Linux starts with (PROC_PID_INIT_INO), the same on every machine."""
@@ -46,11 +40,7 @@ def divide_memory(
     bare_bytes: int,
     trusted: bool,
 ) -> dict[_K, int]:
-    """Bytes that each library uses of a GPU, without libraries for which it is unknown.
-
-    `processes`: of each library on the GPU. `taken_bytes`, `bare_bytes`: memory in use now, and while no library was
-    there (-1 = unknown). `trusted`: process numbers are the driver's.
-    """
+    """Bytes that each library uses of a GPU, without libraries for which it is unknown."""
     ours = {pid for pids in processes.values() for pid in pids}
     if by_process and (trusted or ours >= by_process.keys()):
         return {
@@ -67,14 +57,13 @@ def divide_memory(
 
 # ---- memory of the host
 
-
 FRESH_S = 5.0
 """Seconds that a counted kill may be older than the death that it explains: one shortage may end several libraries."""
 
 
 class OomKills:
-    """Detects whether the kernel has just killed for want of memory. `own_bytes`: exact memory of this pilot's
-    processes; None: unknown. `clock`: in seconds."""
+    """Detects whether the kernel has just killed for lack of memory. `own_bytes`: this pilot's memory, None =
+    unknown."""
 
     def __init__(
         self,
@@ -97,8 +86,7 @@ class OomKills:
         self._count = count
 
     def shortage(self) -> MemoryShortage | None:
-        """The limit that leaves the least room; None if the kernel has killed nothing a moment ago, or what this pilot
-        holds is not known."""
+        """The limit that leaves the least room; None without a recent kill, or if this pilot's memory is unknown."""
         self.note_kills()
         if self._clock() - self._noticed_at >= FRESH_S:
             return None
@@ -112,8 +100,7 @@ class OomKills:
         return _value(self._root / "proc/vmstat", "oom_kill")
 
     def _levels(self) -> Iterator[tuple[int, int, int]]:
-        """Each limit with the memory in use below it, and the files in shared memory, in bytes; the kernel drops caches
-        before it kills."""
+        """Each limit with the memory in use below it and its shared memory, in bytes, without caches."""
         info = self._root / "proc/meminfo"
         total, shared = _value(info, "MemTotal:") * 1024, _value(info, "Shmem:") * 1024
         if total:
@@ -127,8 +114,7 @@ class OomKills:
 
 
 def anonymous_bytes(pids: Iterator[int]) -> int | None:
-    """Memory that these processes alone, or with others, would have to give up; shared pages are divided. None where
-    the kernel does not say it of one that lives (before Linux 5.3)."""
+    """Memory that these processes alone, or with others, would have to give up; shared pages are divided."""
     total = 0
     for pid in pids:
         held = _value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:", none=-1)
@@ -141,12 +127,10 @@ def anonymous_bytes(pids: Iterator[int]) -> int | None:
 
 
 def _lives(pid: int) -> bool:
-    """True if a process exists and has memory: a zombie has none."""
     return os.path.exists(f"/proc/{pid}") and _value(Path(f"/proc/{pid}/status"), "VmSize:") > 0
 
 
 def _value(path: Path, name: str, *, none: int = 0) -> int:
-    """The number after a name in a file of lines; `none` if the name is missing."""
     try:
         with path.open() as file:
             for line in file:

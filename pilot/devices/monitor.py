@@ -1,12 +1,7 @@
 """Watches GPUs through NVML, in one thread per GPU: a driver that hangs blocks only its thread.
 
-The agent's loop reads what a thread left. If a thread has waited for the driver for `limit_s`, the GPU or its driver
-hangs, which is a fault of that device alone. `Health` reports uncorrectable memory errors, Xid events, and a lost GPU.
-
-Most Xids (13, 31, 43, 45, ...) are faults of programs; those below are faults of the GPU or its link, after which it
-computes wrongly or not at all until it is reset (NVIDIA's "XID Errors" document). A GPU that has fallen off the bus
-answers every question with GPU_IS_LOST, even the question for its name: so events are matched by handle, and each such
-answer is the fault itself.
+Most Xids (13, 31, 43, 45, ...) are faults of programs; those below are faults of the GPU or its link (NVIDIA's "XID
+Errors"). A lost GPU answers every question with GPU_IS_LOST, so events are matched by handle.
 """
 
 from __future__ import annotations
@@ -25,7 +20,6 @@ from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 
 # ---- health
 
-
 XIDS = {
     48: "a double-bit memory error",
     62: "its controller halted",
@@ -37,15 +31,11 @@ XIDS = {
     120: "its system processor failed",
     140: "a memory error that could not be recovered",
 }
-_UNKNOWN_TIMES = 3
-"""Number of "Unknown Error" answers in a row that are a fault: some drivers say that of a lost GPU."""
+_UNKNOWN_TIMES = 3  # number of "Unknown Error" answers in a row that are a fault: some drivers say that of a lost GPU
 
 
 class Health:
-    """Watches one GPU, or the GPU of a MIG part. A driver that cannot answer counts as healthy.
-
-    `handle` is of the whole GPU: a MIG part has neither events nor error counts.
-    """
+    """Watches one GPU, or the whole GPU of a MIG part. A driver that cannot answer counts as healthy."""
 
     def __init__(self, handle: Any, *, nvml: Any) -> None:
         self._nvml = nvml
@@ -120,18 +110,14 @@ class Health:
 
 # ---- monitors
 
-
 log = logging.getLogger("stoker.pilot")
 
 EVERY_S = 1.0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A GPU's memory at one moment, in bytes.
-
-    `by_process`: memory by process id as the driver counts processes; None = unknown. `taken_bytes`: memory in use by
-    any process, or by the driver; -1 = unknown. `at`: monotonic time of the question.
-    """
+    """A GPU's memory in bytes at a monotonic time, by process id as the driver counts (None = unknown), and in all
+    (-1)."""
 
     by_process: dict[int, int | None] | None
     taken_bytes: int = -1
@@ -152,8 +138,7 @@ class Monitor:
         self._health: Health | None = None
         self._reading: Reading | None = None
         self._fault = ""
-        self._asked_at: float | None = None
-        """Since when the thread waits for the driver; None while it does not."""
+        self._asked_at: float | None = None  # since when the thread waits for the driver; None while it does not
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{device.facts.device}", daemon=True)
         self._thread.start()

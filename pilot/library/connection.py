@@ -1,13 +1,10 @@
 """The connection between a library and its agent, on a Unix socket pair.
 
-The first frame holds the library's settings. A frame has a head of eight bytes: its length in five bytes (little
-endian) and a mark of three. User code has this socket among its descriptors and may write to it by mistake: the reader
-refuses a head without the mark, or with an impossible length, at once. The library's reader blocks, the agent's does
-not.
+The first frame holds the library's settings. A frame begins with its length in 5 bytes (little endian) and a mark of 3.
+User code may write to this socket by mistake, so a frame without the mark or with an impossible length is refused.
 
-`LibraryOutbox` sends ends of calls, progress and answers. Ends wait for each other, so that short calls share frames.
-Progress leaves with the next frame, or alone if the last frame with progress is old. Every thread may send.
-`BatchReports` tells the pilot every few seconds how full the batch of the context's engine is, and what its steps took.
+`LibraryOutbox` sends ends of calls, progress and answers, from every thread. `BatchReports` reports every few seconds
+how full the batch of the context's engine is.
 """
 
 from __future__ import annotations
@@ -33,13 +30,11 @@ from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """One library's place on its pilot. Paths are absolute.
+    """One library's place on its pilot, with absolute paths.
 
-    `folder` is its folder on local disk, `log` the file for its output, `objects` the session's folder for large
-    results; `search_path` is appended to `sys.path`. `host` is this machine's address for other pilots. `gang_key` is
-    the session's secret for gangs, from which the ranks of a call derive theirs. `turns` is the board of the turns on
-    the pilot's devices; empty without one. `probe` is the command that probes a device, without the device's name;
-    empty if devices are not probed.
+    `objects` is the session's folder for large results; `search_path` is appended to `sys.path`; `host` is this
+    machine's address for other pilots; `turns` is the board of turns (empty: none); `probe` the command that probes a
+    device.
     """
 
     pilot: str
@@ -60,14 +55,11 @@ encode_settings = msgspec.msgpack.Encoder().encode
 
 # ---- frames
 
-
 _HEAD = struct.Struct("<Q")
 HEAD_BYTES = _HEAD.size
 _LENGTH_BITS = 40
-_MARK = 0xD7A5C1 << _LENGTH_BITS
-"""No text in UTF-8 or ASCII holds these three bytes."""
-MOST_BYTES = 1 << 32
-"""No frame is longer: MessagePack ends there too."""
+_MARK = 0xD7A5C1 << _LENGTH_BITS  # no text in UTF-8 or ASCII holds these three bytes
+MOST_BYTES = 1 << 32  # no frame is longer: MessagePack ends there too
 _ROOM = 1 << 18
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
@@ -117,8 +109,7 @@ class FrameReader:
         return count > 0
 
     def next(self) -> memoryview | None:
-        """Return the next whole frame, valid until the next `fill`; None if it is not complete. Raises ProtocolError
-        for bytes that are no frame."""
+        """Return the next whole frame, valid until the next `fill`; None if it is not complete."""
         here = self._end - self._start
         if here < HEAD_BYTES:
             self._make_room(HEAD_BYTES)
@@ -149,30 +140,25 @@ class FrameReader:
 
 # ---- outbox
 
-
-_REPORT_S = 0.05
-"""Progress is reported at most this often."""
+_REPORT_S = 0.05  # progress is reported at most this often
 _now = time.perf_counter
 
 
 class LibraryOutbox:
-    """The sending side of a library's socket. `lost` is called if the socket is gone, with the calls whose ends could
-    not be sent; it does not return."""
+    """The sending side of a library's socket. If the socket is gone it calls `lost` with the calls whose ends were not
+    sent."""
 
     def __init__(self, sock: socket.socket, *, lost: Callable[[OSError, list[int]], NoReturn]) -> None:
         self._sock = sock
         self._lost = lost
         self._sending = threading.Lock()
-        self.ends: deque[CallEnd] = deque()
-        """Ends that wait."""
-        self.oldest_end = 0.0
-        """When the first of them came, on `time.perf_counter`."""
+        self.ends: deque[CallEnd] = deque()  # ends that wait
+        self.oldest_end = 0.0  # when the first of them came, on `time.perf_counter`
         self._reports: dict[int, CallProgress] = {}
         self._reported_at = 0.0
 
     def report(self, progress: CallProgress) -> None:
-        """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago. A
-        checkpoint that has not gone out yet goes along with the report that comes after it."""
+        """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago."""
         self._reports[progress.call] = _with_checkpoint(progress, self._reports.get(progress.call))
         if _now() - self._reported_at > _REPORT_S:
             self.send_waiting()
@@ -217,7 +203,6 @@ class LibraryOutbox:
 
 
 def _with_checkpoint(progress: CallProgress, waiting: CallProgress | None) -> CallProgress:
-    """Return a report with the checkpoint of the waiting report, unless it has one."""
     if waiting is None or not waiting.state or progress.state:
         return progress
     return msgspec.structs.replace(progress, state=waiting.state)
@@ -235,9 +220,7 @@ def _ended(messages: list[Any]) -> list[int]:
 
 # ---- batch reports
 
-
-EVERY_S = 10.0
-"""Seconds between two reports."""
+EVERY_S = 10.0  # seconds between two reports
 _LOOK_S = 1.0
 
 

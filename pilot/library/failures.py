@@ -1,18 +1,14 @@
 """Classifies the exception that a call raised: the user's, or the infrastructure's (`pilot.core.infrastructure`).
 
 *Origin.* The traceback of an exception from the kernel or a compiled library has no `raise` statement at its end. So
-`raise OSError(EIO)` and `raise RuntimeError("NCCL error")` are the user's. Python code of a package may raise
-exceptions of its own types.
+`raise OSError(EIO)` is the user's.
 
-*Chains.* A re-raised exception and one with an explicit cause (`raise ... from error`) count as the original does. The
-implicit context (`__context__`) does not count. A group counts if each of its members does.
+*Chains.* An explicit cause (`raise ... from error`) counts, the implicit context does not. A group counts if each
+member does.
 
-*Full disks.* The disk is that of the file which the exception names. Many packages name no file: then the library
-takes the innermost function of the traceback that holds an open file, or the path of one. If it finds no file, one of
-the node's disks must be full. A call that fills a disk alone would do so on every node, so its exception is the user's.
-
-This module looks at PyTorch only if the process has imported it. A probe of a device is a separate process. At the end:
-the command and the last output of a failed `bash_app` of Parsl, and an exception in short for people.
+*Full disks.* The disk is that of the file which the exception names, or of an open file in the innermost function that
+has one; without a file, one of the node's disks must be full. A call that fills a disk alone would do so on every node,
+so its exception is the user's.
 """
 
 from __future__ import annotations
@@ -41,12 +37,9 @@ from stoker.pilot.core.infrastructure import Proof, Sign, matching
 
 # ---- full disks
 
-
 _FEW_BYTES = 64 << 10
-_FEW_PART = 0.01
-"""A disk with less than these bytes, or less than this part of it, free is full."""
-_OTHERS_PART = 0.8
-"""Others filled a disk if they hold at least this part of it."""
+_FEW_PART = 0.01  # a disk with less than these bytes, or less than this part of it, free is full
+_OTHERS_PART = 0.8  # others filled a disk if they hold at least this part of it
 _INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 _OPENED = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _PATHS = (str, PosixPath, PurePosixPath)
@@ -56,8 +49,7 @@ _SERVER_FAILS = frozenset(
 
 
 def others_filled_it(error: BaseException, folder: str) -> bool:
-    """True if the disk that a call could not write to is one of this node's, and others filled it. `folder` lies on
-    the node's scratch disk."""
+    """True if the disk that a call could not write to is one of this node's, and others filled it."""
     local = {}
     for place in (folder, *_temporary(), "/dev/shm"):
         with suppress(OSError):
@@ -88,7 +80,6 @@ def _temporary() -> list[str]:
 
 
 def _others_fill(file: str, devices: Collection[int]) -> bool:
-    """True if others hold most of a file's disk, which is one of these devices."""
     try:
         place = os.path.abspath(file)
         while not os.path.exists(place) and place != os.path.dirname(place):
@@ -105,8 +96,7 @@ def _others_fill(file: str, devices: Collection[int]) -> bool:
 
 
 def _own_bytes(file: str, device: int) -> int:
-    """Bytes of the file on disk, and of what this process has open there for writing: a removed file occupies its room
-    until it is closed."""
+    """Bytes of the file, and of what this process has open there for writing: a removed file keeps its room."""
     sizes: dict[int, int] = {}
     places: list[str | int] = [file, *map(int, os.listdir("/proc/self/fd"))]
     for each in places:
@@ -163,7 +153,6 @@ def _is_full(folder: str) -> bool:
 
 # ---- the infrastructure's exceptions
 
-
 _NOT_COMPILED = frozenset(
     opcode.opmap[op] for op in ("RAISE_VARARGS", "RETURN_GENERATOR", "YIELD_VALUE", "SEND") if op in opcode.opmap
 )
@@ -177,11 +166,7 @@ _TEXT_MOST = 2000
 
 
 class Place(NamedTuple):
-    """The facts of a library that exceptions are judged by.
-
-    `folder` is on the node's scratch disk, `budget_bytes` what its recipe declares of each device (0: nothing), `probe`
-    the command that probes a device (empty: none is probed).
-    """
+    """The facts of a library that exceptions are judged by."""
 
     folder: str
     devices: tuple[str, ...] = ()
@@ -320,20 +305,16 @@ _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
 
 # ---- failures of bash apps
 
-
-BASH_FAILURE = "BashExitFailure"
-"""Parsl's class of such an exception."""
+BASH_FAILURE = "BashExitFailure"  # Parsl's class of such an exception
 _LINES = 10
 _MOST_BYTES = 16_384
 _COMMAND_MOST = 1_000
 _RUNS_IT = "remote_side_bash_executor"
-_HEAD_ENDS = "--> end executable <--"
-"""Parsl writes the command into the file for standard error, up to this line."""
+_HEAD_ENDS = "--> end executable <--"  # Parsl writes the command into the file for standard error, up to this line
 
 
 def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> str:
-    """Set `command` and `last_lines` of an exception that Parsl raised for a command. Returns both in short, for
-    people; nothing for any other exception. The call's output begins at the byte `log_from` of the library's log."""
+    """Set `command` and `last_lines` of an exception that Parsl raised for a command."""
     found = _locals(error.__traceback__)
     if found is None or type(error).__name__ != BASH_FAILURE:
         return ""
@@ -375,7 +356,6 @@ def _tail(path: str, *, start: int = 0) -> list[str]:
 
 # ---- exceptions in short
 
-
 _SHORT_MOST = 400
 _FRAMES = 4
 _INSTALLED_REAL = tuple(
@@ -385,8 +365,7 @@ _OURS = ("stoker.pilot.", "stoker.contexts.")
 
 
 def in_short(error: BaseException) -> str:
-    """`KeyError: 'claim'`, and a line for each of the last frames in the user's own code, the innermost last; where
-    none is, for the innermost of all. Nothing that the exception's own methods do can hinder it."""
+    """`KeyError: 'claim'`, and a line for each of the last frames in the user's code (or the innermost of all)."""
     try:
         said = [part.strip() for part in traceback.format_exception_only(error) if part.strip()]
         frames = list(traceback.walk_tb(error.__traceback__))

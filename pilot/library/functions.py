@@ -1,12 +1,8 @@
-"""The functions of a library: kept by key, unpickled with their arguments, and which of them may run at the same time.
+"""The functions of a library: cached by key, unpickled with their arguments, and which of them may run at the same
+time.
 
-A library receives a function once and forgets the least recently used. A result that is too large for a message becomes
-a file in the session's folder of objects. A missing package, or a disk that refuses a write, is a `TransferError` with
-the failure that ends the call. Any other exception from unpickling is the user's and keeps its type.
-
-The slots of a library share one `sys.modules`. Two calls that bring different versions of a module run one after the
-other, and so do calls of programs in two folders where threads cannot have their own working folder. Calls begin in
-order: a call that waits is not overtaken, can be given back, and its time limit does not run yet.
+A missing package, or a disk that refuses a write, is a `TransferError`. Other exceptions from unpickling are the
+user's. Slots share one `sys.modules`, so calls that bring different versions of a module run one after the other.
 """
 
 from __future__ import annotations
@@ -38,7 +34,6 @@ from stoker.protocol.to_pilot import FunctionBlob
 
 # ---- functions
 
-
 _ROOM = 128
 _ROOM_BYTES = 128_000_000
 
@@ -49,15 +44,13 @@ class Function:
     def __init__(self, blob: FunctionBlob) -> None:
         self.name = blob.name
         self.size_bytes = len(blob.blob)
-        self.mean_s = 0.0
-        """How long its calls take, recent ones counting most; 0 = not known yet."""
+        self.mean_s = 0.0  # how long its calls take, recent ones counting most; 0 = not known yet
         self._blob = blob.blob
         self._lock = threading.Lock()
         self._opened: tuple[Callable[..., Any], bool] | None = None
         self._modules = NO_MODULES
         self._versions: Mapping[str, str] | None = None
-        self._replaced = 0
-        """How often modules had been replaced when it was opened."""
+        self._replaced = 0  # how often modules had been replaced when it was opened
 
     def versions(self) -> Mapping[str, str]:
         """The versions of the modules that it brings, by name. First asked for before it is opened."""
@@ -66,10 +59,8 @@ class Function:
         return self._versions
 
     def open(self) -> tuple[Callable[..., Any], bool]:
-        """The function, and whether it takes the context as its first argument; what it imports is found from now on.
-
-        Raises whatever unpickling raises.
-        """
+        """The function, and whether it takes the context as its first argument; what it imports is found from now
+        on."""
         self._modules.enter()
         opened = self._opened
         if opened is None or self._replaced != count_replaced():
@@ -82,8 +73,7 @@ class Function:
         return opened
 
     def open_arguments(self, data: Buffer) -> Any:
-        """Unpickle the arguments of a call of this function, which is open. Modules of the arguments come before its
-        own."""
+        """Unpickle the arguments of a call of this function, which is open."""
         if data[:1] != b"M":
             return payloads.loads(data)
         return loads_code(data, under=self._modules)[0]
@@ -127,7 +117,6 @@ class Functions:
 
 # ---- pickling
 
-
 _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
 _TEXT_MOST = 40_000
 
@@ -164,8 +153,7 @@ class Packer:
     # ---- what a call brings
 
     def open_function(self, function: Function) -> tuple[Callable[..., Any], bool]:
-        """Return the function, and whether it takes the context. Raises TransferError if a package is missing here;
-        exceptions of the user's code pass through."""
+        """Return the function, and whether it takes the context."""
         try:
             return function.open()
         except BaseException as error:
@@ -175,8 +163,7 @@ class Packer:
     def open_arguments(
         self, function: Function, payload: Payload, objects: Mapping[str, str]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call. `objects`: paths of large arguments by name. Raises TransferError if they
-        cannot be read, or if a package is missing here; exceptions of the user's code pass through."""
+        """Return the arguments of a call."""
         data: Any = payload
         if isinstance(data, ObjectRef):
             try:
@@ -192,8 +179,7 @@ class Packer:
         return args, kwargs
 
     def _tell(self, error: BaseException, what_was: str) -> None:
-        """Note on an exception that it was raised by unpickling. Raises TransferError instead of one that says that a
-        package is missing or that the bytes are damaged."""
+        """Note on an exception that it was raised by unpickling."""
         what, pilot = what_was.rpartition(" ")[0], self._settings.pilot
         if isinstance(error, ImportError):
             text = (
@@ -277,11 +263,8 @@ def clean(text: str) -> str:
 
 # ---- calls that may run at the same time
 
-
-_Versions = Mapping[str, str]
-"""The versions of the modules that a call wants, by name."""
-_FOLDER = "/"
-"""No module's name: stands for the folder that a call runs in."""
+_Versions = Mapping[str, str]  # the versions of the modules that a call wants, by name
+_FOLDER = "/"  # no module's name: stands for the folder that a call runs in
 
 
 class SideBySide:
@@ -328,8 +311,7 @@ class SideBySide:
         return waits
 
     def _wanted(self, work: RunnableCall) -> _Versions:
-        """Return the module versions that a call needs: those of its arguments override those of its function and
-        context."""
+        """The module versions that a call needs: its arguments override its function and its context."""
         if self._of_next is not None and self._of_next[0] is work:
             return self._of_next[1]
         versions = self._of_function(work.function)

@@ -1,13 +1,9 @@
 """A library's turns on its devices: it asks before each iteration, and hands the devices on after it.
 
-Who is next is the pilot core's to say (`stoker.pilot.core.turns`: the shortest headroom first, SLINFER §VI-A).
-The library whose iteration has ended works it out from the board (`turn_board`), writes it there, and wakes the next
-one by a datagram; the agent takes no part. A library that shares its devices with nobody makes no system call, and
-neither does one that keeps its turn because it is still the most urgent.
-
-A holder that has died or was stopped, or that takes much longer than it has said, loses its turn: whoever waits looks
-at it every few hundredths of a second. It asks again when it goes on. Whoever looks only reads; the lock is taken when
-there is something to change, so that a look never stands in the way of a library that hands its turn on.
+`stoker.pilot.core.turns` decides who is next. The library whose iteration has ended computes that from the board,
+writes it there, and wakes the next library with a datagram. A library that shares its devices with no other makes no
+system call. A holder that died, was stopped, or takes much longer than announced loses its turn: waiting libraries
+check the board every few hundredths of a second, and lock it only to change something.
 """
 
 from __future__ import annotations
@@ -29,35 +25,26 @@ from stoker.protocol.ids import DeviceId, LibraryId
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.025
-"""Seconds between two looks at the board while waiting. A holder with a younger turn is left alone, so a lost one is
-found at the second look, within 0.1 s."""
-_SWEEP_S = 1.0
-"""A library that shares its devices looks for libraries that are gone this often."""
+_LOOK_S = 0.025  # seconds between two looks at the board while waiting
+_SWEEP_S = 1.0  # a library that shares its devices looks for libraries that are gone this often
 _OVERDUE_FACTOR = 2.0
 _OVERDUE_S = 0.03
 """A holder that computes longer than this many times its own forecast, and this much longer, has lost its turn."""
 _OVERDUE_UNKNOWN_S = 10.0
 """A holder without a forecast has lost its turn after this long: another process may have its process's id by now. If
 its first step does take longer (it compiles), two libraries compute side by side until it ends."""
-_LONGEST_WAIT_S = 60.0
-"""The longest wait for a turn: a wrong board costs speed only."""
-_TIMEOUT = struct.Struct("@ll")
-"""A `struct timeval`, for SO_RCVTIMEO."""
+_LONGEST_WAIT_S = 60.0  # the longest wait for a turn: a wrong board costs speed only
+_TIMEOUT = struct.Struct("@ll")  # a `struct timeval`, for SO_RCVTIMEO
 
 
 class LibraryTurns:
-    """The turns of one engine of a library. Used by one thread.
-
-    `board`: a file that all libraries of the pilot map. Raises OSError where it cannot be used.
-    """
+    """The turns of one engine, used by one thread. Raises OSError if the board cannot be used."""
 
     def __init__(self, board: Path, library: LibraryId, devices: Sequence[DeviceId]) -> None:
         self._board = TurnBoard(board)
         self._library, self._devices = library, tuple(devices)
         self._row: TurnRow | None = None
-        self._waker: socket.socket | None = None
-        """The socket on which others wake this engine, while it has a row."""
+        self._waker: socket.socket | None = None  # the socket on which others wake this engine, while it has a row
         self._joined = False
         self._seen, self._shared = -1, False
         self._swept_at = 0.0
@@ -70,11 +57,7 @@ class LibraryTurns:
     def begin(
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
     ) -> None:
-        """Wait for a turn and hold it. A library that holds one passes it on first if another is more urgent.
-
-        `due_at`: due time of the most urgent token of its requests, on `time.monotonic`; `step_s`: expected length of
-        the iteration, 0 if unknown; `work`: returns what to publish, after the next library is woken.
-        """
+        """Wait for a turn and hold it."""
         row = self._present_row()
         if row is None:
             return
@@ -123,11 +106,7 @@ class LibraryTurns:
     # ---- the board
 
     def _present_row(self) -> TurnRow | None:
-        """Return this engine's row on the board; None if there is no room for it.
-
-        The engine joins with its first turn: a library without an engine never asks for one. It joins again if another
-        library took it for dead and freed its row. Computed when libraries join or leave.
-        """
+        """Return this engine's row on the board; None if there is no room for it."""
         if not self._joined:
             self._join()
         row, changes = self._row, self._board.changes
@@ -192,8 +171,7 @@ class LibraryTurns:
         return True
 
     def _hands_on(self, row: TurnRow, now: float) -> bool:
-        """Ask for the next turn, and give the devices to the library whose turn it is. False if this library holds a
-        turn and keeps it; a library that asks a moment later waits for one more step."""
+        """Ask for the next turn, and give the devices to the library whose turn it is."""
         if now > self._swept_at + _SWEEP_S:
             self._swept_at = now
             self._sweep()
@@ -217,7 +195,6 @@ class LibraryTurns:
         return True
 
     def _holds(self) -> bool:
-        """True if another library has given the turn to this one."""
         assert self._row is not None
         row = self._board.row(self._row.number)
         if row is None or not row.is_of(self._row):  # somebody took it for dead
@@ -322,7 +299,6 @@ def _is_gone(pid: int) -> bool:
 
 
 def _process_state(pid: int) -> str:
-    """The letter that Linux gives a process's state (proc(5)); empty if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

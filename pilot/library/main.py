@@ -44,8 +44,7 @@ _YOUNG_S = 2.0
 _LOADS = 10
 """A library that is younger, or whose age is less than 10 times its load time, does not end itself for a function with
 other modules: so functions that take turns cost at most a tenth of the time."""
-_LEAST_ROOM_BYTES = 64 << 10
-"""A scratch disk that refuses 64 KiB is full."""
+_LEAST_ROOM_BYTES = 64 << 10  # a scratch disk that refuses 64 KiB is full
 
 
 def serve(number: int) -> None:
@@ -151,8 +150,7 @@ def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> No
 
 
 def _make_way(server: LibraryServer, not_before: float) -> None:
-    """End the library before a module is replaced by another version, so that a fresh process imports it; before
-    this time the module is imported again in this process."""
+    """End an old library before a module is replaced by another version, so that a fresh process imports it."""
     if time.monotonic() > not_before:
         server.leave(
             LibraryFault(
@@ -162,8 +160,8 @@ def _make_way(server: LibraryServer, not_before: float) -> None:
 
 
 def _leave_ends_to_the_agent() -> None:
-    """Ignore SIGTERM: a batch system sends it to every process of a job, and the agent decides what happens to calls.
-    Child processes of user code keep the default."""
+    """Ignore SIGTERM: a batch system sends it to every process of a job, and the agent decides what happens to
+    calls."""
 
     def nothing(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -179,7 +177,6 @@ def _offer_turns(order: Load, settings: Settings) -> None:
 
 
 def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workplace) -> tuple[Any, Loaded] | None:
-    """Load the context and return it with its measurements; None if that failed and was reported."""
 
     def offer(form: str, folder: str, made_s: float) -> None:
         sock.sendall(connection.pack([SnapshotMade(form=form, folder=folder, made_s=made_s)]))
@@ -232,8 +229,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
 
 
 def _refusal(settings: Settings) -> OSError | None:
-    """How the scratch disk refuses to be written; None if it does not. A loader fails there through no fault of its
-    own, and in many ways."""
+    """How the scratch disk refuses to be written; None if it does not."""
     place = os.path.join(settings.folder, "room")
     try:
         with open(place, "wb") as file:
@@ -247,7 +243,6 @@ def _refusal(settings: Settings) -> OSError | None:
 
 
 def _no_room(error: OSError, settings: Settings) -> str:
-    """Why a library cannot even begin, and what to do; no fault of its context."""
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = f"the scratch disk is full ({settings.folder})" if is_full else f"its folder cannot be used: {error}"
     return f"lib-{settings.library} on {settings.pilot}: {what}; make room there, or give [pilot] scratch another disk"
@@ -264,7 +259,6 @@ def _memory() -> tuple[int, int]:
 
 
 def _device_memory(devices: tuple[str, ...]) -> int:
-    """Bytes that PyTorch holds on the fullest of this library's GPUs; 0 without PyTorch or GPUs."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return 0
@@ -282,7 +276,6 @@ def _settings(data: bytes) -> Settings:
 
 
 def _read_exactly(sock: socket.socket) -> bytes:
-    """One frame, and not a byte more. Ends the process if the agent is gone."""
     head = _exactly(sock, connection.HEAD_BYTES)
     return _exactly(sock, connection.length_of(head))
 

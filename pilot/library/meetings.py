@@ -1,7 +1,6 @@
-"""Where the ranks of gangs meet: rank 0 listens and says so, the others are told.
+"""Where the ranks of gangs meet: rank 0 listens, and the other ranks are told its address.
 
-What is said of a call may come before the call does, and while it runs: the thread that reads notes it here, the thread
-that runs the call waits here.
+The address may arrive before the call. The reading thread notes it here, and the thread that runs the call waits here.
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ from stoker.protocol.ids import CallId
 from stoker.protocol.to_agent import Listens
 from stoker.units import show_seconds
 
-_KEPT = 64
-"""Calls whose address is remembered although they have not asked: more are in no library's hands at a time."""
+_KEPT = 64  # calls whose address is remembered although they have not asked: more are in no library's hands at a time
 
 
 class GangMeetings:
-    """The gangs of one library. `host`: this machine's address for other pilots; `say` sends a message to the agent;
-    `key`: the session's key, from which each call's key is made."""
+    """The gangs of one library. `say` sends a message to the agent; `key` is the secret of the calls' keys."""
 
     def __init__(self, *, host: str, say: Callable[[Listens], None], key: bytes = b"") -> None:
         self._host = host

@@ -1,12 +1,8 @@
 """The pieces that calls yield, from the generator to the agent.
 
-A call may be a window of pieces ahead of what its client has acknowledged; then its slot waits. It waits once more
-after its function has ended, until the client has all pieces: the call's end says how many there were. A call that
-waits says so with its last pieces, because the client otherwise acknowledges later. With one slot, the thread that
-waits reads the acknowledgements.
-
-A frame costs agent, manager and client more than its pieces do. So pieces of all calls gather for a moment that grows
-with the number of calls (`PieceGathering`). The first pieces of a call leave at once: a person looks at an empty page.
+A call may be one window of pieces ahead of its client, then its slot waits. It waits again after its function has
+ended, until the client has all pieces. Pieces of all calls gather for a moment that grows with the number of calls, so
+that they share frames. The first pieces of a call leave at once.
 """
 
 from __future__ import annotations
@@ -39,8 +35,7 @@ def can_be_drained(result: Any) -> bool:
 
 
 def drain(result: Any, put: Callable[[Any], bool], stop: CallStop) -> bool:
-    """Hand each piece to `put`, in order. Ends early, and closes the generator, when `put` answers False; returns
-    whether it came to its end."""
+    """Hand each piece to `put`, in order."""
     if not hasattr(result, "__anext__"):
         try:
             return all(put(piece) for piece in result)
@@ -74,8 +69,7 @@ def as_list(result: Any, stop: CallStop) -> list[Any]:
 
 
 def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
-    """Run a coroutine in its own event loop. When the call is told to stop, cancel the coroutine's task and raise
-    Evicted."""
+    """Run a coroutine in its own event loop."""
     import asyncio  # takes 50 ms, which libraries without coroutines save
 
     async def run() -> Any:
@@ -106,11 +100,8 @@ def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
 
 # ---- gathering
 
-
-GATHER_EACH_S, GATHER_S = 0.000_05, 0.004
-"""Frames are so far apart for each call that yields, and at most so far."""
-GATHER_BYTES = 250_000
-"""Pieces leave at once when they reach 250 kB."""
+GATHER_EACH_S, GATHER_S = 0.000_05, 0.004  # frames are so far apart for each call that yields, and at most so far
+GATHER_BYTES = 250_000  # pieces leave at once when they reach 250 kB
 _now = time.monotonic
 
 
@@ -118,16 +109,12 @@ class PieceGathering:
     """Hands pieces to `send`, in order, from any thread: one that yields, or one that sends what has waited."""
 
     def __init__(self, send: Callable[[list[Yielded]], None]) -> None:
-        self.calls = 0
-        """How many calls yield."""
+        self.calls = 0  # how many calls yield
         self._send = send
-        self._waiting: dict[int, Yielded] = {}
-        """By the number of their run."""
+        self._waiting: dict[int, Yielded] = {}  # by the number of their run
         self._bytes = 0
-        self._due = 0.0
-        """Pieces that come before this wait for it."""
-        self._came = threading.Condition()
-        """Held while pieces are sent: one that came later would overtake them."""
+        self._due = 0.0  # pieces that come before this wait for it
+        self._came = threading.Condition()  # held while pieces are sent: one that came later would overtake them
         self._sender: threading.Thread | None = None
 
     def add(self, pieces: Yielded, *, at_once: bool) -> None:
@@ -154,7 +141,6 @@ class PieceGathering:
             self._waiting.pop(run, None)
 
     def _send_all(self) -> None:
-        """The caller holds the lock."""
         waiting, self._waiting, self._bytes = self._waiting, {}, 0
         if waiting:
             self._send(list(waiting.values()))
@@ -174,17 +160,13 @@ class PieceGathering:
 
 # ---- the window of pieces
 
-
-TURN_S = 0.1
-"""Seconds between two checks whether a waiting call has to end."""
-FIRST_PIECES = 3
-"""The first 3 pieces of a call leave at once: its client has nothing to show yet."""
+TURN_S = 0.1  # seconds between two checks whether a waiting call has to end
+FIRST_PIECES = 3  # the first 3 pieces of a call leave at once: its client has nothing to show yet
 _RUN_BITS = 32
 
 
 class PieceLane:
-    """The pieces of one library. `read(seconds)` waits up to that long for news from the agent and takes it; None if
-    another thread does that."""
+    """The pieces of one library. `read(seconds)` reads messages of the agent; None if another thread does."""
 
     def __init__(self, library: int, *, send: Callable[[list[Yielded]], None]) -> None:
         self.read: Callable[[float], None] | None = None
@@ -194,8 +176,7 @@ class PieceLane:
         self.changed = threading.Condition()
 
     def begin(self, call: CallId, *, is_to_end: Callable[[], bool], on_waited: Callable[[float], None]) -> YieldingRun:
-        """Begin a call that yields. `is_to_end` returns True if its pieces are no longer wanted; `on_waited` receives
-        the seconds waited in total after each wait."""
+        """Begin a call that yields."""
         with self.changed:
             number, self._next_run = self._next_run, self._next_run + 1
             run = self._runs[call] = YieldingRun(self, call, number, is_to_end=is_to_end, on_waited=on_waited)
@@ -250,10 +231,8 @@ class YieldingRun:
     ) -> None:
         self.call = call
         self.number = number
-        self.count = 0
-        """Pieces that were yielded."""
-        self.waited_s = 0.0
-        """How long it has waited for its reader."""
+        self.count = 0  # pieces that were yielded
+        self.waited_s = 0.0  # how long it has waited for its reader
         self._lane = lane
         self._is_to_end = is_to_end
         self._on_waited = on_waited

@@ -1,13 +1,8 @@
 """The state of a library's process that later calls share: what is restored after a call, and what ends the library.
 
-A library is disposable. After each call it restores the environment variables and descriptors 0 to 2. Each call
-begins with its own working folder and umask (`workplace`) and its own context variables (`runner`). The library looks
-for other damage before a call that may take long, after a failed call, and every 20 ms between short calls. Damage ends
-the library with an exit code, and calls that it has not begun run elsewhere. The state that the loader left is normal.
-
-Threads, children, `sys.path`, random states and replaced functions are no damage: a package may keep them.
-
-Below: a fix for shared memory segments that a call only attaches to, and the end of children that user code forks.
+After each call the environment variables and descriptors 0 to 2 are restored. Other damage ends the library, and calls
+that it has not begun run elsewhere. The library looks for damage before a call that may take long, after a failed call,
+and every 20 ms between short calls. Threads, children, `sys.path` and random states are no damage.
 """
 
 from __future__ import annotations
@@ -34,11 +29,8 @@ from stoker.pilot.library.workplace import ClearedFolder, clear_temporary
 
 # ---- damage
 
-
-EVERY_S = 0.02
-"""Seconds between two looks for damage while calls are short."""
-_MARGIN = 64
-"""A process with fewer free descriptors is damaged: the next call may need some."""
+EVERY_S = 0.02  # seconds between two looks for damage while calls are short
+_MARGIN = 64  # a process with fewer free descriptors is damaged: the next call may need some
 _LIMITS = {
     f"RLIMIT_{name}": getattr(resource, f"RLIMIT_{name}")
     for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
@@ -55,8 +47,7 @@ class LibraryFault(NamedTuple):
 
 
 class ProcessGuard:
-    """The process as it was when its context had been loaded. `temporary`: the folder of temporary files that the slots
-    of this library share, if it has several."""
+    """The process as it was when its context had been loaded. `temporary`: the shared folder of several slots."""
 
     def __init__(self, *, temporary: ClearedFolder | None = None) -> None:
         self._temporary = temporary
@@ -81,12 +72,9 @@ class ProcessGuard:
         poll = select.poll()
         for number in self._outputs:
             poll.register(number, 0)
-        self._closed = poll.poll
-        """Returns the standard descriptors that are closed, in one system call."""
-        self.unchecked = 0
-        """Number of calls that began since the last look."""
-        self.checked_at = 0.0
-        """The time of the last look, on `time.perf_counter`."""
+        self._closed = poll.poll  # returns the standard descriptors that are closed, in one system call
+        self.unchecked = 0  # number of calls that began since the last look
+        self.checked_at = 0.0  # the time of the last look, on `time.perf_counter`
 
     def restore(self) -> None:
         """Restore environment variables, and standard descriptors that are closed."""
@@ -170,7 +158,6 @@ class ProcessGuard:
 
 
 def _signals() -> tuple[bool, bool, bool]:
-    """Whether a timer runs, SIGTERM ends the process, and the ends of children are ignored."""
     return (
         signal.getitimer(signal.ITIMER_REAL)[0] > 0,
         signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
@@ -184,7 +171,6 @@ def _kept(number: int) -> int:
 
 
 def _lowest_free() -> int | None:
-    """The lowest free descriptor; None if all are taken."""
     try:
         number = os.dup(2)
     except OSError as error:
@@ -209,8 +195,7 @@ def _is_lower(now: int, was: int) -> bool:
 
 
 def register_created_segments_only() -> None:
-    """From now on this process and its forks leave segments that they attach to alone. Python programs that it starts
-    do not, `multiprocessing`'s `spawn` and `forkserver` among them."""
+    """From now on this process and its forks leave segments that they attach to alone."""
     within = threading.local()
     register, unregister = resource_tracker.register, resource_tracker.unregister
     make = shared_memory.SharedMemory.__init__
@@ -238,8 +223,7 @@ def register_created_segments_only() -> None:
 
 
 def forget_tracker() -> None:
-    """In a fork: start a separate resource tracker when one is needed, which ends with this process and its children.
-    The parent's tracker ends with the parent."""
+    """In a fork: forget the parent's resource tracker, which ends with the parent."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
         os.close(tracker._fd)

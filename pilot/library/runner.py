@@ -1,7 +1,6 @@
-"""One slot of a library. It runs one call after another, and returns how each ended.
+"""One slot of a library: runs one call after another and returns how each ended.
 
-This is the hot path: a call that does nothing should cost its library a few tens of microseconds. So the code makes no
-system call twice for the same answer, and rare paths have functions of their own.
+This is the hot path: a call that does nothing costs a few tens of microseconds. Rare paths have functions of their own.
 """
 
 from __future__ import annotations
@@ -48,15 +47,13 @@ _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 """Types of results whose work has not been done yet."""
 _PARSLS_FAILURE = "RemoteExceptionWrapper"
 """The class that a function of Parsl returns instead of raising, inside wrappers that the program cannot remove."""
-NO_CALL = -1
-"""Stands for a call's id while no call runs; ids count from 0."""
+NO_CALL = -1  # stands for a call's id while no call runs; ids count from 0
 _now = time.perf_counter
 _clock_ns = time.monotonic_ns
 
 
 class Runner:
-    """One slot. `context` is the first argument of functions that take one; `report` sends a call's progress; `leave`
-    ends the library for a fault that `process` finds; `place` is the context in which exceptions are judged."""
+    """One slot."""
 
     def __init__(
         self,
@@ -88,28 +85,20 @@ class Runner:
         self._leave = leave
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
-        self._yielding: YieldingRun | None = None
-        """The call that runs, if it gives its result in pieces."""
+        self._yielding: YieldingRun | None = None  # the call that runs, if it gives its result in pieces
         self._may_checkpoint = True
         self._log_from = NOWHERE
         self._pid = os.getpid()
         self._set_decimal = _decimal_setter()
         self._ground = ScratchGuard(os.path.dirname(settings.folder))
         self._scratch = workplace.temporary.path
-        self.call = NO_CALL
-        """The id of the call that runs."""
-        self.taken = NO_CALL
-        """The id of the call that this slot has taken, until the outbox has its end."""
-        self.begun = 0
-        """How many calls have begun, counted by the caller of `run`. A watcher compares it between two looks."""
-        self.stop = CallStop()
-        """Another thread asks it to end the call."""
-        self.forked = False
-        """True in a forked child of this process, which must not continue as the library."""
-        self.is_clean = True
-        """False if the last call left files that `clean` has to remove."""
-        self.ended_at = 0.0
-        """When the last call ended, on `time.perf_counter`."""
+        self.call = NO_CALL  # the id of the call that runs
+        self.taken = NO_CALL  # the id of the call that this slot has taken, until the outbox has its end
+        self.begun = 0  # how many calls have begun, counted by the caller of `run`
+        self.stop = CallStop()  # another thread asks it to end the call
+        self.forked = False  # true in a forked child of this process, which must not continue as the library
+        self.is_clean = True  # false if the last call left files that `clean` has to remove
+        self.ended_at = 0.0  # when the last call ended, on `time.perf_counter`
 
     def take(self, call: int) -> None:
         """This slot runs a call next: from now on it may be asked to end."""
@@ -201,8 +190,7 @@ class Runner:
         return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised, left)
 
     def clean(self) -> LibraryFault | None:
-        """Remove the files that the last call left. Returns a fault if that fails: the library can run no further call.
-        It may take long, so the call's end is sent before."""
+        """Remove the files that the last call left."""
         self._marker.idle(self._slot)  # its time is over
         try:
             self._workplace.clean()
@@ -305,7 +293,6 @@ class Runner:
         return self._tail.take()
 
     def _in_short(self, error: BaseException) -> str:
-        """The exception in short; of a `bash_app` of Parsl its command and last lines."""
         if type(error).__name__ == failures.BASH_FAILURE:
             said = failures.explain_bash_failure(error, log=self._packer.log, log_from=self._log_from)
             if said:
@@ -313,7 +300,6 @@ class Runner:
         return in_short(error)
 
     def _infrastructure(self, error: BaseException) -> Failure | None:
-        """Return the failure if the infrastructure caused this exception; None if it is the user's."""
         try:
             found = failures.find_infrastructure_cause(error, self._place)
         except Exception:  # whatever it holds, the exception still goes to its user
@@ -339,8 +325,7 @@ class Runner:
 
 
 def _decimal_setter() -> Callable[[], None] | None:
-    """A function that gives a call the loader's decimal context; None if the loader set none. Each call needs a copy of
-    its own, because copied context variables share the object."""
+    """A function that gives a call the loader's decimal context; None if the loader set none."""
     for variable, value in contextvars.copy_context().items():
         if variable.name == "decimal_context":
             import decimal  # the loader has imported it

@@ -1,20 +1,11 @@
 """The library's loop.
 
-With one slot, the main thread does everything by itself: it reads frames when it has nothing to run, runs calls in
-order, and sends their ends. No thread hands anything to another, which is what makes a call that does nothing cheap.
+With one slot, the main thread reads frames, runs calls in order and sends their ends, so no thread switches delay a
+call. While a call runs, the *attendant* thread looks every 20 ms: if the same call still runs, it sends waiting ends
+and reads frames in the main thread's place. Frames are handled, and calls are taken from the queue, under one lock.
 
-That leaves a library deaf while a call runs. The *attendant* is a second thread that sleeps while calls are short; it
-ticks every 20 ms while the library is busy, and when it finds the same call still running it does the main thread's
-talking: it sends ends that wait, and reads frames (work is queued, calls are given back, an eviction is noted).
-
-A call is taken from the queue under the lock under which frames are read and carried out: whatever one of them says of
-a call finds it in the queue or taken, and a call that was read to be given back does not run.
-
-An end is sent before the library waits for more work, when it is older than a millisecond, and before a call whose
-function is known to be slow or not known at all; so none waits for the call behind it, and short calls share frames.
-
-With several slots, calls run in threads and the main thread only reads. A call whose modules clash with those of a
-running one waits its turn, and those behind it wait too (`functions.SideBySide`).
+An end is sent before the library waits for work, when it is older than 1 ms, and before a call that may be slow. With
+several slots, calls run in threads and the main thread only reads.
 """
 
 from __future__ import annotations
@@ -57,15 +48,11 @@ from stoker.protocol.to_library import (
     ToLibrary,
 )
 
-_PATIENCE_S = 0.001
-"""How long an end may wait for company, and how long the library is deaf between short calls."""
-_SLOW_S = 0.0005
-"""Calls of a function that takes longer do not share frames."""
+_PATIENCE_S = 0.001  # how long an end may wait for company, and how long the library is deaf between short calls
+_SLOW_S = 0.0005  # calls of a function that takes longer do not share frames
 _TICK_S = 0.02
-_FAULTS = 3
-"""A library ends after this many calls in a row failed by a fault of the node: another one may do better."""
-NOT_RESIZED = -1
-"""Answers a resize that the context refused."""
+_FAULTS = 3  # a library ends after this many calls in a row failed by a fault of the node: another one may do better
+NOT_RESIZED = -1  # answers a resize that the context refused
 _now = time.perf_counter
 
 
@@ -108,10 +95,8 @@ class LibraryServer:
         self._parked = True
         self._resizer = _resizer(context)
         self._resizes: deque[int] = deque()
-        self._fault: LibraryFault | None = None
-        """Why the library ends as soon as no call runs."""
-        self._faults = 0
-        """Calls in a row that failed of the infrastructure."""
+        self._fault: LibraryFault | None = None  # why the library ends as soon as no call runs
+        self._faults = 0  # calls in a row that failed of the infrastructure
 
     def serve(self, runner: Runner, *, idle: Callable[[], None]) -> None:
         """Run calls in this thread. `idle` is called whenever there is nothing to run."""
@@ -242,8 +227,7 @@ class LibraryServer:
         runner.taken = NO_CALL
 
     def _leave_if_failing(self, failure: Failure | None, own: Runner) -> None:
-        """End the library if its device has failed, or after three failures by its node in a row. Calls that then run
-        elsewhere count as not begun."""
+        """End the library if its device has failed, or after three failures by its node in a row."""
         if failure is None or failure.kind is not FailureKind.INFRASTRUCTURE:
             self._faults = 0
             return
@@ -260,8 +244,7 @@ class LibraryServer:
                     )
 
     def _clean(self, runner: Runner) -> None:
-        """Clear away what a call has left, once its end is sent. If that fails, the library ends when its other slots
-        have ended their calls, and begins none before."""
+        """Clear away what a call has left, once its end is sent."""
         self.outbox.send_waiting()
         fault = runner.clean()
         if fault is not None:
@@ -271,8 +254,7 @@ class LibraryServer:
                     self.leave(fault)
 
     def _leave_if_unfit(self, own: Runner) -> None:
-        """End the library if calls have left it unfit for more. Between calls: then none that it holds has begun, and
-        none begins meanwhile."""
+        """End the library if calls have left it unfit for more."""
         guard = self._guard
         if guard.unchecked:
             with self._handling:
@@ -300,8 +282,7 @@ class LibraryServer:
         self.outbox.send([message])
 
     def _lost(self, error: OSError, untold: list[int]) -> NoReturn:
-        """End after the socket was lost. If a call closed it, the running calls and those with `untold` ends are
-        suspects."""
+        """End after the socket was lost."""
         if _is_closed_here(error) and self._runners:
             self._runners[0].suspect([*untold, *(end.call for end in self.outbox.ends)])
         _leave(error)
@@ -322,7 +303,6 @@ class LibraryServer:
             self._reads_for_call = False
 
     def _receive_at_once(self) -> None:
-        """Read what has come, in the attendant or between calls. No call is taken meanwhile."""
         with self._handling:
             self._receive(block=False)
 
@@ -438,7 +418,6 @@ def _nothing() -> None:
 
 
 def _leave(error: OSError | None) -> NoReturn:
-    """End the process: the agent is gone, or user code has closed the socket."""
     os._exit(infrastructure.SOCKET_LOST if _is_closed_here(error) else 1)
 
 
@@ -447,7 +426,6 @@ def _is_closed_here(error: OSError | None) -> bool:
 
 
 def _resizer(context: Any) -> Callable[..., Any] | None:
-    """A context's `resize(device_memory_bytes)`; an array's or an image's `resize` means something else."""
     method = getattr(context, "resize", None)
     try:
         known = callable(method) and "device_memory_bytes" in inspect.signature(method).parameters

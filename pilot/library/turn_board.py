@@ -1,13 +1,11 @@
 """The board in shared memory on which the libraries of one pilot ask for turns on their devices.
 
-There is one row per engine, in a file of the pilot's private folder that each library maps. A library writes its row,
-and, under the board's lock, the row of a library that gets the turn. The lock is held for microseconds and ends with
-its process. It protects an order of work, not memory: if its holder is stopped, others continue without it, and at
-worst two libraries compute at the same time for one step. Library, process and devices of a row are written once, when
-the library joins.
+It has one row per engine, in a file that each library maps. A library writes its own row and, under the board's lock,
+the row of the library that gets the turn. The lock protects an order of work, not memory: if its holder is stopped,
+others continue after 50 ms, and at worst two libraries compute at the same time for one step.
 
-Next to each row is what its engine has to do (`packed`). The engine's library writes it before each step without a
-lock, and the agent reads it when it weighs an offer. A checksum detects a half-written value.
+Next to each row is the engine's work (`packed`), written before each step without a lock and read by the agent. A
+checksum detects a half-written value.
 """
 
 from __future__ import annotations
@@ -31,10 +29,7 @@ from stoker.protocol.ids import DeviceId, LibraryId
 
 # ---- what an engine has to do
 
-
-MOST_PROMPTS = 32
-"""Unread prompts that stand there, the most urgent. All further ones are the last of them together: as many tokens, due
-when the last is."""
+MOST_PROMPTS = 32  # unread prompts that stand there, the most urgent
 _SUM = struct.Struct("<I")
 _HEAD = struct.Struct("<QIIddddQQ")
 _PROMPT = struct.Struct("<Idd")
@@ -74,13 +69,10 @@ def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
 
 # ---- the board
 
-
-ROWS = 64
-"""More libraries than a pilot holds. One that finds no row computes without turns."""
+ROWS = 64  # More libraries than a pilot holds. One that finds no row computes without turns.
 _HEADER = struct.Struct("<Q")
 _ROW = struct.Struct("<QIIdddd64s")
-_WANTS = struct.Struct("<Idddd")
-"""Of a row what changes from turn to turn."""
+_WANTS = struct.Struct("<Idddd")  # Of a row what changes from turn to turn
 _WANTS_AT = 12
 _ROWS_END = _HEADER.size + ROWS * _ROW.size
 _SIZE = _ROWS_END + ROWS * WORK_BYTES
@@ -91,23 +83,16 @@ _LOCK_TRY_S = 0.0001
 class TurnState(enum.IntEnum):
     """The state of an engine's request for its devices."""
 
-    IDLE = 0
-    """Nothing."""
-    WAITS = 1
-    """It wants to compute an iteration."""
-    HOLDS = 2
-    """It computes one."""
+    IDLE = 0  # nothing
+    WAITS = 1  # it wants to compute an iteration
+    HOLDS = 2  # it computes one
 
 
 _STATES = tuple(TurnState)
 
 
 class TurnRow(msgspec.Struct):
-    """An engine on the board, and its library.
-
-    `due_at`: due time of its most urgent token; `since`: when it asked for its turn; `step_s`: expected length of its
-    iteration, 0 if unknown; `held_at`: when its turn began. Seconds on the machine's monotonic clock.
-    """
+    """An engine on the board, and its library. Seconds on the machine's monotonic clock."""
 
     number: int
     library: LibraryId
@@ -138,8 +123,7 @@ class TurnBoard:
             os.close(self._file)
             raise
         self._lock = _BoardLock(self._file)
-        self._devices: dict[bytes, tuple[DeviceId, ...]] = {}
-        """By the bytes that stand for them."""
+        self._devices: dict[bytes, tuple[DeviceId, ...]] = {}  # by the bytes that stand for them
         self._taken, self._taken_at = list[int](), -1
         """The rows that were taken when the board was read last, and after how many changes that was."""
 
@@ -156,8 +140,7 @@ class TurnBoard:
         return changes + self._memory[_HEADER.size : _ROWS_END]
 
     def rows(self, read: bytes = b"") -> list[TurnRow]:
-        """Return the rows on the board, or in one of its snapshots. Reads all rows after a library joined or left,
-        otherwise the taken ones."""
+        """Return the rows on the board, or in one of its snapshots."""
         data = read or self.snapshot()
         changes = _HEADER.unpack_from(data, 0)[0]
         among = self._taken if changes == self._taken_at else range(ROWS)
@@ -193,7 +176,7 @@ class TurnBoard:
         self._memory[at : at + len(data)] = data
 
     def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
-        """Take a free row for an engine of this process; None if the board is full, or the names of its devices are too
+        """Take a free row for an engine of this process; None if the board is full, or its device names are too
         long."""
         names = b"\0".join(device.encode() for device in devices)
         if len(names) > 64:
@@ -232,10 +215,7 @@ class TurnBoard:
 
 
 def rows_in(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """Return the rows of a board from the bytes of its file, each with the bytes next to it.
-
-    For the agent, which must not map the file: a process dies if a file that it has mapped is truncated.
-    """
+    """Return the rows of a board from the bytes of its file, each with the bytes next to it."""
     found = list[tuple[TurnRow, bytes]]()
     for number in range(ROWS if len(data) >= _SIZE else 0):
         library, pid, state, due_at, since, step_s, held_at, names = _ROW.unpack_from(data, _place(number))

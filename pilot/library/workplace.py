@@ -1,14 +1,8 @@
 """The folders and the umask of the calls of one slot.
 
-A call runs in the folder of its program where this process sees it (`contexts.folders`), with the program's
-umask. Elsewhere it runs in a folder of the slot, which is empty when it begins: files that it leaves there are named in
-its end before they are removed. `TMPDIR` is a private folder in both cases.
-
-Working folder and umask belong to the thread where the system allows it (`stand_apart`), else to the process. They are
-set when a call begins: one system call each, which undoes the changes of the call before.
-
-A `ClearedFolder` is empty again after each call. Its change time is set far into the past, so that one `fstat` tells
-whether an entry was made or removed, even within one tick of the kernel's clock.
+A call runs in the folder of its program where this process sees it, with the program's umask. Elsewhere it runs in an
+empty folder of the slot, and files that it leaves there are reported before they are removed. `TMPDIR` is private in
+both cases. A `ClearedFolder` has a change time far in the past, so one `fstat` tells whether it was touched.
 """
 
 from __future__ import annotations
@@ -28,15 +22,12 @@ from stoker.protocol.calls import CallOptions, LeftFiles
 
 # ---- scratch folders
 
-
 _LONG_AGO_NS = 1_000_000_000
-_LONGEST = 60
-"""A socket below a folder with a longer path may have a path that is too long: `multiprocessing` adds 31 characters."""
+_LONGEST = 60  # `multiprocessing` adds 31 characters, and a socket path has at most 107
 
 
 class ScratchGuard:
-    """The scratch folder of the pilot, which a batch system may clear under a living one. Whatever then fails in a call
-    or a loader (a file that cannot be made, a module that cannot be imported) is not its fault."""
+    """The scratch folder of the pilot, which a batch system may clear under a living one."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -82,8 +73,7 @@ class ClearedFolder:
 
     @property
     def short_path(self) -> str:
-        """A path of the folder for Unix sockets, whose paths have 107 characters at most. It holds in this process and
-        its children, as long as this process lives."""
+        """A path of the folder for Unix sockets, whose paths have 107 characters at most."""
         if len(os.fsencode(self.path)) <= _LONGEST:
             return self.path
         return f"/proc/{os.getpid()}/fd/{self._open}"
@@ -101,8 +91,7 @@ class ClearedFolder:
         self._remember_state()
 
     def clear(self) -> None:
-        """Empty the folder; make it again if a call has removed it. Raises OSError also if a call has replaced it, or
-        closed its descriptor."""
+        """Empty the folder; make it again if a call has removed it."""
         was = os.fstat(self._open)
         if not os.path.exists(self.path):
             os.mkdir(self.path, mode=0o700)
@@ -138,7 +127,6 @@ def clear_temporary(folder: ClearedFolder) -> None:
 
 # ---- a slot's folders
 
-
 _CLONE_FS = 0x200
 _MOST_NAMES = 5
 _LONGEST_NAME = 80
@@ -152,14 +140,12 @@ def stand_apart() -> bool:
 
 
 def links_of(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, str]:
-    """The local paths of files that travelled with a context, by the relative paths that its program listed in
-    `files`."""
+    """Local paths of files that travelled with a context, by the relative paths in `files`."""
     return {path: objects[name] for path, name in recipe.named if name in objects}
 
 
 class Workplace:
-    """The folders of one slot. `own` is the path of its own folder, `temporary` the folder that is cleared after each
-    call. `links`: files that travelled with the context, by their relative names in the own folder."""
+    """The folders of one slot. `own` is the path of its own folder; `temporary` is cleared after each call."""
 
     def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str] | None = None) -> None:
         self.temporary = temporary
@@ -224,8 +210,7 @@ class Workplace:
         return LeftFiles(function, shown, len(names), self._home.path if self._home is not None else "")
 
     def advice(self, error: BaseException) -> str:
-        """Advice for an exception about a file that is missing because the program's folder is not seen here; empty
-        for any other exception."""
+        """Advice about a file that is missing because the program's folder is not seen here; else empty."""
         if not self._is_in_own or self._home is None:
             return ""
         link: BaseException | None = error

@@ -2,13 +2,9 @@
 
     start.pyz HERE [--begun DIR] --session DIR ...
 
-`HERE` is the folder with `environment.json`. What follows are the pilot's options; `--walltime-s` is reduced by the
-time that starting took. Ends by becoming the pilot (exit code 1 and a line on standard error when it cannot).
-
-The archive of the packages comes from the session's seed and from other pilots that start, or from a path. Each of
-them serves the parts that it has, also while it unpacks; they find each other at the seed
-(`stoker.pilot.transfer.meeting`), so that 1,000 nodes that start at once read the session's host about once. Each part
-is checked against the archive's name.
+`HERE` is the folder with `environment.json`. The remaining options go to the pilot. The archive of the packages comes
+from the session's seed and from other starting pilots, or from a path. Starting pilots serve the parts that they have,
+so the session's host is read about once.
 """
 
 from __future__ import annotations
@@ -40,18 +36,13 @@ from stoker.whole_files import draft_of
 
 # ---- getting the packages
 
-
 _MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds between looks for other pilots: pilots that start together find each other early."""
-_ALONE_S = 10.0
-"""Seconds until the starter gives up the seed and the others."""
+_ALONE_S = 10.0  # seconds until the starter gives up the seed and the others
 
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
-    """Put the archive at that path, whole and proven. Others that start may be getting it from here then.
-
-    Raises StartError, and OSError if the disk does not take it.
-    """
+    """Put the archive at that path, whole and proven. Raises StartError, and OSError if the disk does not take it."""
     name, source = str(packages["name"]), str(packages["source"])
     if archive.exists() and _is(archive, name):
         return None
@@ -78,8 +69,7 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
 
 
 class Serving:
-    """The archive on its way here, and on from here: it is served until it is closed, or this process becomes the
-    pilot. Raises OSError, ValueError."""
+    """The archive on its way here, served to other starters. Raises OSError, ValueError."""
 
     def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
         self._name, self._archive, self._seed, self._key = name, archive, seed, key
@@ -150,21 +140,17 @@ class _ServedCopy:
         self._copy: ObjectCopy | None = None
 
     def hold(self, copy: ObjectCopy) -> None:
-        """There is a copy now."""
         self._copy = copy
 
     def pieces(self) -> bytes:
-        """Which pieces are here, a bit each."""
         copy = self._copy
         return bits_of(list(copy.arrivals), len(copy.pieces)) if copy is not None else b""
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """See `stoker.pilot.transfer.server.ServedObjects`."""
         yield self._copy if name == self._name else None
 
     def expects(self, name: str) -> bool:
-        """Whether it is the one."""
         return name == self._name
 
 
@@ -248,7 +234,6 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _enter(given: argparse.Namespace, facts: dict[str, Any]) -> tuple[Path, Path]:
-    """The environment's folder on this node, and the archive that it was made from."""
     packages, named = facts["packages"], facts["interpreter"]
     kept_s = KEPT_S if given.cache_age is None else given.cache_age
     home = Environments(base_folder(given.scratch), kept_s=kept_s)

@@ -1,17 +1,13 @@
-"""Where environments are on a node: unpacked once, shared by a user's pilots, removed when unused or for room.
+"""Environments on a node: unpacked once, shared by a user's pilots, removed when unused or for room.
 
     <scratch>/stoker-<uid>/environments/
-        NAME/                 an environment, whole or not there: it comes by a rename
-        NAME.files            how many files it has: one that has lost some (a cleaner of /tmp) gets them again
-        NAME.used             held (a shared flock) by every pilot that runs in it; its time says when it was last used
-        NAME.making           held by the process that fetches and unpacks; others wait for it
+        NAME/                 a complete environment: it arrives by a rename
+        NAME.files            its number of files: an environment that lost some is completed again
+        NAME.used             a shared lock of every pilot that runs in it; its time is the time of last use
+        NAME.making           a lock of the process that fetches and unpacks
         NAME.tar.gz           the archive, until the pilot has put it into its object cache
 
-The kernel drops a lock when its holder dies, so no crash leaves an environment half made or in use.
-
-A virtual environment is a file that says where the interpreter is, and a link to it. Both are written here, without
-the `venv` module, which some systems leave out. Programs that are started from it find their packages by
-`sys.executable`.
+A virtual environment here is `pyvenv.cfg` and a link to the interpreter, because some systems lack the `venv` module.
 """
 
 from __future__ import annotations
@@ -31,15 +27,10 @@ from pathlib import Path
 
 # ---- environments
 
-
-Getter = Callable[[Path], object]
-"""Puts an archive at a path."""
-KEEP_BYTES = 20_000_000_000
-"""Bound of all environments together, the needed one included."""
-KEPT_S = 14 * 86400.0
-"""Seconds that an unused environment stays, unless a site says otherwise."""
-_NAMES = 5
-"""Names to try: another user may have made a folder of this user's name."""
+Getter = Callable[[Path], object]  # puts an archive at a path
+KEEP_BYTES = 20_000_000_000  # bound of all environments together, the needed one included
+KEPT_S = 14 * 86400.0  # seconds that an unused environment stays, unless a site says otherwise
+_NAMES = 5  # names to try: another user may have made a folder of this user's name
 
 
 class StartError(Exception):
@@ -47,10 +38,7 @@ class StartError(Exception):
 
 
 def base_folder(given: str) -> Path:
-    """Where this user's pilots keep their files on this node: the same place as `stoker.pilot.agent.scratch` takes.
-
-    Raises StartError.
-    """
+    """Where this user's pilots keep their files on this node: the same place as `stoker.pilot.agent.scratch` takes."""
     parent = os.path.expandvars(given)
     if parent.startswith("$"):
         raise StartError(f"this node sets no {parent}, which [pilot] scratch names; give it a folder that is there")
@@ -67,8 +55,7 @@ def base_folder(given: str) -> Path:
 
 
 def own_folder(first: Path) -> Path | None:
-    """Return a private folder of this user at `first`, or at a similar name if another user owns that. None if all are
-    taken. Raises OSError."""
+    """Return a private folder of this user at `first`, or at a similar name if another user owns that."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # it is no folder
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,12 +79,7 @@ class Environments:
         return self._root / f"{name}.tar.gz"
 
     def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:
-        """Return the folder of an environment, and make it first if it is not here. It stays while this process lives,
-        whatever program it becomes.
-
-        `get` puts the archive at a path; `finish` makes an environment of the unpacked files, again each time it is
-        entered. Raises StartError.
-        """
+        """Return the folder of an environment, and make it first if it is not here. Raises StartError."""
         used = self._open(f"{name}.used")
         _lock(used, fcntl.LOCK_SH)
         os.set_inheritable(used, True)
@@ -151,7 +133,6 @@ class Environments:
             return False
 
     def _make_room(self, wanted: Path, room_bytes: int) -> None:
-        """Remove unused environments, the least recently used first, until there is room."""
         here = [(place, _size(place)) for place in self._by_use() if place != wanted]
         total = room_bytes + sum(size for _, size in here)
         for place, size in here:
@@ -213,7 +194,6 @@ def _checked(tar: tarfile.TarFile, folder: Path, *, missing_only: bool) -> Itera
 
 
 def _is_there(place: Path, member: tarfile.TarInfo) -> bool:
-    """Whether a member was unpacked, to its end; one that was cut short goes."""
     try:
         facts = place.lstat()
     except OSError:
@@ -225,7 +205,6 @@ def _is_there(place: Path, member: tarfile.TarInfo) -> bool:
 
 
 def _count(folder: Path) -> int:
-    """Files below a folder, but for compiled bytecode, which comes and goes."""
     return sum(len(files) for below, _, files in os.walk(folder) if os.path.basename(below) != "__pycache__")
 
 
@@ -249,15 +228,13 @@ def _lock(descriptor: int, how: int) -> None:
 
 # ---- virtual environments
 
-
 _TRY = "import ctypes, hashlib, ssl, sqlite3, zlib, sys; print('%d.%d' % sys.version_info[:2])"
 _LIMIT_S = 60.0
 _MARK = "needs-bundled"
 
 
 def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
-    """Make `folder` an environment for Python `version`: of the interpreter that the node calls `named`, or of the one
-    in the archive `base`. Raises StartError when it does not run here, or is another version, and OSError."""
+    """Make `folder` an environment for the node's interpreter `named`, or for the one in the archive `base`."""
     if named:
         interpreter = _on_this_node(named, version)
     else:
@@ -272,8 +249,7 @@ def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
 
 
 def environ_for(folder: Path, *, begun: str = "") -> dict[str, str]:
-    """This process's environment variables, as a program of the environment in `folder` should have them. `begun` is a
-    folder that will be gone."""
+    """This process's environment variables, as a program of the environment in `folder` should have them."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
     environ["VIRTUAL_ENV"] = str(folder)
     environ["PATH"] = os.pathsep.join([str(folder / "bin"), environ.get("PATH") or "/usr/local/bin:/usr/bin:/bin"])
@@ -298,7 +274,6 @@ def _on_this_node(named: str, version: str) -> Path:
 
 
 def _check_base(folder: Path, interpreter: Path) -> None:
-    """Check that the interpreter runs here with this node's shared libraries, or else with its own."""
     said, wrong = _run(interpreter)
     if said:
         return
@@ -312,7 +287,6 @@ def _check_base(folder: Path, interpreter: Path) -> None:
 
 
 def _run(interpreter: Path, *, libraries: Path | None = None) -> tuple[str, str]:
-    """The interpreter's version; or empty, and the last line of its output."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_LIBRARY_PATH"))}
     if libraries is not None:
         environ["LD_LIBRARY_PATH"] = str(libraries)

@@ -1,12 +1,9 @@
-"""Which piece of an object to ask which source for next, and what the threads of one fetch share.
+"""Which piece of an object to ask which source for next, and the shared state of one fetch.
 
-Rarest first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003): pieces that
-few sources have are copied first, so that many can serve them, and pilots that fetch the same object at once choose
-different pieces. Where we differ: the source that reads the object's origin is asked only for pieces that no other
-source has or is about to have, because the origin should be read once.
-
-Near the end a piece may hang at a slow source while others are idle: it is then asked for a second time elsewhere, and
-the first answer counts. A choice looks at a sample, so its cost does not grow with the object. `Picker` is pure.
+Rarest first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003). Where we
+differ: the source that reads the object's origin is asked only for pieces that no other source has or is about to have,
+because the origin should be read once. Near the end, a piece that hangs at a slow source is asked for a second time
+elsewhere. A choice looks at a sample, so its cost does not grow with the object. `Picker` is pure.
 """
 
 from __future__ import annotations
@@ -23,15 +20,13 @@ from stoker.pilot.transfer.copy import ObjectCopy
 
 # ---- the choice of pieces
 
-
 S = TypeVar("S")
 
 SAMPLE = 48
 AGAIN_S, AGAIN = 1.0, 3.0
 """At the end a piece may be asked for elsewhere too, `AGAIN_S` after it was asked for, and `AGAIN` times as long as
 pieces took lately."""
-SPARED_S = 5.0
-"""Seconds: the origin is not asked for pieces of other sources while pieces come at least this often."""
+SPARED_S = 5.0  # seconds: the origin is not asked for pieces of other sources while pieces come at least this often
 
 
 @dataclass(slots=True)
@@ -136,8 +131,8 @@ class Picker(Generic[S]):
     # ---- inside
 
     def _free(self, offer: _Offer, now: float) -> int | None:
-        """The rarest piece in a sample that was not asked for; all pieces are looked at if the sample has none (except
-        for the origin, which is asked again soon)."""
+        """The rarest piece in a sample that was not asked for; without one in the sample, of all (except for the
+        origin)."""
         spared = offer.origin and now - self._moved_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
         for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
@@ -186,10 +181,7 @@ class Picker(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """A source of an object: another host's `address`, or a `path` here.
-
-    `origin`: it is the object's origin, or stands for it. `label` is its name for people.
-    """
+    """A source of an object: an `address`, or a `path` here. `origin`: it is, or stands for, the object's origin."""
 
     address: str = ""
     path: str = ""
@@ -215,10 +207,7 @@ class WrongBytesError(Exception):
 
 
 class Board:
-    """The state of one fetch. Every method may be called from any thread.
-
-    `begun` gets the copy as soon as there is one, so that it can be served while it grows.
-    """
+    """The state of one fetch, for any thread. `begun` gets the copy early, so that it can be served while it grows."""
 
     def __init__(self, name: str, root: Path, *, chance: random.Random, begun: Callable[[ObjectCopy], None]) -> None:
         self.name = name
@@ -230,17 +219,13 @@ class Board:
         self._picker: Picker[ObjectSource] = Picker(0, chance=chance)
         self._from_origin = self._from_peers = self._kept = 0
         self._started_at = self.moved_at = time.monotonic()
-        self.told = b""
-        """The manifest, where it is known beforehand."""
+        self.told = b""  # the manifest, where it is known beforehand
         self.copy: ObjectCopy | None = None
         self.over = False
         self.failure: Exception | None = None
 
     def establish(self, manifest: bytes) -> ObjectCopy:
-        """The manifest is known: there is a copy from now on. Raises WrongBytesError if it is not this object's.
-
-        A disk that does not take the copy ends the fetch, and raises OSError.
-        """
+        """The manifest is known: there is a copy from now on. Raises WrongBytesError if it is not this object's."""
         with self._making:
             if self.copy is not None:
                 return self.copy

@@ -1,9 +1,7 @@
-"""An object on this disk, whole or still in parts: what arrives is written into it, and what is there is served from
-it.
+"""An object on this disk, complete or in parts.
 
-A copy that is being made is laid out in full first: folders, links, and files of their final length that have holes
-where pieces are missing. It can be left and taken up again, also by another process: `recheck` reads what is there and
-keeps what is right, so nothing beside it has to be believed.
+A new copy is laid out in full first: folders, links, and files with holes where pieces are missing. Another process may
+continue it: `recheck` reads what is there and keeps the pieces that are right.
 """
 
 from __future__ import annotations
@@ -31,11 +29,7 @@ from stoker.contexts.manifest import (
 
 
 class ObjectCopy:
-    """One object at one place. Pieces may be read and written by several threads; a rename of the place is fine.
-
-    `arrivals` are the pieces that are here, in the order in which they came; it only grows. `changed` is notified when
-    it does.
-    """
+    """One object at one place, for several threads. `arrivals` are the pieces that are here, in order of arrival."""
 
     def __init__(self, root: Path, name: str, data: bytes, *, whole: bool) -> None:
         """`data` is the manifest. Raises ValueError if it is not, OSError if the place cannot be opened or laid out."""
@@ -43,8 +37,7 @@ class ObjectCopy:
         self.data = data
         self.manifest = read_manifest(name, data)
         self.pieces = pieces(self.manifest)
-        self.first_hand = False
-        """Whether it is being read from where the object comes from."""
+        self.first_hand = False  # whether it is being read from where the object comes from
         self.changed = threading.Condition()
         self.arrivals: Sequence[int] = range(len(self.pieces))
         self._made: list[int] = []
@@ -105,8 +98,7 @@ class ObjectCopy:
             yield file
 
     def give_up(self) -> None:
-        """Free its room, even while it is open elsewhere; a file that others hold under a second name stays. Raises
-        OSError."""
+        """Free its room, even while it is open elsewhere; a file that others hold under a second name stays."""
         if not self._folder and os.fstat(self._root).st_nlink <= 1:
             os.ftruncate(self._root, 0)
 

@@ -1,12 +1,7 @@
-"""Brings one object to this disk from several sources at once; single exchanges with the seed at the end.
+"""Fetches one object from several sources at once, and has single exchanges with the seed.
 
-A thread reads each source until the fetch is over or the source is of no use. Sources are other pilots (which may still
-be fetching and then tell which pieces arrived), the session's seed, or a path that this host sees. Each piece is
-checked before it is kept, so a source can only waste time; one that served a wrong piece is not asked again. A
-connection that breaks after it served something is made again and continues. `Picker` (`board`) chooses the pieces.
-
-The caller says where the object may be had (`offer`), again whenever that changes, and is told which sources failed
-(`lost`).
+A thread reads each source: another pilot, the session's seed, or a path. Each piece is checked before it is kept, and a
+source that served a wrong piece is not asked again. `Picker` (`board`) chooses the pieces.
 """
 
 from __future__ import annotations
@@ -33,11 +28,8 @@ from stoker.pilot.transfer.wire import PeerError
 
 # ---- sources
 
-
-DEPTH = 2
-"""Pieces that a quick peer is asked for at one time: one is on its way while another is checked."""
-SLOW_S = 0.1
-"""Seconds per piece beyond which a peer is asked for one piece at a time, so that it is the rarest by then."""
+DEPTH = 2  # pieces that a quick peer is asked for at one time: one is on its way while another is checked
+SLOW_S = 0.1  # seconds per piece beyond which a peer is asked for one piece at a time, so that it is the rarest by then
 
 _CHANGED = (
     "it no longer has the content that the recipe was made from: it was changed or is damaged; make the recipe again"
@@ -57,8 +49,8 @@ class SourceAccess:
 
 
 class SourceReader:
-    """Reads one source. `ended` is called once, on its thread: why it was given up (empty: it was told to stop, or all
-    pieces are here), and whether it served wrong bytes."""
+    """Reads one source. `ended` receives why it was given up (empty: complete or stopped) and whether its bytes were
+    wrong."""
 
     def __init__(
         self,
@@ -245,22 +237,15 @@ def _indices(header: dict[str, Any], count: int) -> list[int]:
 
 # ---- fetches
 
-
 log = logging.getLogger("stoker.transfer")
 
-STALL_S = 60.0
-"""When no source has sent anything for this long, all of them are given up."""
+STALL_S = 60.0  # when no source has sent anything for this long, all of them are given up
 _POLL_S = 0.5
-_REASONS = 4
-"""At most this many reasons are told when the last source has failed."""
+_REASONS = 4  # at most this many reasons are told when the last source has failed
 
 
 class ObjectFetch:
-    """One object on its way to `root`, a place that may hold parts from an earlier try.
-
-    `lost` is called, on threads of the fetch, with each source that is given up, and why; `begun` gets the copy as soon
-    as it exists.
-    """
+    """One object on its way to `root`, a place that may hold parts from an earlier try."""
 
     def __init__(
         self,
@@ -282,10 +267,7 @@ class ObjectFetch:
         self._reasons: deque[str] = deque(maxlen=_REASONS)
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        """Replace the sources; former sources are dropped. Returns at once.
-
-        `manifest` must be this object's; empty if unknown.
-        """
+        """Replace the sources; former sources are dropped."""
         self._board.told = manifest or self._board.told
         offered = set(sources)
         with self._lock:
@@ -303,10 +285,7 @@ class ObjectFetch:
             self._lost(source, "it served wrong bytes before")
 
     def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
-        """Wait until the object is complete, and return how it came; a copy that was begun is closed then.
-
-        Raises the disk's errors; PeerError if it was stopped, or if it had no source for `alone_s`.
-        """
+        """Wait until the object is complete, and return how it came; a copy that was begun is closed then."""
         board, alone_at = self._board, time.monotonic()
         self._take_up()
         try:
@@ -366,7 +345,6 @@ class ObjectFetch:
             worker.stop(f"nothing came for {STALL_S:g} s")
 
     def _take_up(self) -> None:
-        """With a known manifest, check the parts of an earlier try before any source is there."""
         if self._board.told:
             try:
                 self._board.establish(self._board.told)
@@ -376,12 +354,10 @@ class ObjectFetch:
 
 # ---- single exchanges
 
-
 _CHUNK = 1 << 20
 
 
-SEED_FILE = "seed.address"
-"""In the session's folder, once its seed listens: its `host:port`."""
+SEED_FILE = "seed.address"  # in the session's folder, once its seed listens: its `host:port`
 
 
 def read_key(file: str | os.PathLike[str]) -> bytes:
@@ -395,10 +371,7 @@ def read_key(file: str | os.PathLike[str]) -> bytes:
 def get(
     name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits: wire.WireLimits = wire.LIMITS
 ) -> FetchOutcome:
-    """Bring an object to `target`, whole or not at all; the next try uses the parts of a failed one.
-
-    Raises PeerError if none of the addresses serves it, OSError if the disk refuses it.
-    """
+    """Bring an object to `target`, whole or not at all; the next try uses the parts of a failed one."""
     draft = target.with_name(f".{target.name}.draft")
     fetch = ObjectFetch(name, draft, means=SourceAccess(key=key, limits=limits))
     fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)

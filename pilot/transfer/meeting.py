@@ -1,15 +1,9 @@
-"""Where those find each other who want the same object and have no manager yet to plan for them: at the session's seed.
+"""Where pilots that want the same object meet before they have a manager: at the session's seed.
 
-A pilot that starts on a bare node fetches its environment before it can speak to the manager. It says to the seed what
-it wants, where it serves what it has already, and what that is, again every few seconds; pilots that run in that
-environment say it too, seldom. The seed answers with whom to get it from: a few others, the same ones as long as they
-are there and have what he lacks, and each is named to so few that it has a place free for all of them. Everybody has
-fewer sources than places, so one that comes later finds somebody who has a place.
-
-While several are there the seed itself gives each piece away once (`server`). Who asks for it again gets it only when
-nobody has said to have it, or when those who have do not get it to him either. So a hundred pilots that start at once
-read the seed about once, and the rest from each other. One that is alone waits for nobody, and neither does one who
-cannot reach those that were named to him.
+A pilot that starts on a bare node tells the seed every few seconds what it wants and which pieces it has. The seed
+names a few others that have what it lacks, each to so few that every pilot finds a free place. While several are there,
+the seed gives each piece away once (`server`), and again only if no pilot reports it, or if those that have it do not
+serve the asking one. So a hundred pilots that start at once read the seed about once.
 """
 
 from __future__ import annotations
@@ -23,18 +17,14 @@ from typing import Any
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import MOST
 
-SOURCES = MOST - 1
-"""Number of others that a pilot is told."""
-TRIES = 2 * SOURCES
-"""A host that has got nothing from this many others is taken to be cut off from them."""
-FORGOTTEN = 4.0
-"""A pilot is gone after this many of its own intervals of silence."""
+SOURCES = MOST - 1  # number of others that a pilot is told
+TRIES = 2 * SOURCES  # a host that has got nothing from this many others is taken to be cut off from them
+FORGOTTEN = 4.0  # a pilot is gone after this many of its own intervals of silence
 UNHEARD_S, HELD_S = 4.0, 15.0
 """Seconds that the seed keeps back a piece that it has given away, until another pilot reports it, and afterwards."""
 _CHECK_S = 0.5
 _MOST = 20_000
-_ALL = -1
-"""Every piece, a bit each."""
+_ALL = -1  # every piece, a bit each
 
 
 class SeedMeetings:
@@ -56,9 +46,8 @@ class SeedMeetings:
         alone: bool = False,
         again_s: float = 2.0,
     ) -> list[str]:
-        """Report that the pilot at this address has pieces of the object (`have`: a bit each), or all of it (then it
-        `wants` none), and will report again after `again_s`. `lost` were of no use to it; all are if it is `alone`.
-        Return the addresses of its sources."""
+        """Report that the pilot at this address has these pieces, or all (it `wants` none). Returns its sources'
+        addresses."""
         with self._lock:
             meeting = self._meetings.setdefault(name, _Meeting())
             now = time.monotonic()
@@ -94,8 +83,7 @@ class _One:
 
     def __init__(self) -> None:
         self.alone = False
-        self.have = 0
-        """The pieces that he has, a bit each."""
+        self.have = 0  # the pieces that he has, a bit each
         self.until = 0.0
         self.named = 0
         self.sources: dict[str, None] = {}
@@ -107,21 +95,17 @@ class _Meeting:
 
     def __init__(self) -> None:
         self.here: dict[str, _One] = {}
-        self.held_until: dict[int, float] = {}
-        """By piece: until when a holder of it counts as here."""
-        self.alone: set[str] = set()
-        """Hosts with a pilot that no other pilot serves."""
+        self.held_until: dict[int, float] = {}  # by piece: until when a holder of it counts as here
+        self.alone: set[str] = set()  # hosts with a pilot that no other pilot serves
         self._check_at = 0.0
 
     def hold(self, have: bytes, *, until: float) -> None:
-        """Note that a pilot has these pieces."""
         for place, bits in enumerate(have):
             for index in range(8 * place, 8 * place + 8):
                 if bits >> (index & 7) & 1:
                     self.held_until[index] = max(until, self.held_until.get(index, 0.0))
 
     def forget(self, now: float) -> None:
-        """Drop pilots that were silent for too long."""
         if now < self._check_at:
             return
         self._check_at = now + _CHECK_S
@@ -158,8 +142,7 @@ class _Meeting:
 def meet(
     name: str, address: str, *, seed: str, key: bytes, limits: wire.WireLimits = wire.LIMITS, **more: Any
 ) -> list[str]:
-    """Tell the seed that this address has an object, or gets it; returns the addresses of others. `more` is what
-    `SeedMeetings.meet` takes. Raises PeerError."""
+    """Tell the seed that this address has an object, or gets it; returns the addresses of others. Raises PeerError."""
     channel = wire.connect(seed, key=key, limits=limits)
     try:
         more["have"] = more.get("have", b"").hex()

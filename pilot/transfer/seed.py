@@ -1,10 +1,7 @@
 """`python -m stoker.pilot.transfer.seed --session DIR`: serves a session's objects to pilots that see no shared files.
 
-It runs beside the manager and hands out what clients have published (the files of their recipes, from where they lie)
-and what is in the session's folder of objects (large arguments); large results come in the same way. It writes the
-address that it listens at into `seed.address` in the session folder, takes the same port again when it is started
-again, and ends when the session does. One that finds another there waits to follow it, for as long as the manager that
-started it is there: the next manager starts another.
+It runs next to the manager, serves the files of recipes and large arguments, and takes large results. It writes its
+address to `seed.address` in the session folder, and ends with the session.
 """
 
 from __future__ import annotations
@@ -39,8 +36,7 @@ from stoker.whole_files import draft_of, write_whole
 
 log = logging.getLogger("stoker.transfer")
 
-MOST = 32
-"""Pilots that get bytes at one time: an object has one reader here, but every pilot gets its own arguments."""
+MOST = 32  # pilots that get bytes at one time: an object has one reader here, but every pilot gets its own arguments
 
 _RESULT = re.compile(r"result-[0-9a-f]{1,16}-[0-9a-f]{12}")
 _CHUNK = 1 << 20
@@ -89,7 +85,6 @@ class Seed:
         return ref
 
     def _meet(self, channel: wire.Channel, request: dict[str, Any]) -> None:
-        """Tell a pilot which others want the same object (see `meeting`)."""
         channel.send({"others": answer(self._meetings, request)})
 
     def _put(self, channel: wire.Channel, request: dict[str, Any]) -> None:
@@ -163,7 +158,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tell_address(session: SessionFolder, address: str) -> str:
-    """Write where the seed listens; why that cannot be, or nothing."""
     file = address_file(session)
     try:
         write_whole(file, address.encode())
@@ -177,8 +171,7 @@ def _is_over(session: SessionFolder) -> bool:
 
 
 def _listen(session: SessionFolder) -> ObjectServer:
-    """Listen where the manager does, and where an earlier seed of the session did, if that can be, so that pilots need
-    not look again. Raises OSError, ValueError, StokerError."""
+    """Listen at the manager's host, and at the port of an earlier seed of the session if possible."""
     seed = Seed(session.objects)
     key = read_key(session.key_file("transfer"))
     host, _ = split_address(session.read().address.removeprefix("tcp://"))

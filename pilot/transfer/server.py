@@ -1,13 +1,9 @@
-"""Serves objects to peers: whole ones, and the pieces that are here of those that are still being fetched.
+"""Serves objects to peers: complete ones, and the pieces that are here of those that are being fetched.
 
-A thread serves one connection. A bounded number of connections get bytes; further ones are told that this pilot is
-busy.
-
-A piece that is on its way to one peer is not sent to another at the same time: the other is told "later", and may get
-it from the first. The pilot that reads an object's origin gives each piece away once while it reads, and again only to
-a peer that still asks after a while. So one copy of a new piece leaves, and its receiver serves the others.
-(BitTorrent's super-seeding reaches this by showing each peer other pieces.) The session's seed does the same for pilots
-that start together, because its host serves all of them; `meeting` says how long it keeps a piece back.
+One thread serves one connection, up to a limit; further peers are told that this pilot is busy. A piece that one peer
+is receiving is not sent to a second one at the same time: it may get the piece from the first. The pilot that reads an
+object's origin gives each piece away once, and again only to a peer that still asks after a while (BitTorrent's
+super-seeding has the same effect). The seed does the same for pilots that start together.
 """
 
 from __future__ import annotations
@@ -28,9 +24,7 @@ from stoker.pilot.transfer.copy import ObjectCopy
 
 # ---- which peer gets a piece
 
-
-_LATER_S = 3.0
-"""Seconds after which a piece that one peer takes slowly may go to another as well."""
+_LATER_S = 3.0  # seconds after which a piece that one peer takes slowly may go to another as well
 _PATIENCE_S, _PATIENCE = 1.0, 8.0
 """How long a reader keeps back a piece that it has given away: these seconds, plus a multiple of the time to send one.
 """
@@ -41,8 +35,7 @@ _REMEMBERED = 256
 
 
 class Sending:
-    """Which pieces are being sent, and which were (see the module's text). Any thread may use it. `spares` returns the
-    seconds for which a piece that was given away should come from its receiver; 0 = from here."""
+    """Which pieces are being sent, and which were (see the module's text). Any thread may use it."""
 
     def __init__(self, *, spares: Spares = lambda _name, _index, _host: 0.0) -> None:
         self._spares = spares
@@ -91,13 +84,11 @@ class _Object:
 
     def __init__(self) -> None:
         self.pieces: dict[int, _Sent] = {}
-        self.given = 0
-        """Pieces that were sent at least once."""
+        self.given = 0  # pieces that were sent at least once
         self.under_way = 0
         self.took_s = 0.0
 
     def free_at(self, copy: ObjectCopy, sent: _Sent, now: float, *, spared_s: float) -> float:
-        """When this piece may be sent to one more peer."""
         if sent.since is not None:
             return sent.since + _LATER_S
         if not sent.before or not (spared_s or (copy.first_hand and not copy.complete)):
@@ -122,16 +113,12 @@ class _Sent:
 
 # ---- the server
 
-
 log = logging.getLogger("stoker.transfer")
 
-MOST = 4
-"""Peers that get bytes at one time."""
-WAIT_S = 0.5
-"""Seconds within which a peer's question for more is answered, before its patience ends."""
+MOST = 4  # peers that get bytes at one time
+WAIT_S = 0.5  # seconds within which a peer's question for more is answered, before its patience ends
 
-_UNPROVEN = 32
-"""Connections that may wait to prove the session's key: a thread each."""
+_UNPROVEN = 32  # connections that may wait to prove the session's key: a thread each
 _TOLD_AT_ONCE = 4000
 
 
@@ -146,12 +133,7 @@ class ServedObjects(Protocol):
 
 
 class ObjectServer:
-    """Listens at `address` until it is closed: at a free port of `host`, or at the socket that it is given.
-
-    `more` are further requests that it answers: each gets the connection and the request, and raises PeerError when the
-    connection is of no use any more. `spares` is for who is to serve little itself (see `Sending`). Raises OSError if
-    it cannot listen.
-    """
+    """Listens at `address` until it is closed. `more` answers further requests. Raises OSError if it cannot listen."""
 
     def __init__(
         self,
@@ -258,7 +240,6 @@ class ObjectServer:
             channel.close()
 
     def _converse(self, channel: wire.Channel, host: str) -> None:
-        """Answer requests until the peer hangs up (which ends it with PeerError)."""
         request = channel.receive()
         while True:
             what = str(request.get("op"))
@@ -320,7 +301,6 @@ class _Lending:
         self._later: set[int] = set()
 
     def serve(self, *, wants_manifest: bool) -> dict[str, Any]:
-        """Answer the request that opened it and the following ones; return the first for something else."""
         copy, channel = self._copy, self._channel
         self._answer_open(wants_manifest)
         while True:

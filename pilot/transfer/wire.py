@@ -1,7 +1,6 @@
-"""What two hosts say to each other when one has an object that the other wants. Standard library alone.
+"""The protocol of two hosts that transfer an object. Standard library alone.
 
-A connection begins with both proving that they know the session's transfer key, before anything else is read; neither
-sends the key, and neither can use the other's proof (the roles are part of it):
+Both sides prove first that they know the session's transfer key, without sending it:
 
     client                                      server
     MAGIC, 32 random bytes             ->
@@ -10,17 +9,10 @@ sends the key, and neither can use the other's proof (the roles are part of it):
     request                            ->       (goes with the proof)
                                        <-       answer
 
-A message is a header, and as many bytes of body as the header says:
-
-    length of the header (4 bytes) · MAC of it (16) · header (JSON, an object; "body": bytes that follow)
-
-The MAC is made with a key of this connection and direction, and counts messages, so nobody on the way can put one in,
-leave one out, or repeat one. Bodies are checked by content: a piece against the object's manifest, the manifest against
-the object's name, what is put against the digest in its header. Bodies are not encrypted.
-
-Time: a peer from which nothing comes for `silence_s` is cut, one that trickles when a body takes longer than `body_s`.
-Sockets block, with the kernel's own time limits: a wait for a whole piece is then one system call, and the agent's
-loop, which shares this process, is not woken by every packet.
+A message is a header and a body: length of the header (4 bytes) · MAC of it (16) · header (JSON, with "body": bytes
+that follow). The MAC has a key per connection and direction, and counts messages. Bodies are checked by content and not
+encrypted. A peer that is silent for `silence_s`, or takes longer than `body_s` for a body, is cut. Sockets block with
+the kernel's time limits, so a wait for a whole piece is one system call.
 """
 
 from __future__ import annotations
@@ -222,7 +214,6 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
-    """Read this number of bytes of a handshake within its time. Raises PeerError, OSError."""
     data = bytearray(count)
     got = sock.recv_into(data, count, socket.MSG_WAITALL)
     if got < count:

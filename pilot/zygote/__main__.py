@@ -1,4 +1,4 @@
-"""`python -P -m stoker.pilot.zygote SOCKET PARENT SCRATCH`: started by an agent, never by hand."""
+"""`python -P -m stoker.pilot.zygote SOCKET PARENT SCRATCH`: an agent starts it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Linux processes: end with a parent, adopt orphans, find descendants, measure them, and remove what killed ones leave.
 
-Killed processes leave two kinds of memory. POSIX segments and semaphores (`/dev/shm`) do not name their maker. The
-resource trackers of Python and joblib and torch's shared memory manager know them, and unlink them after their
-processes have ended: so trackers are not killed with a library, and get LIMIT_S to end. A System V segment names its
-maker, so this module removes it.
+Resource trackers (Python, joblib) and torch's shared memory manager unlink POSIX segments after their processes have
+ended, so trackers are not killed with a library, and get LIMIT_S to end. System V segments are removed by maker.
 """
 
 from __future__ import annotations
@@ -19,16 +17,13 @@ import psutil
 
 # ---- leftovers
 
-
-LIMIT_S = 5.0
-"""torch's manager waits 2 s after the last user of its segments."""
+LIMIT_S = 5.0  # torch's manager waits 2 s after the last user of its segments
 
 _TRACKS = b"resource_tracker import main"
 _TORCH = b"torch_shm_manager"
 _SYSTEM_V = "/proc/sysvipc/shm"
 _IPC_RMID = 0
-_EXITING = 0x4
-"""Of the flags in /proc/PID/stat."""
+_EXITING = 0x4  # Of the flags in /proc/PID/stat
 _BEGINS_S = 1.0
 """A process that has just begun its program shows no command line until the kernel has given it a moment."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -61,8 +56,7 @@ def _is_ending(pid: int) -> bool:
 
 
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
-    """Remove the segments that these processes of this user, which have ended, have made since a time (of the wall
-    clock), and that no process is attached to; how many there were."""
+    """Remove unused segments that these ended processes of this user made since a wall-clock time; returns how many."""
     removed = 0
     try:
         with open(_SYSTEM_V) as file:
@@ -79,11 +73,9 @@ def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
 
 # ---- processes
 
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_stuck: set[int] = set()
-"""Children that were killed, waited for, and have not ended."""
+_stuck: set[int] = set()  # children that were killed, waited for, and have not ended
 
 
 def _prctl(option: int, value: int) -> None:
@@ -150,13 +142,7 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> int:
 
 
 def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
-    """Kill every child of this process that is not in `known`, and theirs, until none is left; which children.
-
-    Works because this process adopts orphans: whatever a killed one leaves behind becomes a child of this process, and
-    of its main thread. So `of_main` spares what its other threads have made and wait for. Trackers of shared memory are
-    spared: they clean up after the others and end by themselves (`end_trackers`). One that the kernel does not let end
-    (a driver that hangs) is waited for once.
-    """
+    """Kill every child of this process that is not in `known`, and theirs, until none is left; which children."""
     killed: set[int] = set()
     until = time.monotonic() + wait_s
     while True:
@@ -181,8 +167,7 @@ def trackers() -> list[int]:
 
 
 def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
-    """Wait until the trackers among the children of this process have ended; kill those that do not. `known` trackers
-    serve this process, and end after it."""
+    """Wait until the trackers among the children of this process have ended; kill those that do not."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in trackers() if pid not in known]:
         for pid in left:
@@ -203,7 +188,6 @@ def reap(pid: int) -> tuple[int, int, int] | None:
 
 
 # ---- measurements
-
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -236,9 +220,8 @@ def proportional_bytes(pid: int) -> int:
 class MemoryLimit:
     """Detects whether a library takes more memory than its limit.
 
-    The cheap measure counts shared pages several times (a starting child shares all of them), so it only raises a
-    suspicion. The exact measure is repeated when the cheap one has grown by the remaining room, or after `AGAIN_S`:
-    when a process ends, the users of its shared pages are charged more.
+    The cheap measure counts shared pages several times, so it only raises a suspicion. The exact one is repeated when
+    the cheap one has grown by the remaining room, or after `AGAIN_S`.
     """
 
     AGAIN_S = 2.0

@@ -1,15 +1,11 @@
-"""What a forked child does to become a library, and the zygote's loop: import, freeze, then fork on request.
+"""The zygote's loop (import, freeze, then fork on request), and what a forked child does to become a library.
 
-The zygote stays single-threaded and runs no tensor operation: a thread pool from before a fork does not exist after it.
-It survives whatever its children do (they are in their own sessions and hold none of its sockets), and adopts and kills
-the descendants that a library leaves. When the agent is gone it kills everything, removes the pilot's scratch folder
-and ends; a signal and its socket tell it. Until its imports are done it has no children and simply dies.
+The zygote is single-threaded. It adopts and kills the descendants that a library leaves. When the agent is gone it
+kills everything, removes the pilot's scratch folder and ends.
 
-Modules may do two things in the zygote that a fork cannot bear. *Threads*: a lock that another thread held is never
-released in the child. A zygote with threads starts libraries in new interpreters, unless the threads are known to be
-harmless. *GPUs*: asking CUDA would initialise it, so the zygote sees no GPU. A module that asks hears that there is
-none, and may keep that answer (`DEVICE = "cuda" if torch.cuda.is_available() else "cpu"`). Libraries with GPUs then
-start in a new interpreter, where the answer is right.
+If modules have started threads, libraries start in new interpreters: a lock that another thread held is never released
+in a fork. The zygote sees no GPU. If a module has asked PyTorch for GPUs, it may keep the wrong answer, so libraries
+with GPUs start in new interpreters too.
 """
 
 from __future__ import annotations
@@ -53,11 +49,9 @@ from stoker.pilot.zygote.client import (
 
 # ---- threads
 
-
 HARMLESS = frozenset({"jemalloc_bg_thd"})
 """jemalloc's thread (in pyarrow, which pandas imports) returns memory; a child works without it."""
-_NAMED_S = 0.05
-"""A thread names itself a moment after it has started."""
+_NAMED_S = 0.05  # a thread names itself a moment after it has started
 
 
 class ImportedThreads:
@@ -72,8 +66,7 @@ class ImportedThreads:
             self._started.setdefault(thread, module)
 
     def harmful(self) -> dict[str, str]:
-        """The names of this process's threads, by the module that started them, except the main thread and harmless
-        ones."""
+        """Names of this process's threads by the module that started them, without the main and harmless ones."""
         found = self._harmful()
         if found:
             time.sleep(_NAMED_S)
@@ -100,7 +93,6 @@ def _threads() -> dict[int, str]:
 
 
 # ---- questions for GPUs
-
 
 _MODULE = "torch.cuda"
 _QUESTIONS = ("is_available", "device_count", "init")
@@ -166,12 +158,10 @@ class _Loader(Loader):
         self._then = then
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the other."""
         made: ModuleType | None = self._inner.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load the module, then call the function."""
         self._inner.exec_module(module)
         self._then(module)
 
@@ -253,7 +243,6 @@ def _reseed() -> None:
 
 # ---- the loop
 
-
 _decode = msgspec.msgpack.Decoder[ToZygote](ToZygote).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -264,8 +253,7 @@ class ZygoteServer:
     def __init__(self, sock: socket.socket, *, scratch: str) -> None:
         self._sock = sock
         self._scratch = scratch
-        self._libraries: dict[int, int] = {}
-        """Library by pid."""
+        self._libraries: dict[int, int] = {}  # library by pid
         self._own_trackers: frozenset[int] = frozenset()
         """Trackers of shared memory that preloaded modules have started: they go when this process does."""
         self._trackers: dict[int, float] = {}
