@@ -194,14 +194,7 @@ def _agent(
         probe_every_s=options.probe_every_s,
     )
     return Agent(
-        facts,
-        options,
-        session=session,
-        devices=found.offered,
-        scratch=scratch,
-        cache=cache,
-        link=link,
-        peers=peers,
+        facts, options, session=session, devices=found.offered, scratch=scratch, cache=cache, link=link, peers=peers
     )
 
 

@@ -16,18 +16,8 @@ from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError
 from stoker.log_files import SeldomLog
 from stoker.pilot.core.events import ManagerAway, UnacknowledgedFacts
-from stoker.protocol import wire
+from stoker.protocol import to_manager, wire
 from stoker.protocol.session import IDENTITY_MARK, SessionFolder
-from stoker.protocol.to_manager import (
-    CallEvicted,
-    CallsEnded,
-    CallsReturned,
-    CallYielded,
-    FromPilot,
-    LibraryGone,
-    LibraryReady,
-    PilotHello,
-)
 from stoker.protocol.to_pilot import ToPilot
 from stoker.protocol.wire import Outbox
 
@@ -48,8 +38,8 @@ class ManagerLink:
         self.refused_frames = 0
         self._search_at = 0.0
         self._refusals = SeldomLog(log)
-        self._batch: list[FromPilot] = []
-        self._passing: list[CallYielded] = []  # CallYielded of results that leave with this turn
+        self._batch: list[to_manager.FromPilot] = []
+        self._passing: list[to_manager.CallYielded] = []  # CallYielded of results that leave with this turn
         self._outbox = Outbox()
         self._decode = wire.to_pilot_decoder()
         pair = folder.read_pilot_key(block)
@@ -71,11 +61,11 @@ class ManagerLink:
                 continue
             yield from messages
 
-    def post(self, message: FromPilot) -> None:
+    def post(self, message: to_manager.FromPilot) -> None:
         """Say something that must arrive, with this turn's frame."""
         self._batch.append(message)
 
-    def pass_on(self, pieces: CallYielded) -> None:
+    def pass_on(self, pieces: to_manager.CallYielded) -> None:
         """Send pieces with this turn's frames, if there is a connection: the core says them again."""
         self._passing.append(pieces)
 
@@ -90,7 +80,7 @@ class ManagerLink:
         batch, self._batch = self._batch, []
         self._send(batch)
 
-    def _send(self, batch: list[FromPilot]) -> None:
+    def _send(self, batch: list[to_manager.FromPilot]) -> None:
         """Number, keep and send messages: in one frame, or in several where the manager would refuse one so large."""
         frame = wire.encode(batch, sequence=self._outbox.sequence + 1)
         if len(frame) > FRAME_BYTES and len(batch) > 1:
@@ -102,7 +92,7 @@ class ManagerLink:
         if self.dealer.connected:
             self.dealer.send(frame)
 
-    def _send_passing(self, passing: list[CallYielded]) -> None:
+    def _send_passing(self, passing: list[to_manager.CallYielded]) -> None:
         frame = wire.encode(passing)
         if len(frame) > FRAME_BYTES and len(passing) > 1:
             half = len(passing) // 2
@@ -120,7 +110,7 @@ class ManagerLink:
         """Whether the manager has everything."""
         return not self._batch and not self._outbox.unacked()
 
-    def say(self, message: FromPilot) -> None:
+    def say(self, message: to_manager.FromPilot) -> None:
         """Say something now that need not arrive twice: a heartbeat."""
         if self.dealer.connected:
             self.dealer.send(wire.encode([message]))
@@ -130,7 +120,7 @@ class ManagerLink:
         """Frames up to this number are acknowledged, and not kept."""
         return self._outbox.acknowledged
 
-    def greet(self, hello: PilotHello) -> None:
+    def greet(self, hello: to_manager.PilotHello) -> None:
         """Say hello, then everything that was not acknowledged."""
         self.dealer.send(wire.encode([hello]))
         for frame in self._outbox.unacked():
@@ -181,15 +171,15 @@ def said_in(frames: Iterable[bytes]) -> UnacknowledgedFacts:
     for frame in frames:
         for message in decode(frame).messages:
             match message:
-                case CallsEnded(library=library, ends=ends):
+                case to_manager.CallsEnded(library=library, ends=ends):
                     known.left.setdefault(library, []).extend(end.call for end in ends)
-                case CallsReturned(library=library, calls=calls):
+                case to_manager.CallsReturned(library=library, calls=calls):
                     known.left.setdefault(library, []).extend(calls)
-                case CallEvicted(library=library, progress=progress):
+                case to_manager.CallEvicted(library=library, progress=progress):
                     known.left.setdefault(library, []).append(progress.call)
-                case LibraryGone(library=library, running=running, unstarted=unstarted):
+                case to_manager.LibraryGone(library=library, running=running, unstarted=unstarted):
                     known.gone[library] = [*running, *unstarted]
-                case LibraryReady(library=library):
+                case to_manager.LibraryReady(library=library):
                     known.ready.add(library)
                 case _:
                     pass

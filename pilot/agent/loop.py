@@ -20,46 +20,7 @@ from stoker.log_files import OUTPUT_BYTES, drop_middle
 from stoker.pilot.agent import job, objects, observing, processes
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.cache import store
-from stoker.pilot.core import limits, presence
-from stoker.pilot.core.commands import (
-    Acknowledged,
-    Beat,
-    BringArguments,
-    Command,
-    Expect,
-    Forget,
-    Greet,
-    HandIn,
-    KillProcess,
-    KillZygote,
-    Leave,
-    Observe,
-    OfferSnapshot,
-    PassOn,
-    PinObjects,
-    Prepare,
-    Probe,
-    ReleaseArguments,
-    SetTimer,
-    StartFetch,
-    StartProcess,
-    StopFetch,
-    Tell,
-    TellLibrary,
-    TidySnapshots,
-    WeighOffer,
-    WriteLog,
-)
-from stoker.pilot.core.events import (
-    CacheListed,
-    Farewell,
-    FromManager,
-    HelloDue,
-    Signalled,
-    Tick,
-    TimerFired,
-    WasStopped,
-)
+from stoker.pilot.core import commands, events, limits, presence
 from stoker.pilot.zygote.client import Zygote
 
 # ---- logs of libraries
@@ -147,12 +108,12 @@ class Loop:
                     self._greet()
                 if self._has_frames:
                     for message in link.receive():
-                        agent.handle(FromManager(message))
+                        agent.handle(events.FromManager(message))
                 if link.dealer.connected and presence.wants_hello(agent.state):  # one answers all that asked for it
                     self._greet()
                 while self._signals:
                     name, again = self._signals.pop(0)
-                    agent.handle(Signalled(f"it got {name}", again))
+                    agent.handle(events.Signalled(f"it got {name}", again))
                 now = time.monotonic()
                 if now >= self._due:
                     self._timers(now)
@@ -200,7 +161,7 @@ class Loop:
         self._turned_at = now
         stopped_s = now - before - waited_s
         if before and stopped_s > limits.STOPPED_S:
-            self.agent.handle(WasStopped(stopped_s))
+            self.agent.handle(events.WasStopped(stopped_s))
 
     def _next_due(self, now: float) -> float:
         agent, state = self.agent, self.agent.state
@@ -212,7 +173,7 @@ class Loop:
     def _timers(self, now: float) -> None:
         agent, state = self.agent, self.agent.state
         for key in agent.timers.due(now):
-            agent.handle(TimerFired(key))
+            agent.handle(events.TimerFired(key))
         if now >= self._observe_at:
             self._observe_at = now + limits.EVERY_S
             observing.observe_all(agent)
@@ -224,7 +185,7 @@ class Loop:
         if now >= state.heartbeat_at:
             observing.measure(agent)
             self._logs.shorten_if_due(now)
-            agent.handle(CacheListed(agent.cache.sizes()))
+            agent.handle(events.CacheListed(agent.cache.sizes()))
             for zygote in agent.zygotes.idle():
                 agent.wires.unwatch(zygote)
                 agent.zygotes.forget(zygote)
@@ -232,12 +193,12 @@ class Loop:
             self._tick_at = now + (_LEAVING_TICK_S if state.leaving else _TICK_S)
             job.check_job(agent)
             observing.report_drivers(agent)
-            agent.handle(Tick(serves_peers=agent.peers.is_serving))
+            agent.handle(events.Tick(serves_peers=agent.peers.is_serving))
 
     def _greet(self) -> None:
         agent, link = self.agent, self.agent.link
         link.flush()
-        agent.handle(HelloDue(link.before(), link.acknowledged, list(agent.cache.sizes())))
+        agent.handle(events.HelloDue(link.before(), link.acknowledged, list(agent.cache.sizes())))
 
     # ---- the end
 
@@ -256,9 +217,9 @@ class Loop:
 
     def _say_farewell(self) -> None:
         agent, link = self.agent, self.agent.link
-        agent.handle(Farewell({number: process.ran() for number, process in agent.processes.items()}))
+        agent.handle(events.Farewell({number: process.ran() for number, process in agent.processes.items()}))
         if agent.state.says_farewell:
-            link.part(lambda message: agent.handle(FromManager(message)), pause=lambda: agent.wires.wait(0.02))
+            link.part(lambda message: agent.handle(events.FromManager(message)), pause=lambda: agent.wires.wait(0.02))
 
     def _close(self) -> None:
         agent = self.agent
@@ -277,62 +238,62 @@ class Loop:
 # ---- commands
 
 
-def carry_out(agent: Agent, command: Command) -> None:
+def carry_out(agent: Agent, command: commands.Command) -> None:
     """Carry out one command of the core."""
     match command:
-        case Tell(message=message):
+        case commands.Tell(message=message):
             agent.link.post(message)
-        case TellLibrary(library=number, message=to_library):
+        case commands.TellLibrary(library=number, message=to_library):
             process = agent.processes.get(number)
             if process is not None:
                 agent.wires.tell(process, to_library)
-        case Acknowledged(sequence=sequence):
+        case commands.Acknowledged(sequence=sequence):
             agent.link.acked(sequence)
-        case PassOn(message=pieces):
+        case commands.PassOn(message=pieces):
             agent.link.pass_on(pieces)
-        case WriteLog(text=text, severity=severity):
+        case commands.WriteLog(text=text, severity=severity):
             log.log(severity, "%s", text)
-        case Prepare(ordered=ordered):
+        case commands.Prepare(ordered=ordered):
             processes.prepare(agent, ordered)
-        case PinObjects(library=number, objects=refs):
+        case commands.PinObjects(library=number, objects=refs):
             objects.pin_objects(agent, number, refs)
-        case StartProcess(ordered=ordered, objects=paths, device_memory_bytes=budget_bytes):
+        case commands.StartProcess(ordered=ordered, objects=paths, device_memory_bytes=budget_bytes):
             processes.start(agent, ordered, dict(paths), device_memory_bytes=budget_bytes)
-        case KillProcess(library=number):
+        case commands.KillProcess(library=number):
             processes.kill(agent, number)
-        case KillZygote(library=number):
+        case commands.KillZygote(library=number):
             processes.kill_zygote(agent, number)
-        case Forget(library=number, ran=ran):
+        case commands.Forget(library=number, ran=ran):
             processes.forget(agent, number, ran)
-        case Observe(library=number):
+        case commands.Observe(library=number):
             observing.observe(agent, number)
-        case WeighOffer(order=order):
+        case commands.WeighOffer(order=order):
             agent.handle(agent.offers.weigh(order))
-        case Expect(name=name):
+        case commands.Expect(name=name):
             agent.peers.served.expect(name)
-        case StartFetch(order=order):
+        case commands.StartFetch(order=order):
             agent.fetches.order(order)
-        case StopFetch(name=name):
+        case commands.StopFetch(name=name):
             agent.fetches.stop(name)
-        case TidySnapshots():
+        case commands.TidySnapshots():
             store.tidy_snapshots(agent.cache)
-        case BringArguments():
+        case commands.BringArguments():
             objects.bring_arguments(agent, command)
-        case ReleaseArguments(library=number, calls=calls):
+        case commands.ReleaseArguments(library=number, calls=calls):
             objects.release_arguments(agent, number, calls)
-        case HandIn(library=number, ends=ends):
+        case commands.HandIn(library=number, ends=ends):
             objects.hand_in_results(agent, number, ends)
-        case OfferSnapshot(recipe=recipe, made=made):
+        case commands.OfferSnapshot(recipe=recipe, made=made):
             objects.offer_snapshot(agent, recipe, made)
-        case Probe(device=device):
+        case commands.Probe(device=device):
             observing.begin_probe(agent, device)
-        case SetTimer(at=at, key=key):
+        case commands.SetTimer(at=at, key=key):
             agent.timers.set(at, key)
-        case Beat(message=heartbeat):
+        case commands.Beat(message=heartbeat):
             agent.link.say(heartbeat)
-        case Greet(hello=hello):
+        case commands.Greet(hello=hello):
             agent.link.greet(hello)
-        case Leave():
+        case commands.Leave():
             agent.is_over = True
         case _:
             assert_never(command)

@@ -17,17 +17,7 @@ from collections.abc import Callable, Iterable
 
 from stoker.pilot.agent.agent import Agent, PilotOptions
 from stoker.pilot.agent.process import LibraryProcess
-from stoker.pilot.core import limits, probes
-from stoker.pilot.core.events import (
-    DevicesMeasured,
-    DriverSaid,
-    Observation,
-    Observed,
-    Probed,
-    ProbeVerdict,
-    Tick,
-    UsageMeasured,
-)
+from stoker.pilot.core import events, limits, probes
 from stoker.pilot.core.presence import FIRST_LINE_S
 from stoker.pilot.core.state import PilotLibrary, Stage
 from stoker.pilot.devices import PilotDevice, memory, visible
@@ -45,26 +35,26 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def observe_all(agent: Agent) -> None:
     """Look at every library once."""
     if agent.processes:
-        agent.handle(Observed([_seen(agent, process) for process in agent.processes.values()]))
+        agent.handle(events.Observed([_seen(agent, process) for process in agent.processes.values()]))
 
 
 def observe(agent: Agent, number: LibraryId) -> None:
     """Look at a library."""
     process = agent.processes.get(number)
     if process is not None:
-        agent.handle(Observed([_seen(agent, process)]))
+        agent.handle(events.Observed([_seen(agent, process)]))
 
 
-def _seen(agent: Agent, process: LibraryProcess) -> Observation:
+def _seen(agent: Agent, process: LibraryProcess) -> events.Observation:
     library = agent.state.libraries.get(process.library)
     if library is None:
-        return Observation(process.library)
+        return events.Observation(process.library)
     running: list[tuple[int, float]] = []
     if library.has_limits or library.stopping or library.stuck:
         running = process.surely_running()  # type: ignore[assignment]
     elif library.held:
         running = process.running()  # type: ignore[assignment]
-    return Observation(process.library, running, _over_limit_bytes(agent, library, process))  # type: ignore[arg-type]
+    return events.Observation(process.library, running, _over_limit_bytes(agent, library, process))  # type: ignore[arg-type]
 
 
 def _over_limit_bytes(agent: Agent, library: PilotLibrary, process: LibraryProcess) -> int:
@@ -82,7 +72,7 @@ def measure(agent: Agent) -> None:
         if library is not None and library.stage is Stage.LOADING and now - library.started_at >= FIRST_LINE_S:
             lines[process.library] = last_line(process.log)
     agent.handle(
-        UsageMeasured(
+        events.UsageMeasured(
             resident_bytes={process.library: resident_bytes(process.pid) for process in alive},
             cpu_s={process.library: cpu_seconds(process.pid) for process in alive},
             cache_bytes=agent.cache.used_bytes(),
@@ -117,7 +107,7 @@ def measure_devices(agent: Agent) -> None:
         for number, size in _used_on(agent, device, reading).items():
             used.setdefault(number, {})[name] = size
     if taken:
-        agent.handle(DevicesMeasured(used, taken, at))
+        agent.handle(events.DevicesMeasured(used, taken, at))
 
 
 def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
@@ -173,7 +163,7 @@ def begin_probe(agent: Agent, name: DeviceId) -> None:
 
     def probe() -> None:
         answer, said = run_probe(probe_command(agent.options), device)
-        agent.later(lambda: agent.handle(Probed(name, answer, said)))
+        agent.later(lambda: agent.handle(events.Probed(name, answer, said)))
 
     threading.Thread(target=probe, name=f"probe-{name}", daemon=True).start()
 
@@ -185,7 +175,7 @@ def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], b
         if time.monotonic() > until or interrupted():
             return
         report_drivers(agent)
-        agent.handle(Tick())
+        agent.handle(events.Tick())
         time.sleep(_TICK_S)
         agent.take_done()
 
@@ -196,10 +186,10 @@ def report_drivers(agent: Agent) -> None:
     for device in agent.devices.values():
         monitor = agent.monitors.get(device.uuid)
         if monitor is not None:
-            agent.handle(DriverSaid(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or ""))
+            agent.handle(events.DriverSaid(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or ""))
 
 
-def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[ProbeVerdict, str]:
+def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.ProbeVerdict, str]:
     """Probe a device: the verdict, and the probe's last line. Takes up to a minute."""
     name = device.facts.device
     try:
@@ -212,18 +202,18 @@ def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[ProbeVerdi
             start_new_session=True,
         )
     except OSError as error:
-        return ProbeVerdict.UNKNOWN, f"the probe of {name} could not be started: {error}"
+        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} could not be started: {error}"
     try:
         output, _ = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()  # and it is not waited for: a driver that hangs may not let it go
-        return ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
+        return events.ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
     said = output.decode(errors="replace").strip().splitlines()
     code = process.returncode
     if code in (-signal.SIGKILL, -signal.SIGTERM):
-        return ProbeVerdict.UNKNOWN, f"the probe of {name} was ended by somebody"
-    if code in [answer.value for answer in ProbeVerdict]:
-        answer = ProbeVerdict(code)
-        return answer, "" if answer is ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
+        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} was ended by somebody"
+    if code in [answer.value for answer in events.ProbeVerdict]:
+        answer = events.ProbeVerdict(code)
+        return answer, "" if answer is events.ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
     how = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return ProbeVerdict.FAILED, f"{name} failed: its probe ended with {how}" + (f": {said[-1]}" if said else "")
+    return events.ProbeVerdict.FAILED, f"{name} failed: its probe ended with {how}" + (f": {said[-1]}" if said else "")

@@ -312,11 +312,7 @@ def _hands_on(state: CoreState, *, serves_peers: bool) -> bool:
 def failure_of(state: CoreState, library: PilotLibrary, kind: FailureKind, message: str) -> Failure:
     """The failure of a library, or of a call on it."""
     return Failure(
-        kind=kind,
-        message=message,
-        pilot=state.facts.pilot,
-        library=library.number,
-        log=state.log_of(library.number),
+        kind=kind, message=message, pilot=state.facts.pilot, library=library.number, log=state.log_of(library.number)
     )
 
 

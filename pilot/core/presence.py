@@ -10,30 +10,12 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from stoker.contexts.recipe import Recipe
-from stoker.pilot.core import lifecycle, memory, probes
+from stoker.pilot.core import events, lifecycle, memory, probes
 from stoker.pilot.core.commands import Beat, Greet, Leave
-from stoker.pilot.core.events import (
-    HelloDue,
-    ManagerAway,
-    ProcessEnded,
-    Signalled,
-    Tick,
-    UnacknowledgedFacts,
-    UsageMeasured,
-)
 from stoker.pilot.core.state import NEVER, CoreState, Stage
+from stoker.protocol import to_manager
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.ids import CallId, LibraryId
-from stoker.protocol.to_manager import (
-    Heartbeat,
-    LibraryFacts,
-    LibraryPhase,
-    LibraryUpdate,
-    LibraryUse,
-    PilotHello,
-    PilotLeaving,
-    WalltimeUpdate,
-)
 from stoker.protocol.wire import VERSION
 from stoker.units import show_seconds
 
@@ -54,14 +36,14 @@ def told_recipes(recipes: Iterable[Recipe]) -> tuple[Recipe, ...]:
 # ---- the manager
 
 
-def greet(state: CoreState, event: HelloDue) -> None:
+def greet(state: CoreState, event: events.HelloDue) -> None:
     """Say what this pilot is and holds, as far as the manager's records go."""
     state.hellos += 1
     state.hello_is_due = False
     state.greeted_at = state.now
     state.told = set(event.objects)
     facts, before = state.facts, event.before
-    hello = PilotHello(
+    hello = to_manager.PilotHello(
         protocol=VERSION,
         session=facts.session,
         host=facts.host,
@@ -85,10 +67,10 @@ def greet(state: CoreState, event: HelloDue) -> None:
     state.out.append(Greet(hello))
 
 
-def library_facts(state: CoreState, before: UnacknowledgedFacts) -> tuple[LibraryFacts, ...]:
+def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple[to_manager.LibraryFacts, ...]:
     """The libraries that are here, and those that have ended unknown to the manager."""
     here = [
-        LibraryFacts(
+        to_manager.LibraryFacts(
             library=number,
             recipe=library.recipe.key,  # type: ignore[arg-type]
             devices=library.devices,
@@ -118,7 +100,7 @@ def wants_hello(state: CoreState) -> bool:
     return state.hello_is_due or (state.awaits_welcome and state.greeted_at < state.now - WELCOME_S)
 
 
-def manager_away(state: CoreState, event: ManagerAway) -> None:
+def manager_away(state: CoreState, event: events.ManagerAway) -> None:
     """There is no connection: leave if that has lasted for a lease, or is for good."""
     lease_s = state.lease_s if state.welcomed_at else max(state.lease_s, FIRST_CONTACT_S)
     if event.refuses_key and not state.welcomed_at:
@@ -130,7 +112,7 @@ def manager_away(state: CoreState, event: ManagerAway) -> None:
         lifecycle.leave(state, f"the session is over: {event.session_over}", within_s=0.0)
 
 
-def send_heartbeat(state: CoreState, event: UsageMeasured) -> None:
+def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
     """Send a heartbeat, and the last lines of libraries that load for long."""
     state.heartbeat_at = state.now + state.heartbeat_s
     uses = []
@@ -139,13 +121,13 @@ def send_heartbeat(state: CoreState, event: UsageMeasured) -> None:
         if library is not None:
             library.resident_bytes = resident
             cpu_s = event.cpu_s.get(number, 0.0)
-            uses.append(LibraryUse(number, resident, library.device_bytes, cpu_s))
-    state.out.append(Beat(Heartbeat(tuple(uses), event.cache_bytes, event.refused_frames)))
+            uses.append(to_manager.LibraryUse(number, resident, library.device_bytes, cpu_s))
+    state.out.append(Beat(to_manager.Heartbeat(tuple(uses), event.cache_bytes, event.refused_frames)))
     for number, line in event.lines.items():
         library = state.libraries.get(number)
         if library is not None and library.stage is Stage.LOADING and line and line != library.last_line:
             library.last_line = line
-            state.tell(LibraryUpdate(number, LibraryPhase.LOADING, line))
+            state.tell(to_manager.LibraryUpdate(number, to_manager.LibraryPhase.LOADING, line))
 
 
 # ---- the time that is left
@@ -160,10 +142,10 @@ def walltime_known(state: CoreState, left_s: float) -> None:
     state.drain_at = state.ends_at - min(MARGIN_S, 0.2 * left_s)
     state.log(f"the walltime is over in {show_seconds(left_s)}")
     if state.hellos:
-        state.tell(WalltimeUpdate(max(0.001, left_s)))
+        state.tell(to_manager.WalltimeUpdate(max(0.001, left_s)))
 
 
-def signalled(state: CoreState, event: Signalled) -> None:
+def signalled(state: CoreState, event: events.Signalled) -> None:
     """Told to go, once or again."""
     if event.again:
         state.leave_by = 0.0
@@ -171,7 +153,7 @@ def signalled(state: CoreState, event: Signalled) -> None:
         lifecycle.drain(state, event.name, within_s=state.facts.grace_s, loss=LossReason.SIGNALLED)
 
 
-def on_tick(state: CoreState, event: Tick) -> None:
+def on_tick(state: CoreState, event: events.Tick) -> None:
     """Some time has passed."""
     if state.now >= state.drain_at:
         within_s = (1 - _EXIT) * (state.ends_at - state.drain_at) - (state.now - state.drain_at)
@@ -191,9 +173,11 @@ def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> N
     state.has_ended = True
     for library in list(state.libraries.values()):
         library.told_to_end = True
-        lifecycle.finish_library(state, library, ProcessEnded(library.number, running=ran.get(library.number, ())))
+        lifecycle.finish_library(
+            state, library, events.ProcessEnded(library.number, running=ran.get(library.number, ()))
+        )
     if state.says_farewell:
-        state.tell(PilotLeaving(reason=state.leaving, loss=state.loss))
+        state.tell(to_manager.PilotLeaving(reason=state.leaving, loss=state.loss))
 
 
 def tick_at(state: CoreState) -> float:

@@ -38,8 +38,7 @@ def find_devices(
         return GrantedDevices(cpu.find(int(count or 0)))
     if kind not in ("auto", "gpu", "gpu+cpu"):
         raise ConfigError(
-            f"--devices {wanted!r}: write auto, gpu, cpu, cpu:N with N at least 1, gpu+cpu, or gpu+cpu:N",
-            key="devices",
+            f"--devices {wanted!r}: write auto, gpu, cpu, cpu:N with N at least 1, gpu+cpu, or gpu+cpu:N", key="devices"
         )
     found = gpu.find(limit_s=limit_s)
     asked = f"asked for {gpus_asked} GPU{'s' * (gpus_asked != 1)}, the pilot found"

@@ -201,10 +201,7 @@ def _row(error: BaseException, place: Place) -> Sign | None:
     types = [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
     number, name = getattr(error, "errno", None), getattr(error, "filename", None)
     rows = matching(
-        types,
-        number=number if type(number) is int else 0,
-        text=_text(error),
-        names_file=isinstance(name, str | bytes),
+        types, number=number if type(number) is int else 0, text=_text(error), names_file=isinstance(name, str | bytes)
     )
     for row in rows:
         if _is_compiled(error) and _PROOFS[row.proof](error, place):

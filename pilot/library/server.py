@@ -36,17 +36,7 @@ from stoker.pilot.library.runner import NO_CALL, Runner
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.to_agent import GivenBack, Resized, Yielded
-from stoker.protocol.to_library import (
-    Evict,
-    GiveBack,
-    Load,
-    Meet,
-    Resize,
-    Run,
-    Stop,
-    Taken,
-    ToLibrary,
-)
+from stoker.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Stop, Taken, ToLibrary
 
 _PATIENCE_S = 0.001  # how long an end may wait for company, and how long the library is deaf between short calls
 _SLOW_S = 0.0005  # calls of a function that takes longer do not share frames

@@ -32,20 +32,7 @@ import msgspec
 
 from stoker.decoding import UNREADABLE
 from stoker.pilot.core import infrastructure
-from stoker.pilot.zygote import processes
-from stoker.pilot.zygote.client import (
-    LIMIT_BYTES,
-    THREAD_VARIABLES,
-    Exited,
-    Fork,
-    Forked,
-    ForkFailed,
-    FromZygote,
-    Kill,
-    Preload,
-    Preloaded,
-    ToZygote,
-)
+from stoker.pilot.zygote import client, processes
 
 # ---- threads
 
@@ -172,7 +159,7 @@ class _Loader(Loader):
 # ---- the child
 
 
-def become_library(order: Fork, sock: int, *, parent: int) -> NoReturn:
+def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
     """Run a library in this process; never returns."""
     code = infrastructure.NOT_SETTLED
     try:
@@ -200,7 +187,7 @@ def become_library(order: Fork, sock: int, *, parent: int) -> NoReturn:
             os._exit(code)
 
 
-def _settle(order: Fork, parent: int) -> None:
+def _settle(order: client.Fork, parent: int) -> None:
     processes.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -214,7 +201,7 @@ def _settle(order: Fork, parent: int) -> None:
         os.dup2(source, target)
     os.close(null)
     os.close(log)
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(order.threads)) | order.environment)
+    os.environ.update(dict.fromkeys(client.THREAD_VARIABLES, str(order.threads)) | order.environment)
     os.chdir(order.folder)
     if order.cores:
         os.sched_setaffinity(0, order.cores)
@@ -227,7 +214,7 @@ def _settle(order: Fork, parent: int) -> None:
 
 def set_threads(count: int) -> None:
     """Size the thread pools that this process will have (PyTorch's too, if it is imported), before there is one."""
-    for name in THREAD_VARIABLES:
+    for name in client.THREAD_VARIABLES:
         os.environ[name] = str(count)
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):
@@ -243,7 +230,7 @@ def _reseed() -> None:
 
 # ---- the loop
 
-_decode = msgspec.msgpack.Decoder[ToZygote](ToZygote).decode
+_decode = msgspec.msgpack.Decoder[client.ToZygote](client.ToZygote).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -296,7 +283,7 @@ class ZygoteServer:
     def _receive(self) -> None:
         while not self._over:
             try:
-                data, fds, _, _ = socket.recv_fds(self._sock, LIMIT_BYTES, 4)
+                data, fds, _, _ = socket.recv_fds(self._sock, client.LIMIT_BYTES, 4)
             except BlockingIOError:
                 return
             except OSError:
@@ -310,21 +297,23 @@ class ZygoteServer:
                 print(f"the zygote refused {len(data)} bytes that are no order: {error}", file=sys.stderr)  # noqa: T201
                 _close_all(fds)
                 continue
-            if isinstance(order, Fork) != (len(fds) == 1):
+            if isinstance(order, client.Fork) != (len(fds) == 1):
                 print("the zygote refused an order without its socket, or with too many", file=sys.stderr)  # noqa: T201
                 _close_all(fds)
-                if isinstance(order, Fork):
-                    self._send(ForkFailed(library=order.library, reason="the order came without the library's socket"))
+                if isinstance(order, client.Fork):
+                    self._send(
+                        client.ForkFailed(library=order.library, reason="the order came without the library's socket")
+                    )
                 continue
             match order:
-                case Preload(modules=modules):
+                case client.Preload(modules=modules):
                     self._preload(modules)
-                case Fork():
+                case client.Fork():
                     self._fork(order, fds[0])
-                case Kill(library=library, signal=how):
+                case client.Kill(library=library, signal=how):
                     processes.kill_all([pid for pid, here in self._libraries.items() if here == library], how)
 
-    def _send(self, message: FromZygote) -> None:
+    def _send(self, message: client.FromZygote) -> None:
         self._sock.setblocking(True)  # the agent reads all the time; a packet is never dropped
         try:
             self._sock.send(_encode(message))
@@ -362,9 +351,11 @@ class ZygoteServer:
         processes.adopt_orphans()
         processes.die_with_parent(signal.SIGUSR1)
         seconds = time.monotonic() - started
-        self._send(Preloaded(failed=failed, seconds=seconds, threads=harmful, asked_for_gpus=self._asked_for_gpus))
+        self._send(
+            client.Preloaded(failed=failed, seconds=seconds, threads=harmful, asked_for_gpus=self._asked_for_gpus)
+        )
 
-    def _fork(self, order: Fork, sock: int) -> None:
+    def _fork(self, order: client.Fork, sock: int) -> None:
         has_gpus = bool(order.environment.get("CUDA_VISIBLE_DEVICES"))
         if self._has_threads or (self._asked_for_gpus and has_gpus):
             order = msgspec.structs.replace(order, fresh=True)
@@ -375,7 +366,7 @@ class ZygoteServer:
             pid = os.fork()
         except OSError as error:
             os.close(sock)
-            self._send(ForkFailed(library=order.library, reason=str(error)))
+            self._send(client.ForkFailed(library=order.library, reason=str(error)))
             return
         if pid == 0:
             self._sock.close()
@@ -385,7 +376,7 @@ class ZygoteServer:
             become_library(order, sock, parent=parent)
         os.close(sock)
         self._libraries[pid] = order.library
-        self._send(Forked(library=order.library, pid=pid))
+        self._send(client.Forked(library=order.library, pid=pid))
 
     def _reap(self) -> None:
         while (ended := processes.reap(-1)) is not None:
@@ -402,7 +393,7 @@ class ZygoteServer:
                     self._trackers.setdefault(tracker, until)
             code = os.waitstatus_to_exitcode(status)
             self._send(
-                Exited(
+                client.Exited(
                     library=library,
                     pid=pid,
                     signal=max(0, -code),

@@ -11,15 +11,7 @@ from polling import PATIENCE_S
 
 from stoker.contexts import payloads
 from stoker.protocol.calls import CallSpec
-from stoker.protocol.to_pilot import (
-    Ack,
-    CancelCalls,
-    HelloAgain,
-    PilotRefused,
-    PilotWelcome,
-    RunCalls,
-    StopLibrary,
-)
+from stoker.protocol.to_pilot import Ack, CancelCalls, HelloAgain, PilotRefused, PilotWelcome, RunCalls, StopLibrary
 
 
 def _pid() -> int:

@@ -100,11 +100,7 @@ WRITERS: dict[str, dict[str, str]] = {
     },
 }
 
-LEDGER = {
-    "reserve": "memory",
-    "release": "memory",
-    "resize": "limits memory",
-}
+LEDGER = {"reserve": "memory", "release": "memory", "resize": "limits memory"}
 """Methods that change reserved device memory, and the files that call them."""
 
 

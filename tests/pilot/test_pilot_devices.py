@@ -271,8 +271,7 @@ def test_memory_is_the_smallest_of_all_limits(tmp_path: Path) -> None:
     plain = _machine(tmp_path / "plain", {})
     assert cpu.memory_bytes({}, root=plain) == 1000 * 1024
     two = _machine(
-        tmp_path / "v2",
-        {"sys/fs/cgroup/job/memory.max": "600000\n", "sys/fs/cgroup/job/step/memory.max": "max\n"},
+        tmp_path / "v2", {"sys/fs/cgroup/job/memory.max": "600000\n", "sys/fs/cgroup/job/step/memory.max": "max\n"}
     )
     assert cpu.memory_bytes({}, root=two) == 600_000
     one = _machine(
