@@ -17,7 +17,7 @@ from types import FrameType
 from typing import assert_never
 
 from stoker.log_files import OUTPUT_BYTES, drop_middle
-from stoker.pilot.agent import job, objects, observing, processes
+from stoker.pilot.agent import objects, observing, processes
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.cache import store
 from stoker.pilot.core import commands, events, limits, presence
@@ -79,7 +79,7 @@ class Loop:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         agent.carry_out = functools.partial(carry_out, agent)
-        agent.check_standing = functools.partial(job.check_job, agent)
+        agent.check_standing = functools.partial(observing.check_job, agent)
         self._logs = LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
         """Signals that the core does not know yet, and whether each is a repeated one."""
@@ -99,7 +99,7 @@ class Loop:
         """Work until the pilot ends; returns the exit code."""
         self._take_signals()
         agent, link = self.agent, self.agent.link
-        job.start_walltime(agent)
+        observing.start_walltime(agent)
         try:
             observing.wait_for_probes(agent, limit_s=_PROBE_S, interrupted=lambda: bool(self._signals))
             while not agent.is_over:
@@ -191,7 +191,7 @@ class Loop:
                 agent.zygotes.forget(zygote)
         if now >= min(self._tick_at, presence.tick_at(state)):
             self._tick_at = now + (_LEAVING_TICK_S if state.leaving else _TICK_S)
-            job.check_job(agent)
+            observing.check_job(agent)
             observing.report_drivers(agent)
             agent.handle(events.Tick(serves_peers=agent.peers.is_serving))
 

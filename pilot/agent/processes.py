@@ -9,7 +9,7 @@ from signal import SIGKILL
 from typing import assert_never
 
 from stoker.contexts.recipe import Awareness
-from stoker.pilot.agent import job, observing
+from stoker.pilot.agent import observing
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.fetches import is_pilots_fault, lacks_processes, no_process
 from stoker.pilot.agent.objects import is_snapshot_here
@@ -36,7 +36,7 @@ def prepare(agent: Agent, ordered: StartLibrary) -> None:
     try:
         folder = agent.scratch.library(number)
     except OSError as error:
-        job.cannot_make_folders(agent, error)
+        observing.cannot_make_folders(agent, error)
         agent.handle(LibraryPrepared(number, error=str(error)))
         return
     agent.processes[number] = LibraryProcess(number, folder=folder, log=str(agent.log_file(number)))
@@ -181,7 +181,7 @@ def _ended(
     if process is None:
         return
     agent.hear(process, to_end=True)  # its last words
-    job.check_job(agent)
+    observing.check_job(agent)
     shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
     printed = process.printed_last()
     agent.handle(

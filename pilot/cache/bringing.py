@@ -16,8 +16,7 @@ from stoker.pilot.cache import disk
 from stoker.pilot.cache.store import CacheError, ChangedError, DiskError, ObjectCache, Pin
 from stoker.pilot.core.infrastructure import takes_no_writes
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource
 from stoker.pilot.transfer.fetch import ObjectFetch, SourceAccess
 from stoker.units import show_bytes
 

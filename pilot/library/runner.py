@@ -26,8 +26,16 @@ from stoker.pilot.library.call_records import NOWHERE, LogTail, Marker, ThreadTa
 from stoker.pilot.library.connection import Settings
 from stoker.pilot.library.failures import in_short
 from stoker.pilot.library.functions import Packer, RunnableCall, TransferError
-from stoker.pilot.library.meetings import GangMeetings
-from stoker.pilot.library.pieces import PieceLane, YieldingRun, as_list, can_be_drained, drain, in_event_loop, yields
+from stoker.pilot.library.pieces import (
+    GangMeetings,
+    PieceLane,
+    YieldingRun,
+    as_list,
+    can_be_drained,
+    drain,
+    in_event_loop,
+    yields,
+)
 from stoker.pilot.library.process import LibraryFault, ProcessGuard, leave_child, leave_fork
 from stoker.pilot.library.workplace import ScratchGuard, Workplace
 from stoker.protocol.calls import (

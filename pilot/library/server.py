@@ -29,8 +29,7 @@ from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import connection
 from stoker.pilot.library.connection import LibraryOutbox
 from stoker.pilot.library.functions import Functions, RunnableCall, SideBySide
-from stoker.pilot.library.meetings import GangMeetings
-from stoker.pilot.library.pieces import PieceLane
+from stoker.pilot.library.pieces import GangMeetings, PieceLane
 from stoker.pilot.library.process import EVERY_S, LibraryFault, ProcessGuard
 from stoker.pilot.library.runner import NO_CALL, Runner
 from stoker.protocol import wire

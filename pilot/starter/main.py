@@ -27,8 +27,7 @@ from stoker.connections import split_address
 from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode, proves
 from stoker.pilot.starter.place import KEPT_S, Environments, StartError, base_folder, environ_for, finish
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import ObjectSource
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import ObjectCopy, ObjectSource
 from stoker.pilot.transfer.fetch import SEED_FILE, ObjectFetch, SourceAccess, read_key
 from stoker.pilot.transfer.meeting import TRIES, meet
 from stoker.pilot.transfer.server import ObjectServer, bits_of

@@ -22,8 +22,7 @@ from typing import Any
 from stoker.contexts.manifest import MOST_BYTES, PART_BYTES, piece_bytes
 from stoker.errors import StokerError
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import Board, FetchOutcome, ObjectSource, WrongBytesError
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import Board, FetchOutcome, ObjectCopy, ObjectSource, WrongBytesError
 from stoker.pilot.transfer.wire import PeerError
 
 # ---- sources

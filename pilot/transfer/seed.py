@@ -27,7 +27,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import ObjectCopy
 from stoker.pilot.transfer.fetch import SEED_FILE, read_key
 from stoker.pilot.transfer.meeting import SeedMeetings, answer
 from stoker.pilot.transfer.server import ObjectServer

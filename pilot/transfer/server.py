@@ -20,7 +20,7 @@ from stoker.connections import UnprovenPlaces, join_address
 from stoker.contexts.manifest import Piece, piece_bytes
 from stoker.log_files import SeldomLog
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import ObjectCopy
 
 # ---- which peer gets a piece
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from stoker.errors import GangBroken
-from stoker.pilot.library.meetings import GangMeetings
+from stoker.pilot.library.pieces import GangMeetings
 from stoker.protocol.calls import GangPlace
 from stoker.protocol.ids import CallId
 from stoker.protocol.to_agent import Listens
