@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from stoker.pilot.core import lifecycle, running
 from stoker.pilot.core.commands import KillZygote, Severity, TellLibrary
 from stoker.pilot.core.events import DevicesMeasured, Observation
-from stoker.pilot.core.lifecycle import failure_of
+from stoker.pilot.core.running import failure_of
 from stoker.pilot.core.state import Cause, CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import DeviceId
@@ -65,7 +65,7 @@ def extend_limits(state: CoreState, seconds: float) -> None:
             library.asked_back_at += seconds
         if library.hung_up_at:
             library.hung_up_at += seconds
-        running.extend_graces(library, seconds)
+        lifecycle.extend_graces(library, seconds)
 
 
 def _without_stops(state: CoreState, ran_s: float) -> float:
@@ -120,9 +120,9 @@ def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
         limit_s = library.held[call]
         if 0 < limit_s < since_s and limit_s < (ran_s := _without_stops(state, since_s)):
             what = f"the call ran for {ran_s:.1f} s on {state.facts.pilot}; its limit is {limit_s:g} s"
-            running.stop_calls(state, library, [call], failure=failure_of(state, library, FailureKind.TIMEOUT, what))
+            lifecycle.stop_calls(state, library, [call], failure=failure_of(state, library, FailureKind.TIMEOUT, what))
     if library.stopping or library.stuck:
-        running.check_stopping(state, library, [call for call, _ in seen.running])
+        lifecycle.check_stopping(state, library, [call for call, _ in seen.running])
 
 
 def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
@@ -143,7 +143,7 @@ def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -
     """Give back what a library that does not answer holds and does not run: its code keeps the interpreter to
     itself."""
     at_work = {call for call, _ in seen.running}
-    rest = tuple(lifecycle.drop_returned(library, [call for call in library.held if call not in at_work]))
+    rest = tuple(running.drop_returned(library, [call for call in library.held if call not in at_work]))
     library.asked_back_at = 0.0
     if rest:
         number = library.number

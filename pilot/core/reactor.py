@@ -14,7 +14,7 @@ import msgspec
 from stoker.connections import join_address
 from stoker.pilot.core import events, lifecycle, limits, memory, objects, presence, probes, running, starting
 from stoker.pilot.core.commands import Acknowledged, Observe, OfferSnapshot, Severity, TellLibrary, WeighOffer
-from stoker.pilot.core.lifecycle import failure_of, load_failure
+from stoker.pilot.core.running import failure_of, load_failure
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import why_late
 from stoker.protocol import to_agent, to_manager, to_pilot
@@ -128,9 +128,9 @@ def on_library_event(state: CoreState, event: _OfLibrary) -> None:
             library.pid = pid
         case events.ProcessEnded(cause=cause, is_pilots_fault=is_pilots_fault, verdict=verdict):
             if verdict is not None:
-                lifecycle.blame(library, verdict)
+                running.blame(library, verdict)
             if cause:
-                lifecycle.blame(library, load_failure(state, library, cause, is_pilots_fault=is_pilots_fault))
+                running.blame(library, load_failure(state, library, cause, is_pilots_fault=is_pilots_fault))
             lifecycle.finish_library(state, library, event)
         case events.LibraryGarbled(reason=reason):
             on_garbled(state, library, reason)
@@ -234,11 +234,11 @@ def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool
         state.out.append(WeighOffer(order))
         return
     options = order.options
-    lifecycle.hold_calls(library, [spec.call for spec in order.calls], limit_s=options.limit_s, streams=options.stream)
+    running.hold_calls(library, [spec.call for spec in order.calls], limit_s=options.limit_s, streams=options.stream)
     if library.stage is Stage.READY:
         running.pass_calls_on(state, library, order)
     else:
-        lifecycle.postpone_order(library, order)
+        running.postpone_order(library, order)
 
 
 def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
@@ -280,7 +280,7 @@ def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
         state.out.append(TellLibrary(number, running.give_back(library, count=count)))
         library.asked_back_at = library.asked_back_at or state.now
         return
-    state.tell(to_manager.CallsReturned(number, tuple(lifecycle.take_back_waiting(library, count))))
+    state.tell(to_manager.CallsReturned(number, tuple(running.take_back_waiting(library, count))))
 
 
 def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
@@ -291,7 +291,7 @@ def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
     held = library.held
     strange = tuple(call for call in order.calls if call not in held)
     here = {call for call in order.calls if call in held}
-    dropped = lifecycle.drop_waiting(library, here)
+    dropped = running.drop_waiting(library, here)
     if strange or dropped:
         state.tell(to_manager.CallsReturned(order.library, (*strange, *dropped)))
     rest = tuple(call for call in order.calls if call in held)
@@ -299,7 +299,7 @@ def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
         return
     state.out.append(TellLibrary(library.number, running.give_back(library, calls=rest)))
     if order.running:
-        running.stop_calls(state, library, rest, least_s=order.grace_s, failure=None)
+        lifecycle.stop_calls(state, library, rest, least_s=order.grace_s, failure=None)
         return
     for call in rest:  # those that yield may stop, since nobody takes their pieces; the others may finish
         if call in library.streams:
@@ -346,7 +346,7 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
         case to_agent.GivenBack(calls=calls, need_function=need):
             library.asked_back_at = 0.0
             state.tell(
-                to_manager.CallsReturned(number, tuple(lifecycle.drop_returned(library, calls)), need_function=need)
+                to_manager.CallsReturned(number, tuple(running.drop_returned(library, calls)), need_function=need)
             )
         case to_agent.Reports(reports=reports):
             state.tell(to_manager.CallsProgress(number, reports))
@@ -365,7 +365,7 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
         case to_agent.Loaded():
             on_loaded(state, library, message)
         case to_agent.LoadFailed(failure=failure):
-            lifecycle.blame(library, failure)
+            running.blame(library, failure)
         case to_agent.SnapshotMade(form=form):
             if form not in state.snapshots:
                 state.snapshots.add(form)
@@ -405,7 +405,7 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
     )
     state.tell(ready)
     memory.settle_reservation(state, library)
-    for order in lifecycle.take_postponed(library):
+    for order in running.take_postponed(library):
         running.pass_calls_on(state, library, order)
 
 

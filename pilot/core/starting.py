@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from stoker.contexts.recipe import Awareness
 from stoker.contexts.step_times import StepTimes
-from stoker.pilot.core import lifecycle, memory, objects
+from stoker.pilot.core import lifecycle, memory, objects, running
 from stoker.pilot.core.commands import PinObjects, Prepare, SetTimer, Severity, StartProcess
 from stoker.pilot.core.events import FetchFailure, LibraryPrepared, ObjectArrived, Pinned, ProcessEnded
-from stoker.pilot.core.lifecycle import load_failure
+from stoker.pilot.core.running import load_failure
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.to_manager import LibraryGone, LibraryPhase, LibraryUpdate
@@ -174,7 +174,7 @@ def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> N
     if library.stage is not Stage.FETCHING:
         return
     failure = load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault)
-    lifecycle.blame(library, failure)
+    running.blame(library, failure)
     library.cache_lacks_bytes = lack.in_use_bytes.get(library.number, 0)
     lifecycle.finish_library(state, library, ProcessEnded(library.number))
 
@@ -182,7 +182,7 @@ def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> N
 def refuse_start(state: CoreState, library: PilotLibrary, what: str) -> None:
     """A library cannot start for want of something that this pilot lacks: it is loaded elsewhere."""
     failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
-    lifecycle.blame(library, failure)
+    running.blame(library, failure)
     lifecycle.finish_library(state, library, ProcessEnded(library.number))
 
 

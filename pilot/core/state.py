@@ -1,7 +1,7 @@
 """The pilot's state, and the file that writes each part.
 
-calls of a library, its stage, how it ends, whether the pilot leaves     lifecycle
-calls that were told to stop, pieces of results, waiting arguments       running
+calls of a library, pieces of results, waiting arguments                  running
+its stage, how it ends, calls told to stop, whether the pilot leaves     lifecycle
 objects that are wanted, and what the manager was told of them           objects
 claims on device memory, and memory that is reserved                     memory (and limits, as measured)
 faults of devices                                                        probes

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.pilot.core import commands, lifecycle
+from stoker.pilot.core import running as running_calls
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import FromManager, HelloDue, LibraryPrepared, UnacknowledgedFacts
 from stoker.pilot.core.objects import CachedObject, Shortage, file_name, make_room, plain_name
@@ -201,15 +202,15 @@ class LibraryMachine(RuleBasedStateMachine):
         calls = list(range(len(self.came), len(self.came) + count))
         if self.library.stage in (Stage.DRAINING, Stage.GONE):
             with pytest.raises(ValueError, match=r"takes no calls"):
-                lifecycle.hold_calls(self.library, calls)
+                running_calls.hold_calls(self.library, calls)
         else:
-            lifecycle.hold_calls(self.library, calls)
+            running_calls.hold_calls(self.library, calls)
             self.came += calls
 
     @rule(calls=st.lists(st.integers(0, 12)), ended=st.booleans())
     def leave(self, calls: list[int], ended: bool) -> None:
         served = self.library.served
-        here = lifecycle.drop_ended(self.library, calls) if ended else lifecycle.drop_returned(self.library, calls)
+        here = running_calls.drop_ended(self.library, calls) if ended else running.drop_returned(self.library, calls)
         self.left += here
         assert self.library.served == served + (len(here) if ended else 0)
         assert self.library.retires == (self.library.served >= 3)
@@ -219,7 +220,7 @@ class LibraryMachine(RuleBasedStateMachine):
         held = list(self.library.held)
         if self.library.stage is not Stage.GONE:
             lifecycle.move_to(self.library, Stage.GONE)
-        departure = lifecycle.drop_all(self.library, running)
+        departure = running_calls.drop_all(self.library, running)
         assert sorted((*departure.running, *departure.unstarted)) == sorted(held)
         assert list(departure.unstarted) == [call for call in held if call not in running]
         self.left += [*departure.running, *departure.unstarted]
@@ -235,15 +236,15 @@ TestLibrary = LibraryMachine.TestCase
 
 def test_a_library_without_a_bound_never_retires() -> None:
     library = a_library()
-    lifecycle.hold_calls(library, [1])
-    lifecycle.drop_ended(library, [1])
+    running_calls.hold_calls(library, [1])
+    running_calls.drop_ended(library, [1])
     assert not library.retires
 
 
 def test_a_call_that_its_marker_names_twice_leaves_a_library_once() -> None:
     library = a_library()
-    lifecycle.hold_calls(library, [1, 2])
-    departure = lifecycle.drop_all(library, [1, 1, 9])
+    running_calls.hold_calls(library, [1, 2])
+    departure = running_calls.drop_all(library, [1, 1, 9])
     assert (departure.running, departure.unstarted) == ((1,), (2,))
 
 

@@ -9,7 +9,7 @@ from core.pilot_shell import CoreShell
 
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
-from stoker.pilot.core.running import MOST_GRACE_S
+from stoker.pilot.core.lifecycle import MOST_GRACE_S
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_pilot as order
 from stoker.protocol.calls import WINDOW_PIECES, CallProgress

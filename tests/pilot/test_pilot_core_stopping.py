@@ -9,7 +9,7 @@ from core.pilot_shell import CoreShell
 
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import TimerFired
-from stoker.pilot.core.running import ANSWER_S, LEAST_GRACE_S, MOST_GRACE_S, grace_s
+from stoker.pilot.core.lifecycle import ANSWER_S, LEAST_GRACE_S, MOST_GRACE_S, grace_s
 from stoker.pilot.core.state import Stage
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
