@@ -7,7 +7,6 @@ import msgspec
 from stoker.errors import ConfigError
 from stoker.pilot.devices import cpu, gpu
 from stoker.pilot.devices.cpu import PilotDevice
-from stoker.protocol.ids import DeviceId
 from stoker.site import GPU_CORES
 
 __all__ = ["GrantedDevices", "PilotDevice", "find_devices"]
@@ -49,7 +48,9 @@ def find_devices(
         if kind == "gpu+cpu":
             offered, lack = cpu.share_with_spare(found.devices, count=int(count or 0), gpu_cores=gpu_cores)
             return GrantedDevices(offered, (*troubles, *((lack,) if lack else ())))
-        return GrantedDevices(share_cores(found.devices), troubles)
+        parts = cpu.divide(cpu.cores(), len(found.devices))
+        offered = tuple(device.with_cores(part) for device, part in zip(found.devices, parts, strict=True))
+        return GrantedDevices(offered, troubles)
     if kind != "auto":
         raise ConfigError(f"--devices {wanted}: no GPU was granted to this pilot: {found.why}", key="devices")
     if gpus_asked:
@@ -58,18 +59,6 @@ def find_devices(
     return GrantedDevices(cpu.find(), found.left_out)
 
 
-def share_cores(gpus: tuple[PilotDevice, ...]) -> tuple[PilotDevice, ...]:
-    """Give each GPU its part of this pilot's cores."""
-    cores = cpu.cores()
-    parts = cpu.divide(cores, len(gpus))
-    return tuple(device.with_cores(part) for device, part in zip(gpus, parts, strict=True))
-
-
 def visible(devices: tuple[PilotDevice, ...]) -> dict[str, str]:
     """The environment that shows these devices, and no others, to a library process."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(device.cuda for device in devices if device.cuda)}
-
-
-def named(devices: tuple[PilotDevice, ...]) -> dict[DeviceId, PilotDevice]:
-    """Devices by id."""
-    return {device.facts.device: device for device in devices}

@@ -24,7 +24,7 @@ from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepTimes
 from stoker.errors import ProtocolError
 from stoker.protocol.calls import CallEnd, CallProgress
-from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded
+from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded, Yielded
 
 # ---- settings
 
@@ -194,6 +194,12 @@ class LibraryOutbox:
         with self._sending:
             self._send(messages)
 
+    def send_pieces(self, pieces: list[Yielded]) -> None:
+        """Send pieces of results, after the ends that wait."""
+        if self.ends:
+            self.send_waiting()
+        self.send(pieces)
+
     def _send(self, messages: list[Any]) -> None:
         data = pack(messages)
         try:
@@ -225,7 +231,7 @@ _LOOK_S = 1.0
 
 
 class BatchReports:
-    """The reports of one library. `say` sends a message to the pilot."""
+    """Reports how full the batch of a context's engine is. `say` sends a message to the pilot."""
 
     def __init__(self, context: Any, *, say: Callable[[BatchReport], None], every_s: float = EVERY_S) -> None:
         self._context = context
@@ -233,29 +239,22 @@ class BatchReports:
         self._every_s = every_s
         self._load = EngineLoad()
         self._said_at = -every_s
-        self._over = threading.Event()
-        self._turn = threading.Lock()
 
     def start(self) -> None:
         """Begin to look, if the context has an engine."""
         if callable(getattr(self._context, "batch_load", None)):
             threading.Thread(target=self._run, name="stoker-batch-reports", daemon=True).start()
 
-    def stop(self) -> None:
-        """Look no more."""
-        self._over.set()
-
     def send_if_due(self, now: float) -> None:
         """Send a report if the batch has changed and the last one is long enough ago, or if a profiler has measured."""
-        with self._turn:
-            times = self._times(urgent=True)
-            if not times.samples and now - self._said_at < self._every_s:
-                return
-            load = self._context.batch_load()
-            if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
-                return
-            self._said_at, self._load = now, load
-            self._say(BatchReport(load, times if times.samples else self._times(urgent=False)))
+        times = self._times(urgent=True)
+        if not times.samples and now - self._said_at < self._every_s:
+            return
+        load = self._context.batch_load()
+        if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
+            return
+        self._said_at, self._load = now, load
+        self._say(BatchReport(load, times if times.samples else self._times(urgent=False)))
 
     def _times(self, *, urgent: bool) -> StepTimes:
         take = getattr(self._context, "take_step_times", None)
@@ -263,7 +262,8 @@ class BatchReports:
         return found if isinstance(found, StepTimes) else StepTimes()
 
     def _run(self) -> None:
-        while not self._over.wait(_LOOK_S):
+        while True:
+            time.sleep(_LOOK_S)
             try:
                 self.send_if_due(time.monotonic())
             except Exception:  # what a context of the user's says of itself; calls go on

@@ -145,10 +145,8 @@ def _is_full(folder: str) -> bool:
         facts = os.statvfs(folder)
     except OSError:
         return False
-    lacks_files = facts.f_files > 0 and facts.f_favail == 0
-    return lacks_files or facts.f_bavail * facts.f_frsize <= max(
-        _FEW_BYTES, _FEW_PART * facts.f_blocks * facts.f_frsize
-    )
+    few_bytes = max(_FEW_BYTES, _FEW_PART * facts.f_blocks * facts.f_frsize)
+    return (facts.f_files > 0 and facts.f_favail == 0) or facts.f_bavail * facts.f_frsize <= few_bytes
 
 
 # ---- the infrastructure's exceptions
@@ -265,10 +263,6 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
     return False
 
 
-def _device_fails(error: BaseException, place: Place) -> bool:  # noqa: ARG001
-    return bool(place.probe) and any(_fails(device, place.probe) for device in place.devices)
-
-
 def _fails(device: str, command: tuple[str, ...]) -> bool:
     try:
         done = subprocess.run(
@@ -296,7 +290,9 @@ _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
     Proof.DISK_IS_FULL: lambda error, place: others_filled_it(error, place.folder),
     Proof.FILE_IS_THERE: lambda error, _place: is_there(_text(error).partition(": ")[2]),
     Proof.WITHIN_BUDGET: _is_within_budget,
-    Proof.DEVICE_FAILS: _device_fails,
+    Proof.DEVICE_FAILS: lambda _error, place: (
+        bool(place.probe) and any(_fails(device, place.probe) for device in place.devices)
+    ),
 }
 
 
@@ -311,10 +307,16 @@ _HEAD_ENDS = "--> end executable <--"  # Parsl writes the command into the file 
 
 
 def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> str:
-    """Set `command` and `last_lines` of an exception that Parsl raised for a command."""
-    found = _locals(error.__traceback__)
-    if found is None or type(error).__name__ != BASH_FAILURE:
+    """Set `command` and `last_lines` of an exception that Parsl raised for a command, and return both in short.
+
+    Empty for any other exception. The call's output begins at the byte `log_from` of the library's log.
+    """
+    trace = error.__traceback__ if type(error).__name__ == BASH_FAILURE else None
+    while trace is not None and trace.tb_frame.f_code.co_name != _RUNS_IT:
+        trace = trace.tb_next
+    if trace is None:
         return ""
+    found = trace.tb_frame.f_locals
     stderr = found.get("std_err")
     lines = _tail(str(stderr.name)) if stderr is not None else _tail(log, start=log_from)
     command, last_lines = str(found.get("executable", "")).strip(), "\n".join(lines[-_LINES:])
@@ -329,14 +331,6 @@ def in_words(first: str, *, command: str, last_lines: str) -> str:
     if not last_lines:
         return f"{first}\nit printed nothing"
     return "\n".join([first, "its last lines:", *(f"  {line}" for line in last_lines.splitlines())])
-
-
-def _locals(trace: TracebackType | None) -> dict[str, Any] | None:
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == _RUNS_IT:
-            return dict(trace.tb_frame.f_locals)
-        trace = trace.tb_next
-    return None
 
 
 def _tail(path: str, *, start: int = 0) -> list[str]:
@@ -363,18 +357,17 @@ _OURS = ("stoker.pilot.", "stoker.contexts.")
 
 def in_short(error: BaseException) -> str:
     """`KeyError: 'claim'`, and a line for each of the last frames in the user's code (or the innermost of all)."""
+
+    def is_own(frame: FrameType) -> bool:
+        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+        installed = os.path.realpath(file).startswith(_INSTALLED_REAL) or file.startswith("<frozen")
+        return not installed and not module.startswith(_OURS)
+
     try:
         said = [part.strip() for part in traceback.format_exception_only(error) if part.strip()]
         frames = list(traceback.walk_tb(error.__traceback__))
-        own = [(frame, line) for frame, line in frames if _is_own(frame)][-_FRAMES:] or frames[-1:]
+        own = [(frame, line) for frame, line in frames if is_own(frame)][-_FRAMES:] or frames[-1:]
         places = [f"at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in own]
         return "\n".join([" ".join(said)[:_SHORT_MOST], *places])
     except Exception:  # a class of the user's may do anything when it is shown
         return type(error).__name__
-
-
-def _is_own(frame: FrameType) -> bool:
-    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
-    return not (
-        os.path.realpath(file).startswith(_INSTALLED_REAL) or module.startswith(_OURS) or file.startswith("<frozen")
-    )

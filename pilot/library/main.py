@@ -13,7 +13,6 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from stoker.contexts import ambient, carried_modules
@@ -49,13 +48,16 @@ _LEAST_ROOM_BYTES = 64 << 10  # a scratch disk that refuses 64 KiB is full
 
 def serve(number: int) -> None:
     """Be the library on this socket: load the context, serve calls, return when told to stop."""
-    _leave_ends_to_the_agent()
+    # A batch system sends SIGTERM to every process of a job, and the agent decides what happens to calls. Child
+    # processes of user code keep the default.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     process.forget_tracker()
     process.register_created_segments_only()
     sock = socket.socket(fileno=number)
     sock.set_inheritable(False)
     sock.setblocking(True)
-    settings = _settings(_read_exactly(sock))
+    settings = _read_settings(sock)
     sys.path.extend(place for place in settings.search_path if place not in sys.path)
     sock.sendall(connection.pack([Hello(library=settings.library, pid=os.getpid())]))
     messages = wire.to_library_decoder()(_read_exactly(sock)).messages
@@ -159,23 +161,6 @@ def _make_way(server: LibraryServer, not_before: float) -> None:
         )
 
 
-def _leave_ends_to_the_agent() -> None:
-    """Ignore SIGTERM: a batch system sends it to every process of a job, and the agent decides what happens to
-    calls."""
-
-    def nothing(number: int, frame: FrameType | None) -> None:
-        del number, frame
-
-    signal.signal(signal.SIGTERM, nothing)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-
-
-def _offer_turns(order: Load, settings: Settings) -> None:
-    if settings.turns:
-        board, library = Path(settings.turns), LibraryId(settings.library)
-        offer_turns(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
-
-
 def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workplace) -> tuple[Any, Loaded] | None:
 
     def offer(form: str, folder: str, made_s: float) -> None:
@@ -184,7 +169,9 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
     ambient.enter_library(
         device=order.devices, objects=order.objects, offer=offer, device_memory_bytes=order.device_memory_bytes
     )
-    _offer_turns(order, settings)
+    if settings.turns:
+        board, library = Path(settings.turns), LibraryId(settings.library)
+        offer_turns(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
     started, pid = time.monotonic(), os.getpid()
     hub = HubWatch()
     ground = ScratchGuard(os.path.dirname(settings.folder))
@@ -268,7 +255,8 @@ def _device_memory(devices: tuple[str, ...]) -> int:
     )
 
 
-def _settings(data: bytes) -> Settings:
+def _read_settings(sock: socket.socket) -> Settings:
+    data = _read_exactly(sock)
     try:
         return connection.decode_settings(data)
     except UNREADABLE as error:
@@ -276,8 +264,8 @@ def _settings(data: bytes) -> Settings:
 
 
 def _read_exactly(sock: socket.socket) -> bytes:
-    head = _exactly(sock, connection.HEAD_BYTES)
-    return _exactly(sock, connection.length_of(head))
+    """One frame, and not a byte more. Ends the process if the agent is gone."""
+    return _exactly(sock, connection.length_of(_exactly(sock, connection.HEAD_BYTES)))
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:

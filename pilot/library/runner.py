@@ -177,7 +177,8 @@ class Runner:
             if isinstance(error, GangBroken) and work.run.gang is not None:
                 failure = packer.failure(str(error), kind=FailureKind.GANG)
             else:
-                raised, failure = self._in_short(error), self._infrastructure(error)
+                said = failures.explain_bash_failure(error, log=packer.log, log_from=self._log_from)
+                raised, failure = said or in_short(error), self._infrastructure(error)
                 payload = packer.pack_error(call, error)
                 if failure is not None and isinstance(payload, ObjectRef):  # nobody would fetch it
                     os.unlink(payload.source)
@@ -299,13 +300,6 @@ class Runner:
         self.call = NO_CALL
         self.is_clean = self._workplace.is_clean()
         return self._tail.take()
-
-    def _in_short(self, error: BaseException) -> str:
-        if type(error).__name__ == failures.BASH_FAILURE:
-            said = failures.explain_bash_failure(error, log=self._packer.log, log_from=self._log_from)
-            if said:
-                return said
-        return in_short(error)
 
     def _infrastructure(self, error: BaseException) -> Failure | None:
         try:

@@ -34,7 +34,7 @@ from stoker.pilot.library.process import EVERY_S, LibraryFault, ProcessGuard
 from stoker.pilot.library.runner import NO_CALL, Runner
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
-from stoker.protocol.to_agent import GivenBack, Resized, Yielded
+from stoker.protocol.to_agent import GivenBack, Resized
 from stoker.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Stop, Taken, ToLibrary
 
 _PATIENCE_S = 0.001  # how long an end may wait for company, and how long the library is deaf between short calls
@@ -68,7 +68,7 @@ class LibraryServer:
         self._functions = Functions()
         self.outbox = LibraryOutbox(sock, lost=self._lost)
         self.meetings = GangMeetings(host=host, say=self.send, key=gang_key)
-        self.lane = PieceLane(library, send=self._send_pieces)
+        self.lane = PieceLane(library, send=self.outbox.send_pieces)
         self._reads_for_call = False
         """Whether the thread that runs calls reads frames just now, because its call waits for its reader."""
         self._queue: FirstCome[RunnableCall] = FirstCome()
@@ -79,7 +79,6 @@ class LibraryServer:
         self._slots = 1
         self._stopping = False
         self._served = 0
-        self._idle: Callable[[], None] = _nothing
         self._bell = threading.Event()
         self._parked = True
         self._resizer = _resizer(context)
@@ -90,7 +89,6 @@ class LibraryServer:
     def serve(self, runner: Runner, *, idle: Callable[[], None]) -> None:
         """Run calls in this thread. `idle` is called whenever there is nothing to run."""
         self._runners = [runner]
-        self._idle = idle
         self.lane.read = self._read_for_call
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
         take, run, ends = self._queue.take, runner.run, self.outbox.ends
@@ -104,7 +102,7 @@ class LibraryServer:
                 if entry is not None:
                     runner.take(entry[0])
             if entry is None:
-                self._idle()
+                idle()
                 self.outbox.send_waiting()
                 if runner.ended_at - guard.checked_at > EVERY_S:
                     self._leave_if_unfit(runner)
@@ -131,7 +129,7 @@ class LibraryServer:
             if now - read_at > _PATIENCE_S:
                 self._receive_at_once()
                 read_at = now
-        self._idle()
+        idle()
         self.outbox.send_waiting()
 
     def serve_threads(
@@ -226,11 +224,8 @@ class LibraryServer:
         if self._faults >= _FAULTS:
             with self._handling:
                 if self._is_alone(own):
-                    self.leave(
-                        LibraryFault(
-                            infrastructure.NODE_FAILED, f"{self._faults} calls in a row failed: {failure.message}"
-                        )
-                    )
+                    what = f"{self._faults} calls in a row failed: {failure.message}"
+                    self.leave(LibraryFault(infrastructure.NODE_FAILED, what))
 
     def _clean(self, runner: Runner) -> None:
         """Clear away what a call has left, once its end is sent."""
@@ -271,15 +266,12 @@ class LibraryServer:
         self.outbox.send([message])
 
     def _lost(self, error: OSError, untold: list[int]) -> NoReturn:
-        """End after the socket was lost."""
-        if _is_closed_here(error) and self._runners:
+        """End after the socket was lost: running calls and those with `untold` ends are suspects if one closed it."""
+        if error.errno not in (errno.EBADF, errno.ENOTSOCK):
+            os._exit(1)
+        if self._runners:
             self._runners[0].suspect([*untold, *(end.call for end in self.outbox.ends)])
-        _leave(error)
-
-    def _send_pieces(self, pieces: list[Yielded]) -> None:
-        if self.outbox.ends:
-            self.outbox.send_waiting()
-        self.outbox.send(pieces)
+        os._exit(infrastructure.SOCKET_LOST)
 
     def _read_for_call(self, seconds: float) -> None:
         self._reads_for_call = True
@@ -312,7 +304,7 @@ class LibraryServer:
             if not here:
                 if over is not None and over():
                     return
-                _leave(None)
+                os._exit(1)
             with self._handling:
                 while (frame := self._reader.next()) is not None:
                     for message in self._decode(frame).messages:
@@ -400,18 +392,6 @@ class LibraryServer:
             self._parked = True
             if runner.begun != seen:  # a call began just now and did not ring
                 self._bell.set()
-
-
-def _nothing() -> None:
-    pass
-
-
-def _leave(error: OSError | None) -> NoReturn:
-    os._exit(infrastructure.SOCKET_LOST if _is_closed_here(error) else 1)
-
-
-def _is_closed_here(error: OSError | None) -> bool:
-    return error is not None and error.errno in (errno.EBADF, errno.ENOTSOCK)
 
 
 def _resizer(context: Any) -> Callable[..., Any] | None:

@@ -159,7 +159,8 @@ class Zygote:
             )
         connections.restore_descriptor_limit(self._process.pid)
         self._sock.setblocking(False)
-        self._send(Preload(modules=(*_ENTRY_MODULES, *preload)))
+        self._unsent.append((_encode(Preload(modules=(*_ENTRY_MODULES, *preload))), None))
+        self.push()
 
     @property
     def pid(self) -> int:
@@ -209,7 +210,8 @@ class Zygote:
 
     def kill(self, library: int, how: int = signal.SIGKILL) -> None:
         """Send a signal to a library."""
-        self._send(Kill(library=library, signal=how))
+        self._unsent.append((_encode(Kill(library=library, signal=how)), None))
+        self.push()
 
     def receive(self) -> list[FromZygote] | None:
         """Return the zygote's messages; None when it has ended."""
@@ -247,14 +249,9 @@ class Zygote:
 
     def destroy(self) -> None:
         """Kill it, and with it its libraries."""
-        self._drop_unsent()
-        self._sock.close()
+        self.close()
         self._process.kill()
         self._process.wait()
-
-    def _send(self, message: ToZygote) -> None:
-        self._unsent.append((_encode(message), None))
-        self.push()
 
     def _drop_unsent(self) -> None:
         for _, sock in self._unsent:

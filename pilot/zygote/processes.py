@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Collection, Container, Iterable, Iterator
+from contextlib import suppress
 
 import psutil
 
@@ -44,15 +45,13 @@ def _command_line(pid: int) -> bytes:
     while True:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             command = file.read(4096)
-        if command or _is_ending(pid) or time.monotonic() > until:
+        if command or time.monotonic() > until:
             return command
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *_, flags = file.read().rpartition(b")")[2].split()[:7]
+        if state in (b"Z", b"X") or int(flags) & _EXITING:
+            return b""
         time.sleep(0.001)
-
-
-def _is_ending(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        state, *_, flags = file.read().rpartition(b")")[2].split()[:7]
-    return state in (b"Z", b"X") or bool(int(flags) & _EXITING)
 
 
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
@@ -107,17 +106,13 @@ def children(pid: int, *, of_main: bool = False) -> list[int]:
                 found += map(int, file.read().split())
         except FileNotFoundError:  # this thread has ended meanwhile
             if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
-                return [child.pid for child in _psutil_children(pid)]  # a kernel without CONFIG_PROC_CHILDREN
+                try:  # a kernel without CONFIG_PROC_CHILDREN
+                    return [child.pid for child in psutil.Process(pid).children()]
+                except psutil.Error:
+                    return []
         except OSError:
             continue
     return found
-
-
-def _psutil_children(pid: int) -> list[psutil.Process]:
-    try:
-        return list(psutil.Process(pid).children())
-    except psutil.Error:
-        return []
 
 
 def tree(pid: int) -> Iterator[int]:
@@ -129,16 +124,11 @@ def tree(pid: int) -> Iterator[int]:
         todo += children(one)
 
 
-def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> int:
-    """Send a signal to processes; returns how many there still were."""
-    sent = 0
+def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
+    """Send a signal to processes, if they still exist."""
     for pid in pids:
-        try:
+        with suppress(OSError):
             os.kill(pid, how)
-            sent += 1
-        except OSError:
-            continue
-    return sent
 
 
 def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:

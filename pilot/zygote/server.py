@@ -23,8 +23,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
@@ -48,7 +50,7 @@ class ImportedThreads:
         self._started = dict.fromkeys(_threads(), "what came before the imports")
 
     def attribute_to(self, module: str) -> None:
-        """Threads that were not here before are of this module, which was imported just now."""
+        """Attribute new threads to this module, which was imported just now."""
         for thread in _threads():
             self._started.setdefault(thread, module)
 
@@ -86,7 +88,7 @@ _QUESTIONS = ("is_available", "device_count", "init")
 
 
 class Listener(MetaPathFinder):
-    """Listens from `start` to `stop`. `asked`: whether a question was put."""
+    """Notes whether a module asks PyTorch for GPUs, from `start` to `stop`."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -100,25 +102,29 @@ class Listener(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
-        """Listen no more: PyTorch is as it was."""
+        """Restore PyTorch."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        module = sys.modules.get(_MODULE)
         for name, plain in self._plain.items():
-            setattr(module, name, plain)
+            setattr(sys.modules.get(_MODULE), name, plain)
         self._plain.clear()
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module as others do, with a loader that reports it."""
-        del path, target
+        """Find the module as others do, and listen to it once it is loaded."""
         if fullname != _MODULE:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._listen)
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self._listen(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
     def _listen(self, module: ModuleType) -> None:
@@ -126,34 +132,11 @@ class Listener(MetaPathFinder):
             plain = getattr(module, name, None)
             if callable(plain):
                 self._plain[name] = plain
-                setattr(module, name, self._noting(plain))
+                setattr(module, name, functools.partial(self._ask, plain))
 
-    def _noting(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)
-        def ask(*args: Any, **kwargs: Any) -> Any:
-            self.asked = True
-            return plain(*args, **kwargs)
-
-        return ask
-
-
-class _Loader(Loader):
-    """A loader that calls a function after it has loaded the module."""
-
-    def __init__(self, inner: Any, then: Callable[[ModuleType], None]) -> None:
-        self._inner = inner
-        self._then = then
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._inner.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._inner.exec_module(module)
-        self._then(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def _ask(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.asked = True
+        return plain(*args, **kwargs)
 
 
 # ---- the child
@@ -170,7 +153,9 @@ def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
             module = order.entry.rpartition(".")[0]
             os.execv(sys.executable, [sys.executable, "-P", "-m", module, str(sock)])
         set_threads(order.threads)
-        _reseed()
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None and hasattr(numpy, "random"):  # the standard library reseeds itself
+            numpy.random.seed()
         module, _, name = order.entry.partition(":")
         getattr(importlib.import_module(module), name)(sock)
         code = 0
@@ -205,11 +190,8 @@ def _settle(order: client.Fork, parent: int) -> None:
     os.chdir(order.folder)
     if order.cores:
         os.sched_setaffinity(0, order.cores)
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:  # when memory runs out: a library, never the agent
-            file.write("500")
-    except OSError:
-        pass
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")  # when memory runs out: a library, never the agent
 
 
 def set_threads(count: int) -> None:
@@ -219,13 +201,6 @@ def set_threads(count: int) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):
         torch.set_num_threads(count)
-
-
-def _reseed() -> None:
-    """Forks of one process must not draw the same numbers (the standard library sees to its own)."""
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and hasattr(numpy, "random"):
-        numpy.random.seed()
 
 
 # ---- the loop
@@ -253,32 +228,28 @@ class ZygoteServer:
 
     def run(self) -> None:
         """Serve until the agent is gone."""
+
+        def end(_signal: int, _frame: FrameType | None) -> None:
+            self._over = True
+
         self._sock.setblocking(False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _nothing)
-        signal.signal(signal.SIGUSR1, self._end)
-        signal.signal(signal.SIGTERM, _nothing)  # a batch system tells every process; what to do is the agent's affair
+        signal.signal(signal.SIGUSR1, end)
+        signal.signal(signal.SIGTERM, _nothing)  # a batch system sends it to every process; the agent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
         while not self._over:
             poller.poll(1000.0 if self._trackers else None)
-            self._drain_wake()
+            with suppress(BlockingIOError):
+                while os.read(self._wake_read, 512):
+                    pass
             self._reap()
             self._kill_late_trackers()
             self._receive()
         self._clean()
-
-    def _end(self, _signal: int, _frame: FrameType | None) -> None:
-        self._over = True
-
-    def _drain_wake(self) -> None:
-        try:
-            while os.read(self._wake_read, 512):
-                pass
-        except BlockingIOError:
-            pass
 
     def _receive(self) -> None:
         while not self._over:
@@ -294,22 +265,19 @@ class ZygoteServer:
             try:
                 order = _decode(data)
             except UNREADABLE as error:
-                print(f"the zygote refused {len(data)} bytes that are no order: {error}", file=sys.stderr)  # noqa: T201
-                _close_all(fds)
-                continue
-            if isinstance(order, client.Fork) != (len(fds) == 1):
-                print("the zygote refused an order without its socket, or with too many", file=sys.stderr)  # noqa: T201
-                _close_all(fds)
-                if isinstance(order, client.Fork):
-                    self._send(
-                        client.ForkFailed(library=order.library, reason="the order came without the library's socket")
-                    )
-                continue
+                order = None
+                _refuse(fds, f"{len(data)} bytes that are no order: {error}")
             match order:
+                case client.Fork() if len(fds) == 1:
+                    self._fork(order, fds[0])
+                case client.Fork():
+                    _refuse(fds, "an order without its socket")
+                    why = "the order came without the library's socket"
+                    self._send(client.ForkFailed(library=order.library, reason=why))
+                case client.Preload() | client.Kill() if fds:
+                    _refuse(fds, "an order with a socket")
                 case client.Preload(modules=modules):
                     self._preload(modules)
-                case client.Fork():
-                    self._fork(order, fds[0])
                 case client.Kill(library=library, signal=how):
                     processes.kill_all([pid for pid, here in self._libraries.items() if here == library], how)
 
@@ -340,20 +308,16 @@ class ZygoteServer:
             threads.attribute_to(name)
         gc.enable()
         listener.stop()
-        self._asked_for_gpus = listener.asked
         set_threads(1)
         gc.collect()
         gc.freeze()
         self._own_trackers = frozenset(processes.trackers())
         harmful = threads.harmful()
-        self._has_threads = bool(harmful)
+        self._has_threads, self._asked_for_gpus = bool(harmful), listener.asked
         # From now on there are children to clean up after: be told of the agent's end instead of being killed by it.
         processes.adopt_orphans()
         processes.die_with_parent(signal.SIGUSR1)
-        seconds = time.monotonic() - started
-        self._send(
-            client.Preloaded(failed=failed, seconds=seconds, threads=harmful, asked_for_gpus=self._asked_for_gpus)
-        )
+        self._send(client.Preloaded(failed, time.monotonic() - started, harmful, self._asked_for_gpus))
 
     def _fork(self, order: client.Fork, sock: int) -> None:
         has_gpus = bool(order.environment.get("CUDA_VISIBLE_DEVICES"))
@@ -388,27 +352,16 @@ class ZygoteServer:
             orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # those had ended
             processes.remove_system_v_segments({pid, *orphans}, since=self._began)
             until = time.monotonic() + processes.LIMIT_S
-            for tracker in processes.trackers():
-                if tracker not in self._own_trackers:
-                    self._trackers.setdefault(tracker, until)
+            for tracker in set(processes.trackers()) - self._own_trackers:
+                self._trackers.setdefault(tracker, until)
             code = os.waitstatus_to_exitcode(status)
-            self._send(
-                client.Exited(
-                    library=library,
-                    pid=pid,
-                    signal=max(0, -code),
-                    exit_code=max(0, code),
-                    peak_bytes=peak,
-                    orphans=len(orphans),
-                )
-            )
+            self._send(client.Exited(library, pid, max(0, -code), max(0, code), peak, len(orphans)))
 
     def _kill_late_trackers(self) -> None:
-        if not self._trackers:
-            return
-        here = set(processes.trackers())  # the number of one that was reaped may be another process's by now
-        self._trackers = {pid: until for pid, until in self._trackers.items() if pid in here}
-        processes.kill_all(pid for pid, until in self._trackers.items() if time.monotonic() > until)
+        if self._trackers:
+            here = set(processes.trackers())  # the number of one that was reaped may be another process's by now
+            self._trackers = {pid: until for pid, until in self._trackers.items() if pid in here}
+            processes.kill_all(pid for pid, until in self._trackers.items() if time.monotonic() > until)
 
     def _clean(self) -> None:
         libraries = set(self._libraries)
@@ -419,7 +372,8 @@ class ZygoteServer:
         processes.end_trackers(self._own_trackers)
 
 
-def _close_all(descriptors: Iterable[int]) -> None:
+def _refuse(descriptors: Iterable[int], what: str) -> None:
+    print(f"the zygote refused {what}", file=sys.stderr)  # noqa: T201  # into its log
     for descriptor in descriptors:
         os.close(descriptor)
 

@@ -210,7 +210,8 @@ class LibraryMachine(RuleBasedStateMachine):
     @rule(calls=st.lists(st.integers(0, 12)), ended=st.booleans())
     def leave(self, calls: list[int], ended: bool) -> None:
         served = self.library.served
-        here = running_calls.drop_ended(self.library, calls) if ended else running_calls.drop_returned(self.library, calls)
+        drop = running_calls.drop_ended if ended else running_calls.drop_returned
+        here = drop(self.library, calls)
         self.left += here
         assert self.library.served == served + (len(here) if ended else 0)
         assert self.library.retires == (self.library.served >= 3)
