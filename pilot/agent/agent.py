@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -64,7 +65,7 @@ class ManagerLink:
         self._refusals = SeldomLog(log)
         self._batch: list[to_manager.FromPilot] = []
         self._passing: list[to_manager.CallYielded] = []  # CallYielded of results that leave with this turn
-        self._outbox = Outbox()
+        self.outbox = Outbox()
         self._decode = wire.to_pilot_decoder()
         pair = folder.read_pilot_key(block)
         self.dealer = Dealer(
@@ -98,61 +99,42 @@ class ManagerLink:
         if self._passing:
             passing, self._passing = self._passing, []
             if self.dealer.connected:
-                self._send_passing(passing)
-        if not self._batch:
-            return
-        batch, self._batch = self._batch, []
-        self._send(batch)
-
-    def _send(self, batch: list[to_manager.FromPilot]) -> None:
-        """Number, keep and send messages: in one frame, or in several where the manager would refuse one so large."""
-        frame = wire.encode(batch, sequence=self._outbox.sequence + 1)
-        if len(frame) > FRAME_BYTES and len(batch) > 1:
-            half = len(batch) // 2
-            self._send(batch[:half])
-            self._send(batch[half:])
-            return
-        self._outbox.keep(self._outbox.next(), frame)
-        if self.dealer.connected:
-            self.dealer.send(frame)
-
-    def _send_passing(self, passing: list[to_manager.CallYielded]) -> None:
-        frame = wire.encode(passing)
-        if len(frame) > FRAME_BYTES and len(passing) > 1:
-            half = len(passing) // 2
-            self._send_passing(passing[:half])
-            self._send_passing(passing[half:])
-        else:
-            self.dealer.send(frame)
+                self._send(passing, keep=False)
+        if self._batch:
+            batch, self._batch = self._batch, []
+            self._send(batch, keep=True)
 
     def acked(self, sequence: int) -> None:
         """The manager has frames up to this number for good."""
-        self._outbox.acked(sequence)
+        self.outbox.acked(sequence)
 
-    @property
-    def all_acked(self) -> bool:
-        """Whether the manager has everything."""
-        return not self._batch and not self._outbox.unacked()
+    def _send(self, messages: list[Any], *, keep: bool) -> None:
+        """Send messages in one frame, or in several where the manager would refuse one so large. `keep`: number it."""
+        frame = wire.encode(messages, sequence=self.outbox.sequence + 1) if keep else wire.encode(messages)
+        if len(frame) > FRAME_BYTES and len(messages) > 1:
+            half = len(messages) // 2
+            self._send(messages[:half], keep=keep)
+            self._send(messages[half:], keep=keep)
+            return
+        if keep:
+            self.outbox.keep(self.outbox.next(), frame)
+        if self.dealer.connected:
+            self.dealer.send(frame)
 
     def say(self, message: to_manager.FromPilot) -> None:
         """Say something now that need not arrive twice: a heartbeat."""
         if self.dealer.connected:
             self.dealer.send(wire.encode([message]))
 
-    @property
-    def acknowledged(self) -> int:
-        """Frames up to this number are acknowledged, and not kept."""
-        return self._outbox.acknowledged
-
     def greet(self, hello: to_manager.PilotHello) -> None:
         """Say hello, then everything that was not acknowledged."""
         self.dealer.send(wire.encode([hello]))
-        for frame in self._outbox.unacked():
+        for frame in self.outbox.unacked():
             self.dealer.send(frame)
 
     def before(self) -> UnacknowledgedFacts:
         """Return what unacknowledged frames say (see the module's text). Call `flush` first."""
-        return said_in(self._outbox.unacked())
+        return said_in(self.outbox.unacked())
 
     def away(self, now: float) -> ManagerAway:
         """Return the facts about a manager without a connection."""
@@ -161,7 +143,10 @@ class ManagerLink:
             self._search_at = now + _SEARCH_S
             session_over = self._folder.over()  # a pilot without shared files cannot know
             if not session_over:
-                self._refresh_address()
+                try:  # a manager that was started again may listen elsewhere
+                    self.dealer.move_to(self._folder.read().address)
+                except Exception as error:  # the file is being replaced, or the file system is away: look again later
+                    log.debug("session file: %s", error)
         refuses_key = self.dealer.failed_handshakes >= _REFUSED_HANDSHAKES
         return ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
 
@@ -171,21 +156,12 @@ class ManagerLink:
             return
         self.flush()
         until = time.monotonic() + _PART_S
-        while self.dealer.connected and not self.all_acked and time.monotonic() < until:
+        while self.dealer.connected and self.outbox.unacked() and time.monotonic() < until:
             if not self.dealer.readable():
                 pause()
             self.dealer.came_back()
             for message in self.receive():
                 hear(message)
-
-    def _refresh_address(self) -> None:
-        """A manager that was started again may listen elsewhere."""
-        try:
-            address = self._folder.read().address
-        except Exception as error:  # the file is being replaced, or the file system is away: look again later
-            log.debug("session file: %s", error)
-            return
-        self.dealer.move_to(address)
 
 
 def said_in(frames: Iterable[bytes]) -> UnacknowledgedFacts:

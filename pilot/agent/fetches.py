@@ -5,7 +5,6 @@ Threads move the bytes and report to the loop.
 
 from __future__ import annotations
 
-import errno
 import hmac
 import logging
 import os
@@ -35,19 +34,6 @@ from stoker.protocol.to_pilot import FetchObject
 def is_pilots_fault(error: BaseException) -> bool:
     """Whether this pilot's disk is to blame for an error: another pilot may do better."""
     return isinstance(error, DiskError) or takes_no_writes(error)
-
-
-def lacks_processes(error: BaseException) -> bool:
-    """True if the node has no room for another process: its user's limit is reached, or there is no memory."""
-    return isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM)
-
-
-def no_process(reason: object) -> str:
-    """The message for a library whose process could not be made."""
-    return (
-        f"no process could be made for it: {reason}; end other processes there, or raise the limit of processes"
-        " (ulimit -u) or of memory"
-    )
 
 
 # ---- what this pilot serves
@@ -175,12 +161,14 @@ class Fetches:
     def _find_origin(self, fetching: _Fetching, order: FetchObject) -> None:
         """Where an object comes from, as far as this pilot reaches it: its path, or the session's seed."""
         peers = self._agent.peers
-        path, seed = order.object.source, peers.seed()
-        why = _why_not_here(path) if path and not (seed and peers.carried) else "there is none"
-        if not why:
-            origin = [ObjectSource(path=path, origin=True)]
-        else:
-            origin = [ObjectSource(address=seed, label="the session's seed", origin=True)] if seed else []
+        path, seed, why = order.object.source, peers.seed(), "there is none"
+        origin = [ObjectSource(address=seed, label="the session's seed", origin=True)] if seed else []
+        if path and not (seed and peers.carried):
+            try:
+                os.stat(path)
+                origin = [ObjectSource(path=path, origin=True)]
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
         self._agent.later(lambda: self._offer(fetching, order, origin, why=why))
 
     def _offer(self, fetching: _Fetching, order: FetchObject, origin: list[ObjectSource], *, why: str = "") -> None:
@@ -249,11 +237,3 @@ class Fetches:
             waiting = [state.libraries[number] for number in state.wants[name].libraries if number in state.libraries]
             in_use = {library.number: self._agent.cache.lacks_bytes(library.recipe.objects) for library in waiting}
         self._agent.handle(ObjectLost(name, FetchFailure(why, is_pilots_fault=ours, in_use_bytes=in_use)))
-
-
-def _why_not_here(path: str) -> str:
-    try:
-        os.stat(path)
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
-    return ""

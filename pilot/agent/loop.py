@@ -198,7 +198,7 @@ class Loop:
     def _greet(self) -> None:
         agent, link = self.agent, self.agent.link
         link.flush()
-        agent.handle(events.HelloDue(link.before(), link.acknowledged, list(agent.cache.sizes())))
+        agent.handle(events.HelloDue(link.before(), link.outbox.acknowledged, list(agent.cache.sizes())))
 
     # ---- the end
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import assert_never
 from stoker.contexts.recipe import Awareness
 from stoker.pilot.agent import observing
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.fetches import is_pilots_fault, lacks_processes, no_process
+from stoker.pilot.agent.fetches import is_pilots_fault
 from stoker.pilot.agent.objects import is_snapshot_here
 from stoker.pilot.agent.offers import BOARD
 from stoker.pilot.agent.process import LibraryProcess
@@ -28,6 +29,10 @@ from stoker.protocol.to_pilot import StartLibrary
 log = logging.getLogger("stoker.pilot")
 
 _ENTRY = "stoker.pilot.library.main:serve"
+_NO_PROCESS = (
+    "no process could be made for it: {}; end other processes there, or raise the limit of processes (ulimit -u) or of"
+    " memory"
+)
 
 
 def prepare(agent: Agent, ordered: StartLibrary) -> None:
@@ -92,8 +97,9 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
         if is_fresh or zygote.unsent:
             agent.wires.watch(zygote)
     except OSError as error:
-        what = no_process(error) if lacks_processes(error) else f"its process could not be started: {error}"
-        _ended(agent, number, cause=what, ours=is_pilots_fault(error) or lacks_processes(error))
+        lacks = error.errno in (errno.EAGAIN, errno.ENOMEM)
+        what = _NO_PROCESS.format(error) if lacks else f"its process could not be started: {error}"
+        _ended(agent, number, cause=what, ours=is_pilots_fault(error) or lacks)
         return
     process.zygote = zygote
     process.send_bytes(connection.pack_raw(connection.encode_settings(settings)))
@@ -151,7 +157,7 @@ def hear_zygote(agent: Agent, zygote: Zygote) -> None:
                     agent.handle(ProcessMade(LibraryId(number), pid))
             case ForkFailed(library=number, reason=reason):
                 zygote.libraries.discard(number)
-                _ended(agent, LibraryId(number), cause=no_process(reason), ours=True)
+                _ended(agent, LibraryId(number), cause=_NO_PROCESS.format(reason), ours=True)
             case Exited(library=number, orphans=orphans):
                 if orphans:
                     log.warning("lib-%d left %d processes behind; they were killed", number, orphans)

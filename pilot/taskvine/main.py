@@ -195,7 +195,7 @@ class PoolLoop:
         if not self._devices:
             return  # no worker yet: there is nothing to say
         self._link.flush()
-        self._pool.handle(HelloDue(self._link.before(), self._link.acknowledged, ()))
+        self._pool.handle(HelloDue(self._link.before(), self._link.outbox.acknowledged, ()))
 
     # ---- the end
 
