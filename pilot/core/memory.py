@@ -24,11 +24,6 @@ from stoker.protocol.to_manager import DeviceFacts, LibraryResized
 PROSPECT_S = 1.0  # an order that makes room may come so much later than the claim that needs it
 
 
-def why_never(state: CoreState, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
-    """Why a library could not hold this much of these devices even if they were empty; empty if it could."""
-    return state.ledger.why_never(devices, memory_bytes)
-
-
 def is_declared(state: CoreState, library: PilotLibrary) -> bool:
     """True if a library's recipe says what it takes of its devices."""
     needs = library.recipe.needs
@@ -145,7 +140,7 @@ def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
     library = state.libraries.get(number)
     if library is None:
         return
-    why_not = why_never(state, library.devices, size)
+    why_not = state.ledger.why_never(library.devices, size)
     if not library.has_process:
         why_not = "it has not begun to load"
     if why_not:

@@ -208,19 +208,3 @@ def file_name(name: str) -> str:
         char = chr(byte)
         out.append(char if char in _SAFE and not (char == "." and place == 0) else f"~{byte:02x}")
     return "".join(out) or "~"
-
-
-def plain_name(file: str) -> str:
-    """The inverse of `file_name`. Raises ValueError for what it never makes."""
-    raw, place = bytearray(), 0
-    while place < len(file) and file != "~":
-        if file[place] == "~":
-            raw += bytes.fromhex(file[place + 1 : place + 3])
-            place += 3
-        else:
-            raw += file[place].encode()
-            place += 1
-    name = raw.decode()
-    if file_name(name) != file:
-        raise ValueError(f"{file!r} is not the file name of a cached object")
-    return name

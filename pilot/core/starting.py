@@ -26,12 +26,6 @@ def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes |
     state.step_times[key] = times if known is None else known.joined(times)
 
 
-def take_step_times(state: CoreState, library: PilotLibrary) -> None:
-    """The manager has said what steps of a library's engine take."""
-    if _key(state, library) not in state.step_times:
-        learn_step_times(state, library, library.ordered.steps)
-
-
 def known_step_times(state: CoreState, library: PilotLibrary) -> StepTimes | None:
     """What steps of a library's engine take; None while prompts, or the tokens behind them, are not measured."""
     times = state.step_times.get(_key(state, library))
@@ -52,14 +46,15 @@ def start_library(state: CoreState, message: StartLibrary) -> None:
     if number in state.libraries or number in state.gone:
         return  # said twice
     reason = f"the pilot is leaving: {state.leaving}" if state.leaving else ""
-    reason = reason or memory.why_never(state, message.devices, message.device_memory_bytes)
+    reason = reason or state.ledger.why_never(message.devices, message.device_memory_bytes)
     if reason:
         state.log(f"lib-{number} refused: {reason}", Severity.WARNING)
         failure = Failure(kind=FailureKind.CONTEXT, message=reason, pilot=state.facts.pilot, library=number)
         state.tell(LibraryGone(library=number, failure=None if state.leaving else failure, loading=True))
         return
     library = state.libraries[number] = PilotLibrary(message, state.now)
-    take_step_times(state, library)
+    if _key(state, library) not in state.step_times:  # else this pilot's own measurements are newer
+        learn_step_times(state, library, message.steps)
     objects.plan_objects(state, library)
     state.out.append(Prepare(message))
 
@@ -119,8 +114,8 @@ def objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> No
     library.missing -= event.paths.keys()
     refs = {ref.name: ref for ref in (*library.recipe.objects, *library.ordered.snapshots.values())}
     objects.want_objects(state, library, [ref for name, ref in refs.items() if name in library.missing])
-    if not library.missing:
-        objects_complete(state, library)
+    if not library.missing:  # all that it waits for is here
+        (_start if library.awaits_forms else _have_forms)(state, library)
 
 
 def object_arrived(state: CoreState, event: ObjectArrived) -> None:
@@ -159,14 +154,6 @@ def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
         wait_s = library.ordered.snapshot_wait_s
         state.log(f"lib-{library.number} loads without a snapshot: none came within {wait_s:.1f} s")
         _without_forms(state, library)
-
-
-def objects_complete(state: CoreState, library: PilotLibrary) -> None:
-    """All that a library waits for is here."""
-    if library.awaits_forms:
-        _start(state, library)
-    else:
-        _have_forms(state, library)
 
 
 def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:

@@ -34,50 +34,25 @@ from stoker.protocol.ids import DeviceId, LibraryId
 T = TypeVar("T")
 
 
-class Execution(Protocol[T]):
-    """Decides whose turn it is in a library. Order is the policy; it never loses or repeats a call."""
-
-    def add(self, call: int, work: T) -> None:
-        """A call has come."""
-
-    def take(self) -> tuple[int, T] | None:
-        """The call whose turn it is; it has begun. None when nothing waits."""
-
-    def next(self) -> tuple[int, T] | None:
-        """The call whose turn it is; it still waits. None when nothing does."""
-
-    def begin(self, entry: tuple[int, T]) -> bool:
-        """This entry of `next` has begun; False if it does not wait any more."""
-
-    def give_back(self, count: int) -> list[int]:
-        """Take out up to `count` calls that have not begun, those that would run last first."""
-
-    def drop(self, calls: Iterable[int]) -> list[int]:
-        """Take out those of `calls` that have not begun; returns them."""
-
-    def __len__(self) -> int:
-        """How many have not begun."""
-
-
 class FirstCome(Generic[T]):
-    """First come, first served (see the module's text)."""
+    """Whose turn it is in a library: first come, first served (see the module's text)."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, T]] = deque()
 
     def add(self, call: int, work: T) -> None:
-        """A call has come."""
+        """Queue a call."""
         self._waiting.append((call, work))
 
     def take(self) -> tuple[int, T] | None:
-        """The oldest call; it has begun. None when nothing waits."""
+        """Take out the oldest call, which begins; None when nothing waits."""
         try:
             return self._waiting.popleft()
         except IndexError:
             return None
 
     def next(self) -> tuple[int, T] | None:
-        """The oldest call, which may still be given back. None when nothing waits."""
+        """The oldest call, which may still be given back; None when nothing waits."""
         try:
             return self._waiting[0]
         except IndexError:
@@ -86,7 +61,7 @@ class FirstCome(Generic[T]):
     def begin(self, entry: tuple[int, T]) -> bool:
         """Take out this entry of `next`; False if it was given back, or another consumer took it."""
         try:
-            self._waiting.remove(entry)  # as in `drop`
+            self._waiting.remove(entry)  # compares ids first, all in C: nobody can take it half way
         except ValueError:
             return False
         return True
@@ -104,17 +79,9 @@ class FirstCome(Generic[T]):
     def drop(self, calls: Iterable[int]) -> list[int]:
         """Take out those of `calls` that have not begun; returns them."""
         wanted = set(calls)
-        out: list[int] = []
-        for entry in [entry for entry in tuple(self._waiting) if entry[0] in wanted]:
-            try:
-                self._waiting.remove(entry)  # compares ids first, all in C: nobody can take it half way
-            except ValueError:
-                continue  # its turn came meanwhile
-            out.append(entry[0])
-        return out
+        return [entry[0] for entry in tuple(self._waiting) if entry[0] in wanted and self.begin(entry)]
 
     def __len__(self) -> int:
-        """How many have not begun."""
         return len(self._waiting)
 
 

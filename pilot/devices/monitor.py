@@ -320,37 +320,21 @@ class Monitor:
             self._over.wait(self._every_s)
 
     def _measure(self) -> None:
-        nvml = self._nvml
+        nvml, taken = self._nvml, -1
         if self._handle is None:
             nvml.nvmlInit()
-            self._handle = self._find()
-            self._health = Health(self._whole(), nvml=nvml)
+            try:
+                self._handle = whole = nvml.nvmlDeviceGetHandleByUUID(self._uuid)
+            except nvml.NVMLError as error:
+                if gpu.is_error(nvml, error, *gpu.LOST_CODES):
+                    self._fault = f"the driver says: {error}"
+                raise
+            if self._uuid.startswith("MIG-"):
+                with suppress(nvml.NVMLError):
+                    whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
+            self._health = Health(whole, nvml=nvml)
         assert self._health is not None
-        fault = self._health.fault()
-        if fault:
-            self._fault = fault
-        self._reading = self._read()
-
-    def _find(self) -> Any:
-        nvml = self._nvml
-        try:
-            return nvml.nvmlDeviceGetHandleByUUID(self._uuid)
-        except nvml.NVMLError as error:
-            if gpu.is_error(nvml, error, *gpu.LOST_CODES):
-                self._fault = f"the driver says: {error}"
-            raise
-
-    def _whole(self) -> Any:
-        nvml = self._nvml
-        if not self._uuid.startswith("MIG-"):
-            return self._handle
-        try:
-            return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
-        except nvml.NVMLError:
-            return self._handle
-
-    def _read(self) -> Reading:
-        nvml, taken = self._nvml, -1
+        self._fault = self._health.fault() or self._fault
         by_process: dict[int, int | None] | None = None
         at = time.monotonic()
         with suppress(nvml.NVMLError):
@@ -359,7 +343,7 @@ class Monitor:
         with suppress(nvml.NVMLError):
             running = nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
             by_process = {process.pid: process.usedGpuMemory for process in running}
-        return Reading(by_process, taken, at)
+        self._reading = Reading(by_process, taken, at)
 
 
 def watch(devices: tuple[PilotDevice, ...], *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> dict[str, Monitor]:

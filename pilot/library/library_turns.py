@@ -64,12 +64,16 @@ class LibraryTurns:
         now = time.monotonic()
         row.due_at, row.since, row.step_s = due_at, now, step_s
         has_turn = self._takes_turn_at_once(row, now)
-        self._write_work(row, work)
+        if work is not None:
+            self._board.write_work(row.number, packed(self._library, work()))
         while not has_turn and not self._holds():
             if time.monotonic() > now + _LONGEST_WAIT_S:
                 log.warning("no turn has come in %.0f s; this library computes without one", _LONGEST_WAIT_S)
                 return
-            if not self._woken():
+            assert self._waker is not None
+            try:
+                self._waker.recv(1)
+            except OSError:  # no wake-up in time
                 self._take_lost_turns(row)
 
     def end(self) -> None:
@@ -81,7 +85,7 @@ class LibraryTurns:
         if not self._shared:
             self._board.write(row)
             return
-        with self._board.lock():
+        with self._board.lock:
             self._board.write(row)
             next_ones = self._hand_on(time.monotonic())
         self._wake(next_ones)
@@ -90,14 +94,20 @@ class LibraryTurns:
         """Let others see what the engine has to do: the pilot's agent weighs offers by it."""
         row = self._present_row()
         if row is not None:
-            self._write_work(row, lambda: work)
+            self._board.write_work(row.number, packed(self._library, work))
 
     def close(self) -> None:
         """Leave the board; the devices go to the next."""
         row, self._row, self._joined = self._row, None, True
         try:
             if row is not None:
-                self._leave(row)
+                with self._board.lock:
+                    if self._board.has(row):
+                        # While the row is still this engine's: the next engine in it has a socket of the same name.
+                        Path(_waker_of(self._board, row.number)).unlink(missing_ok=True)
+                        self._board.clear(row)
+                    next_ones = self._hand_on(time.monotonic())
+                self._wake(next_ones)
         finally:
             if self._waker is not None:
                 self._waker.close()
@@ -138,23 +148,10 @@ class LibraryTurns:
             waker.bind(path)
         except OSError as error:
             log.warning("this engine computes without turns: %s: %s", path, error)
-            with self._board.lock():
+            with self._board.lock:
                 self._board.clear(row)
             self._row = None
         return self._row
-
-    def _write_work(self, row: TurnRow, work: Callable[[], EngineWork] | None) -> None:
-        if work is not None:
-            self._board.write_work(row.number, packed(self._library, work()))
-
-    def _leave(self, row: TurnRow) -> None:
-        with self._board.lock():
-            if self._board.has(row):
-                # While the row is still this engine's: the next engine in it has a socket of the same name.
-                Path(_waker_of(self._board, row.number)).unlink(missing_ok=True)
-                self._board.clear(row)
-            next_ones = self._hand_on(time.monotonic())
-        self._wake(next_ones)
 
     def _takes_turn_at_once(self, row: TurnRow, now: float) -> bool:
         """Hold a turn if the devices are not shared, or if this library keeps one. Otherwise ask for one."""
@@ -183,7 +180,7 @@ class LibraryTurns:
         if chosen == [row.number] and mine is not None and mine.state is TurnState.HOLDS:
             return False
         row.state = TurnState.WAITS
-        with board.lock():
+        with board.lock:
             if board.snapshot() == read:  # nobody has written meanwhile: what was worked out holds
                 rows[row.number] = row
                 board.write(row)
@@ -208,7 +205,7 @@ class LibraryTurns:
         now, rows = time.monotonic(), self._board.rows()
         if row.state is not TurnState.IDLE and not _next(rows) and not any(_is_lost(other, now) for other in rows):
             return
-        with self._board.lock():
+        with self._board.lock:
             if row.state is TurnState.IDLE:
                 row.state = TurnState.WAITS
                 self._board.write(row)
@@ -222,7 +219,7 @@ class LibraryTurns:
     def _sweep(self) -> None:
         gone = [row for row in self._board.rows() if row.number != self._number and _is_gone(row.pid)]
         if gone:
-            with self._board.lock():
+            with self._board.lock:
                 for row in gone:
                     self._board.clear(row)
 
@@ -244,14 +241,6 @@ class LibraryTurns:
             if number != self._number and self._waker is not None:
                 with contextlib.suppress(OSError):  # it looks by itself a little later
                     self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_of(self._board, number))
-
-    def _woken(self) -> bool:
-        assert self._waker is not None
-        try:
-            self._waker.recv(1)
-        except OSError:
-            return False
-        return True
 
     @property
     def _number(self) -> int:
@@ -299,6 +288,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def _process_state(pid: int) -> str:
+    """The letter that Linux gives a process's state (proc(5)); empty if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

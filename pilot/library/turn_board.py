@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import fcntl
+import functools
 import math
 import mmap
 import os
@@ -122,8 +123,7 @@ class TurnBoard:
         except BaseException:
             os.close(self._file)
             raise
-        self._lock = _BoardLock(self._file)
-        self._devices: dict[bytes, tuple[DeviceId, ...]] = {}  # by the bytes that stand for them
+        self.lock = BoardLock(self._file)
         self._taken, self._taken_at = list[int](), -1
         """The rows that were taken when the board was read last, and after how many changes that was."""
 
@@ -144,25 +144,14 @@ class TurnBoard:
         data = read or self.snapshot()
         changes = _HEADER.unpack_from(data, 0)[0]
         among = self._taken if changes == self._taken_at else range(ROWS)
-        found = [row for number in among if (row := self._row(number, data, _place(number))) is not None]
+        found = [row for number in among if (row := _read_row(number, data)) is not None]
         if among is not self._taken:
             self._taken, self._taken_at = [row.number for row in found], changes
         return found
 
     def row(self, number: int) -> TurnRow | None:
         """The row with this number; None if it is free, or damaged."""
-        return self._row(number, self._memory, _place(number))
-
-    def _row(self, number: int, data: bytes | mmap.mmap, at: int) -> TurnRow | None:
-        library, pid, state, due_at, since, step_s, held_at, names = _ROW.unpack_from(data, at)
-        if not library or state >= len(_STATES):
-            return None
-        devices = self._devices.get(names)
-        if devices is None:
-            devices = _devices_of(names)
-            if len(self._devices) < ROWS:  # more are wrong bytes
-                self._devices[names] = devices
-        return TurnRow(number, library, pid, _STATES[state], due_at, since, step_s, held_at, devices)
+        return _read_row(number, self._memory)
 
     def write(self, row: TurnRow) -> None:
         """Write what a row wants. Who it is stands there since it joined."""
@@ -181,12 +170,12 @@ class TurnBoard:
         names = b"\0".join(device.encode() for device in devices)
         if len(names) > 64:
             return None
-        with self.lock():
+        with self.lock:
             for number in range(ROWS):
                 if self.row(number) is None:
                     row = TurnRow(number, library, os.getpid(), TurnState.IDLE, 0.0, 0.0, 0.0, 0.0, tuple(devices))
                     _ROW.pack_into(self._memory, _place(number), library, row.pid, 0, 0.0, 0.0, 0.0, 0.0, names)
-                    self._changed()
+                    _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
                     return row
         return None
 
@@ -199,57 +188,55 @@ class TurnBoard:
         """Free a row; under the lock. No-op if it is another's by now."""
         if self.has(row):
             self._memory[_place(row.number) : _place(row.number + 1)] = bytes(_ROW.size)
-            self._changed()
-
-    def lock(self) -> _BoardLock:
-        """The board for the caller alone, or after a while without that (see the module's text)."""
-        return self._lock
+            _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
 
     def close(self) -> None:
         """Forget the board; the file stays."""
         self._memory.close()
         os.close(self._file)
 
-    def _changed(self) -> None:
-        _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
-
 
 def rows_in(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """Return the rows of a board from the bytes of its file, each with the bytes next to it."""
+    """Return the rows of a board from the bytes of its file, each with the bytes next to it.
+
+    For the agent, which must not map the file: a process dies if a file that it has mapped is truncated.
+    """
     found = list[tuple[TurnRow, bytes]]()
     for number in range(ROWS if len(data) >= _SIZE else 0):
-        library, pid, state, due_at, since, step_s, held_at, names = _ROW.unpack_from(data, _place(number))
-        if library and state < len(_STATES):
-            row = TurnRow(
-                number, library, pid, _STATES[state], due_at, since, step_s, held_at, _devices_of(names)
-            )  # fmt: skip
+        if (row := _read_row(number, data)) is not None:
             at = _ROWS_END + number * WORK_BYTES
             found.append((row, data[at : at + WORK_BYTES]))
     return found
 
 
+def _read_row(number: int, data: bytes | mmap.mmap) -> TurnRow | None:
+    library, pid, state, due_at, since, step_s, held_at, names = _ROW.unpack_from(data, _place(number))
+    if not library or state >= len(_STATES):
+        return None
+    return TurnRow(number, library, pid, _STATES[state], due_at, since, step_s, held_at, _devices_of(names))
+
+
+@functools.lru_cache(maxsize=ROWS)
 def _devices_of(names: bytes) -> tuple[DeviceId, ...]:
     return tuple(DeviceId(name.decode(errors="replace")) for name in names.rstrip(b"\0").split(b"\0"))
 
 
-class _BoardLock:
+class BoardLock:
     """The lock of a board, by its file. A class, because a generator would cost a hand-over 10 us."""
 
     def __init__(self, file: int) -> None:
         self._file = file
 
     def __enter__(self) -> None:
-        until = 0.0
+        until = time.monotonic() + _LOCK_S
         while True:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
             except OSError:  # another holds it, or the file system has no locks
-                until = until or time.monotonic() + _LOCK_S
                 if time.monotonic() > until:
                     return
                 time.sleep(_LOCK_TRY_S)
-            else:
-                return
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):

@@ -119,11 +119,6 @@ def _receive(channel: wire.Channel, into: Path, size: int) -> str:
     return whole.hexdigest()
 
 
-def address_file(session: SessionFolder) -> Path:
-    """The file that says where a session's seed listens: `host:port`, once it does."""
-    return session.path / SEED_FILE
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until the session is over, or SIGTERM."""
     parser = argparse.ArgumentParser(
@@ -158,7 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tell_address(session: SessionFolder, address: str) -> str:
-    file = address_file(session)
+    """Write where the seed listens. Returns why that cannot be, or nothing."""
+    file = session.path / SEED_FILE
     try:
         write_whole(file, address.encode())
     except OSError as error:
@@ -176,7 +172,7 @@ def _listen(session: SessionFolder) -> ObjectServer:
     key = read_key(session.key_file("transfer"))
     host, _ = split_address(session.read().address.removeprefix("tcp://"))
     with suppress(OSError, ValueError):
-        before = split_address(address_file(session).read_text())
+        before = split_address((session.path / SEED_FILE).read_text())
         if before[0] == host:
             return seed.serve(key=key, host=host, ports=(before[1], before[1]))
     sites = [load_site(file) for file in sorted(session.sites.glob("*.toml"))]

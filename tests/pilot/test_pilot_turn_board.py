@@ -31,6 +31,7 @@ from stoker.pilot.library.turn_board import (
     MOST_PROMPTS,
     ROWS,
     WORK_BYTES,
+    BoardLock,
     TurnBoard,
     TurnRow,
     TurnState,
@@ -119,7 +120,7 @@ def open_files(folder: Path) -> list[str]:
     return sorted(path for path in found if path.startswith(str(folder)))
 
 
-def _no_lock(_board: TurnBoard) -> Any:
+def _no_lock(_lock: BoardLock) -> Any:
     raise AssertionError("it has locked the board")
 
 
@@ -186,7 +187,7 @@ def test_a_library_that_keeps_its_turn_takes_no_lock(tmp_path: Path, monkeypatch
         each.begin()
         each.end()
     turns.begin(step_s=0.01)
-    monkeypatch.setattr(TurnBoard, "lock", _no_lock)
+    monkeypatch.setattr(BoardLock, "__enter__", _no_lock)
     for _ in range(3):
         turns.begin(step_s=0.01)
     assert turns.shared
@@ -247,7 +248,7 @@ def test_a_lone_library_takes_no_lock(tmp_path: Path, monkeypatch: pytest.Monkey
         each.begin()
 
     with monkeypatch.context() as patch:
-        patch.setattr(TurnBoard, "lock", _no_lock)
+        patch.setattr(BoardLock, "__enter__", _no_lock)
         for _ in range(3):
             turns.begin(step_s=0.01)
         turns.end()
