@@ -93,7 +93,7 @@ def stat_signature(place: Path) -> str:
                 path = os.path.join(folder, name)
                 one = os.lstat(path)
                 parts.append((os.path.relpath(path, place), one.st_mode, one.st_size, one.st_mtime_ns))
-        return f"{len(parts)} {_hash_of(parts)}"
+        return f"{len(parts)} {hashlib.sha256(repr(parts).encode('utf-8', 'surrogateescape')).hexdigest()}"
     except OSError:
         return ""
 
@@ -104,13 +104,9 @@ def _signature_of(facts: os.stat_result) -> str:
 
 def flush(place: Path) -> None:
     """Wait until a file, or all files below a folder, are on the disk. Raises OSError."""
-    files = [place] if not place.is_dir() else [each for each in place.rglob("*") if each.is_file()]
-    for file in files:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
+    for file in [place] if not place.is_dir() else [each for each in place.rglob("*") if each.is_file()]:
+        with file.open("rb") as opened:
+            os.fdatasync(opened.fileno())
 
 
 @functools.cache
@@ -124,34 +120,27 @@ def boot() -> str:
 
 def frees_bytes(place: Path) -> int:
     """How much room its removal gives back: files that have a second name elsewhere give none."""
-    files = [place] if not place.is_dir() else [each for each in place.rglob("*") if not each.is_dir()]
-    total = 0
-    for file in files:
-        with suppress(OSError):
-            facts = file.lstat()
-            total += facts.st_blocks * 512 if facts.st_nlink == 1 else 0
-    return total
+    return sum(facts.st_blocks * 512 for facts in _stat_files(place) if facts.st_nlink == 1)
 
 
 def size(place: Path) -> int:
     """The length of a file, or of all files below a folder."""
-    if place.is_file():
-        return place.stat().st_size
-    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, files in os.walk(place) for name in files)
+    return sum(facts.st_size for facts in _stat_files(place))
 
 
 def bytes_on_disk(place: Path) -> int:
     """Bytes on disk of a file, or of all files below a folder, without holes. 0 if nothing is there."""
-    try:
-        if not place.is_dir():
-            return place.stat().st_blocks * 512
-        return sum(
-            os.lstat(os.path.join(folder, name)).st_blocks * 512
-            for folder, _, files in os.walk(place)
-            for name in files
-        )
-    except OSError:
-        return 0
+    return sum(facts.st_blocks * 512 for facts in _stat_files(place))
+
+
+def _stat_files(place: Path) -> Iterator[os.stat_result]:
+    if not place.is_dir():
+        files = [str(place)]
+    else:
+        files = [os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names]
+    for file in files:
+        with suppress(OSError):
+            yield os.lstat(file)
 
 
 def delete_tree(place: Path) -> None:
@@ -161,10 +150,6 @@ def delete_tree(place: Path) -> None:
     else:
         with suppress(OSError):
             place.unlink()
-
-
-def _hash_of(parts: list[tuple[str, int, int, int]]) -> str:
-    return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 # ---- durable objects
@@ -325,7 +310,10 @@ class Claims:
                 if not _wait_for(file.fileno(), claim.with_suffix("")):
                     name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # beside one who does not get on with it
                     continue
-                if not _is_at(file.fileno(), claim):  # whoever had it has removed it
+                try:
+                    if not os.path.samestat(os.fstat(file.fileno()), claim.stat()):
+                        continue
+                except FileNotFoundError:  # another pilot has removed the lock file
                     continue
                 file.truncate(0)
                 file.write(msgspec.json.encode(EntryFacts(name=ref.name, size_bytes=ref.size_bytes, look="")))
@@ -371,12 +359,3 @@ def _wait_for(claim: int, draft: Path) -> bool:
             if now - grown_at > STUCK_S:
                 return False
         time.sleep(_POLL_S)
-
-
-def _is_at(descriptor: int, place: Path) -> bool:
-    try:
-        there = place.stat()
-    except OSError:
-        return False
-    here = os.fstat(descriptor)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

@@ -153,27 +153,26 @@ class ObjectCache:
                 for each in listed
             ]
             plan = make_room([*here, *coming], size_bytes=ref.size_bytes, bound_bytes=self._bound)
-            kind = InUseError if plan is Shortage.PINNED else DiskError
-            match plan:
-                case Shortage.TOO_LARGE:
-                    reason = f"is larger than the whole cache ({show_bytes(self._bound)})"
-                case Shortage.PINNED:
-                    used = show_bytes(sum(entry.size_bytes for entry in here))
-                    reason = (
-                        f"does not fit: running libraries use what is here ({used} of {show_bytes(self._bound)}),"
-                        " those of this user's other sessions on this host too"
-                    )
-                case _:
-                    self._sweep(kept_s=0.0 if plan else _DRAFT_KEPT_S)
-                    for name in plan:
-                        self._remove(*self._place(name))
-                    return
-            raise kind(
-                f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; give pilots more with [pilot]"
-                " cache_size (--cache-size)",
-                object=ref.name,
-                cache=str(self.folder),
+            if not isinstance(plan, Shortage):
+                self._sweep(kept_s=0.0 if plan else _DRAFT_KEPT_S)
+                for name in plan:
+                    self._remove(*self._place(name))
+                return
+        if plan is Shortage.TOO_LARGE:
+            kind, reason = DiskError, f"is larger than the whole cache ({show_bytes(self._bound)})"
+        else:
+            used = show_bytes(sum(entry.size_bytes for entry in here))
+            kind = InUseError
+            reason = (
+                f"does not fit: running libraries use what is here ({used} of {show_bytes(self._bound)}), those of this"
+                " user's other sessions on this host too"
             )
+        raise kind(
+            f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; give pilots more with [pilot] cache_size"
+            " (--cache-size)",
+            object=ref.name,
+            cache=str(self.folder),
+        )
 
     def make_disk_room(self, ref: ObjectRef, draft: Path) -> None:
         """Make room for the copy of an object on the cache's disk, which may be smaller than the cache may grow."""
@@ -283,17 +282,17 @@ class ObjectCache:
         except FileNotFoundError:
             return None
         facts = read_facts(entry)
-        if facts is not None and disk.stat_signature(place) == facts.look and self._outlived_boots(facts, place):
+        if (
+            facts is not None
+            and disk.stat_signature(place) == facts.look
+            and (facts.boot in ("", disk.boot()) or self._safe.has(place))
+        ):
             locks.wait(descriptor, shared=True)
-            now = time.time()
-            os.utime(entry, (now, now))
+            os.utime(entry)
             return Pin(str(place), descriptor)
         os.close(descriptor)
         self._remove(place, entry)
         return None
-
-    def _outlived_boots(self, facts: EntryFacts, place: Path) -> bool:
-        return not facts.boot or facts.boot == disk.boot() or self._safe.has(place)
 
     def _remove(self, place: Path, entry: Path) -> None:
         self._entries.forget(entry)

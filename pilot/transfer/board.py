@@ -294,8 +294,7 @@ class Picker(Generic[S]):
         if offer is None:
             return None
         found = self._free(offer, now)
-        if found is None:
-            found = self._late(offer, now)
+        found = self._late(offer, now) if found is None else found
         if found is not None:
             asked = self._asked.get(found)
             self._asked[found] = _Asked(1 + (asked.sources if asked else 0), now)

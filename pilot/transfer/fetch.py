@@ -156,7 +156,8 @@ class SourceReader:
             raise wire.PeerError("it does not say which pieces it has")
         self._board.join(self.source, has)
         if data and count == 1:
-            self._arrived(0, data)
+            self._board.arrive(self.source, 0, data)
+            self._useful += 1
         return copy
 
     def _converse(self, channel: wire.Channel, copy: ObjectCopy) -> None:
@@ -188,10 +189,7 @@ class SourceReader:
             raise wire.PeerError("it answered what it was not asked")
         channel.receive_body(buffer[:size])
         self._board.hear(self.source, has)
-        self._arrived(index, buffer[:size])
-
-    def _arrived(self, index: int, data: memoryview) -> None:
-        self._board.arrive(self.source, index, data)
+        self._board.arrive(self.source, index, buffer[:size])
         self._useful += 1
 
     def _read_path(self) -> None:
@@ -214,7 +212,8 @@ class SourceReader:
             data = buffer[: piece_bytes(copy.pieces[index])]
             if not original.read(index, data):
                 raise OSError(f"{self.source.path} is shorter than it was")
-            self._arrived(index, data)
+            board.arrive(self.source, index, data)
+            self._useful += 1
 
 
 def _body(channel: wire.Channel, header: dict[str, Any], field: str, *, most: int) -> memoryview:
@@ -286,7 +285,11 @@ class ObjectFetch:
     def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
         """Wait until the object is complete, and return how it came; a copy that was begun is closed then."""
         board, alone_at = self._board, time.monotonic()
-        self._take_up()
+        if board.told:  # check the parts of an earlier try before any source is there
+            try:
+                board.establish(board.told)
+            except (OSError, WrongBytesError) as error:
+                board.end(error)
         try:
             while not board.over:
                 board.wait(_POLL_S)
@@ -297,7 +300,11 @@ class ObjectFetch:
                     why = dict.fromkeys([f"no source of {board.name} is left", *self._reasons])
                     board.end(PeerError("; ".join(why)))
                 if now - board.moved_at > STALL_S:
-                    self._stalled(now)
+                    board.moved_at = now
+                    with self._lock:
+                        workers = list(self._workers.values())
+                    for worker in workers:
+                        worker.stop(f"nothing came for {STALL_S:g} s")
         finally:
             self.stop()
         if isinstance(board.failure, WrongBytesError):
@@ -335,20 +342,6 @@ class ObjectFetch:
             self._lost(worker.source, why)
             with self._lock:
                 self._telling -= 1
-
-    def _stalled(self, now: float) -> None:
-        self._board.moved_at = now
-        with self._lock:
-            workers = list(self._workers.values())
-        for worker in workers:
-            worker.stop(f"nothing came for {STALL_S:g} s")
-
-    def _take_up(self) -> None:
-        if self._board.told:
-            try:
-                self._board.establish(self._board.told)
-            except (OSError, WrongBytesError) as error:
-                self._board.end(error)
 
 
 # ---- single exchanges

@@ -44,15 +44,13 @@ class Sending:
 
     def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
         """Whether this piece may be sent to one more peer now; if so it counts as being sent."""
-        now = time.monotonic()
         with self._lock:
-            object = self._objects.setdefault(copy.name, _Object())
-            sent = object.pieces.setdefault(index, _Sent())
-            if object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) > now:
+            object, sent, wait_s = self._look(copy, index, host)
+            if wait_s > 0:
                 return False
             object.under_way += sent.since is None
             object.given += not sent.before
-            sent.since, sent.before, sent.asked_at = now, True, None
+            sent.since, sent.before, sent.asked_at = time.monotonic(), True, None
             return True
 
     def end(self, copy: ObjectCopy, index: int) -> None:
@@ -70,11 +68,14 @@ class Sending:
 
     def free_in(self, copy: ObjectCopy, index: int, *, host: str = "") -> float:
         """Seconds until this piece may be sent to one more peer, as far as that can be told."""
-        now = time.monotonic()
         with self._lock:
-            object = self._objects.setdefault(copy.name, _Object())
-            sent = object.pieces.setdefault(index, _Sent())
-            return object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) - now
+            return self._look(copy, index, host)[2]
+
+    def _look(self, copy: ObjectCopy, index: int, host: str) -> tuple[_Object, _Sent, float]:
+        now = time.monotonic()
+        object = self._objects.setdefault(copy.name, _Object())
+        sent = object.pieces.setdefault(index, _Sent())
+        return object, sent, object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) - now
 
 
 class _Object:
@@ -152,13 +153,13 @@ class ObjectServer:
         self._key = key
         self._limits = limits
         self._more = dict(more or {})
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._unproven: UnprovenPlaces[socket.socket] = UnprovenPlaces(most=_UNPROVEN)
         self._lines = SeldomLog(log)
         self._serving = 0
         self._most = most
         self._open: set[wire.Channel] = set()
-        self._sending = Sending(spares=spares)
+        self.sending = Sending(spares=spares)  # which pieces are on their way
         self._closed = threading.Event()
         self.sent_bytes = 0
         self._socket = listener or _listen(host, ports)
@@ -179,7 +180,7 @@ class ObjectServer:
         except OSError:
             pass
         self._socket.close()
-        with self._lock:
+        with self.lock:
             channels = list(self._open)
         for channel in channels:
             channel.close()
@@ -201,21 +202,18 @@ class ObjectServer:
                 threading.Thread(target=self._begin, args=(sock, peer), name="transfer-serve", daemon=True).start()
             except RuntimeError as error:  # no thread more
                 self._lines.warning("thread", f"{peer[0]} cannot be served: {error}")
-                self._unseat(sock)
+                with self.lock:
+                    self._unproven.remove(sock)
                 sock.close()
 
     def _seat(self, sock: socket.socket, address: str) -> None:
         """Let a connection prove its key. If it is one too many, the oldest of the address with the most is cut."""
-        with self._lock:
+        with self.lock:
             self._unproven.add(sock, address=address)
             surplus = self._unproven.surplus()
             if surplus is not None:
                 with suppress(OSError):  # it has ended by itself; its thread closes it
                     surplus[0].shutdown(socket.SHUT_RDWR)
-
-    def _unseat(self, sock: socket.socket) -> None:
-        with self._lock:
-            self._unproven.remove(sock)
 
     def _begin(self, sock: socket.socket, peer: Any) -> None:
         try:
@@ -224,8 +222,9 @@ class ObjectServer:
             self._lines.warning(peer[0], f"{peer[0]}: {error}")
             return
         finally:
-            self._unseat(sock)
-        with self._lock:
+            with self.lock:
+                self._unproven.remove(sock)
+        with self.lock:
             self._open.add(channel)
         try:
             if not self._closed.is_set():
@@ -235,7 +234,7 @@ class ObjectServer:
         except Exception:
             log.exception("serving %s failed", peer[0])
         finally:
-            with self._lock:
+            with self.lock:
                 self._open.discard(channel)
             channel.close()
 
@@ -272,24 +271,14 @@ class ObjectServer:
 
     @contextmanager
     def _slot(self) -> Iterator[bool]:
-        with self._lock:
+        with self.lock:
             free = self._serving < self._most
             self._serving += free
         try:
             yield free
         finally:
-            with self._lock:
+            with self.lock:
                 self._serving -= free
-
-    def count(self, sent: int) -> None:
-        """Count sent bytes of an object."""
-        with self._lock:
-            self.sent_bytes += sent
-
-    @property
-    def sending(self) -> Sending:
-        """Which pieces are on their way."""
-        return self._sending
 
 
 class _Lending:
@@ -376,7 +365,8 @@ class _Lending:
             for part in piece:
                 with self._copy.file_of(part) as file:
                     self._channel.send_file(file, part.offset, part.size_bytes)
-                self._server.count(part.size_bytes)
+                with self._server.lock:
+                    self._server.sent_bytes += part.size_bytes
         except OSError as error:  # removed or damaged under us, after its bytes were announced
             raise wire.PeerError(f"{self._copy.name} can't be read any more: {error}") from error
 

@@ -23,6 +23,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,29 +83,24 @@ class Channel:
     def send_body(self, data: Buffer) -> None:
         """Send bytes that a header has announced. Raises PeerError."""
         rest = memoryview(data)
-        until = time.monotonic() + self._limits.body_s
-        while rest:
-            try:
-                rest = rest[self._socket.send(rest) :]
-            except OSError as error:
-                raise _cut(error, "took nothing", self._limits.silence_s) from error
-            if rest and time.monotonic() > until:
-                raise PeerError(f"the other side is too slow: it did not take its bytes in {self._limits.body_s:g} s")
+        self._send_all(len(rest), lambda done: self._socket.send(rest[done:]))
 
-    def send_file(self, descriptor: int, offset: int, count: int) -> None:
-        """Send bytes of a file that a header has announced, without them coming through here. Raises PeerError."""
-        end = offset + count
-        until = time.monotonic() + self._limits.body_s
-        while offset < end:
+    def _send_all(self, count: int, send: Callable[[int], int]) -> None:
+        done, until = 0, time.monotonic() + self._limits.body_s
+        while done < count:
             try:
-                sent = os.sendfile(self._socket.fileno(), descriptor, offset, end - offset)
+                sent = send(done)
             except OSError as error:
                 raise _cut(error, "took nothing", self._limits.silence_s) from error
             if not sent:
                 raise PeerError("the file became shorter while it was sent")
-            offset += sent
-            if offset < end and time.monotonic() > until:
+            done += sent
+            if done < count and time.monotonic() > until:
                 raise PeerError(f"the other side is too slow: it did not take its bytes in {self._limits.body_s:g} s")
+
+    def send_file(self, descriptor: int, offset: int, count: int) -> None:
+        """Send bytes of a file that a header has announced, without them coming through here. Raises PeerError."""
+        self._send_all(count, lambda done: os.sendfile(self._socket.fileno(), descriptor, offset + done, count - done))
 
     def receive(self) -> dict[str, Any]:
         """The next header; its body must be read before the next. Raises PeerError."""
