@@ -92,9 +92,7 @@ def test_a_file_on_the_same_disk_is_linked(cache: ObjectCache, tmp_path: Path) -
     assert os.path.samefile(pin.path, tmp_path / "weights")
 
 
-def test_a_file_that_was_rewritten_after_it_was_named_does_not_come_in_under_the_old_name(
-    cache: ObjectCache, tmp_path: Path
-) -> None:
+def test_file_rewritten_after_naming_does_not_enter_as_the_old_one(cache: ObjectCache, tmp_path: Path) -> None:
     """Fresh eyes found it: checkpoints of one architecture are of one size, and `torch.save` writes in place."""
     ref = _settled(tmp_path, "weights", b"w" * 100)
     (tmp_path / "weights").write_bytes(b"x" * 100)
@@ -113,9 +111,7 @@ def test_a_file_that_was_only_touched_after_it_was_named_is_copied(cache: Object
     assert Path(pin.path).read_bytes() == b"w" * 100
 
 
-def test_a_file_that_was_replaced_by_one_of_its_size_and_time_is_not_taken_for_it(
-    cache: ObjectCache, tmp_path: Path
-) -> None:
+def test_file_replaced_by_one_of_same_size_and_time_is_detected(cache: ObjectCache, tmp_path: Path) -> None:
     """Unpacked archives and package stores give all files one time of change."""
     ref = _settled(tmp_path, "weights", b"w" * 100)
     other = tmp_path / "other"
@@ -126,9 +122,7 @@ def test_a_file_that_was_replaced_by_one_of_its_size_and_time_is_not_taken_for_i
         have(cache, ref)
 
 
-def test_a_file_that_is_written_to_through_a_map_that_was_open_before_is_not_taken_for_it(
-    cache: ObjectCache, tmp_path: Path
-) -> None:
+def test_file_written_through_an_earlier_map_is_detected(cache: ObjectCache, tmp_path: Path) -> None:
     if subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True).stdout == "tmpfs\n":
         pytest.skip("tmpfs keeps no time of writes through a map")
     path = tmp_path / "weights"
@@ -169,9 +163,7 @@ def test_a_file_that_was_written_just_before_it_was_named_is_copied(cache: Objec
 
 
 @pytest.mark.parametrize("part", ["", "drafts", "objects", "entries", "manifests"])
-def test_a_cache_that_is_cleared_away_while_a_pilot_runs_is_made_again(
-    part: str, cache: ObjectCache, tmp_path: Path
-) -> None:
+def test_cache_that_is_removed_while_a_pilot_runs_is_made_again(part: str, cache: ObjectCache, tmp_path: Path) -> None:
     have(cache, _file(tmp_path, "first", 100)).release()
     until(lambda: list((cache.folder / "safe").iterdir()))  # nothing writes there any more
     shutil.rmtree(cache.folder / part)
@@ -198,7 +190,7 @@ def test_the_least_recently_used_goes_first_and_pins_stay(cache: ObjectCache, tm
     assert Path(pins[0].path).exists()
 
 
-def test_a_copy_that_was_not_on_the_disk_before_a_crash_is_brought_again(
+def test_copy_not_synced_before_a_crash_is_fetched_again(
     cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fresh eyes found it: after a power loss the cache gave out a file of the right length, full of zeros."""
@@ -409,7 +401,7 @@ def test_recipes_get_their_objects(served: FakeManager, tmp_path: Path, awarenes
 
 
 @pytest.mark.parametrize("awareness", list(Awareness))
-def test_a_file_that_was_rewritten_since_the_recipe_was_made_fails_the_load(
+def test_file_rewritten_since_its_recipe_was_made_fails_the_load(
     served: FakeManager, tmp_path: Path, awareness: Awareness
 ) -> None:
     ref = _settled(tmp_path, "weights", b"first")

@@ -47,7 +47,7 @@ def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) 
     assert served.results(served.run(_pid, [()])) == [pid]
 
 
-def test_unacknowledged_frames_come_again_and_the_hello_speaks_of_before_them(served: FakeManager) -> None:
+def test_hello_describes_the_state_before_unacknowledged_frames(served: FakeManager) -> None:
     served.acks = False
     served.ready(recipe())
     calls = served.run(_sleep, [(0.0,), (0.0,)])
@@ -88,7 +88,7 @@ def _note(path: str, text: str) -> None:
         file.write(text)
 
 
-def test_orders_from_before_the_manager_had_read_the_last_hello_are_dropped(served: FakeManager) -> None:
+def test_orders_from_before_the_last_hello_are_dropped(served: FakeManager) -> None:
     """It finds no trace of them in the hello, and gives them again: they would be carried out twice."""
     served.ready(recipe())
     notes = served.base / "notes"
@@ -162,7 +162,7 @@ def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: Fake
     manager.listen()
 
 
-def test_a_pilot_that_was_cut_off_when_its_session_ended_leaves_at_once(served: FakeManager) -> None:
+def test_cut_off_pilot_leaves_at_once_when_its_session_ended(served: FakeManager) -> None:
     served.ready(recipe())
     served.hang_up()
     served.folder.lease.write_text('{"over": "stoker down"}')

@@ -85,9 +85,7 @@ entries = st.lists(
 
 
 @given(entries, st.integers(0, 120), st.integers(0, 120))
-def test_room_is_made_from_the_least_recently_used_and_never_from_pins(
-    here: list[CachedObject], size: int, bound: int
-) -> None:
+def test_eviction_takes_the_least_recently_used_and_never_pins(here: list[CachedObject], size: int, bound: int) -> None:
     plan = make_room(here, size_bytes=size, bound_bytes=bound)
     movable = sorted((e for e in here if not e.pinned), key=lambda e: (e.used_at, e.name))
     pinned = sum(entry.size_bytes for entry in here if entry.pinned)
@@ -245,7 +243,7 @@ def test_a_call_that_its_marker_names_twice_leaves_a_library_once() -> None:
 # ---- what every shell has
 
 
-def test_an_event_that_a_command_leads_to_is_handled_after_the_other_commands() -> None:
+def test_event_caused_by_a_command_follows_the_other_commands() -> None:
     core = PilotCore(PilotFacts(pilot="p", session="s", host="h", pid=1, devices=(DeviceFacts("cpu:0", "cpu", 100),)))
     done: list[object] = []
 
@@ -262,7 +260,7 @@ def test_an_event_that_a_command_leads_to_is_handled_after_the_other_commands() 
     assert kinds == ["Prepare", "Tell", "StartProcess", "after StartProcess"]
 
 
-def test_an_event_queue_goes_on_after_a_command_that_could_not_be_carried_out() -> None:
+def test_event_queue_continues_after_a_command_fails() -> None:
     core = PilotCore(PilotFacts(pilot="p", session="s", host="h", pid=1, devices=()))
 
     def fail(_command: commands.Command) -> None:

@@ -107,7 +107,7 @@ def test_what_no_device_can_hold_is_refused_at_once(pilot: CoreShell) -> None:
     assert "has no device gpu:7" in refused.message
 
 
-def test_a_library_starts_when_the_one_in_whose_place_it_comes_is_gone(pilot: CoreShell) -> None:
+def test_library_starts_when_its_predecessor_is_gone(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).forget()
     pilot.start(2, device_memory_bytes=5 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
     assert (pilot.library(2).stage, pilot.take(told.LibraryUpdate).phase) == (Stage.WAITING, told.LibraryPhase.WAITING)
@@ -118,7 +118,7 @@ def test_a_library_starts_when_the_one_in_whose_place_it_comes_is_gone(pilot: Co
     assert not pilot.core.state.claims
 
 
-def test_files_come_while_memory_is_waited_for_and_are_no_part_of_the_load(pilot: CoreShell) -> None:
+def test_files_arrive_during_the_wait_for_memory_and_add_no_load_time(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).forget()
     pilot.start(2, MODEL, device_memory_bytes=5 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
@@ -129,7 +129,7 @@ def test_files_come_while_memory_is_waited_for_and_are_no_part_of_the_load(pilot
     assert pilot.take(told.LibraryReady).fetch_s == 3.0, "the wait for memory is not the context's"
 
 
-def test_a_later_library_that_fits_does_not_wait_for_an_earlier_one_that_does_not(pilot: CoreShell) -> None:
+def test_later_library_that_fits_does_not_wait_for_an_earlier_one(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
     pilot.start(2, device_memory_bytes=20 * GIB).start(3, device_memory_bytes=4 * GIB)
     assert (pilot.library(2).stage, pilot.library(3).stage) == (Stage.WAITING, Stage.STARTING)
@@ -137,7 +137,7 @@ def test_a_later_library_that_fits_does_not_wait_for_an_earlier_one_that_does_no
     assert pilot.library(2).stage is Stage.STARTING
 
 
-def test_a_library_that_nothing_makes_room_for_is_refused_after_a_while(pilot: CoreShell) -> None:
+def test_library_that_gets_no_room_is_refused_after_a_while(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=5 * GIB)
     timer = pilot.take(commands.SetTimer)
     pilot.wait(1.0).give(TimerFired(timer.key))
@@ -158,7 +158,7 @@ def test_a_library_goes_on_waiting_for_one_that_finishes_its_calls(pilot: CoreSh
     assert pilot.library(2).stage is Stage.STARTING
 
 
-def test_a_library_that_waits_for_memory_can_be_ended_and_its_calls_taken_back(pilot: CoreShell) -> None:
+def test_library_waiting_for_memory_can_end_and_return_its_calls(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=20 * GIB).run(1, 2, library=2)
     pilot.hear(order.TakeBack(LibraryId(2), 1))
     assert pilot.take(told.CallsReturned).calls == (2,)
@@ -168,7 +168,7 @@ def test_a_library_that_waits_for_memory_can_be_ended_and_its_calls_taken_back(p
     assert not pilot.core.state.claims
 
 
-def test_a_device_of_one_process_makes_a_second_one_wait_whatever_it_takes() -> None:
+def test_device_of_one_process_makes_a_second_one_wait() -> None:
     shell = CoreShell((DeviceFacts(DeviceId("gpu:0"), "A10", 24 * GIB, processes=1),)).join().forget()
     shell.ready(1).start(2)
     assert shell.library(2).stage is Stage.WAITING
@@ -202,7 +202,7 @@ def test_a_claim_that_was_met_is_not_asked_about_again(pilot: CoreShell) -> None
     assert pilot.library(2).stage is Stage.STARTING
 
 
-def test_a_growth_that_nothing_makes_room_for_is_refused_and_one_that_another_replaces_is_not_begun(
+def test_growth_without_room_is_refused_and_a_replaced_one_dropped(
     pilot: CoreShell,
 ) -> None:
     pilot.ready(1, device_memory_bytes=12 * GIB).ready(2, device_memory_bytes=10 * GIB).forget()
@@ -224,7 +224,7 @@ def test_an_object_whose_source_is_named_unasked_is_not_asked_for(pilot: CoreShe
     assert pilot.take(commands.StartFetch).order.peers[0].pilot == "p2"
 
 
-def test_an_object_that_is_here_is_not_fetched_though_its_transfer_was_planned(pilot: CoreShell) -> None:
+def test_cached_object_is_not_fetched_though_its_transfer_was_planned(pilot: CoreShell) -> None:
     pilot.cache.add("weights")
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS, origin=True))
     assert {each.name for here in pilot.all(told.ObjectsHere) for each in here.arrivals} == {"weights"}
@@ -251,7 +251,7 @@ def test_nothing_is_fetched_before_the_cache_was_looked_at(pilot: CoreShell) -> 
     assert not pilot.all(told.WantObjects)
 
 
-def test_an_object_that_could_be_had_nowhere_when_it_was_planned_is_asked_for(pilot: CoreShell) -> None:
+def test_planned_object_without_source_is_asked_for_again(pilot: CoreShell) -> None:
     pilot.is_slow = True
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS))
     pilot.give(LibraryPrepared(LibraryId(1), free_disk_bytes=GIB)).give(Pinned(LibraryId(1), {}))
@@ -260,7 +260,7 @@ def test_an_object_that_could_be_had_nowhere_when_it_was_planned_is_asked_for(pi
     assert pilot.take(told.LibraryGone).failure is not None
 
 
-def test_objects_that_will_not_come_end_the_load_and_say_what_is_in_the_way(pilot: CoreShell) -> None:
+def test_missing_objects_end_the_load_and_name_what_is_in_the_way(pilot: CoreShell) -> None:
     pilot.start(recipe=MODEL).hear(order.FetchObject(WEIGHTS, peers=(order.ServingPeer(PilotId("p2"), "h:1"),)))
     pilot.give(SourceFailed("weights", "it hung", PilotId("p2")))
     assert pilot.take(told.FetchFailed).peers == ("p2",)
@@ -272,14 +272,14 @@ def test_objects_that_will_not_come_end_the_load_and_say_what_is_in_the_way(pilo
     assert pilot.take(commands.StopFetch).name == "weights"
 
 
-def test_an_object_that_left_the_cache_before_it_was_kept_is_wanted_again(pilot: CoreShell) -> None:
+def test_object_evicted_before_its_pin_is_wanted_again(pilot: CoreShell) -> None:
     pilot.start(recipe=MODEL).forget()
     pilot.give(ObjectArrived("weights", GIB))
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
     assert pilot.library().stage is Stage.FETCHING
 
 
-def test_a_library_does_not_wait_for_snapshots_longer_than_they_are_worth(pilot: CoreShell) -> None:
+def test_library_waits_for_snapshots_no_longer_than_they_are_worth(pilot: CoreShell) -> None:
     pilot.start(snapshots={"bf16": ObjectRef("snap", GIB)}, snapshot_wait_s=4.0)
     timer = pilot.take(commands.SetTimer)
     assert timer.at == pilot.now + 4.0
@@ -297,7 +297,7 @@ def test_a_snapshot_that_comes_in_time_is_known_by_its_form(pilot: CoreShell) ->
 # ---- calls
 
 
-def test_calls_wait_for_a_library_that_loads_and_may_be_taken_back_meanwhile(pilot: CoreShell) -> None:
+def test_calls_wait_for_a_loading_library_and_may_be_taken_back(pilot: CoreShell) -> None:
     pilot.start().run(1, 2, 3).run(4)
     pilot.hear(order.TakeBack(LibraryId(1), 2))
     assert pilot.take(told.CallsReturned).calls == (4, 3), "newest first"
@@ -317,7 +317,7 @@ def test_a_call_leaves_a_library_once(pilot: CoreShell) -> None:
     assert pilot.take(told.LibraryGone).running == ()
 
 
-def test_calls_for_a_library_that_is_not_here_or_about_to_end_are_refused(pilot: CoreShell) -> None:
+def test_calls_for_a_missing_or_ending_library_are_refused(pilot: CoreShell) -> None:
     pilot.run(1, library=9)
     assert "is not on this pilot" in pilot.take(told.CallsReturned).refused
     pilot.ready().hear(order.StopLibrary(LibraryId(1), "enough")).run(2)
@@ -326,7 +326,7 @@ def test_calls_for_a_library_that_is_not_here_or_about_to_end_are_refused(pilot:
     assert pilot.take(told.CallsReturned).calls == (3,)
 
 
-def test_time_in_which_the_pilot_was_stopped_counts_for_no_limit_of_a_call(pilot: CoreShell) -> None:
+def test_suspended_time_counts_for_no_limit_of_a_call(pilot: CoreShell) -> None:
     pilot.ready().run(1, limit_s=2.0).run(2, limit_s=2.0).wait(1.0).wait(20.0).give(WasStopped(20.0))
     pilot.observe(c1=21.0)
     pilot.wait(5.0).give(WasStopped(4.5)).observe(c1=26.0, c2=4.9)  # the second one began when it went on
@@ -367,7 +367,7 @@ def test_a_library_that_begins_none_of_its_calls_ends(pilot: CoreShell) -> None:
 # ---- libraries that go wrong
 
 
-def test_bytes_that_are_no_message_cost_the_library_and_name_all_that_it_held(pilot: CoreShell) -> None:
+def test_unreadable_bytes_end_the_library_and_name_all_its_calls(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2).give(LibraryGarbled(LibraryId(1), "not MessagePack"))
     assert pilot.take(commands.KillProcess)
     pilot.die(signal=9)
@@ -383,7 +383,7 @@ def test_a_socket_that_a_call_closed_is_noticed(pilot: CoreShell) -> None:
     assert pilot.take(commands.KillProcess)
 
 
-def test_a_loader_that_takes_too_long_is_ended_with_its_zygote_if_it_has_no_process_yet(pilot: CoreShell) -> None:
+def test_slow_loader_ends_with_its_zygote_if_it_has_no_process_yet(pilot: CoreShell) -> None:
     slow = Recipe(key="s", name="slow", needs=Needs(load_limit_s=5.0))
     pilot.start(recipe=slow).wait(6).observe()
     assert pilot.take(commands.KillZygote).library == 1
@@ -393,7 +393,7 @@ def test_a_loader_that_takes_too_long_is_ended_with_its_zygote_if_it_has_no_proc
     assert "did not load within 5.0 s" in failure.message
 
 
-def test_time_in_which_the_pilot_was_stopped_counts_for_no_limit_of_a_load(pilot: CoreShell) -> None:
+def test_suspended_time_counts_for_no_limit_of_a_load(pilot: CoreShell) -> None:
     slow = Recipe(key="s", name="slow", needs=Needs(load_limit_s=5.0))
     pilot.start(recipe=slow).wait(60.0).give(WasStopped(58.0)).observe()
     assert not pilot.all(commands.KillZygote)
@@ -508,7 +508,7 @@ def test_a_pilot_stays_for_those_that_get_something_from_it(pilot: CoreShell) ->
 # ---- devices, and sessions whose files are not seen
 
 
-def test_a_device_is_faulty_after_two_bad_probes_and_is_not_probed_while_it_is_used() -> None:
+def test_device_is_faulty_after_two_bad_probes_and_not_probed_in_use() -> None:
     pilot = CoreShell(probed=frozenset({DeviceId("gpu:0"), DeviceId("gpu:1")})).join()
     pilot.start(device="gpu:1").forget().give(Tick())
     assert pilot.take(commands.Probe).device == "gpu:0"
@@ -520,7 +520,7 @@ def test_a_device_is_faulty_after_two_bad_probes_and_is_not_probed_while_it_is_u
     assert "wrong product, twice" in pilot.take(told.DeviceFault).reason
 
 
-def test_a_device_that_failed_in_a_call_is_probed_at_once_beside_others_and_its_library_is_not_to_blame() -> None:
+def test_device_that_failed_in_a_call_is_probed_at_once_and_blamed() -> None:
     both = frozenset({DeviceId("gpu:0"), DeviceId("gpu:1")})
     pilot = CoreShell(probed=both).join().ready(1).start(2)
     pilot.forget().give(ProcessEnded(LibraryId(1), exit_code=infrastructure.DEVICE_FAILED)).give(Tick())

@@ -122,7 +122,7 @@ def test_each_field_is_written_where_the_table_says(noun: str) -> None:
     assert found()[noun] == WRITERS[noun]
 
 
-def test_where_calls_objects_and_leaving_are_decided_there_is_one_writer() -> None:
+def test_calls_objects_and_leaving_have_one_writer_each() -> None:
     of_library, of_pilot = WRITERS["library"], WRITERS["state"]
     assert [of_library[field] for field in ("held", "waiting", "served")] == ["running"] * 3
     assert of_library["stage"] == "lifecycle"

@@ -56,7 +56,7 @@ def _keep_files() -> None:
     time.sleep(0.01)
 
 
-def test_a_library_that_leaks_descriptors_ends_before_a_call_fails_of_it(served: FakeManager) -> None:
+def test_library_that_leaks_descriptors_ends_before_a_call_fails(served: FakeManager) -> None:
     served.ready(recipe(_limited))
     for library in range(1, 4):
         calls = served.run(_leak, [(5,)] * 60, library=library)
@@ -73,7 +73,7 @@ def test_a_library_that_leaks_descriptors_ends_before_a_call_fails_of_it(served:
             served.ready(recipe(_limited), library=library + 1)
 
 
-def test_a_call_that_takes_all_descriptors_keeps_its_exception_and_the_next_runs_elsewhere(served: FakeManager) -> None:
+def test_call_that_takes_all_descriptors_keeps_its_exception(served: FakeManager) -> None:
     served.ready(recipe(_limited))
     good, bad, after = (served.run(call, [()])[0] for call in (_open_one, _leak_all, _open_one))
     left = served.gone()
@@ -88,7 +88,7 @@ def test_a_call_that_takes_all_descriptors_keeps_its_exception_and_the_next_runs
 
 
 @pytest.mark.long
-def test_a_call_that_fails_of_what_short_calls_before_it_left_open_is_tried_elsewhere(served: FakeManager) -> None:
+def test_call_that_fails_because_of_earlier_leaks_runs_elsewhere(served: FakeManager) -> None:
     """Short calls share a look at the process: one of them took the last descriptor just before this one."""
     served.ready(recipe(_limited))
     served.results(served.run(_open_or_leak, [(False,)] * 50))
@@ -115,7 +115,7 @@ def test_files_in_rings_of_references_do_not_end_a_library(served: FakeManager) 
 
 
 @pytest.mark.long
-def test_a_loader_that_leaves_hardly_any_descriptors_is_not_loaded_again_and_again(served: FakeManager) -> None:
+def test_loader_that_leaves_few_descriptors_is_not_loaded_repeatedly(served: FakeManager) -> None:
     def load() -> None:
         _limited()
         _leak_all_in_silence()
@@ -298,9 +298,7 @@ def test_threads_and_children_that_a_call_keeps_are_no_damage(served: FakeManage
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_a_calls_context_variables_are_its_own_and_begin_with_those_of_the_loader(
-    served: FakeManager, slots: int
-) -> None:
+def test_context_variables_of_a_call_begin_with_those_of_the_loader(served: FakeManager, slots: int) -> None:
     def loader() -> None:
         decimal.getcontext().prec = 7
 

@@ -291,7 +291,7 @@ def test_a_call_past_its_limit(served: FakeManager) -> None:
     assert served.results([first]) == [None]
 
 
-def test_time_in_which_a_batch_system_suspends_the_job_counts_for_no_limit(manager: FakeManager) -> None:
+def test_time_in_which_a_job_is_suspended_counts_for_no_limit(manager: FakeManager) -> None:
     pilot = manager.start_pilot(settings="from stoker.pilot.core import limits; limits.STOPPED_S = 1.0")
     manager.ready(recipe())
     manager.results(manager.run(_nothing, [()]))
@@ -352,9 +352,7 @@ def _started(manager: FakeManager) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("awareness", [Awareness.NONE, Awareness.DISK])
-def test_without_awareness_each_library_is_a_fresh_interpreter_for_one_call(
-    served: FakeManager, awareness: Awareness
-) -> None:
+def test_without_awareness_each_call_has_a_fresh_interpreter(served: FakeManager, awareness: Awareness) -> None:
     def fresh() -> tuple[int, bool]:
         import sys
 
@@ -520,7 +518,7 @@ def test_a_call_that_closes_everything_costs_its_library(served: FakeManager) ->
     assert "closes files that are not its own" in left.failure.message
 
 
-def test_a_pilot_that_is_told_to_go_as_soon_as_it_has_a_folder_leaves_none(manager: FakeManager) -> None:
+def test_pilot_told_to_go_as_soon_as_it_has_a_folder_leaves_none(manager: FakeManager) -> None:
     """A run of the suite found it: the signal came before the loop heeded it, and the folder stayed on the node."""
     for _ in range(3):
         pilot = manager.start_pilot("--devices", "cpu:1")
@@ -546,9 +544,7 @@ def test_a_call_that_closes_everything_and_returns_is_named(served: FakeManager,
 
 
 @pytest.mark.parametrize("stray", [b"garbage!", b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"hello, world\n", b"x"])
-def test_a_call_that_writes_to_the_socket_costs_its_library_and_never_the_agent(
-    served: FakeManager, stray: bytes
-) -> None:
+def test_call_that_writes_to_the_socket_ends_its_library_alone(served: FakeManager, stray: bytes) -> None:
     def scribble(stray: bytes) -> None:
         for number in range(3, 64):
             try:
@@ -597,7 +593,7 @@ if "stoker.pilot.main" in sys.orig_argv:
 
 @pytest.mark.long
 @pytest.mark.parametrize("patch", [NO_FORK, NO_ZYGOTE])
-def test_a_pilot_that_can_make_no_process_is_to_blame_and_not_the_context(
+def test_pilot_that_can_make_no_process_is_blamed_not_the_context(
     manager: FakeManager, tmp_path: Path, patch: str
 ) -> None:
     """At the limit of its user's processes (RLIMIT_NPROC) every call there failed with ContextError."""
@@ -629,7 +625,7 @@ SOON = "from stoker.pilot.core import limits; limits.UNBEGUN_S = 2.0"
 
 @pytest.mark.long
 @pytest.mark.parametrize("stuck", ["thread", "stopped"])
-def test_a_library_that_begins_no_call_ends_and_its_calls_run_elsewhere(
+def test_library_that_begins_no_call_ends_and_its_calls_run_elsewhere(
     manager: FakeManager, stuck: str, tmp_path: Path
 ) -> None:
     manager.start_pilot(settings=SOON)
@@ -648,7 +644,7 @@ def test_a_library_that_begins_no_call_ends_and_its_calls_run_elsewhere(
     assert "has begun none of its calls for" in left.failure.message
 
 
-def test_a_library_that_is_busy_with_one_call_or_with_many_is_left_alone(manager: FakeManager) -> None:
+def test_library_busy_with_one_call_or_many_is_left_alone(manager: FakeManager) -> None:
     manager.start_pilot(settings=SOON)
     manager.ready(recipe())
     (pid,) = manager.results(manager.run(_pid, [()]))

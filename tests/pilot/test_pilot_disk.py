@@ -81,7 +81,7 @@ def test_a_full_scratch_disk_is_told(manager: FakeManager) -> None:
 
 
 @small_disks
-def test_an_object_that_is_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeManager) -> None:
+def test_object_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeManager) -> None:
     start_on_disk(manager, "4m")
     large, small = (some_object(manager.base, f"weights-{size}", size=size) for size in (8_000_000, 500_000))
     manager.start(recipe(length, ObjectPath(large.name), objects=(large,)))
@@ -91,7 +91,7 @@ def test_an_object_that_is_larger_than_the_disk_is_no_fault_of_its_context(manag
 
 
 @small_disks
-def test_what_nobody_uses_leaves_a_disk_that_is_smaller_than_the_cache_may_grow(manager: FakeManager) -> None:
+def test_unused_objects_leave_a_disk_smaller_than_the_cache_bound(manager: FakeManager) -> None:
     """Fresh eyes found it: the bound of 50 GB was far, the disk was full of models of yesterday, and calls failed."""
     start_on_disk(manager, "8m")
     things = [some_object(manager.base, f"weights-{number}", size=2_500_000) for number in range(4)]

@@ -85,7 +85,7 @@ def test_a_packed_frame_is_read_back() -> None:
     [b"garbage!", b"\n" * 8, b"x" + pack(["a"]), pack(["a"])[1:] + pack(["a"]), b"\xff" * 8, b"\0" * 8],
     ids=["text", "lines", "a byte too many", "a byte too few", "endless", "zeros"],
 )
-def test_bytes_that_are_no_frame_are_refused_at_once_and_take_no_memory(stray: bytes) -> None:
+def test_bytes_that_are_no_frame_are_refused_without_taking_memory(stray: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         reader = FrameReader(ours)
@@ -219,9 +219,7 @@ def test_the_marker_tells_where_output_of_other_calls_ends(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("base", [base_folder, base_folder_of_starter])
-def test_a_scratch_folder_of_the_users_name_that_somebody_else_made_is_left_alone(
-    tmp_path: Path, base: Callable[[str], Path]
-) -> None:
+def test_scratch_folder_of_another_user_is_left_alone(tmp_path: Path, base: Callable[[str], Path]) -> None:
     mine = f"stoker-{os.getuid()}"
     (tmp_path / "other").mkdir()
     (tmp_path / mine).symlink_to(tmp_path / "other")
@@ -235,7 +233,7 @@ def test_a_scratch_folder_of_the_users_name_that_somebody_else_made_is_left_alon
         base(str(tmp_path))
 
 
-def test_scratch_folders_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
+def test_scratch_folders_of_dead_pilots_alone_are_swept(tmp_path: Path) -> None:
     base = base_folder(str(tmp_path))
     assert base.stat().st_mode & 0o777 == 0o700
     here = Scratch(base, pilot="here")
@@ -247,7 +245,7 @@ def test_scratch_folders_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_
     assert not list(base.glob("pilot-*"))
 
 
-def test_a_scratch_folder_without_its_lock_file_is_swept_unless_its_pilot_lives(tmp_path: Path) -> None:
+def test_scratch_folder_without_lock_is_swept_unless_its_pilot_lives(tmp_path: Path) -> None:
     """A full disk had no room for the file, or a pilot was killed while it removed its folder."""
     base = base_folder(str(tmp_path))
     here = Scratch(base, pilot="here")
@@ -276,7 +274,7 @@ def test_memory_is_measured_exactly_before_anybody_is_accused() -> None:
     assert processes.MemoryLimit().excess(os.getpid(), 1_000_000, now=0.0) > 1_000_000
 
 
-def test_exact_memory_is_measured_again_when_it_may_have_passed_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_memory_is_measured_again_when_it_may_exceed_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     resident, exact, asked = 150, 50, []
     monkeypatch.setattr(processes, "resident_bytes", lambda pid: resident)
     monkeypatch.setattr(processes, "proportional_bytes", lambda pid: asked.append(pid) or exact)

@@ -200,7 +200,7 @@ def test_one_that_leaves_hands_on_what_it_is_serving(keyed: FakeManager, other: 
     other.manager.wait_for(PilotLeaving)
 
 
-def test_one_that_leaves_stays_for_what_only_it_has_until_another_has_it(
+def test_leaving_pilot_stays_until_another_has_what_only_it_has(
     keyed: FakeManager, other: Other, big: ObjectRef
 ) -> None:
     """The manager lets the first go, and tells the other to get what it has, although nothing there wants it."""
@@ -291,9 +291,7 @@ def test_files_that_can_never_be_there_together_are_refused_at_once(manager: Fak
     assert left.cache_lacks_bytes == 0, "no other library is in the way"
 
 
-def test_a_context_beside_whose_files_those_of_others_have_no_room_says_how_much_is_lacking(
-    manager: FakeManager, tmp_path: Path
-) -> None:
+def test_context_without_cache_room_says_how_many_bytes_are_lacking(manager: FakeManager, tmp_path: Path) -> None:
     here, first, second = made_of(tmp_path, 400_000, 300_000, 500_000)
     manager.start_pilot("--devices", "cpu:2", "--cache-size", "1 MB")
     manager.ready(wanting(here))

@@ -111,7 +111,7 @@ def test_a_probe_that_cannot_be_started() -> None:
     assert "could not be started" in said
 
 
-def test_a_probe_lives_on_when_the_pilot_clears_away_what_libraries_left(tmp_path: Path) -> None:
+def test_probe_survives_the_cleanup_of_what_libraries_left(tmp_path: Path) -> None:
     known = processes.children(os.getpid())
     said: list[tuple[ProbeVerdict, str]] = []
     gate = tmp_path / "gate"

@@ -98,9 +98,7 @@ def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager
     assert most == 3  # those of one program run side by side, also after they have waited
 
 
-def test_a_call_that_waits_for_its_modules_can_be_given_back_and_is_not_overtaken(
-    served: FakeManager, folder: Path
-) -> None:
+def test_call_that_waits_for_its_modules_can_be_given_back(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=3))
     log, go = folder / "log", folder / "go"
     (first,) = served.run(blob(note_and_import, folder, whose="a"), [(str(log), str(go))])
@@ -141,7 +139,7 @@ class Slow:
         time.sleep(0.3)
 
 
-def test_a_slot_that_unpickles_slowly_leaves_the_modules_of_others_alone(served: FakeManager, folder: Path) -> None:
+def test_slot_that_unpickles_slowly_keeps_the_modules_of_others(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=8))
     programs = [blob(import_often, folder, whose=whose) for whose in "abcdef"]
     expected: list[str] = []
@@ -250,7 +248,7 @@ def test_what_arguments_bring_counts_too(folder: Path, in_a_file: bool) -> None:
     assert not len(queue)
 
 
-def test_a_function_with_another_version_than_the_contexts_runs_beside_no_call(folder: Path) -> None:
+def test_function_with_another_version_than_its_context_runs_alone(folder: Path) -> None:
     """The others may call methods of the context, which import the context's version."""
 
     def load() -> None:

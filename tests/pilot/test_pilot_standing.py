@@ -62,7 +62,7 @@ def raise_when_cleared(folder: str) -> None:
     raise ImportError("a part of the environment that lay there")
 
 
-def test_a_pilot_whose_scratch_folder_is_cleared_leaves_and_its_calls_go_elsewhere(served: FakeManager) -> None:
+def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(served: FakeManager) -> None:
     served.ready(recipe())
     folder = scratch_of(served)
     running, waiting = served.run(write_when_cleared, [(str(folder),), (str(folder),)])
@@ -92,7 +92,7 @@ _LOOKS_NOT_BY_ITSELF = "from unittest.mock import Mock; from stoker.pilot.agent 
 """So that the order comes first: a pilot that looks every second may find the folder gone before that."""
 
 
-def test_a_library_that_is_ordered_after_the_folder_is_gone_is_the_pilot_s_fault(manager: FakeManager) -> None:
+def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: FakeManager) -> None:
     manager.start_pilot(settings=_LOOKS_NOT_BY_ITSELF)
     manager.hello()
     clear(scratch_of(manager))
@@ -163,7 +163,7 @@ def test_a_folder_that_went_before_the_first_call_is_gone_too(tmp_path: Path) ->
     assert ground.is_gone
 
 
-def test_a_pilot_of_another_python_than_its_session_takes_no_work_and_says_why(manager: FakeManager) -> None:
+def test_pilot_of_another_python_than_its_session_takes_no_work(manager: FakeManager) -> None:
     manager.folder.write(msgspec.structs.replace(manager.folder.read(), python="3.0"))
     manager.start_pilot()
     hello = manager.hello()

@@ -163,7 +163,7 @@ def test_the_more_urgent_goes_first(workers: Workers) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_holder_that_is_lost_is_passed_over_within_a_tenth_of_a_second(workers: Workers, how: signal.Signals) -> None:
+def test_lost_holder_is_passed_over_within_a_tenth_of_a_second(workers: Workers, how: signal.Signals) -> None:
     waiter = LibraryTurns(workers.board, LibraryId(9), GPU)
     waiter.begin()
     waiter.end()
@@ -311,7 +311,7 @@ def test_the_whole_board_has_its_place_on_the_disk(tmp_path: Path) -> None:
     assert path.stat().st_blocks * 512 >= size
 
 
-def test_a_board_that_the_disk_has_no_room_for_is_an_error_and_leaves_nothing_open(
+def test_board_without_disk_room_is_an_error_and_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -344,7 +344,7 @@ def test_a_row_that_another_library_has_taken_meanwhile_is_not_freed(
     turns.close()
 
 
-def test_a_library_that_was_taken_for_dead_joins_anew_and_leaves_the_row_to_its_new_owner(tmp_path: Path) -> None:
+def test_library_taken_for_dead_joins_again_in_another_row(tmp_path: Path) -> None:
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
     [mine] = board.rows()
@@ -392,7 +392,7 @@ def test_a_holder_without_a_forecast_is_lost_after_a_while(tmp_path: Path, monke
     turns.close()
 
 
-def test_the_next_library_is_woken_before_this_one_writes_what_it_has_to_do(tmp_path: Path) -> None:
+def test_next_library_is_woken_before_this_one_writes_its_work(tmp_path: Path) -> None:
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
     waits = board.join(LibraryId(2), GPU)
@@ -415,9 +415,7 @@ def test_the_next_library_is_woken_before_this_one_writes_what_it_has_to_do(tmp_
     turns.close()
 
 
-def test_a_library_that_comes_as_a_lone_one_begins_does_not_compute_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_library_that_joins_as_a_lone_one_begins_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
     turns.end()

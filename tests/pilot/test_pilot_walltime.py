@@ -60,7 +60,7 @@ def test_what_variables_and_ads_say(tmp_path: Path) -> None:
         pytest.param(60.0, 3440.0, id="a little ahead"),
     ],
 )
-def test_an_ad_whose_start_is_of_another_clock_says_no_time_that_cannot_be(
+def test_ad_with_a_start_of_another_clock_gives_no_impossible_time(
     tmp_path: Path, ahead_s: float, left_s: float
 ) -> None:
     ad, now = tmp_path / "job.ad", NOW + ahead_s

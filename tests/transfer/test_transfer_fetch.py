@@ -117,7 +117,7 @@ def test_who_fetches_serves_what_it_has(host: Hosts, big: Original) -> None:
     between.close()
 
 
-def test_what_one_reads_from_the_origin_others_have_from_each_other_too(host: Hosts, big: Original) -> None:
+def test_pieces_read_from_the_origin_reach_others_from_each_other(host: Hosts, big: Original) -> None:
     """One reads an origin that is slow, as the manager's plan has it; were the others served by it alone, it would send
     seven copies. (That the plan has the origin read once: `test_core_objects_swarm`, `test_transfer_network`.)"""
     origin = host(most=8)
