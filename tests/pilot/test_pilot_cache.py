@@ -245,7 +245,6 @@ def test_a_pin_ends_with_its_process(cache: ObjectCache, tmp_path: Path) -> None
     code = "bringing = begin(1000)\npin = bringing.run(alone_s=0.0)\nprint('here', flush=True); time.sleep(60)"
     other = subprocess.Popen(_program(code, tmp_path, ref), stdout=subprocess.PIPE)
     try:
-        assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(CacheError, match="running libraries use"):
             have(cache, _file(tmp_path, "two", 800))
@@ -409,7 +408,6 @@ def test_file_rewritten_since_its_recipe_was_made_fails_the_load(
     served.start(recipe(_read, ObjectPath(ref.name), objects=(ref,), awareness=awareness))
     left = served.gone()
     assert left.loading
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.CONTEXT
     assert str(tmp_path / "weights") in left.failure.message
     assert "make the recipe again" in left.failure.message
@@ -420,7 +418,6 @@ def test_an_object_that_is_nowhere_fails_the_load(served: FakeManager) -> None:
     served.start(recipe(_read, ObjectPath(ref.name), objects=(ref,)))
     left = served.gone()
     assert left.loading
-    assert left.failure is not None
     assert "/nowhere/at/all" in left.failure.message
 
 

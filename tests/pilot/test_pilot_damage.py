@@ -5,10 +5,7 @@ from __future__ import annotations
 import decimal
 import os
 import resource
-import signal
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,7 +58,6 @@ def test_library_that_leaks_descriptors_ends_before_a_call_fails(served: FakeMan
     for library in range(1, 4):
         calls = served.run(_leak, [(5,)] * 60, library=library)
         left = served.gone(library)
-        assert left.failure is not None
         assert left.failure.kind is FailureKind.DIED
         assert "file descriptors" in left.failure.message
         assert "it may have 128" in left.failure.tail
@@ -95,7 +91,6 @@ def test_call_that_fails_because_of_earlier_leaks_runs_elsewhere(served: FakeMan
     calls = served.run(_open_or_leak, [(False,)] * 3 + [(True,), (False,), (False,)])
     left = served.gone()
     served.until(lambda: {*served.ends(), *left.running, *left.unstarted} >= set(calls))
-    assert left.failure is not None
     assert "file descriptors" in left.failure.message
     assert all(end.ok for end in served.ends().values())
 
@@ -137,7 +132,6 @@ def test_a_loader_that_leaves_no_descriptor_says_so(served: FakeManager) -> None
 
     served.start(recipe(load))
     left = served.gone()
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.CONTEXT
     assert "Too many open files" in left.failure.message
 
@@ -155,17 +149,16 @@ def test_a_sibling_slot_is_not_disturbed_by_a_leak(served: FakeManager) -> None:
 # ---- the interpreter
 
 
-def _clear_modules() -> None:
-    sys.modules.clear()
+def _do(code: str) -> None:
+    exec(code)
 
 
 def test_a_call_that_empties_the_modules_costs_no_other(served: FakeManager) -> None:
     served.ready(recipe())
-    calls = served.run(_clear_modules, [()])
+    calls = served.run(_do, [("import sys; sys.modules.clear()",)])
     left = served.gone()
     assert served.results(calls) == [None]
     assert left.running == ()
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.DIED
     assert "sys.modules" in left.failure.message
     assert "removed or replaced sys.modules['sys']" in left.failure.tail
@@ -173,35 +166,24 @@ def test_a_call_that_empties_the_modules_costs_no_other(served: FakeManager) -> 
     assert served.results(served.run(len, [("four",)], library=2)) == [4]
 
 
-def _close_output() -> None:
-    os.close(1)
-    os.close(2)
-
-
-def _redirect_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _close_stdout() -> None:
-    sys.stdout.close()
-
-
-def _lose_stdout() -> None:
-    sys.stdout = None  # type: ignore[assignment]
-
-
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("harm", [_close_output, _redirect_output, _close_stdout, _lose_stdout])
-def test_output_that_a_call_closed_is_back_for_the_next(
-    served: FakeManager, harm: Callable[[], None], slots: int
-) -> None:
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "import os; os.close(1); os.close(2)",
+        "import os; os.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
+        "import sys; sys.stdout.close()",
+        "import sys; sys.stdout = None",
+    ],
+)
+def test_output_that_a_call_closed_is_back_for_the_next(served: FakeManager, harm: str, slots: int) -> None:
     def say() -> int:
         print("hello from the next call")
         return os.getpid()
 
     served.ready(recipe(slots=slots))
     before = served.results(served.run(_pid, [()]))
-    assert served.results(served.run(harm, [()])) == [None]
+    assert served.results(served.run(_do, [(harm,)])) == [None]
     (call,) = served.run(say, [()])
     assert served.results([call]) == before
     printed = served.ends()[call].printed
@@ -211,67 +193,29 @@ def test_output_that_a_call_closed_is_back_for_the_next(
         assert log.read(printed.end - printed.start) == b"hello from the next call\n"
 
 
-def _remove_builtin() -> None:
-    import builtins
-
-    del builtins.open  # type: ignore[attr-defined]
-
-
-def _spoil_builtin() -> None:
-    import builtins
-
-    builtins.open = None  # type: ignore[assignment]
-
-
-def _lower_files() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-
-def _lower_file_size() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-
-def _lower_recursion() -> None:
-    sys.setrecursionlimit(60)
-
-
-def _set_alarm() -> None:
-    signal.setitimer(signal.ITIMER_REAL, 600.0)
-
-
-def _ignore_children() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-
-
-def _block_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGCHLD})
-
-
-def _default_sigterm() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+LIMIT = "import resource; resource.setrlimit(resource.{0}, ({1}, resource.getrlimit(resource.{0})[1]))"
 
 
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (_remove_builtin, "removed open from builtins"),
-        (_spoil_builtin, "removed open from builtins"),
-        (_lower_files, "lowered RLIMIT_NOFILE"),
-        (_lower_file_size, ""),  # nothing can be written to the log any more
-        (_lower_recursion, "recursion limit"),
-        (_set_alarm, "left a timer"),
-        (_ignore_children, "SIGCHLD"),
-        (_block_signals, "blocked signals"),
-        (_default_sigterm, "SIGTERM"),
+        ("import builtins; del builtins.open", "removed open from builtins"),
+        ("import builtins; builtins.open = None", "removed open from builtins"),
+        (LIMIT.format("RLIMIT_NOFILE", 4), "lowered RLIMIT_NOFILE"),
+        (LIMIT.format("RLIMIT_FSIZE", 0), ""),  # nothing can be written to the log any more
+        ("import sys; sys.setrecursionlimit(60)", "recursion limit"),
+        ("import signal; signal.setitimer(signal.ITIMER_REAL, 600.0)", "left a timer"),
+        ("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "SIGCHLD"),
+        ("from signal import *; pthread_sigmask(SIG_BLOCK, {SIGALRM, SIGCHLD})", "blocked signals"),
+        ("import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)", "SIGTERM"),
     ],
 )
-def test_damage_ends_the_library_after_the_result(served: FakeManager, harm: Callable[[], None], said: str) -> None:
+def test_damage_ends_the_library_after_the_result(served: FakeManager, harm: str, said: str) -> None:
     served.ready(recipe())
-    calls = served.run(harm, [()])
+    calls = served.run(_do, [(harm,)])
     left = served.gone()
     assert served.results(calls) == [None]
     assert left.running == ()
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.DIED
     assert said in left.failure.tail
     assert "can run no more calls" in left.failure.message

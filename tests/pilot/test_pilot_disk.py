@@ -52,7 +52,6 @@ def blamed(manager: FakeManager, library: int = 1) -> str:
     """What was said of a library that could not be, for which the pilot takes the blame."""
     left = manager.gone(library)
     assert left.loading
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.PILOT
     return left.failure.message
 
@@ -105,7 +104,6 @@ def test_unused_objects_leave_a_disk_smaller_than_the_cache_bound(manager: FakeM
     manager.wait_for(LibraryReady, library=5)  # in place of the one that is left of those that nobody uses
     manager.start(recipe(length, ObjectPath(things[1].name), objects=(things[1],)), library=6)
     left = manager.gone(6)
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.PILOT
     assert "running libraries use 7.5 MB of it" in left.failure.message
     assert 0 < left.cache_lacks_bytes <= 2_500_000, "the manager ends an idle one for it"
@@ -150,7 +148,6 @@ def test_large_arguments_that_find_no_room_go_elsewhere(keyed: FakeManager, sand
     keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # as the manager does then
     left = keyed.gone()
     assert not left.loading
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.PILOT
 
 
@@ -165,7 +162,6 @@ def test_an_object_that_a_cache_of_this_size_never_holds(manager: FakeManager) -
 def test_a_loader_that_fails_for_itself_is_blamed(served: FakeManager) -> None:
     served.start(recipe(length, "/not/here"))
     left = served.gone()
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.CONTEXT
 
 
@@ -174,7 +170,6 @@ def test_a_log_that_cannot_be_opened_is_told(served: FakeManager) -> None:
     (folder / "lib-1.log").mkdir()
     served.start(recipe())
     left = served.gone()
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.PILOT
     assert "could not open its log" in left.failure.message
     assert left.failure.exit_code

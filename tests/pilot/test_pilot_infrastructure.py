@@ -342,7 +342,6 @@ def test_a_quota_is_the_users() -> None:
 
 # ---- devices: the exact texts
 
-
 ECC = """CUDA error: uncorrectable ECC error encountered
 CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
 For debugging consider passing CUDA_LAUNCH_BLOCKING=1
@@ -503,7 +502,6 @@ def test_a_library_whose_device_failed_ends_and_says_so(served: FakeManager, tmp
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.device) == (FailureKind.INFRASTRUCTURE, "cpu:0")
     assert "RuntimeError: CUDA error: uncorrectable ECC error encountered" in failure.message
-    assert left.failure is not None
     assert (left.failure.kind, left.running, left.loading) == (FailureKind.PILOT, (), False)
     assert "its device failed" in left.failure.message
     assert left.unstarted == (after,)
@@ -515,6 +513,5 @@ def test_library_ends_after_three_disk_failures_in_a_row(served: FakeManager) ->
     left = served.gone()
     failures = served.results(calls)
     assert [isinstance(each, Failure) for each in failures] == [True, False] * 3 + [True] * 3
-    assert left.failure is not None
     assert (left.failure.kind, left.running, left.unstarted) == (FailureKind.PILOT, (), ())
     assert "calls in it fail one after the other" in left.failure.message

@@ -28,7 +28,6 @@ from stoker.protocol.to_manager import DeviceFacts, DeviceFault
 
 # ---- test pilot probe
 
-
 DEVICE = PilotDevice(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
 
 
@@ -220,9 +219,6 @@ def test_a_real_gpu_is_sound() -> None:
             ProbeVerdict.SOUND,
             "",
         )
-
-
-# ---- test pilot cuda
 
 
 OUT_OF_MEMORY, NO_COMPILER, LAUNCH_FAILED = 2, 221, 719

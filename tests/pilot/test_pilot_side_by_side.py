@@ -240,7 +240,6 @@ def test_what_arguments_bring_counts_too(folder: Path, in_a_file: bool) -> None:
     assert queue.give_back(1) == [5]
     assert slots.end(0)
     third = slots.take(queue, 2)
-    assert third is not None
     assert third.spec.call == 3
     assert slots.take(queue, 0) is None  # the fourth, which clashes with the third
     assert slots.end(2)

@@ -43,7 +43,6 @@ from stoker.protocol.ids import DeviceId, LibraryId
 
 # ---- test pilot turn board
 
-
 WORKER = Path(__file__).with_name("turn_worker.py")
 GPU = (DeviceId("gpu:0"),)
 Span = tuple[str, float, float]
@@ -213,16 +212,6 @@ def test_two_holders_of_one_device_become_one(tmp_path: Path) -> None:
     assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_holder_that_dies_or_is_stopped_loses_its_turn(workers: Workers, how: signal.Signals) -> None:
-    lost = workers.start(1, iterations=1, step_s=30.0)
-    until(lambda: workers.holds(1))
-    lost.send_signal(how)
-    workers.start(2, iterations=5)
-    assert workers.running[1].wait(20) == 0
-    assert len(workers.spans(2)) == 5
-
-
 def test_a_holder_that_takes_much_longer_than_it_said_loses_its_turn(workers: Workers) -> None:
     LibraryTurns(workers.board, LibraryId(1), GPU).begin(step_s=0.02)  # and never ends it
     workers.start(2, iterations=3)
@@ -350,7 +339,6 @@ def test_library_taken_for_dead_joins_again_in_another_row(tmp_path: Path) -> No
     [mine] = board.rows()
     board.clear(mine)
     other = board.join(LibraryId(2), GPU)
-    assert other is not None
     assert other.number == mine.number
     other.state = TurnState.WAITS
     board.write(other)
@@ -380,7 +368,6 @@ def test_a_holder_without_a_forecast_is_lost_after_a_while(tmp_path: Path, monke
     monkeypatch.setattr(library_turns, "_LONGEST_WAIT_S", 0.2)
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     held = board.join(LibraryId(2), GPU)  # this process has its id, and knows nothing of its step
-    assert held is not None
     held.state, held.held_at = TurnState.HOLDS, time.monotonic() - 5.0
     board.write(held)
     turns.begin()
@@ -396,7 +383,6 @@ def test_next_library_is_woken_before_this_one_writes_its_work(tmp_path: Path) -
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
     waits = board.join(LibraryId(2), GPU)
-    assert waits is not None
     waits.state, waits.step_s = TurnState.WAITS, 1e-6
     board.write(waits)
     found = list[TurnState]()
@@ -425,7 +411,6 @@ def test_library_that_joins_as_a_lone_one_begins_waits_for_it(tmp_path: Path, mo
         """Just before the first library writes that it holds a turn, another one comes and takes it."""
         if len(board.rows()) == 1:
             other = board.join(LibraryId(2), GPU)
-            assert other is not None
             other.state, other.held_at, other.step_s = TurnState.HOLDS, time.monotonic(), 1e-6
             plain(board, other)
         plain(own, row)
@@ -434,9 +419,6 @@ def test_library_that_joins_as_a_lone_one_begins_waits_for_it(tmp_path: Path, mo
     turns.begin()  # it waits until the other is overdue
     assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
     turns.close()
-
-
-# ---- test pilot engine rows
 
 
 def generation(
@@ -475,7 +457,6 @@ def test_many_prompts_are_kept_within_the_row() -> None:
     data = packed(LibraryId(4), EngineWork(prompts=prompts))
     assert len(data) == WORK_BYTES
     found = unpacked(data)
-    assert found is not None
     assert found[1].prompts == [*prompts[: MOST_PROMPTS - 1], (100 - MOST_PROMPTS + 1, 99.0, 0.0)]
 
 
