@@ -198,7 +198,6 @@ def _agent(
 
 
 def _own_key(session: SessionFolder) -> Path | None:
-    """Make a key for a pilot that is started by hand, and return its file; the manager sees a separate block."""
     session.read()
     if session.is_carried or session.key_file("pilot").exists():
         return None

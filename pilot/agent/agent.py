@@ -109,7 +109,6 @@ class ManagerLink:
         self.outbox.acked(sequence)
 
     def _send(self, messages: list[Any], *, keep: bool) -> None:
-        """Send messages in one frame, or in several where the manager would refuse one so large. `keep`: number it."""
         frame = wire.encode(messages, sequence=self.outbox.sequence + 1) if keep else wire.encode(messages)
         if len(frame) > FRAME_BYTES and len(messages) > 1:
             half = len(messages) // 2
@@ -133,7 +132,7 @@ class ManagerLink:
             self.dealer.send(frame)
 
     def before(self) -> UnacknowledgedFacts:
-        """Return what unacknowledged frames say (see the module's text). Call `flush` first."""
+        """Return what unacknowledged frames say (see the module's text)."""
         return said_in(self.outbox.unacked())
 
     def away(self, now: float) -> ManagerAway:
@@ -265,7 +264,7 @@ class Agent:
     # ---- events
 
     def handle(self, event: Event) -> None:
-        """Pass an event to the core, and carry out its commands. Events that this causes are handled after it."""
+        """Pass an event to the core, and carry out its commands."""
         self._queue.handle(event)
 
     def hear(self, process: LibraryProcess, *, to_end: bool = False) -> None:

@@ -159,7 +159,6 @@ class Fetches:
                 fetching.bringing.stop()
 
     def _find_origin(self, fetching: _Fetching, order: FetchObject) -> None:
-        """Where an object comes from, as far as this pilot reaches it: its path, or the session's seed."""
         peers = self._agent.peers
         path, seed, why = order.object.source, peers.seed(), "there is none"
         origin = [ObjectSource(address=seed, label="the session's seed", origin=True)] if seed else []
@@ -172,7 +171,6 @@ class Fetches:
         self._agent.later(lambda: self._offer(fetching, order, origin, why=why))
 
     def _offer(self, fetching: _Fetching, order: FetchObject, origin: list[ObjectSource], *, why: str = "") -> None:
-        """Have the object brought from there, unless the core has ordered otherwise since."""
         ref = order.object
         if self._fetches.get(ref.name) is not fetching or fetching.order is not order:
             return

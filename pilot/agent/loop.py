@@ -127,7 +127,6 @@ class Loop:
     # ---- one turn
 
     def _wait(self) -> None:
-        """Wait until something comes or is due, and read it, but for frames of the manager."""
         agent, wires = self.agent, self.agent.wires
         has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._turned_at, False
         now = time.monotonic()
@@ -156,7 +155,6 @@ class Loop:
         self._has_frames, self._has_changes = has_frames, has_changes
 
     def _notice_stop(self, waited_s: float) -> None:
-        """Tell the core when this process was stopped. It must hear that before it looks at any limit."""
         now, before = time.monotonic(), self._turned_at
         self._turned_at = now
         stopped_s = now - before - waited_s

@@ -207,7 +207,6 @@ def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
 
 
 def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
-    """Have a folder in the cache: its files by second names, or copied where the cache is on another disk."""
     here = cache.find(ref.name)
     if here is None:
         with cache.claim(ref) as draft:
@@ -223,7 +222,7 @@ def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
 
 
 def is_snapshot_here(form: str) -> bool:
-    """True if the library will find a snapshot of this form. A form is a plain name, not a path."""
+    """True if the library will find a snapshot of this form."""
     return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
 
 
@@ -233,7 +232,7 @@ _SAID_S = 60.0  # how often a pilot says that it has the archive
 
 
 def hand_on_environment(agent: Agent, archive: str) -> None:
-    """Begin, in a thread. `archive` is `NAME=FILE`; empty if the environment did not travel."""
+    """Begin, in a thread."""
     name, _, path = archive.partition("=")
     if name:
         threading.Thread(target=_hand_on, args=(agent, name, path), name="environment", daemon=True).start()

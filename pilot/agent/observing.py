@@ -72,7 +72,7 @@ def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
 
 
 def ask_batch_system(environ: Mapping[str, str]) -> float:
-    """The same, asked of the batch system by its command. Takes up to ten seconds; NO_END when it does not say."""
+    """The same, asked of the batch system by its command."""
     job = environ.get("SLURM_JOB_ID", "")
     if job:
         if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # one of the ids is that of the whole array, too
@@ -91,7 +91,6 @@ def _ask_later(agent: Agent, environ: Mapping[str, str]) -> None:
 
 
 def _condor(file: str, now: float) -> float:
-    """Seconds until the job ends by its ad."""
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
         written = os.stat(file).st_mtime
@@ -256,7 +255,6 @@ def measure_devices(agent: Agent) -> None:
 
 
 def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
-    """The bytes of a device that each library uses; without the libraries that the driver does not report."""
     name = device.facts.device
     here = [number for number, library in agent.state.libraries.items() if name in library.devices]
     if not here and reading.taken_bytes >= 0:
@@ -287,7 +285,7 @@ def probe_command(options: PilotOptions) -> tuple[str, ...]:
 
 
 def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> frozenset[DeviceId]:
-    """The devices that are probed. CPU devices are only with a probe that was named."""
+    """The devices that are probed."""
     if not probe_command(options):
         return frozenset()
     return frozenset(
@@ -335,7 +333,7 @@ def report_drivers(agent: Agent) -> None:
 
 
 def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.ProbeVerdict, str]:
-    """Probe a device: the verdict, and the probe's last line. Takes up to a minute."""
+    """Probe a device: the verdict, and the probe's last line."""
     name = device.facts.device
     try:
         process = subprocess.Popen(

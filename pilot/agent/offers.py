@@ -45,7 +45,7 @@ class OfferScales:
         self._taken_up: dict[LibraryId, int] = {}  # requests that each engine had taken up when it was last looked at
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
-        """Return the work of the engines on the devices of an offered call. Answers whatever the board says."""
+        """Return the work of the engines on the devices of an offered call."""
         try:
             return self._weigh(order)
         except Exception:  # an offer that cannot be weighed is taken, as where nothing is known
@@ -86,7 +86,6 @@ class OfferScales:
     def _outlook(
         self, library: PilotLibrary, work: EngineWork, now: float, *, is_first: bool, but: RunCalls
     ) -> EngineOutlook | None:
-        """Return one engine's outlook; None if its step times are unknown."""
         cost = self._cost(library)
         if cost is None:
             return None
@@ -110,7 +109,6 @@ class OfferScales:
     # ---- the board
 
     def _read(self, library: PilotLibrary) -> list[tuple[TurnRow, EngineWork]]:
-        """Return the engines on a library's devices, each with its work: empty work if it cannot be read."""
         mine, libraries = set(library.devices), self._state.libraries
         for again in reversed(range(_READS)):
             data = self._path.read_bytes() if self._path.exists() else b""
@@ -163,7 +161,6 @@ class OfferScales:
                 del self._taken[library][:more]
 
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
-        """Calls that have ended or were refused count no more, nor do libraries that are gone."""
         libraries = self._state.libraries
         for notes in (self._taken, self._taken_up):
             for number in [number for number in notes if number not in libraries]:

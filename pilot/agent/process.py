@@ -199,7 +199,7 @@ class Wires:
         self._sources[number] = source
 
     def unwatch(self, source: Source) -> None:
-        """Do not wait for this one any more. To be called before its socket is closed."""
+        """Do not wait for this one any more."""
         number = source.fileno()
         if self._sources.get(number) is source:
             self._epoll.unregister(number)
@@ -258,7 +258,7 @@ class Zygotes:
         return iter(list(self._by_preload.values()))
 
     def forget(self, zygote: Zygote) -> None:
-        """Clean up after a zygote that has ended: kill it, and what its libraries left. Probes of devices continue."""
+        """Clean up after a zygote that has ended: kill it, and what its libraries left."""
         self._by_preload.pop(zygote.preload, None)
         zygote.destroy()
         processes.kill_strays({other.pid for other in self}, of_main=True)

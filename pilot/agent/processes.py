@@ -182,7 +182,6 @@ def _preloaded(zygote: Zygote, message: Preloaded) -> None:
 def _ended(
     agent: Agent, number: LibraryId, *, signal: int = 0, exit_code: int = 0, cause: str = "", ours: bool = False
 ) -> None:
-    """Report that a library's process has ended, or could not be made. `ours`: this pilot lacks something."""
     process = agent.processes.get(number)
     if process is None:
         return

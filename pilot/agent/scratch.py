@@ -60,7 +60,7 @@ class Scratch:
             locks.take(self._lock)
 
     def fault(self) -> str:
-        """How the folder was damaged; empty if it was not. A batch system may clear it under a living pilot."""
+        """How the folder was damaged; empty if it was not."""
         try:
             same = _identity(self.path) == self._is
         except OSError as error:

@@ -90,7 +90,6 @@ class Bringing:
             raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
 
     def _have(self, draft: Path) -> str:
-        """Have it from its origin without copying it: how it looks then, or empty."""
         with self._lock:
             paths = [source.path for source in self._offer[0] if source.path]
         for path in map(Path, paths):

@@ -135,7 +135,7 @@ class ObjectCache:
             return b""
 
     def keep_manifest(self, name: str, data: bytes) -> None:
-        """Keep the manifest of an object that is here. A full disk keeps none."""
+        """Keep the manifest of an object that is here."""
         with suppress(OSError):
             write_small(self._manifests / file_name(name), data)
 
@@ -232,7 +232,6 @@ class ObjectCache:
         return shutil.disk_usage(self.folder).free
 
     def _by_use(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes that removing each object would free: unused objects, least recently used first, and used ones."""
         unused: dict[str, int] = {}
         used: dict[str, int] = {}
         for entry in sorted(self._entries.read_all(), key=lambda each: each.used_at):
@@ -276,7 +275,6 @@ class ObjectCache:
             os.close(descriptor)
 
     def _lookup(self, place: Path, entry: Path) -> Pin | None:
-        """A pin if the object is here and looks as it did when it came; a damaged one goes."""
         try:
             descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -331,14 +329,14 @@ def snapshot_folder_beside(cache: ObjectCache) -> Path:
 
 
 def note_snapshot(cache: ObjectCache, snapshot: Path, *, name: str) -> None:
-    """The cache has this snapshot as an object of this name. One that lies elsewhere is not ours to remove."""
+    """The cache has this snapshot as an object of this name."""
     if snapshot.parent == snapshot_folder_beside(cache):
         with suppress(OSError):
             snapshot.with_name(snapshot.name + _MARK).write_text(name)
 
 
 def tidy_snapshots(cache: ObjectCache) -> None:
-    """Remove snapshots whose objects the cache has let go. A library that has loaded one keeps what it has mapped."""
+    """Remove snapshots whose objects the cache has let go."""
     here = cache.sizes()
     for mark in snapshot_folder_beside(cache).glob(f"*{_MARK}"):
         with suppress(OSError):

@@ -78,7 +78,7 @@ class DeviceHealth:
         return self.fault != before
 
     def silent(self, reason: str) -> bool:
-        """Its driver does not answer, for this reason; empty: it answers. Whether the fault has changed."""
+        """Its driver does not answer, for this reason; empty: it answers."""
         before = self.fault
         self.known |= bool(reason)
         self._silence = reason

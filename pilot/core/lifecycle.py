@@ -43,7 +43,7 @@ def move_to(library: PilotLibrary, stage: Stage) -> None:
 def kill_library(
     state: CoreState, library: PilotLibrary, *, cause: Failure | None = None, printed: bool = False
 ) -> None:
-    """End a library's process now. Its end is told when that has happened."""
+    """End a library's process now."""
     if cause is not None:
         blame(library, cause, printed=printed)
     library.told_to_end = library.is_killed = True
@@ -89,7 +89,6 @@ def finish_library(state: CoreState, library: PilotLibrary, ending: ProcessEnded
 
 
 def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running: list[CallId]) -> Failure | None:
-    """Why a library has ended; None if it ended as it should."""
     printed = ending.printed if len(running) == 1 else None
     tail = ending.tail if printed is not None or not running else ""
     if library.cause is not None:
@@ -236,7 +235,7 @@ def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss
 
 
 def drain(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
-    """Begin to leave: running calls may finish within this time, others are given back. `loss`: as in `leave`."""
+    """Begin to leave: running calls may finish within this time, others are given back."""
     leave(state, reason, within_s=within_s, code=code, loss=loss)
     for number in list(state.libraries):
         stop_library(state, number, drain=within_s > 0, reason=reason)
@@ -267,7 +266,6 @@ def has_left(state: CoreState, *, serves_peers: bool) -> bool:
 
 
 def _hands_on(state: CoreState, *, serves_peers: bool) -> bool:
-    """Whether a pilot that has nothing else to do had better stay a little: others are getting objects from it."""
     if state.now < state.hands_on_until:
         return True
     if not serves_peers:

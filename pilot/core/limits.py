@@ -181,7 +181,6 @@ def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
 
 
 def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
-    """Reserve what a library uses: less where the reservation was a guess, more where it has grown."""
     number, ledger = library.number, state.ledger
     uses, held = library.device_bytes, ledger.held(number)
     wanted = held
@@ -205,7 +204,6 @@ def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
 def _harms(
     state: CoreState, library: PilotLibrary, sizes: Mapping[DeviceId, int], taken: Mapping[DeviceId, int]
 ) -> DeviceId | None:
-    """The device on which a library takes far more than it declares from others; None if there is none."""
     declared = library.recipe.needs.device_memory_bytes
     if not declared:
         return None

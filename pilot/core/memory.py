@@ -58,7 +58,7 @@ def met_claims(state: CoreState) -> list[tuple[PilotLibrary, int]]:
 
 
 def withdraw_claim(state: CoreState, library: PilotLibrary) -> None:
-    """A library claims nothing any more. No-op if it did not."""
+    """A library claims nothing any more."""
     state.claims.pop(library.number, None)
 
 

@@ -108,7 +108,7 @@ def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
 
 
 def source_failed(state: CoreState, name: str, reason: str, peer: PilotId) -> None:
-    """Report a source that failed. The manager names others, or says that there are none."""
+    """Report a source that failed."""
     found = state.wants.get(name)
     if found is None:
         return
@@ -129,7 +129,7 @@ def give_up_object(state: CoreState, name: str) -> Want | None:
 
 
 def forget_wants(state: CoreState, library: PilotLibrary) -> None:
-    """A library waits for no objects any more. A fetch that has begun goes on: another library may need the object."""
+    """A library waits for no objects any more."""
     for name, found in list(state.wants.items()):
         found.libraries.pop(library.number, None)
         if not found.is_begun and not found.libraries:
@@ -151,7 +151,6 @@ def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
 
 
 def _begin(state: CoreState, found: Want) -> None:
-    """Fetch an object whose sources the manager named unasked and that the cache turned out to lack."""
     found.is_begun = True
     state.out.append(Expect(found.ref.name))
     if found.order is not None and (found.order.origin or found.order.peers):

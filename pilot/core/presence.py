@@ -134,7 +134,7 @@ def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
 
 
 def walltime_known(state: CoreState, left_s: float) -> None:
-    """The batch system says when the job ends. The manager hears of it where its hello said another time."""
+    """The batch system says when the job ends."""
     before = state.ends_at
     if abs(before - (state.now + left_s)) <= _SAME_S:
         return

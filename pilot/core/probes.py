@@ -79,7 +79,6 @@ def driver_said(state: CoreState, event: DriverSaid) -> None:
 
 
 def _watched(state: CoreState, device: DeviceId) -> DeviceTurn:
-    """The turn of a device; one that has none is watched from now on, and not probed."""
     turn = state.turns.get(device)
     if turn is None:
         turn = state.turns[device] = DeviceTurn()

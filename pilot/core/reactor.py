@@ -322,7 +322,7 @@ def on_welcome(state: CoreState, message: to_pilot.PilotWelcome) -> None:
 
 
 def on_library_messages(state: CoreState, event: events.FromLibrary) -> None:
-    """A library has said something. Whatever goes wrong with that is the end of this library, never of the pilot."""
+    """A library has said something."""
     library = state.libraries.get(event.library)
     if library is None:
         return

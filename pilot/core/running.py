@@ -143,7 +143,7 @@ def give_back(library: PilotLibrary, *, count: int = 0, calls: tuple[CallId, ...
 
 
 def call_evicted(state: CoreState, library: PilotLibrary, progress: CallProgress) -> None:
-    """Handle the end of a call that stopped as it was told. It counts as served, as in the library."""
+    """Handle the end of a call that stopped as it was told."""
     stop = library.stopping.get(progress.call)
     if not drop_ended(library, [progress.call]):
         return
@@ -240,7 +240,6 @@ def results_handed_in(state: CoreState, event: HandedIn) -> None:
 
 
 def _bring(state: CoreState, library: PilotLibrary, order: RunCalls) -> bool:
-    """Whether arguments of these calls have to be brought first. The order then waits in its library."""
     wanted = [
         (spec.call, spec.payload)
         for spec in order.calls

@@ -40,7 +40,7 @@ def _key(state: CoreState, library: PilotLibrary) -> tuple[str, str]:
 
 
 def start_library(state: CoreState, message: StartLibrary) -> None:
-    """Start a library, or say why that can never be. It waits for memory when its files are here, not before."""
+    """Start a library, or say why that can never be."""
     number = message.library
     state.last_library = max(state.last_library, number)
     if number in state.libraries or number in state.gone:
@@ -140,7 +140,7 @@ def object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
 
 
 def objects_lacking(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
-    """Objects that a library waits for will not come. It loads without snapshots, and not without its files."""
+    """Objects that a library waits for will not come."""
     if library.awaits_forms:
         state.log(f"lib-{library.number} loads without a snapshot: {lack.reason}")
         _without_forms(state, library)
@@ -174,7 +174,6 @@ def refuse_start(state: CoreState, library: PilotLibrary, what: str) -> None:
 
 
 def _have_forms(state: CoreState, library: PilotLibrary) -> None:
-    """Have snapshots of its context brought, as far as they are worth the wait; then it starts."""
     library.awaits_forms = True
     if not library.forms:
         _start(state, library)

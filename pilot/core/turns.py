@@ -203,7 +203,6 @@ class _Player:
             self.tpot_s = min(self.tpot_s, prompt.tpot_s) if self.tpot_s else prompt.tpot_s
 
     def final_decode_s(self) -> float:
-        """What a step that writes takes once all its prompts are read; 0 where there are neither."""
         if not self.prompts:
             return self.decode_s
         rows = self.rows + len(self.prompts)

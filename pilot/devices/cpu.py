@@ -118,7 +118,6 @@ def _slurm_memory(environ: Mapping[str, str]) -> float:
 
 
 def _condor(environ: Mapping[str, str], name: str) -> float:
-    """Cores (`Cpus`) or memory in MiB (`Memory`) in the ad of HTCondor's slot; 0 outside of HTCondor."""
     try:
         ad = Path(environ["_CONDOR_MACHINE_AD"]).read_text(errors="replace")
     except (KeyError, OSError):

@@ -316,7 +316,6 @@ def _memory_bytes(nvml: Any, handle: Any) -> int:
 
 
 def _most_processes(nvml: Any, unit: _Unit) -> int:
-    """How many processes may use a GPU at once by its compute mode; 0 = any number. Raises _Unusable."""
     try:
         mode = nvml.nvmlDeviceGetComputeMode(unit.whole)
     except nvml.NVMLError:

@@ -92,7 +92,7 @@ class OomKills:
         self._noticed_at = -FRESH_S
 
     def note_kills(self) -> None:
-        """Notice kills that were counted since the last look. To be called again and again."""
+        """Notice kills that were counted since the last look."""
         count = self._counted()
         if count > self._count:
             self._noticed_at = self._clock()
@@ -113,7 +113,6 @@ class OomKills:
         return _value(self._root / "proc/vmstat", "oom_kill")
 
     def _levels(self) -> Iterator[tuple[int, int, int]]:
-        """Each limit with the memory in use below it and its shared memory, in bytes, without caches."""
         info = self._root / "proc/meminfo"
         total, shared = _value(info, "MemTotal:") * 1024, _value(info, "Shmem:") * 1024
         if total:
@@ -221,7 +220,6 @@ class Health:
             return True
 
     def _lost(self) -> str:
-        """That it no longer answers: every GPU that works can tell its memory, or says that it cannot."""
         nvml = self._nvml
         try:
             nvml.nvmlDeviceGetMemoryInfo(self._handle)
@@ -294,7 +292,7 @@ class Monitor:
         return fault
 
     def hangs(self, now: float) -> str:
-        """The message about a driver that has not answered for too long; empty while it answers. `now`: monotonic."""
+        """The message about a driver that has not answered for too long; empty while it answers."""
         asked_at = self._asked_at
         if asked_at is None or now - asked_at < self._limit_s:
             return ""

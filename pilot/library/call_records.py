@@ -129,7 +129,6 @@ class LogTail:
         return Printed(path=self._path, start=start, end=size)
 
     def _size(self) -> int:
-        """How long the log is; 0 if a call has closed it, or has put another file in its place."""
         try:
             facts = os.fstat(1)
         except OSError:
@@ -176,7 +175,7 @@ def kept_of(folder: str | os.PathLike[str], slot: int) -> str:
 
 
 def recover(log: str, kept: str) -> None:
-    """Write into the log what a call of a dead process has printed. A disk that takes no writes loses it."""
+    """Write into the log what a call of a dead process has printed."""
     try:
         with open(kept, "r+b", buffering=0) as file, open(log, "ab", buffering=0) as target:
             _move(file.fileno(), target.fileno(), log)
@@ -223,7 +222,7 @@ class _LogFile(io.FileIO):
 
 
 def stream_to(descriptor: int) -> io.TextIOWrapper:
-    """A stream to the log. A library that is killed leaves its last lines; odd characters never fail a call."""
+    """A stream to the log."""
     file = io.BufferedWriter(_LogFile(descriptor, "wb", closefd=False))
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
@@ -256,7 +255,6 @@ class _Router(io.TextIOBase):
 
 
 def _has_length(file: int, length: int) -> bool:
-    """True if an open file has this length."""
     try:
         return os.lseek(file, 0, os.SEEK_END) == length
     except OSError:  # a call has closed it, or has put a pipe in its place

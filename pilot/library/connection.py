@@ -123,7 +123,6 @@ class FrameReader:
         return self._view[first : self._start]
 
     def _make_room(self, frame_bytes: int) -> None:
-        """Grow the buffer for a frame, with the bytes that came: a length alone takes no memory."""
         if self._start + frame_bytes <= len(self._buffer):
             return
         here = self._end - self._start
@@ -176,7 +175,7 @@ class LibraryOutbox:
         self.ends.append(outcome)
 
     def send_waiting(self) -> None:
-        """Send the waiting ends and progress. After this, the sends of other threads are finished too."""
+        """Send the waiting ends and progress."""
         with self._sending:
             ends, out = self.ends, []
             while ends:

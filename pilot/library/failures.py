@@ -111,7 +111,6 @@ def _own_bytes(file: str, device: int) -> int:
 
 
 def _files_of(trace: TracebackType | None) -> list[str]:
-    """The files that the innermost function holds which holds any. The search ends at the user's innermost function."""
     frames = []
     while trace is not None:
         frames.append(trace.tb_frame)
@@ -126,7 +125,6 @@ def _files_of(trace: TracebackType | None) -> list[str]:
 
 
 def _path_of(value: object) -> str:
-    """The path that a variable holds, or the path of the open file in it; empty for anything else."""
     try:
         is_file = type(value) in _OPENED
         name = value.name if is_file else value  # type: ignore[attr-defined]

@@ -53,7 +53,7 @@ class Function:
         self._replaced = 0  # how often modules had been replaced when it was opened
 
     def versions(self) -> Mapping[str, str]:
-        """The versions of the modules that it brings, by name. First asked for before it is opened."""
+        """The versions of the modules that it brings, by name."""
         if self._versions is None:
             self._versions = versions_carried(self._blob)
         return self._versions
@@ -179,7 +179,6 @@ class Packer:
         return args, kwargs
 
     def _tell(self, error: BaseException, what_was: str) -> None:
-        """Note on an exception that it was raised by unpickling."""
         what, pilot = what_was.rpartition(" ")[0], self._settings.pilot
         if isinstance(error, ImportError):
             text = (
@@ -229,7 +228,6 @@ class Packer:
             return payloads.dump_exception(SerializationError(f"{type(error).__name__} of {len(data)} bytes was lost"))
 
     def _store(self, call: int, parts: list[Any]) -> ObjectRef:
-        """Write a large result to a file of the session. Raises TransferError if the disk refuses it."""
         size = sum(map(len, parts))
         name = f"result-{call:x}-{uuid.uuid4().hex[:12]}"
         path = Path(self._settings.objects) / name
@@ -247,7 +245,6 @@ class Packer:
 
 
 def _map(path: str) -> memoryview:
-    """Map a file's bytes into memory. Writes change the mapping alone, and pages are read on first use."""
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(bytearray())
@@ -283,7 +280,6 @@ class SideBySide:
         self._is_one_folder = True
 
     def _folder_of(self, work: RunnableCall) -> str:
-        """The folder and umask of a call; of one in its slot's own folder a text that no other call has."""
         folder, home = work.run.options.folder, work.run.options.home
         if home is not None and not folder and home not in self._seen:
             self._seen[home] = is_seen_here(home)
@@ -311,7 +307,6 @@ class SideBySide:
         return waits
 
     def _wanted(self, work: RunnableCall) -> _Versions:
-        """The module versions that a call needs: its arguments override its function and its context."""
         if self._of_next is not None and self._of_next[0] is work:
             return self._of_next[1]
         versions = self._of_function(work.function)

@@ -51,7 +51,7 @@ class LibraryTurns:
 
     @property
     def shared(self) -> bool:
-        """True if another library on the board has one of its devices too. Computed when libraries join or leave."""
+        """True if another library on the board has one of its devices too."""
         return self._present_row() is not None and self._shared
 
     def begin(
@@ -77,7 +77,7 @@ class LibraryTurns:
                 self._take_lost_turns(row)
 
     def end(self) -> None:
-        """The library wants no further iteration for now. No-op if it holds no turn."""
+        """The library wants no further iteration for now."""
         row = self._present_row() if self._row is not None else None
         if row is None or row.state is TurnState.IDLE:
             return
@@ -116,7 +116,6 @@ class LibraryTurns:
     # ---- the board
 
     def _present_row(self) -> TurnRow | None:
-        """Return this engine's row on the board; None if there is no room for it."""
         if not self._joined:
             self._join()
         row, changes = self._row, self._board.changes
@@ -168,7 +167,6 @@ class LibraryTurns:
         return True
 
     def _hands_on(self, row: TurnRow, now: float) -> bool:
-        """Ask for the next turn, and give the devices to the library whose turn it is."""
         if now > self._swept_at + _SWEEP_S:
             self._swept_at = now
             self._sweep()
@@ -201,7 +199,6 @@ class LibraryTurns:
         return row.state is TurnState.HOLDS
 
     def _take_lost_turns(self, row: TurnRow) -> None:
-        """After a wait without a wake-up: hand lost turns on, and ask again if others took this library for lost."""
         now, rows = time.monotonic(), self._board.rows()
         if row.state is not TurnState.IDLE and not _next(rows) and not any(_is_lost(other, now) for other in rows):
             return
@@ -248,7 +245,6 @@ class LibraryTurns:
 
 
 def _next(rows: Iterable[TurnRow], asks: TurnRow | None = None) -> list[int]:
-    """Return the rows that get turns: of the waiting ones, and of a row that `asks` in addition."""
     waiting, busy = list[TurnRequest](), set[DeviceId]()
     for row in rows:
         if row.state is TurnState.WAITS:
@@ -288,7 +284,6 @@ def _is_gone(pid: int) -> bool:
 
 
 def _process_state(pid: int) -> str:
-    """The letter that Linux gives a process's state (proc(5)); empty if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -152,7 +152,6 @@ def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> No
 
 
 def _make_way(server: LibraryServer, not_before: float) -> None:
-    """End an old library before a module is replaced by another version, so that a fresh process imports it."""
     if time.monotonic() > not_before:
         server.leave(
             LibraryFault(
@@ -264,7 +263,6 @@ def _read_settings(sock: socket.socket) -> Settings:
 
 
 def _read_exactly(sock: socket.socket) -> bytes:
-    """One frame, and not a byte more. Ends the process if the agent is gone."""
     return _exactly(sock, connection.length_of(_exactly(sock, connection.HEAD_BYTES)))
 
 

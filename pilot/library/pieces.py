@@ -194,7 +194,7 @@ class PieceGathering:
         self._sender: threading.Thread | None = None
 
     def add(self, pieces: Yielded, *, at_once: bool) -> None:
-        """Take the next pieces of a run. `at_once`: send them, and everything that waits, now."""
+        """Take the next pieces of a run."""
         with self._came:
             before = self._waiting.get(pieces.run)
             if before is None:

@@ -84,7 +84,7 @@ class ProcessGuard:
             self._restore_outputs()
 
     def check(self, now: float) -> LibraryFault | None:
-        """Restore, and return what damage there is. Only while no call runs."""
+        """Restore, and return what damage there is."""
         self.restore()
         self._restore_outputs()
         self._restore_streams()

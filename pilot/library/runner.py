@@ -221,7 +221,6 @@ class Runner:
     # ---- functions that yield
 
     def _result_of(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
-        """Return the value of a coroutine; None for a result sent in pieces; the list of a generator's values."""
         if type(result) is CoroutineType:  # an `async def` function
             result = run(in_event_loop, result, self.stop)
         if not work.run.options.stream:
@@ -269,7 +268,6 @@ class Runner:
         return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 
     def _leave_if_damaged(self) -> None:
-        """End the library if the pilot or an earlier call may have made this call fail; the call runs elsewhere."""
         if self._ground.is_gone:
             os._exit(infrastructure.FOLDER_GONE)  # the agent has every call of this library run elsewhere
         if self._guard is not None and self._leave is not None and self._guard.unchecked > 1:

@@ -87,7 +87,7 @@ class LibraryServer:
         self._faults = 0  # calls in a row that failed of the infrastructure
 
     def serve(self, runner: Runner, *, idle: Callable[[], None]) -> None:
-        """Run calls in this thread. `idle` is called whenever there is nothing to run."""
+        """Run calls in this thread."""
         self._runners = [runner]
         self.lane.read = self._read_for_call
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
@@ -214,7 +214,6 @@ class LibraryServer:
         runner.taken = NO_CALL
 
     def _leave_if_failing(self, failure: Failure | None, own: Runner) -> None:
-        """End the library if its device has failed, or after three failures by its node in a row."""
         if failure is None or failure.kind is not FailureKind.INFRASTRUCTURE:
             self._faults = 0
             return
@@ -228,7 +227,6 @@ class LibraryServer:
                     self.leave(LibraryFault(infrastructure.NODE_FAILED, what))
 
     def _clean(self, runner: Runner) -> None:
-        """Clear away what a call has left, once its end is sent."""
         self.outbox.send_waiting()
         fault = runner.clean()
         if fault is not None:
@@ -238,7 +236,6 @@ class LibraryServer:
                     self.leave(fault)
 
     def _leave_if_unfit(self, own: Runner) -> None:
-        """End the library if calls have left it unfit for more."""
         guard = self._guard
         if guard.unchecked:
             with self._handling:
@@ -266,7 +263,6 @@ class LibraryServer:
         self.outbox.send([message])
 
     def _lost(self, error: OSError, untold: list[int]) -> NoReturn:
-        """End after the socket was lost: running calls and those with `untold` ends are suspects if one closed it."""
         if error.errno not in (errno.EBADF, errno.ENOTSOCK):
             os._exit(1)
         if self._runners:
@@ -360,7 +356,6 @@ class LibraryServer:
             add(spec.call, RunnableCall(spec, message, function))
 
     def _resize(self) -> None:
-        """Tell the context, if it can be told, how much memory of each device it may hold. Between calls, in order."""
         while self._resizes:
             size = self._resizes.popleft()
             if self._resizer is not None:

@@ -129,7 +129,7 @@ class TurnBoard:
 
     @property
     def changes(self) -> int:
-        """How often a library has come or gone. Costs no system call."""
+        """How often a library has come or gone."""
         found: int = _HEADER.unpack_from(self._memory, 0)[0]
         return found
 
@@ -154,7 +154,7 @@ class TurnBoard:
         return _read_row(number, self._memory)
 
     def write(self, row: TurnRow) -> None:
-        """Write what a row wants. Who it is stands there since it joined."""
+        """Write what a row wants."""
         _WANTS.pack_into(
             self._memory, _place(row.number) + _WANTS_AT, row.state, row.due_at, row.since, row.step_s, row.held_at
         )
@@ -185,7 +185,7 @@ class TurnBoard:
         return here is not None and here.is_of(row)
 
     def clear(self, row: TurnRow) -> None:
-        """Free a row; under the lock. No-op if it is another's by now."""
+        """Free a row; under the lock."""
         if self.has(row):
             self._memory[_place(row.number) : _place(row.number + 1)] = bytes(_ROW.size)
             _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)

@@ -32,11 +32,7 @@ class ScratchGuard:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._is = _identity(folder)
-        self._pin(folder)
-
-    def _pin(self, folder: str) -> None:
-        """Keep it open, so that its inode's number is not given to a folder that is made in its place."""
-        with suppress(OSError):
+        with suppress(OSError):  # while it is open, its inode's number is not given to a folder made in its place
             os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @property

@@ -218,7 +218,6 @@ def _size(folder: Path) -> int:
 
 
 def _lock(descriptor: int, how: int) -> None:
-    """Lock a file; without a lock on a file system that has none, where environments are never removed."""
     try:
         fcntl.flock(descriptor, how)
     except OSError as error:

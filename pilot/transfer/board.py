@@ -139,7 +139,6 @@ class ObjectCopy:
             os.close(file)
 
     def _is_hole(self, part: Slice) -> bool:
-        """Whether nothing was ever written at the beginning of a part. A file system that cannot tell says no."""
         with self._open(part.entry, os.O_RDONLY) as file:
             try:
                 return os.lseek(file, part.offset, os.SEEK_DATA) >= part.offset + part.size_bytes

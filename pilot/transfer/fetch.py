@@ -127,7 +127,6 @@ class SourceReader:
             channel.close()
 
     def _open(self, channel: wire.Channel) -> ObjectCopy | None:
-        """Ask for the object until it is there, and for the manifest if it is still unknown."""
         board, busy_until = self._board, time.monotonic() + _BUSY_S
         while not self._done:
             channel.send({"op": "open", "object": board.name, "manifest": board.copy is None and not board.told})
@@ -193,7 +192,6 @@ class SourceReader:
         self._useful += 1
 
     def _read_path(self) -> None:
-        """Copy from a path that this host sees, piece by piece, the pieces that no other source has."""
         board = self._board
         copy = board.copy
         if copy is None:
@@ -217,7 +215,6 @@ class SourceReader:
 
 
 def _body(channel: wire.Channel, header: dict[str, Any], field: str, *, most: int) -> memoryview:
-    """The part of a message's body that `field` of its header counts (without a name: no body is allowed)."""
     size = header.get(field, 0) if field else header["body"]
     if type(size) is not int or not 0 <= size <= most:
         raise wire.PeerError(f"it announced {size} bytes where at most {most} make sense")

@@ -115,7 +115,6 @@ class _Meeting:
         self.alone = {address.rpartition(":")[0].strip("[]") for address, one in self.here.items() if one.alone}
 
     def choose(self, address: str, one: _One, *, count: int, chance: random.Random) -> None:
-        """Name others to a pilot until it has enough: first the ones that were named to the fewest."""
         for source in [x for x in one.sources if x in one.lost or x not in self.here or not count]:
             del one.sources[source]
             self._unname(source)

@@ -105,7 +105,6 @@ class Seed:
 
 
 def _receive(channel: wire.Channel, into: Path, size: int) -> str:
-    """Write the next bytes of a connection to a new file; returns their digest. Raises OSError, PeerError."""
     whole = hashlib.sha256()
     buffer = memoryview(bytearray(_CHUNK))
     with os.fdopen(os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
@@ -153,7 +152,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tell_address(session: SessionFolder, address: str) -> str:
-    """Write where the seed listens. Returns why that cannot be, or nothing."""
     file = session.path / SEED_FILE
     try:
         write_whole(file, address.encode())
@@ -167,7 +165,6 @@ def _is_over(session: SessionFolder) -> bool:
 
 
 def _listen(session: SessionFolder) -> ObjectServer:
-    """Listen at the manager's host, and at the port of an earlier seed of the session if possible."""
     seed = Seed(session.objects)
     key = read_key(session.key_file("transfer"))
     host, _ = split_address(session.read().address.removeprefix("tcp://"))

@@ -304,7 +304,6 @@ class _Lending:
                 return request
 
     def _answer_open(self, wants_manifest: bool) -> None:
-        """The manifest if it is wanted, which pieces are here, and the object itself if it is one piece."""
         copy = self._copy
         whole = copy.complete
         manifest = copy.data if wants_manifest else b""

@@ -40,7 +40,6 @@ def is_tracker(pid: int) -> bool:
 
 
 def _command_line(pid: int) -> bytes:
-    """The beginning of a process's command line. Waits for it if the process has just begun its program."""
     until = time.monotonic() + _BEGINS_S
     while True:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -94,7 +93,7 @@ def adopt_orphans() -> None:
 
 
 def children(pid: int, *, of_main: bool = False) -> list[int]:
-    """Return the direct children of a process. `of_main`: those that its main thread has made or adopted."""
+    """Return the direct children of a process."""
     found: list[int] = []
     try:
         tasks = [str(pid)] if of_main else os.listdir(f"/proc/{pid}/task")
@@ -169,7 +168,7 @@ def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> Non
 
 
 def reap(pid: int) -> tuple[int, int, int] | None:
-    """Take a child's end if it has ended: pid, wait status, and its peak memory in bytes. `pid` -1 = any child."""
+    """Take a child's end if it has ended: pid, wait status, and its peak memory in bytes."""
     try:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
     except ChildProcessError:
@@ -184,7 +183,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and its descendants. Pages that they share count once for each."""
+    """Resident memory of a process and its descendants."""
     total = 0
     for one in tree(pid):
         try:
@@ -221,7 +220,7 @@ class MemoryLimit:
         self._measured_at = -math.inf
 
     def excess(self, pid: int, limit_bytes: int, *, now: float) -> int:
-        """Bytes that a library really takes, if that is more than its limit; else 0. `now`: a clock in seconds."""
+        """Bytes that a library really takes, if that is more than its limit; else 0."""
         resident = resident_bytes(pid)
         if resident <= limit_bytes:
             return 0
