@@ -19,6 +19,7 @@ from typing import assert_never
 from stoker.log_files import OUTPUT_BYTES, drop_middle
 from stoker.pilot.agent import objects, observing, processes
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.observing import check_job
 from stoker.pilot.cache import store
 from stoker.pilot.core import commands, events, limits, presence
 from stoker.pilot.zygote.client import Zygote
@@ -79,7 +80,7 @@ class Loop:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         agent.carry_out = functools.partial(carry_out, agent)
-        agent.check_standing = functools.partial(observing.check_job, agent)
+        agent.check_standing = functools.partial(check_job, agent)
         self._logs = LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
         """Signals that the core does not know yet, and whether each is a repeated one."""
@@ -189,7 +190,7 @@ class Loop:
                 agent.zygotes.forget(zygote)
         if now >= min(self._tick_at, presence.tick_at(state)):
             self._tick_at = now + (_LEAVING_TICK_S if state.leaving else _TICK_S)
-            observing.check_job(agent)
+            check_job(agent)
             observing.report_drivers(agent)
             agent.handle(events.Tick(serves_peers=agent.peers.is_serving))
 

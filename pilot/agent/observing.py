@@ -29,9 +29,9 @@ from pathlib import Path
 from stoker.pilot.agent.agent import Agent, PilotOptions
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.core import events, limits, probes
-from stoker.pilot.core.events import Unfit, WalltimeKnown
+from stoker.pilot.core.events import Unfit
 from stoker.pilot.core.presence import FIRST_LINE_S
-from stoker.pilot.core.state import PilotLibrary, Stage
+from stoker.pilot.core.state import Stage
 from stoker.pilot.devices import PilotDevice, visible
 from stoker.pilot.devices import monitor as devices_monitor
 from stoker.pilot.devices.monitor import Reading
@@ -52,14 +52,20 @@ _COMMAND_LIMIT_S = 10.0
 
 def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
     """Tell when the job ends, and ask the batch system where its variables do not say."""
+
+    def ask() -> None:
+        left_s, asked_at = ask_batch_system(environ), time.monotonic()
+        if left_s != NO_END:
+            agent.later(lambda: agent.handle(events.WalltimeKnown(asked_at + left_s - time.monotonic())))
+
     left_s = walltime_in_variables(environ, now=time.time())
-    if left_s != NO_END:
-        agent.handle(WalltimeKnown(left_s))
-        return
     given_s = agent.options.walltime_s or _number(environ.get("PBS_WALLTIME", ""))
+    if left_s != NO_END:
+        agent.handle(events.WalltimeKnown(left_s))
+        return
     if given_s:
-        agent.handle(WalltimeKnown(given_s))
-    threading.Thread(target=_ask_later, args=(agent, environ), name="walltime", daemon=True).start()
+        agent.handle(events.WalltimeKnown(given_s))
+    threading.Thread(target=ask, name="walltime", daemon=True).start()
 
 
 def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
@@ -80,14 +86,9 @@ def ask_batch_system(environ: Mapping[str, str]) -> float:
         return _until(_run(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0])
     job = environ.get("LSB_JOBID", "")
     if job:
-        return _hours_and_minutes(_run(["bjobs", "-noheader", "-o", "time_left", job]))
+        found = re.match(r"\s*(\d+):(\d+)", _run(["bjobs", "-noheader", "-o", "time_left", job]))  # hours and minutes
+        return 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else NO_END
     return NO_END
-
-
-def _ask_later(agent: Agent, environ: Mapping[str, str]) -> None:
-    left_s, asked_at = ask_batch_system(environ), time.monotonic()
-    if left_s != NO_END:
-        agent.later(lambda: agent.handle(WalltimeKnown(asked_at + left_s - time.monotonic())))
 
 
 def _condor(file: str, now: float) -> float:
@@ -111,11 +112,6 @@ def _until(text: str) -> float:
         return max(0.0, datetime.fromisoformat(text.strip()).timestamp() - time.time())
     except ValueError:
         return NO_END
-
-
-def _hours_and_minutes(text: str) -> float:
-    found = re.match(r"\s*(\d+):(\d+)", text)
-    return 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else NO_END
 
 
 def _run(command: list[str]) -> str:
@@ -198,12 +194,9 @@ def _seen(agent: Agent, process: LibraryProcess) -> events.Observation:
         running = process.surely_running()  # type: ignore[assignment]
     elif library.held:
         running = process.running()  # type: ignore[assignment]
-    return events.Observation(process.library, running, _over_limit_bytes(agent, library, process))  # type: ignore[arg-type]
-
-
-def _over_limit_bytes(agent: Agent, library: PilotLibrary, process: LibraryProcess) -> int:
     limit = limits.memory_limit(agent.state, library) if process.pid and not library.told_to_end else 0
-    return process.memory.excess(process.pid, limit, now=time.monotonic()) if limit else 0
+    over_bytes = process.memory.excess(process.pid, limit, now=time.monotonic()) if limit else 0
+    return events.Observation(process.library, running, over_bytes)  # type: ignore[arg-type]
 
 
 def measure(agent: Agent) -> None:

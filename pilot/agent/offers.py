@@ -147,7 +147,9 @@ class OfferScales:
         declared = declared_bytes(needs, facts)
         if not needs.token_bytes or not declared or not work:
             return 0
-        tokens = sum(each.peak_tokens for each in work) + _peak(order)
+        features = order.calls[0].features
+        own_tokens = features.input_length + features.expected_output if features is not None else 1
+        tokens = sum(each.peak_tokens for each in work) + own_tokens
         return declared + needs.token_bytes * max(0, tokens - needs.cache_tokens)
 
     def _count_taken_up(self, engines: list[tuple[TurnRow, EngineWork]]) -> None:
@@ -175,8 +177,3 @@ def _asks(order: RunCalls, now: float) -> UnreadPrompt:
     tokens = max(1, features.input_length) if features is not None else 1
     first_s = objective.first_token_s(tokens)
     return UnreadPrompt(tokens, now - order.waited_s + first_s if first_s else math.inf, objective.tpot_s)
-
-
-def _peak(order: RunCalls) -> int:
-    features = order.calls[0].features
-    return features.input_length + features.expected_output if features is not None else 1

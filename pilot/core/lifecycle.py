@@ -189,14 +189,6 @@ def check_stopping(state: CoreState, library: PilotLibrary, running: Sequence[Ca
         kill_library(state, library)
 
 
-def does_not_react(library: PilotLibrary, calls: Iterable[CallId], *, now: float) -> None:
-    """Record calls that still run after the grace of their stop."""
-    library.stuck_at = library.stuck_at or now
-    library.stuck.update(calls)
-    for call in calls:
-        library.stopping.pop(call, None)
-
-
 def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> None:
     failure = library.stopping[calls[0]].failure
     if failure is None:
@@ -213,7 +205,10 @@ def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> No
     if ends:
         drop_ended(library, [end.call for end in ends])
         state.tell(CallsEnded(library.number, ends))
-    does_not_react(library, calls, now=state.now)
+    library.stuck_at = library.stuck_at or state.now
+    library.stuck.update(calls)
+    for call in calls:
+        library.stopping.pop(call, None)
     blame(library, failure, printed=True)
     stop_library(state, library.number, drain=True, reason=failure.message)
 

@@ -5,11 +5,10 @@ A hello describes the state *before* the unacknowledged frames that follow it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from stoker.contexts.recipe import Recipe
 from stoker.pilot.core import events, lifecycle, memory, probes
 from stoker.pilot.core.commands import Beat, Greet, Leave
 from stoker.pilot.core.state import NEVER, CoreState, Stage
@@ -28,11 +27,6 @@ FIRST_LINE_S = 4.0  # a load that takes less says nothing
 TOLD_RECIPE_BYTES = 65_536  # the loader of a recipe that goes along with a hello has no more bytes than this
 
 
-def told_recipes(recipes: Iterable[Recipe]) -> tuple[Recipe, ...]:
-    """Recipes that go along with a hello, each once."""
-    return tuple({recipe.key: recipe for recipe in recipes if len(recipe.loader) <= TOLD_RECIPE_BYTES}.values())
-
-
 # ---- the manager
 
 
@@ -43,6 +37,7 @@ def greet(state: CoreState, event: events.HelloDue) -> None:
     state.greeted_at = state.now
     state.told = set(event.objects)
     facts, before = state.facts, event.before
+    recipes = {library.recipe.key: library.recipe for library in state.libraries.values()}
     hello = to_manager.PilotHello(
         protocol=VERSION,
         session=facts.session,
@@ -58,7 +53,7 @@ def greet(state: CoreState, event: events.HelloDue) -> None:
         peer=facts.peer,
         cache=facts.cache,
         acknowledged=event.acknowledged,
-        recipes=told_recipes(library.recipe for library in state.libraries.values()),
+        recipes=tuple(recipe for recipe in recipes.values() if len(recipe.loader) <= TOLD_RECIPE_BYTES),
         last_library=state.last_library,
         faults=dict(state.faults),
         folder=facts.folder,

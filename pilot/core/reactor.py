@@ -87,19 +87,8 @@ def react(state: CoreState, event: events.Event) -> None:
                     limits.enforce_limits(state, library, one)
         case events.WasStopped(seconds=seconds):
             limits.extend_limits(state, seconds)
-        case (
-            events.LibraryPrepared()
-            | events.ProcessMade()
-            | events.ProcessEnded()
-            | events.LibraryGarbled()
-            | events.LibraryHungUp()
-            | events.RoomWanted()
-            | events.Pinned()
-            | events.ArgumentsBrought()
-        ):
-            on_library_event(state, event)
         case _:
-            assert_never(event)
+            on_library_event(state, event)
     if state.ledger.has_freed and state.claims:
         starting.meet_memory_claims(state)
 

@@ -279,19 +279,16 @@ class SideBySide:
         """All slots have one working folder and one umask."""
         self._is_one_folder = True
 
-    def _folder_of(self, work: RunnableCall) -> str:
-        folder, home = work.run.options.folder, work.run.options.home
-        if home is not None and not folder and home not in self._seen:
-            self._seen[home] = is_seen_here(home)
-        if folder or (home is not None and self._seen[home]):
-            return f"{folder} {home}"
-        return str(work.spec.call)
-
     def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
         """The call whose turn it is, which begins in this slot; None when none may begin yet."""
         while (entry := queue.next()) is not None:
             versions = self._wanted(entry[1])
-            if any(_clash(versions, other) for other in self._running.values()):
+            if any(
+                other.get(name, version) != version
+                for other in self._running.values()
+                if other is not versions
+                for name, version in versions.items()
+            ):
                 self._keeps_one_waiting = True
                 return None
             if queue.begin(entry):
@@ -318,7 +315,11 @@ class SideBySide:
         if brought:
             versions = {**versions, **brought}
         if self._is_one_folder:
-            versions = {**versions, _FOLDER: self._folder_of(work)}
+            folder, home = work.run.options.folder, work.run.options.home
+            if home is not None and not folder and home not in self._seen:
+                self._seen[home] = is_seen_here(home)
+            is_named = folder or (home is not None and self._seen[home])
+            versions = {**versions, _FOLDER: f"{folder} {home}" if is_named else str(work.spec.call)}
         self._of_next = work, versions
         return versions
 
@@ -327,9 +328,3 @@ class SideBySide:
         if not self._of_context or not own:
             return own or self._of_context
         return {**self._of_context, **own}
-
-
-def _clash(one: _Versions, other: _Versions) -> bool:
-    if one is other or not one or not other:
-        return False
-    return any(other.get(name, version) != version for name, version in one.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import gc
 import os
 import signal
@@ -28,10 +27,19 @@ from stoker.pilot.library.connection import BatchReports, Settings
 from stoker.pilot.library.failures import Place
 from stoker.pilot.library.functions import SideBySide, clean
 from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.process import LibraryFault, ProcessGuard, leave_child
+from stoker.pilot.library.process import (
+    ClearedFolder,
+    LibraryFault,
+    ProcessGuard,
+    ScratchGuard,
+    Workplace,
+    leave_child,
+    links_of,
+    stand_apart,
+    use_temporary,
+)
 from stoker.pilot.library.runner import Runner
 from stoker.pilot.library.server import LibraryServer
-from stoker.pilot.library.workplace import ClearedFolder, ScratchGuard, Workplace, links_of, stand_apart, use_temporary
 from stoker.protocol import wire
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import DeviceId, LibraryId
@@ -60,7 +68,7 @@ def serve(number: int) -> None:
     settings = _read_settings(sock)
     sys.path.extend(place for place in settings.search_path if place not in sys.path)
     sock.sendall(connection.pack([Hello(library=settings.library, pid=os.getpid())]))
-    messages = wire.to_library_decoder()(_read_exactly(sock)).messages
+    messages = wire.to_library_decoder()(_read_frame(sock)).messages
     order = messages[0]
     if not isinstance(order, Load):
         raise SystemExit(f"the agent's first order is {type(order).__name__}, not Load")
@@ -105,9 +113,14 @@ def serve(number: int) -> None:
     )
 
     if slots == 1:
-        carried_modules.before_replacing = functools.partial(
-            _make_way, server, time.monotonic() + max(_YOUNG_S, _LOADS * loaded[1].load_s)
-        )
+        old_at = time.monotonic() + max(_YOUNG_S, _LOADS * loaded[1].load_s)
+
+        def make_way() -> None:
+            if time.monotonic() > old_at:  # a fresh process imports the other version
+                what = "a function came with other versions of modules that it has imported"
+                server.leave(LibraryFault(infrastructure.OTHER_MODULES, what))
+
+        carried_modules.before_replacing = make_way
 
     def make_runner(slot: int) -> Runner:
         own = temporary if slots == 1 else ClearedFolder(os.path.join(settings.folder, f"tmp-{slot}"))
@@ -149,15 +162,6 @@ def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> No
         log=settings.log,
     )
     sock.sendall(connection.pack([LoadFailed(failure=failure)]))
-
-
-def _make_way(server: LibraryServer, not_before: float) -> None:
-    if time.monotonic() > not_before:
-        server.leave(
-            LibraryFault(
-                infrastructure.OTHER_MODULES, "a function came with other versions of modules that it has imported"
-            )
-        )
 
 
 def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workplace) -> tuple[Any, Loaded] | None:
@@ -255,18 +259,19 @@ def _device_memory(devices: tuple[str, ...]) -> int:
 
 
 def _read_settings(sock: socket.socket) -> Settings:
-    data = _read_exactly(sock)
+    data = _read_frame(sock)
     try:
         return connection.decode_settings(data)
     except UNREADABLE as error:
         raise ProtocolError(f"{len(data)} bytes that are not a library's settings: {error}") from None
 
 
-def _read_exactly(sock: socket.socket) -> bytes:
+def _read_frame(sock: socket.socket) -> bytes:
     return _exactly(sock, connection.length_of(_exactly(sock, connection.HEAD_BYTES)))
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
+    """Read this many bytes, and not one more. Ends the process if the agent is gone."""
     data = bytearray(count)
     view = memoryview(data)
     while view:

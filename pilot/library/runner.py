@@ -36,8 +36,7 @@ from stoker.pilot.library.pieces import (
     in_event_loop,
     yields,
 )
-from stoker.pilot.library.process import LibraryFault, ProcessGuard, leave_child, leave_fork
-from stoker.pilot.library.workplace import ScratchGuard, Workplace
+from stoker.pilot.library.process import LibraryFault, ProcessGuard, ScratchGuard, Workplace, leave_child, leave_fork
 from stoker.protocol.calls import (
     PIECE_BYTES,
     CallEnd,

@@ -77,7 +77,11 @@ class Serving:
         self._lost: set[str] = set()
         self._none_left = False
         self._fetch = ObjectFetch(
-            name, self._draft, means=SourceAccess(key=key), lost=self._lose, begun=self._served.hold
+            name,
+            self._draft,
+            means=SourceAccess(key=key),
+            lost=lambda source, _why: self._lost.add(source.address),
+            begun=self._served.hold,
         )
         self._server = ObjectServer(self._served, key=key, host=wire.route_to(split_address(seed)[0]))
         self._whole = threading.Event()
@@ -98,9 +102,6 @@ class Serving:
         """Stop serving."""
         self._closed.set()
         self._server.close()
-
-    def _lose(self, source: ObjectSource, _why: str) -> None:
-        self._lost.add(source.address)
 
     def _keep_meeting(self) -> None:
         others: list[str] = []

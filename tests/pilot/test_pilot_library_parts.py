@@ -27,7 +27,7 @@ from stoker.pilot.library import connection
 from stoker.pilot.library.call_records import NOWHERE, Marker, Running, running
 from stoker.pilot.library.connection import FrameReader, LibraryOutbox, pack, pack_raw
 from stoker.pilot.library.functions import Function, Functions
-from stoker.pilot.library.workplace import ClearedFolder
+from stoker.pilot.library.process import ClearedFolder
 from stoker.pilot.starter.place import base_folder as base_folder_of_starter
 from stoker.pilot.zygote import processes
 from stoker.protocol import wire

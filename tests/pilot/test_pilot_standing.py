@@ -16,7 +16,7 @@ from fake_manager import FakeManager, gone, recipe
 from polling import PATIENCE_S, polls
 
 from stoker.pilot.agent.scratch import Parent
-from stoker.pilot.library.workplace import ScratchGuard
+from stoker.pilot.library.process import ScratchGuard
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.session import PYTHON
 from stoker.protocol.to_manager import LibraryGone, PilotLeaving
@@ -88,7 +88,7 @@ def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(served: FakeManag
     assert served.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
 
 
-_LOOKS_NOT_BY_ITSELF = "from unittest.mock import Mock; from stoker.pilot.agent import loop; loop.job = Mock()"
+_LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = lambda _agent: False"
 """So that the order comes first: a pilot that looks every second may find the folder gone before that."""
 
 

@@ -19,8 +19,7 @@ from stoker.contexts import payloads, scratch
 from stoker.contexts.folders import ProgramFolder, program_folder
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function, RunnableCall, SideBySide
-from stoker.pilot.library.process import EVERY_S
-from stoker.pilot.library.workplace import ClearedFolder
+from stoker.pilot.library.process import EVERY_S, ClearedFolder
 from stoker.protocol.calls import CallOptions, CallSpec, LeftFiles
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob
