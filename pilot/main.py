@@ -42,7 +42,7 @@ log = logging.getLogger("stoker.pilot")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a pilot; returns its exit code: 0 when it was let go, 2 when it found no manager, 3 when it was refused."""
+    """Run a pilot; returns its exit code (2: no manager found, 3: refused)."""
     given = _parser().parse_args(arguments)
     own = None
     try:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.block = own.stem if own is not None else ""
         agent = _make(given)
         code = Loop(agent).run()
-        if code:  # the one line that a batch log needs, and that the factory tells of
+        if code:  # the one line that a batch log needs; the factory reports it
             print(f"stoker-pilot: {agent.state.leaving}", file=sys.stderr)  # noqa: T201
         return code
     except StokerError as error:

@@ -91,11 +91,11 @@ class ManagerLink:
         self._batch.append(message)
 
     def pass_on(self, pieces: to_manager.CallYielded) -> None:
-        """Send pieces with this turn's frames, if there is a connection: the core says them again."""
+        """Send pieces with this turn's frames, if there is a connection."""
         self._passing.append(pieces)
 
     def flush(self) -> None:
-        """Send this turn's frames; keep the one that must arrive until there is a connection."""
+        """Send this turn's frames; keep numbered ones while there is no connection."""
         if self._passing:
             passing, self._passing = self._passing, []
             if self.dealer.connected:
@@ -150,7 +150,7 @@ class ManagerLink:
         return ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
 
     def part(self, hear: Callable[[ToPilot], None], *, pause: Callable[[], object]) -> None:
-        """Give the manager a moment to take the last frames; `pause` waits until something may have come."""
+        """Wait up to 1 s until the manager has acknowledged the last frames."""
         if not self.dealer.connected:
             return
         self.flush()

@@ -32,7 +32,7 @@ from stoker.protocol.to_pilot import FetchObject
 
 
 def is_pilots_fault(error: BaseException) -> bool:
-    """Whether this pilot's disk is to blame for an error: another pilot may do better."""
+    """True if this pilot's disk caused an error: another pilot may succeed."""
     return isinstance(error, DiskError) or takes_no_writes(error)
 
 
@@ -68,7 +68,7 @@ class Peers:
         return self._server is not None and bool(self._server.serving)
 
     def seed(self) -> str:
-        """Where the session's seed listens; empty if it has none that this pilot could use."""
+        """The address of the session's seed; empty without one."""
         try:
             return (self._session.path / SEED_FILE).read_text().strip() if self.key else ""
         except OSError:
@@ -196,7 +196,7 @@ class Fetches:
                 here, outcome = bringing.run()
             except StokerError as error:
                 text, ours, is_in_use = str(error), is_pilots_fault(error), isinstance(error, InUseError)
-            except Exception as error:  # a fault of ours: what waits must hear of it
+            except Exception as error:  # our bug: waiting libraries must hear of it
                 log.exception("bringing %s failed", ref.name)
                 text = f"the object {ref.name} could not be brought: {type(error).__name__}: {error}"
                 ours = is_in_use = False

@@ -32,7 +32,7 @@ EVERY_S = 10.0
 
 
 class LogWatch:
-    """Keeps the libraries' logs of one pilot within `most_bytes` each. The agent's loop calls it."""
+    """Keeps the logs of libraries within `most_bytes` each."""
 
     def __init__(self, agent: Agent, *, most_bytes: int = OUTPUT_BYTES) -> None:
         self._agent = agent
@@ -42,7 +42,7 @@ class LogWatch:
         self._refused: set[Path] = set()  # logs whose file system cannot give back their middle
 
     def shorten_if_due(self, now: float) -> None:
-        """Drop the middle of logs that have grown too long, in a thread, if that is due and the last one has ended."""
+        """Drop the middle of long logs, in a thread, if that is due."""
         if now < self._due_at or (self._thread is not None and self._thread.is_alive()):
             return
         self._due_at = now + EVERY_S

@@ -188,7 +188,7 @@ def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
 
 
 def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
-    """Put a library's snapshot into the cache, in a thread, and tell the core if other pilots reach this one."""
+    """Put a library's snapshot into the cache, in a thread, and report it."""
 
     def run() -> None:
         try:

@@ -51,7 +51,7 @@ _COMMAND_LIMIT_S = 10.0
 
 
 def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
-    """Tell when the job ends, and ask the batch system where its variables do not say."""
+    """Report when the job ends; ask the batch system if its variables do not say."""
 
     def ask() -> None:
         left_s, asked_at = ask_batch_system(environ), time.monotonic()
@@ -69,7 +69,7 @@ def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> Non
 
 
 def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
-    """Seconds until the job ends, as far as its variables and its ad say; NO_END where they do not."""
+    """Seconds until the job ends, by its variables and its ad; NO_END if unknown."""
     slurm = _number(environ.get("SLURM_JOB_END_TIME", ""))
     if slurm:
         return max(0.0, slurm - now)
@@ -81,7 +81,7 @@ def ask_batch_system(environ: Mapping[str, str]) -> float:
     """The same, asked of the batch system by its command."""
     job = environ.get("SLURM_JOB_ID", "")
     if job:
-        if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # one of the ids is that of the whole array, too
+        if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # a task's id may also name the whole array
             job = f"{environ.get('SLURM_ARRAY_JOB_ID', job)}_{task}"
         return _until(_run(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0])
     job = environ.get("LSB_JOBID", "")
@@ -153,7 +153,7 @@ def check_job(agent: Agent) -> bool:
 
 
 def cannot_make_folders(agent: Agent, error: OSError) -> bool:
-    """Tell the core if an error of making a folder says that no folder can be made here; whether it does."""
+    """Report an error that means that no folder can be made here. Returns whether it does."""
     if check_job(agent):
         return True
     if error.errno in _NO_FOLDER:
@@ -220,7 +220,7 @@ def measure(agent: Agent) -> None:
 
 
 def last_line(log: str) -> str:
-    """The last line with text in a library's log, without terminal control; empty if the log has no such line."""
+    """The last line with text in a log, without terminal control; may be empty."""
     text = _ESCAPES.sub("", tail(log, most_bytes=_END_BYTES))
     for line in reversed(re.split(r"[\r\n]+", text)):
         shown = " ".join("".join(each for each in line if each.isprintable()).split())
@@ -287,7 +287,7 @@ def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> fro
 
 
 def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevice]) -> tuple[str, ...]:
-    """The command by which a library on these devices may probe one of them while it holds it; empty if it may not."""
+    """The command by which a library may probe its devices; empty if it may not."""
     devices = tuple(devices)
     may = len(probed_devices(options, devices)) == len(devices) and all(x.facts.processes != 1 for x in devices)
     return probe_command(options) if may else ()
@@ -305,7 +305,7 @@ def begin_probe(agent: Agent, name: DeviceId) -> None:
 
 
 def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
-    """Wait until there is a first answer for each device, so that nothing is loaded on one that is bad."""
+    """Wait for a first answer of each device, so that nothing is loaded on a faulty one."""
     until = time.monotonic() + limit_s
     while not probes.are_known(agent.state):
         if time.monotonic() > until or interrupted():

@@ -29,7 +29,7 @@ _decode = wire.to_agent_decoder()
 
 
 class LibraryProcess:
-    """From the order to start a library until the core forgets it. At first there is only its folder."""
+    """A library's process, from the order to start it until the core forgets it."""
 
     def __init__(self, library: LibraryId, *, folder: Path, log: str) -> None:
         self.library = library
@@ -66,7 +66,7 @@ class LibraryProcess:
         return bool(self._unsent)
 
     def send(self, messages: list[Any]) -> None:
-        """Send messages in one frame, as far as there is room; the rest goes with `push`."""
+        """Send messages in one frame; `push` sends what does not fit."""
         self.send_bytes(connection.pack(messages))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
@@ -118,7 +118,7 @@ class LibraryProcess:
             self._socket.close()
             self._socket = None
 
-    # ---- what it runs, and what is kept for it
+    # ---- its calls and pins
 
     def running(self) -> list[tuple[CallId, float]]:
         """The calls that it runs, each with the seconds since it began."""
@@ -126,7 +126,7 @@ class LibraryProcess:
         return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in self._marked()]
 
     def surely_running(self) -> list[tuple[CallId, float]]:
-        """The same, read twice: a call that is just beginning or ending may be read half."""
+        """The running calls, read twice to ignore half-written records."""
         first = {(run.call, run.start_ns) for run in self._marked()}
         now = time.monotonic_ns()
         second = self._marked() if first else []
@@ -165,7 +165,7 @@ Source = LibraryProcess | Zygote
 
 
 class Wires:
-    """The loop's poller, the sockets that it waits for, and this turn's messages to libraries."""
+    """The loop's poller, its sockets, and this turn's messages to libraries."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -186,7 +186,7 @@ class Wires:
         return self._sources.get(number)
 
     def watch(self, source: Source) -> None:
-        """Wait until this one says something; if it has bytes to send, also until its socket has room."""
+        """Poll this source for input, and for room if it has unsent bytes."""
         number = source.fileno()
         if number < 0:
             return
@@ -258,7 +258,7 @@ class Zygotes:
         return iter(list(self._by_preload.values()))
 
     def forget(self, zygote: Zygote) -> None:
-        """Clean up after a zygote that has ended: kill it, and what its libraries left."""
+        """Kill an ended zygote's process and the leftovers of its libraries."""
         self._by_preload.pop(zygote.preload, None)
         zygote.destroy()
         processes.kill_strays({other.pid for other in self}, of_main=True)

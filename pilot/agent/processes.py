@@ -36,7 +36,7 @@ _NO_PROCESS = (
 
 
 def prepare(agent: Agent, ordered: StartLibrary) -> None:
-    """Make a library's folder, and find out what its core must know of this node."""
+    """Make a library's folder, and report what its core must know of this node."""
     number, recipe = ordered.library, ordered.recipe
     try:
         folder = agent.scratch.library(number)

@@ -44,17 +44,17 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
 
 
 class Scratch:
-    """One pilot's folder. It is locked while the pilot lives, so that others know a dead one's by trying."""
+    """One pilot's folder, locked while the pilot lives, so that others recognize dead ones."""
 
     def __init__(self, base: Path, *, pilot: str) -> None:
-        with (base / _LOCK).open("ab") as turn:  # nobody sweeps while a folder is there and its lock is not
+        with (base / _LOCK).open("ab") as turn:  # no pilot sweeps before the new folder is locked
             locks.wait(turn.fileno())
             sweep(base)
             self.path = base / f"pilot-{pilot}"
             self.path.mkdir(mode=0o700)
-            # While it is open, its inode's number is not given to a folder that somebody makes in its place.
+            # While it is open, a folder made in its place gets another inode.
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            locks.take(self._pinned)  # in case somebody removes the file with the other lock
+            locks.take(self._pinned)  # in case the file with the other lock is removed
             self._is = _identity(self.path)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             locks.take(self._lock)

@@ -65,7 +65,7 @@ class Bringing:
             fetch.stop()
 
     def run(self, *, alone_s: float = float("inf")) -> tuple[Pin, FetchOutcome]:
-        """Bring it in, and say how it came. Raises DiskError: no room; CacheError: no source for `alone_s`, stopped."""
+        """Fetch it. Raises DiskError without room, CacheError without source or if stopped."""
         try:
             with self._cache.claim(self._ref) as draft:
                 here = self._cache.find(self._ref.name)  # another pilot of this host may have brought it meanwhile
@@ -147,7 +147,7 @@ class ServedCache:
         self._coming: dict[str, ObjectCopy | None] = {}
 
     def expect(self, name: str) -> None:
-        """An object is wanted here: peers that ask for it are told that it comes."""
+        """Tell peers that ask for this object that it is on its way."""
         self._coming.setdefault(name, None)
 
     def grows(self, copy: ObjectCopy) -> None:

@@ -38,7 +38,7 @@ _FICLONE = 0x40049409
 
 
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
-    """Link a file under a second name; return how it looks, or empty if that fails."""
+    """Link a file under a second name. Returns its signature; empty on failure."""
     try:
         facts = source.stat()
         if not stat.S_ISREG(facts.st_mode) or not _is_as_named(facts, ref):
@@ -60,7 +60,7 @@ def _is_as_named(facts: os.stat_result, ref: ObjectRef) -> bool:
 
 
 def was_changed(ref: ObjectRef) -> bool:
-    """Whether a file was written to since its content was named, as far as a glance at its source tells."""
+    """True if a file was written to since its content was named."""
     try:
         return bool(ref.changed_ns) and not _is_as_named(os.stat(ref.source), ref)
     except OSError:
@@ -68,7 +68,7 @@ def was_changed(ref: ObjectRef) -> bool:
 
 
 def share(source: Path, draft: Path) -> bool:
-    """Have a file without copying it, where the file system can: a clone, to be checked like a copy."""
+    """Clone a file where the file system can; the clone is checked like a copy."""
     if not source.is_file() or draft.exists():
         return False
     try:
@@ -81,7 +81,7 @@ def share(source: Path, draft: Path) -> bool:
 
 
 def stat_signature(place: Path) -> str:
-    """Facts of an object from `stat`: they change if its content changes under its name."""
+    """Facts from `stat` that change with an object's content."""
     try:
         facts = place.lstat()
         if not stat.S_ISDIR(facts.st_mode):
@@ -103,7 +103,7 @@ def _signature_of(facts: os.stat_result) -> str:
 
 
 def flush(place: Path) -> None:
-    """Wait until a file, or all files below a folder, are on the disk. Raises OSError."""
+    """Sync a file, or all files below a folder. Raises OSError."""
     for file in [place] if not place.is_dir() else [each for each in place.rglob("*") if each.is_file()]:
         with file.open("rb") as opened:
             os.fdatasync(opened.fileno())
@@ -119,7 +119,7 @@ def boot() -> str:
 
 
 def frees_bytes(place: Path) -> int:
-    """How much room its removal gives back: files that have a second name elsewhere give none."""
+    """Bytes that its removal frees: files with a second name free none."""
     return sum(facts.st_blocks * 512 for facts in _stat_files(place) if facts.st_nlink == 1)
 
 
@@ -129,7 +129,7 @@ def size(place: Path) -> int:
 
 
 def bytes_on_disk(place: Path) -> int:
-    """Bytes on disk of a file, or of all files below a folder, without holes. 0 if nothing is there."""
+    """Bytes on disk of a file, or of all files below a folder, without holes."""
     return sum(facts.st_blocks * 512 for facts in _stat_files(place))
 
 
@@ -170,7 +170,7 @@ class SafeMarks:
         self._is_at_work = False
 
     def has(self, place: Path) -> bool:
-        """True if the object at this place was on the disk before a crash could come."""
+        """True if the object was synced to disk."""
         return (self.folder / place.name).exists()
 
     def make_soon(self, place: Path) -> None:
@@ -213,7 +213,7 @@ class SafeMarks:
 
 
 class EntryFacts(msgspec.Struct, frozen=True):
-    """The facts in an entry's file: the object's cache name and length, and how its content looked when it came."""
+    """An object's cache name, length, signature on arrival, and boot (while unsynced)."""
 
     name: str
     size_bytes: int
@@ -222,7 +222,7 @@ class EntryFacts(msgspec.Struct, frozen=True):
 
 
 class CacheEntry(msgspec.Struct, frozen=True):
-    """An object that is listed: its entry's file, its facts, and when it was last used (seconds since the epoch)."""
+    """A listed object: its entry's file, its facts, and its time of last use."""
 
     file: Path
     facts: EntryFacts
@@ -273,7 +273,7 @@ class Entries:
 
 
 def read_facts(file: Path) -> EntryFacts | None:
-    """The facts in a file of an entry, or of a claim; None if it cannot be read."""
+    """The facts in an entry or a claim; None if it cannot be read."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=EntryFacts)
     except (OSError, *UNREADABLE):
@@ -293,7 +293,7 @@ _POLL_S = 0.05
 
 
 class Claims:
-    """The claims in a folder of drafts. `make_folders` makes the cache's folders if they were removed."""
+    """The claims in a folder of drafts. `make_folders` repairs the cache's folders."""
 
     def __init__(self, folder: Path, *, make_folders: Callable[[], None]) -> None:
         self.folder = folder
@@ -301,14 +301,14 @@ class Claims:
 
     @contextmanager
     def claim(self, ref: ObjectRef) -> Iterator[Path]:
-        """Return the one right on this host to bring this object in, and where to make its draft."""
+        """Claim an object for this process, and return its draft's place. May wait for another pilot."""
         name = file_name(ref.name)
         while True:
             claim = self.folder / f"{name}.lock"
             self._make_folders()
             with open(claim, "a+b") as file:
                 if not _wait_for(file.fileno(), claim.with_suffix("")):
-                    name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # beside one who does not get on with it
+                    name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # next to a pilot that makes no progress
                     continue
                 try:
                     if not os.path.samestat(os.fstat(file.fileno()), claim.stat()):
@@ -327,7 +327,7 @@ class Claims:
                 return
 
     def coming(self, ref: ObjectRef) -> list[CachedObject]:
-        """Other objects that are being brought in, by this pilot or another: their room is taken."""
+        """Other objects that pilots are fetching: their room is taken."""
         found = []
         for claim in self.folder.glob("*.lock"):
             facts = read_facts(claim)

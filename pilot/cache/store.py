@@ -44,7 +44,7 @@ class CacheError(ContextError):
 
 
 class DiskError(CacheError):
-    """This pilot's disk does not take an object: no fault of the object, and another pilot's may. Facts as above."""
+    """This pilot's disk does not take an object; another pilot's may."""
 
 
 class InUseError(DiskError):
@@ -56,7 +56,7 @@ class ChangedError(OSError):
 
 
 class Pin:
-    """Keeps an object in the cache until it is released. `path` is where the object lies."""
+    """Keeps the object at `path` in the cache until it is released."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
@@ -74,7 +74,7 @@ class Pin:
 
 
 class ObjectCache:
-    """See the module's text. Its methods block on disks, so an agent calls them in a thread of their own."""
+    """The cache of this host (see the module). Its methods block on disks."""
 
     def __init__(self, folder: Path, *, bound_bytes: int, kept_s: float = KEPT_S) -> None:
         self.folder = folder
@@ -100,11 +100,11 @@ class ObjectCache:
             return self._lookup(place, entry)
 
     def claim(self, ref: ObjectRef) -> AbstractContextManager[Path]:
-        """Return the one right on this host to bring this object in, and where to make its draft."""
+        """Claim an object for this process, and return its draft's place. May wait."""
         return self._claims.claim(ref)
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
-        """Take a claimed draft in, which is complete. Raises OSError, ChangedError where it looks otherwise by now."""
+        """Take in a complete draft. Raises OSError, ChangedError if it was changed."""
         place, entry = self._place(ref.name)
         with self._locked():
             here = self._lookup(place, entry)
@@ -140,7 +140,7 @@ class ObjectCache:
             write_small(self._manifests / file_name(name), data)
 
     def make_room(self, ref: ObjectRef) -> None:
-        """Make room for an object, which is claimed. Raises DiskError if it can never fit, or not now."""
+        """Evict objects for a claimed one. Raises DiskError if it does not fit."""
         with self._locked():
             coming = self._claims.coming(ref)
             listed = self._entries.read_all()
@@ -175,7 +175,7 @@ class ObjectCache:
         )
 
     def make_disk_room(self, ref: ObjectRef, draft: Path) -> None:
-        """Make room for the copy of an object on the cache's disk, which may be smaller than the cache may grow."""
+        """Evict objects until the disk has room for a copy. Raises InUseError."""
         with self._locked():
             lacking = ref.size_bytes - disk.bytes_on_disk(draft) - self._free_bytes()
             if lacking <= 0:
@@ -197,7 +197,7 @@ class ObjectCache:
             )
 
     def lacks_bytes(self, refs: Sequence[ObjectRef]) -> int:
-        """Bytes of pinned objects that would have to go so that these objects fit together."""
+        """Bytes of pinned objects that must go so that these objects fit."""
         with self._locked():
             listed = self._entries.read_all()
             here = {entry.facts.name for entry in listed}
@@ -266,7 +266,7 @@ class ObjectCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._make_folders()  # somebody may have cleared them away
+        self._make_folders()  # they may have been removed
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             locks.wait(descriptor)
@@ -346,7 +346,7 @@ def tidy_snapshots(cache: ObjectCache) -> None:
 
 
 def sweep_snapshots(cache: ObjectCache, *, kept_s: float) -> None:
-    """Remove snapshots that never became objects, and parts that dead processes left, once they are `kept_s` old."""
+    """Remove old snapshots that never became objects, and unfinished ones."""
     folder, now = snapshot_folder_beside(cache), time.time()
     for place in (*folder.glob("*"), *folder.glob(".*")):
         draft = place.name.startswith(".")

@@ -1,1 +1,1 @@
-"""What a pilot decides, as pure functions of state, event and time."""
+"""A pilot's decisions, as pure functions of state, event and time."""

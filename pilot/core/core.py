@@ -30,7 +30,7 @@ class PilotCore:
 
 
 class EventQueue:
-    """Tells a core of events at the time of `clock`, and has what it wants carried out."""
+    """Passes events to a core and carries out its commands."""
 
     def __init__(self, core: PilotCore, carry_out: Callable[[Command], None], *, clock: Callable[[], float]) -> None:
         self._core = core
@@ -40,7 +40,7 @@ class EventQueue:
         self._is_handling = False
 
     def handle(self, event: Event) -> int:
-        """Handle an event and those that it causes; returns how many. 0: another is being handled, this one follows."""
+        """Handle an event and the events that it causes; returns how many. 0: queued behind the current one."""
         events = self._events
         if self._is_handling:
             events.append(event)

@@ -19,7 +19,7 @@ from stoker.protocol.to_pilot import RunCalls, ToPilot
 
 
 class ProbeVerdict(enum.Enum):
-    """What a probe says of its device, by its exit code. Others are taken for FAILED."""
+    """A probe's answer, by its exit code. Other codes count as FAILED."""
 
     SOUND = 0
     UNKNOWN = 3  # nothing could be found out
@@ -102,8 +102,7 @@ class FromManager(_Event, frozen=True, gc=False):
 
 
 class UnacknowledgedFacts(msgspec.Struct):
-    """What unacknowledged frames say: calls that left a library, libraries that ended (with their calls) or became
-    ready."""
+    """The facts in unacknowledged frames: calls that left libraries, ended and ready libraries."""
 
     left: dict[int, list[int]] = msgspec.field(default_factory=dict)
     gone: dict[int, list[int]] = msgspec.field(default_factory=dict)
@@ -111,7 +110,7 @@ class UnacknowledgedFacts(msgspec.Struct):
 
 
 class HelloDue(_Event, frozen=True):
-    """A hello is due. `before` is what unacknowledged frames say; `objects`: cache names of what is here."""
+    """A hello is due. `before`: facts of unacknowledged frames; `objects`: names of cached objects."""
 
     before: UnacknowledgedFacts
     acknowledged: int
@@ -130,7 +129,7 @@ class ManagerAway(_Event, frozen=True):
 
 
 class LibraryPrepared(_Event, frozen=True):
-    """What a library that is ordered needs to know of this node. `error`: why it can have no folder."""
+    """Facts of this node for an ordered library. `error`: why it has no folder."""
 
     library: LibraryId
     free_disk_bytes: int = 0
@@ -180,27 +179,27 @@ class FromLibrary(_Event, frozen=True, gc=False):
 
 
 class LibraryGarbled(_Event, frozen=True):
-    """What came over a library's socket cannot be read, or not be handled."""
+    """A library sent bytes that cannot be read or handled."""
 
     library: LibraryId
     reason: str
 
 
 class LibraryHungUp(_Event, frozen=True):
-    """A library's socket is closed. Its process has ended, or is about to, or has closed it by mistake."""
+    """A library's socket is closed: its process ends, or closed it by mistake."""
 
     library: LibraryId
 
 
 class RoomWanted(_Event, frozen=True):
-    """Another library is to have the devices of this one: it finishes what it runs, gives back the rest, and ends."""
+    """Another library needs this one's devices: drain it."""
 
     library: LibraryId
     reason: str
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """A library now: its running calls with their seconds, and its host memory if that exceeds its limit (else 0)."""
+    """A library's running calls with their seconds, and its host memory if over its limit (else 0)."""
 
     library: LibraryId
     running: Sequence[tuple[CallId, float]] = ()
@@ -208,7 +207,7 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Observed(_Event, frozen=True):
-    """Libraries were looked at. A shell does so every `limits.EVERY_S`, and where `Observe` asks for it."""
+    """Observations of libraries, every `limits.EVERY_S` and after `Observe`."""
 
     libraries: Sequence[Observation]
 
@@ -234,7 +233,7 @@ class OfferWeighed(_Event, frozen=True):
 
 
 class UsageMeasured(_Event, frozen=True):
-    """A heartbeat is due: memory and processor time of libraries, bytes of the cache, last log lines of slow loads."""
+    """A heartbeat is due: usage of libraries and cache, last log lines of slow loads."""
 
     resident_bytes: Mapping[LibraryId, int]
     cpu_s: Mapping[LibraryId, float]
@@ -247,7 +246,7 @@ class UsageMeasured(_Event, frozen=True):
 
 
 class FetchFailure(msgspec.Struct, frozen=True):
-    """Why an object is not here. `in_use_bytes`: what would have to leave the cache, by waiting library."""
+    """Why an object is not here. `in_use_bytes`: bytes that must leave the cache, by waiting library."""
 
     reason: str
     is_pilots_fault: bool = False
@@ -255,7 +254,7 @@ class FetchFailure(msgspec.Struct, frozen=True):
 
 
 class Pinned(_Event, frozen=True):
-    """A library's objects that are in the cache, with their paths, pinned as long as the library lives."""
+    """A library's pinned objects, with their paths."""
 
     library: LibraryId
     paths: Mapping[str, str]
@@ -263,7 +262,7 @@ class Pinned(_Event, frozen=True):
 
 
 class ObjectArrived(_Event, frozen=True):
-    """An object has come into the cache, with its bytes from where it comes from and from peers."""
+    """An object has entered the cache, with its bytes from origin and peers."""
 
     name: str
     size_bytes: int
@@ -273,7 +272,7 @@ class ObjectArrived(_Event, frozen=True):
 
 
 class SourceFailed(_Event, frozen=True):
-    """A source of an object is of no use: a pilot (`peer`), or with an empty name the place that it comes from."""
+    """A source of an object failed: a pilot (`peer`), or the origin if that is empty."""
 
     name: str
     reason: str
@@ -288,13 +287,13 @@ class ObjectLost(_Event, frozen=True):
 
 
 class CacheListed(_Event, frozen=True):
-    """All that is in the cache now: sizes by name. Other pilots of the host use it too."""
+    """Sizes of all cached objects, by name."""
 
     sizes: Mapping[str, int]
 
 
 class ArgumentsBrought(_Event, frozen=True):
-    """Large arguments of calls are here, or not: their paths by call, and what is lacking. `ticket`: of the order."""
+    """Paths of large arguments by call, and the calls that lack theirs."""
 
     library: LibraryId
     ticket: int
@@ -303,7 +302,7 @@ class ArgumentsBrought(_Event, frozen=True):
 
 
 class HandedIn(_Event, frozen=True):
-    """Large results of calls are where the client finds them, or their ends say why not."""
+    """Large results were handed to the session; their ends are final."""
 
     library: LibraryId
     ends: list[CallEnd]
@@ -335,7 +334,7 @@ class Probed(_Event, frozen=True):
 
 
 class DriverSaid(_Event, frozen=True):
-    """A device's driver has reported a `fault` by itself, or does not answer (`hangs` says for how long)."""
+    """A device's driver reported a `fault`, or does not answer (`hangs`)."""
 
     device: DeviceId
     fault: str = ""
@@ -343,7 +342,7 @@ class DriverSaid(_Event, frozen=True):
 
 
 class DeviceAway(_Event, frozen=True):
-    """A device is not there just now, for this reason, so that nothing may be loaded on it; empty: it is there."""
+    """A device is absent for this reason; empty: it is back."""
 
     device: DeviceId
     reason: str = ""
@@ -353,27 +352,27 @@ class DeviceAway(_Event, frozen=True):
 
 
 class WalltimeKnown(_Event, frozen=True):
-    """The batch system ends this pilot's job in so many seconds."""
+    """The batch system ends this pilot's job in `left_s` seconds."""
 
     left_s: float
 
 
 class Signalled(_Event, frozen=True):
-    """The batch system, or somebody else, tells the pilot to go. `again`: a second time."""
+    """The pilot got a signal to end. `again`: a second time."""
 
     name: str
     again: bool = False
 
 
 class Unfit(_Event, frozen=True):
-    """The pilot lacks what its job gave it, so that nothing can work here any more."""
+    """The pilot lacks what its job gave it: nothing can work here any more."""
 
     reason: str
     loss: LossReason
 
 
 class EngineEnded(_Event, frozen=True):
-    """What brings the pilot the workers that its libraries run on has ended by itself, for this reason."""
+    """The source of the pilot's workers has ended, for this reason."""
 
     reason: str
 

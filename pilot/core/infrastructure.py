@@ -19,12 +19,12 @@ import msgspec
 
 
 class Proof(enum.Enum):
-    """What must be true besides, so that an exception is no fault of the user's."""
+    """A condition under which an exception counts as the infrastructure's."""
 
     NONE = "none"  # nothing: the text says it
     DISK_IS_FULL = "disk is full"  # the disk that was written to is one of this node's, and others have filled it
     FILE_IS_THERE = "file is there"
-    """The file that the text names is there: it can be opened now, or its server fails again."""
+    """The file in the text exists: it can be opened now, or its server fails again."""
     WITHIN_BUDGET = "within budget"
     """The library has less of its device than its recipe declares, and would have had with what it asked for."""
     DEVICE_FAILS = "device fails"  # a probe of the device fails
@@ -119,7 +119,7 @@ _TEXTS = {row.text: re.compile(row.text, re.IGNORECASE | re.DOTALL) for row in R
 
 
 def matching(types: Collection[str], *, number: int, text: str, names_file: bool) -> Iterator[Sign]:
-    """The rows that an exception matches, by the names of its type and its bases, its errno (0: none) and its text."""
+    """The rows that match an exception's types, errno (0: none) and text."""
     for row in ROWS:
         if (
             any(each in types for each in row.types)
@@ -143,20 +143,20 @@ def takes_no_writes(error: BaseException | None) -> bool:
 # ---- exit codes
 
 SOCKET_LOST = 117  # it found its own socket closed by the code that it runs
-FOLDER_GONE = 116  # its pilot has lost its scratch folder: what fails then is no fault of the call
-NO_DESCRIPTORS = 115  # its calls have left so many files open that it can open no more
+FOLDER_GONE = 116  # its pilot lost its scratch folder: no fault of the call
+NO_DESCRIPTORS = 115  # its calls have left too many files open
 OTHER_MODULES = 113  # it holds no context and got a function with other versions of modules that it had
 RUINED = 114  # a call has changed its interpreter or its limits for good
 NOT_SETTLED = 118  # it never became a library: its log or its folder could not be opened
-DEVICE_FAILED = 119  # its device failed in a call: what is left of its process can use no device any more
-NODE_FAILED = 120  # several calls in a row failed in it of what their node did to them
+DEVICE_FAILED = 119  # its device failed in a call, so its process can use no device any more
+NODE_FAILED = 120  # several calls in a row failed by a fault of the node
 
 NOT_CLEARED = 121  # it could not clear away what a call had left
 
 OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})
-"""What a library that loads ends with through no fault of its context."""
+"""Exit codes of loading libraries that are no fault of their contexts."""
 OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})
-"""What a library that serves ends with through no fault of its calls."""
+"""Exit codes of serving libraries that are no fault of their calls."""
 
 SAID_BY_CODE = {
     SOCKET_LOST: "lost its connection to the pilot: something in it closes files that are not its own",

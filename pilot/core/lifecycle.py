@@ -34,7 +34,7 @@ _REMEMBERED = 10_000
 
 
 def move_to(library: PilotLibrary, stage: Stage) -> None:
-    """Go to another stage. Raises ValueError for a transition that is not in the table, and changes nothing then."""
+    """Change a library's stage. Raises ValueError if the table does not allow it."""
     if stage not in NEXT[library.stage]:
         raise ValueError(f"library {library.number} cannot go from {library.stage.value} to {stage.value}")
     library.stage = stage
@@ -54,13 +54,13 @@ def kill_library(
 
 
 def finish_library(state: CoreState, library: PilotLibrary, ending: ProcessEnded) -> None:
-    """A library's process has ended (or never was): settle what it held and tell the manager."""
+    """Settle what an ended library held, and tell the manager."""
     if library.stage is Stage.GONE:
         return
     number = library.number
     is_ready = library.serves
     running = [call for call in ending.running if call in library.held]
-    if library.garbled and not running:  # the ends of those that ran may be among what could not be read
+    if library.garbled and not running:  # ends of running calls may be in the unread bytes
         running = list(library.held)
     failure = _why(state, library, ending, running)
     if failure is not None and state.is_unfit:
@@ -166,12 +166,12 @@ def stop_calls(
 
 
 def grace_s(library: PilotLibrary) -> float:
-    """Seconds that a call has to react: the load time of its library, within bounds."""
+    """Seconds that a call has to react: its library's load time, within bounds."""
     return min(MOST_GRACE_S, max(LEAST_GRACE_S, library.ready_at - library.started_at))
 
 
 def extend_graces(library: PilotLibrary, seconds: float) -> None:
-    """Extend the graces by the time in which the pilot and its libraries were suspended."""
+    """Extend the graces by the time of a suspension."""
     for call, stop in library.stopping.items():
         library.stopping[call] = msgspec.structs.replace(stop, until=stop.until + seconds)
 
@@ -215,8 +215,8 @@ def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> No
 
 # ---- leaving
 
-HAND_ON_S = 5.0  # how long a pilot that could leave goes on serving those that are getting something from it
-FORCED_S = 1.0  # a pilot that should have left is gone after so long, whatever is still there
+HAND_ON_S = 5.0  # seconds that a finished pilot still serves current transfers
+FORCED_S = 1.0  # seconds after which a leaving pilot ends in any case
 
 
 def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
@@ -252,7 +252,7 @@ def stop_library(state: CoreState, number: int, *, drain: bool, reason: str) -> 
 
 
 def has_left(state: CoreState, *, serves_peers: bool) -> bool:
-    """Whether a pilot that leaves has nothing left to do, or no time left to do it."""
+    """True if a leaving pilot has nothing left to do, or no time."""
     if not state.leaving:
         return False
     if state.now > state.leave_by + FORCED_S:

@@ -28,7 +28,7 @@ UNBEGUN_S = 30.0
 thread that an earlier call left behind keeps the interpreter to itself."""
 DEAF_S = 10.0
 """A library that has not answered an order to give calls back for so long does not let another thread of it run."""
-HUNG_UP_S = 1.0  # a library that has closed its socket has ended within so long, or has closed it by mistake
+HUNG_UP_S = 1.0  # seconds until a library that closed its socket has ended, or closed it by mistake
 STOPPED_S = 3.0  # a pilot whose loop is this much later than it wanted to be was stopped, and its libraries too
 
 
@@ -157,14 +157,14 @@ def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -
 
 # ---- device memory
 
-_MARGIN = 1.1  # for a library that declares nothing, what was measured is reserved, and a tenth more
+_MARGIN = 1.1  # a library that declares nothing gets its measured memory and a tenth more
 _STEP = 0.02  # a reservation grows in steps of at least this part of it: the manager need not hear of each megabyte
 _WORKSPACES_BYTES = 2_000_000_000
-"""What NCCL, cuBLAS and cuDNN may take beyond what a user declares before that counts as too much."""
+"""Bytes that NCCL, cuBLAS and cuDNN may take in addition to the declared memory."""
 
 
 def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
-    """Settle what is reserved for each library, by what the drivers have measured."""
+    """Adjust each library's reservation to the measured memory."""
     for number, sizes in event.used.items():
         library = state.libraries.get(number)
         if library is None or not library.has_process:

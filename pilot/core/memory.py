@@ -1,4 +1,4 @@
-"""Device memory: claims, reservations, and what recipes declare.
+"""Device memory: claims, reservations, and declarations of recipes.
 
 The manager's ledger is a budget, the pilot's says what each library really holds. Orders that free memory are carried
 out at once. A library that starts or grows has a *claim* until its memory and a place for its process are free. Claims
@@ -21,7 +21,7 @@ from stoker.protocol.to_manager import DeviceFacts, LibraryResized
 
 # ---- claims
 
-PROSPECT_S = 1.0  # an order that makes room may come so much later than the claim that needs it
+PROSPECT_S = 1.0  # seconds by which an order that makes room may follow its claim
 
 
 def is_declared(state: CoreState, library: PilotLibrary) -> bool:
@@ -31,7 +31,7 @@ def is_declared(state: CoreState, library: PilotLibrary) -> bool:
 
 
 def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
-    """Hold `memory_bytes` on each of a library's devices, now (True) or when `met` finds room for it."""
+    """Reserve memory on a library's devices now (True), or claim it for later."""
     withdraw_claim(state, library)
     if _take(state, library, memory_bytes):
         return True
@@ -69,7 +69,7 @@ def release_memory(state: CoreState, library: PilotLibrary) -> None:
 
 
 def budget_bytes(state: CoreState, library: PilotLibrary) -> int:
-    """What a library holds or will come to hold on each of its devices."""
+    """Bytes that a library holds, or will hold, on each of its devices."""
     if not library.has_process:
         return library.ordered.device_memory_bytes
     return state.claims.get(library.number, state.ledger.held(library.number))
@@ -82,7 +82,7 @@ def has_room(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool
 
 
 def why_hopeless(state: CoreState, library: PilotLibrary) -> str:
-    """Why waiting does not meet a library's claim; empty while something that is about to happen may meet it."""
+    """Why waiting cannot meet a library's claim; empty if it may."""
     wanted = state.claims.get(library.number)
     if wanted is None:
         return ""
@@ -136,7 +136,7 @@ def _coming_bytes(state: CoreState, device: DeviceId) -> int:
 
 
 def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
-    """The manager wants a library to hold `size` bytes on each of its devices; this replaces a growth that waits."""
+    """Resize a library to `size` bytes on each device; replaces a waiting growth."""
     library = state.libraries.get(number)
     if library is None:
         return
@@ -159,7 +159,7 @@ def tell_size(state: CoreState, library: PilotLibrary, size: int) -> None:
 
 
 def refuse_resize(state: CoreState, library: PilotLibrary, why: str, *, ordered_bytes: int) -> None:
-    """A library stays as it is, and does not come to hold what was ordered."""
+    """Keep a library's size, and say why."""
     withdraw_claim(state, library)
     state.log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
     report_unchanged(state, library, ordered_bytes=ordered_bytes)
@@ -172,7 +172,7 @@ def report_unchanged(state: CoreState, library: PilotLibrary, *, ordered_bytes: 
 
 
 def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -> None:
-    """A library has changed what it uses (or its context has refused to: a size below zero)."""
+    """Record a library's new size; below zero: its context refused."""
     size = message.device_memory_bytes
     ordered = library.resizes.pop(0) if library.resizes else size
     try:
@@ -187,7 +187,7 @@ def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -
 
 
 def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
-    """What a recipe declares of such a device in bytes; 0 if nothing."""
+    """Bytes of such a device that a recipe declares; 0 if none."""
     memory, device_memory = needs.memory_bytes, needs.device_memory_bytes
     if facts.on_host:
         return max(memory, device_memory)
@@ -199,12 +199,12 @@ def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
 
 
 def takes_one_process(facts: DeviceFacts) -> bool:
-    """True if a second process on the device would fail: a GPU whose compute mode is EXCLUSIVE_PROCESS."""
+    """True if a second process would fail (compute mode EXCLUSIVE_PROCESS)."""
     return facts.processes == 1
 
 
 def settle_reservation(state: CoreState, library: PilotLibrary) -> None:
-    """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room."""
+    """Replace a guessed reservation by the measured bytes, within the free room."""
     if is_declared(state, library):
         return
     number, devices = library.number, state.devices_of(library)

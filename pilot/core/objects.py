@@ -1,6 +1,6 @@
 """Objects that the pilot lacks, and which cached objects to evict for room.
 
-Only this file changes which objects are wanted and which ones the manager was told of. The pilot asks for a missing
+Only this file changes which objects are wanted and which ones were reported. The pilot asks for a missing
 object (`WantObjects`), the manager names its sources (`FetchObject`), and the pilot reports each object that arrives,
 each source that fails, and each object that leaves the cache. Eviction takes the least recently used object first.
 """
@@ -25,7 +25,7 @@ from stoker.protocol.to_pilot import FetchObject
 
 
 def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
-    """Have a library wait for objects that the cache lacks, and ask the manager for those without a known source."""
+    """Record objects that a library lacks, and ask the manager for sources."""
     unasked = []
     for ref in refs:
         found = state.wants.get(ref.name)
@@ -65,13 +65,13 @@ def report_found(state: CoreState, names: Iterable[str]) -> None:
 
 
 def ask_for_objects_again(state: CoreState) -> None:
-    """Ask the manager again for every missing object: its answers may have been lost with the connection."""
+    """Ask the manager again for every missing object."""
     if state.wants:
         state.tell(WantObjects(tuple(each.ref for each in state.wants.values())))
 
 
 def set_sources(state: CoreState, order: FetchObject) -> Want | None:
-    """The manager names the sources of an object: fetch it. Returns its want if there is no source at all."""
+    """Fetch an object from these sources. Returns its want without any."""
     name = order.object.name
     found = state.wants.get(name)
     if found is None and order.keep and name not in state.told:
@@ -92,7 +92,7 @@ def set_sources(state: CoreState, order: FetchObject) -> Want | None:
 
 
 def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
-    """Report an object that has arrived; returns the want of it, if a library waited."""
+    """Report an object that arrived; returns its want, if a library waited."""
     found = state.wants.pop(event.name, None)
     state.told.add(event.name)
     state.tell(
@@ -120,7 +120,7 @@ def source_failed(state: CoreState, name: str, reason: str, peer: PilotId) -> No
 
 
 def give_up_object(state: CoreState, name: str) -> Want | None:
-    """Stop fetching an object that has no source left; returns the want of it, if a library waited."""
+    """Stop fetching an object without source; returns its want, if a library waited."""
     found = state.wants.pop(name, None)
     if found is not None:
         state.out.append(StopFetch(name))
@@ -139,7 +139,7 @@ def forget_wants(state: CoreState, library: PilotLibrary) -> None:
 
 
 def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
-    """Report objects that other pilots of the host have brought into the shared cache or evicted from it."""
+    """Report objects that other pilots brought into the cache or evicted."""
     gone = state.told - sizes.keys()
     fresh = sizes.keys() - state.told - state.wants.keys()
     if gone:
@@ -169,7 +169,7 @@ _SAFE = frozenset(string.ascii_lowercase + string.digits + "-_.")
 
 
 class CachedObject(msgspec.Struct, frozen=True):
-    """One cached object: its cache name, length, when it was last used (any clock), and whether it may not go."""
+    """A cached object: its name, length, time of last use (any clock), and whether it is pinned."""
 
     name: str
     size_bytes: int
@@ -181,11 +181,11 @@ class Shortage(enum.Enum):
     """Why no plan makes room."""
 
     TOO_LARGE = "too large"  # it is larger than the whole cache
-    PINNED = "pinned"  # what is in use leaves too little, even if all the rest went
+    PINNED = "pinned"  # pinned objects leave too little room
 
 
 def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:
-    """Names to evict, in order, so that `size_bytes` more fit under `bound_bytes`; or why there is no such plan."""
+    """Names to evict, in order, so that `size_bytes` more fit; or why that is impossible."""
     if size_bytes > bound_bytes:
         return Shortage.TOO_LARGE
     here = sorted(entries, key=lambda entry: (entry.used_at, entry.name))
@@ -201,7 +201,7 @@ def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: 
 
 
 def file_name(name: str) -> str:
-    """An object's cache name as one path component that every file system takes; different names stay different."""
+    """A cache name as a unique path component that every file system takes."""
     out = []
     for place, byte in enumerate(name.encode()):
         char = chr(byte)

@@ -19,9 +19,9 @@ from stoker.protocol.wire import VERSION
 from stoker.units import show_seconds
 
 WELCOME_S = 5.0  # a hello that has had no answer for this long is sent again
-FIRST_CONTACT_S = 60.0  # a pilot that has not joined yet waits at least so long for its manager
+FIRST_CONTACT_S = 60.0  # seconds that a pilot waits at least for its first welcome
 MARGIN_S = 12.0  # when a pilot begins to leave before its walltime is over; of a short walltime a fifth
-_EXIT = 0.25  # what ending takes, of that: calls that still run are then given up
+_EXIT = 0.25  # part of the margin that ending takes
 _SAME_S = 2.0  # two answers about the walltime that differ by less are the same
 FIRST_LINE_S = 4.0  # a load that takes less says nothing
 TOLD_RECIPE_BYTES = 65_536  # the loader of a recipe that goes along with a hello has no more bytes than this
@@ -63,7 +63,7 @@ def greet(state: CoreState, event: events.HelloDue) -> None:
 
 
 def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple[to_manager.LibraryFacts, ...]:
-    """The libraries that are here, and those that have ended unknown to the manager."""
+    """The present libraries, and ended ones that the manager does not know of."""
     here = [
         to_manager.LibraryFacts(
             library=number,
@@ -91,7 +91,7 @@ def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple
 
 
 def wants_hello(state: CoreState) -> bool:
-    """Whether a hello is due although the connection stands: the manager has asked for it, or has not heard one."""
+    """True if the manager asked for a hello, or did not answer the last one."""
     return state.hello_is_due or (state.awaits_welcome and state.greeted_at < state.now - WELCOME_S)
 
 
@@ -164,7 +164,7 @@ def on_tick(state: CoreState, event: events.Tick) -> None:
 
 
 def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> None:
-    """The pilot ends now: tell what becomes of what it held."""
+    """The pilot ends now: report its libraries and calls."""
     state.has_ended = True
     for library in list(state.libraries.values()):
         library.told_to_end = True

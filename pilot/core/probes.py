@@ -14,7 +14,7 @@ from stoker.pilot.core.state import NEVER, CoreState, DeviceTurn
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFault
 
-AGAIN_S = 2.0  # a device that has failed once is probed again after so long
+AGAIN_S = 2.0  # seconds until a device that failed once is probed again
 
 
 def start_due_probes(state: CoreState) -> None:
@@ -30,7 +30,7 @@ def start_due_probes(state: CoreState) -> None:
 
 
 def suspect(state: CoreState, devices: Iterable[DeviceId]) -> None:
-    """Devices have failed in a call: probe them at once, beside other libraries too."""
+    """Devices have failed in a call: probe them at once, even in use."""
     for device in devices:
         turn = state.turns.get(device)
         if turn is not None and device in state.facts.probed:
@@ -60,7 +60,7 @@ def probed(state: CoreState, event: Probed) -> None:
 
 
 def device_away(state: CoreState, device: DeviceId, reason: str) -> None:
-    """A device is not there, or is there again (no reason)."""
+    """A device is absent for this reason, or present again (no reason)."""
     if _watched(state, device).health.silent(reason):
         _set_fault(state, device, reason)
 

@@ -1,4 +1,4 @@
-"""What the pilot does about each event: the table of contents of the pilot.
+"""The pilot's reactor: one function per event, the table of contents of the pilot.
 
 `react` takes one event. Each function handles one event, order or message, and lists its steps in the order in which
 they happen. A step lives in the file of its subject and never calls back up.
@@ -273,7 +273,7 @@ def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
 
 
 def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
-    """Drop calls that wait, and stop those that run if the order says so."""
+    """Drop waiting calls, and stop running ones if the order says so."""
     library = state.libraries.get(order.library)
     if library is None:
         return
@@ -290,7 +290,7 @@ def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
     if order.running:
         lifecycle.stop_calls(state, library, rest, least_s=order.grace_s, failure=None)
         return
-    for call in rest:  # those that yield may stop, since nobody takes their pieces; the others may finish
+    for call in rest:  # calls that yield may stop, as their pieces are not wanted; others may finish
         if call in library.streams:
             state.out.append(TellLibrary(library.number, Evict(call=call)))
 
@@ -376,7 +376,7 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
     library.resident_bytes, library.ready_at = message.resident_bytes, state.now
     library.slots = message.slots
     own = state.devices_of(library)[0].process_bytes
-    if message.device_bytes:  # what torch holds; CUDA has taken more for the process
+    if message.device_bytes:  # held by torch; CUDA has taken more for the process
         library.device_bytes = max(library.device_bytes, message.device_bytes + own)
     ready = to_manager.LibraryReady(
         library=library.number,
@@ -399,7 +399,7 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
 
 
 def on_garbled(state: CoreState, library: PilotLibrary, reason: str) -> None:
-    """What came over a library's socket cannot be read: that is the end of this library."""
+    """End a library whose bytes cannot be read."""
     library.garbled = library.garbled or reason
     what = f"lib-{library.number} wrote bytes to its socket that are no message: {library.garbled}"
     if not library.told_to_end:

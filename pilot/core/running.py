@@ -3,7 +3,7 @@
 Only this file changes which calls a library holds (`held`). A call enters with `hold_calls` and leaves exactly once.
 Later messages about it change nothing.
 
-Pieces of results are neither in the journal nor in numbered frames. The pilot keeps those that the client has not
+Pieces of results are neither in the journal nor in numbered frames. The pilot keeps the ones that the client has not
 acknowledged, and sends them again after each welcome or when the client asks.
 """
 
@@ -66,14 +66,14 @@ def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float
 
 
 def drop_ended(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """Calls have ended in a library; returns those of them that it held until now."""
+    """Calls have ended in a library; returns the ones that it held."""
     here = _leave(library, calls)
     library.served += len(here)
     return here
 
 
 def drop_returned(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """A library has given calls back; returns those of them that it held until now."""
+    """A library has returned calls; returns the ones that it held."""
     return _leave(library, calls)
 
 
@@ -113,7 +113,7 @@ def take_back_waiting(library: PilotLibrary, count: int) -> list[CallId]:
 
 
 def drop_waiting(library: PilotLibrary, calls: Collection[CallId]) -> list[CallId]:
-    """Take out those of `calls` that were not even sent to the library."""
+    """Take out the given calls that were not sent to the library yet."""
     out: list[CallId] = []
     for order in (*library.waiting, *library.orders_waiting_for_arguments.values()):
         out += [spec.call for spec in order.calls if spec.call in calls]
@@ -137,7 +137,7 @@ def _leave(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
 
 
 def give_back(library: PilotLibrary, *, count: int = 0, calls: tuple[CallId, ...] = ()) -> GiveBack:
-    """An order to give calls back: so many, or these."""
+    """An order to give back `count` calls, or these."""
     library.orders_back += 1
     return GiveBack(count=count, calls=calls, order=library.orders_back)
 

@@ -18,7 +18,7 @@ from stoker.units import show_bytes
 
 
 def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes | None) -> None:
-    """Steps of a library's engine took so long; numbers that no measurement gives are left out."""
+    """Record measured step times of a library's engine, if they are sound."""
     if times is None or not times.samples or not times.is_sound():
         return
     key = _key(state, library)
@@ -27,7 +27,7 @@ def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes |
 
 
 def known_step_times(state: CoreState, library: PilotLibrary) -> StepTimes | None:
-    """What steps of a library's engine take; None while prompts, or the tokens behind them, are not measured."""
+    """Step times of a library's engine; None until both phases are measured."""
     times = state.step_times.get(_key(state, library))
     return times if times is not None and times.prefill and times.decode else None
 
@@ -102,7 +102,7 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
 
 
 def objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> None:
-    """What of a library's objects is in the cache: it waits for the others, or goes on."""
+    """Record a library's pinned objects; it waits for the others, or starts."""
     if library.stage is not Stage.FETCHING:
         return
     if event.failed is not None:
@@ -131,7 +131,7 @@ def object_arrived(state: CoreState, event: ObjectArrived) -> None:
 
 
 def object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
-    """An object will not come: libraries that wait for it fail, or go on without it."""
+    """Fail libraries that wait for a lost object, or start them without it."""
     found = objects.give_up_object(state, name)
     for number in tuple(found.libraries) if found is not None else ():
         library = state.libraries.get(number)
@@ -167,7 +167,7 @@ def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> N
 
 
 def refuse_start(state: CoreState, library: PilotLibrary, what: str) -> None:
-    """A library cannot start for want of something that this pilot lacks: it is loaded elsewhere."""
+    """End a library that cannot start on this pilot: it is loaded elsewhere."""
     failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
     running.blame(library, failure)
     lifecycle.finish_library(state, library, ProcessEnded(library.number))
@@ -225,7 +225,7 @@ def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
 
 
 def meet_memory_claims(state: CoreState) -> None:
-    """Devices have more room than before: libraries that wait for it go on."""
+    """Start or grow the libraries whose claims fit now."""
     for library, memory_bytes in memory.met_claims(state):
         if library.stage is Stage.WAITING:
             start_process(state, library)
@@ -234,7 +234,7 @@ def meet_memory_claims(state: CoreState) -> None:
 
 
 def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
-    """A library has waited for room for a while: go on as long as something there is about to end or to shrink."""
+    """Refuse a claim if no library on its devices will end or shrink."""
     wanted = state.claims.get(library.number)
     if wanted is None:
         return

@@ -58,7 +58,7 @@ NEXT = {
 }
 """The one table of transitions."""
 TAKES_CALLS = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING, Stage.READY})
-"""Stages in which a library may be given calls (those that are not ready hold them until they are)."""
+"""Stages in which a library may be given calls; before READY it holds them."""
 SERVES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which its process runs calls
 
 
@@ -132,7 +132,7 @@ class Ledger:
             self._free[device] += memory_bytes
 
     def free(self, device: DeviceId) -> int:
-        """Bytes of a device that nobody holds."""
+        """Free bytes of a device."""
         return self._free[device]
 
     def held(self, library: LibraryId) -> int:
@@ -171,7 +171,7 @@ class Timers:
 
     @property
     def next_at(self) -> float:
-        """When the next timer is due; infinite when there is none."""
+        """When the next timer is due; infinite without timers."""
         return self._timers[0][0] if self._timers else float("inf")
 
 
@@ -182,7 +182,7 @@ _MOST_STOPS = 10_000  # Slurm stops a job this often in a week when it takes tur
 
 
 class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pilot is from its start to its end.
+    """Facts of a pilot that never change.
 
     `address`: where other pilots reach its machine; `peer`: where it serves objects; `cache`: identity of its object
     cache; `folder`: its logs, for people; `is_carried`: it does not see the session's folder, so payloads travel.
@@ -236,12 +236,12 @@ class PilotLibrary:
         self.held: dict[CallId, float] = {}
         """Calls in it, in the order in which they came, each with its time limit in seconds (0 = none)."""
         self.waiting: list[RunCalls] = []  # orders that wait until it is ready, or until their arguments are here
-        self.streams: dict[CallId, PieceWindow] = {}  # those of the calls that give their results in pieces
+        self.streams: dict[CallId, PieceWindow] = {}  # calls that give their results in pieces
         self.served = 0
         self.has_limits = False
 
         self.ordered_at = now
-        self.fetched_at = 0.0  # when all its files were here; what it waits for from then on is room on its devices
+        self.fetched_at = 0.0  # when all its files were here; from then on it waits for room on its devices
         self.started_at = 0.0
         self.hello_at = 0.0
         self.ready_at = 0.0
@@ -263,26 +263,26 @@ class PilotLibrary:
         self.garbled = ""  # why nothing more is read from its socket, once something came there that is no message
         self.hung_up_at = 0.0  # when its socket closed, while its process lives on
         self.cache_lacks_bytes = 0
-        """What other libraries use in the cache and would have to go, so that its objects fit."""
+        """Bytes that other libraries use in the cache and that must go, so that its objects fit."""
 
         self.is_killed = False  # true once the pilot has ordered the kill of its process
         self.stopping: dict[CallId, StoppingCall] = {}  # calls that were told to stop
         self.stuck: set[CallId] = set()  # calls that were told to stop and did not react in time
-        self.stuck_at = 0.0  # when the grace of the first of them ended; 0 if there are none
+        self.stuck_at = 0.0  # when the grace of the first of them ended; 0 without any
         self.asked_back_at = 0.0  # since when it owes an answer to an order to give calls back; 0 = it owes none
         self.orders_back = 0  # how many orders to give calls back it was sent
-        self.void_order = 0  # what it answers to orders up to this one was answered in its place
+        self.void_order = 0  # answers to orders up to this one are ignored
         self.times_idle = 0
         """How often in a row it was observed with calls of which it had begun none, and heard of with nothing."""
         self.resizes: list[int] = []
-        """Resizes that it was told of and has not answered: what each leaves it of each device, in bytes."""
+        """Resizes that it has not answered: bytes of each device that each leaves it."""
 
         self.slots = 0  # how many calls it runs at once, as it has said; 0: as its recipe says, or it is not ready
         self.resident_bytes = 0
-        self.device_bytes = 0  # what it uses of the fullest of its GPUs, measured; 0 = not known
+        self.device_bytes = 0  # measured bytes on the fullest of its GPUs; 0 = not known
         self.is_settled = False  # whether its reservation of device memory rests on a measurement
         self.is_over = False  # whether it uses more of a device than could be reserved for it
-        self.last_line = ""  # what it had printed last when the manager was told while it loaded
+        self.last_line = ""  # the last line of its log that was reported while it loaded
 
     @property
     def serves(self) -> bool:
@@ -332,13 +332,13 @@ class Want:
 
 
 class DeviceTurn:
-    """When a device is probed next, and what probes of it have come to."""
+    """When a device is probed next, and its health."""
 
     def __init__(self) -> None:
         self.health = DeviceHealth()
         self.due_at = 0.0
         self.is_under_way = False
-        self.is_urgent = False  # whether it has failed in a call, and is probed even beside libraries
+        self.is_urgent = False  # whether it has failed in a call, and is probed even in use
 
 
 class CoreState:
@@ -352,9 +352,9 @@ class CoreState:
         self.ledger = Ledger({device.device: device.memory_bytes for device in facts.devices})
         self.libraries: dict[LibraryId, PilotLibrary] = {}
         self.claims: dict[LibraryId, int] = {}
-        """What libraries that are to start or to grow wait for: bytes that each should come to hold on its devices."""
+        """Bytes of each device that libraries wait for, to start or to grow."""
         self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()
-        """What libraries were that have ended, until the manager surely knows."""
+        """Facts of ended libraries, until the manager surely knows."""
         self.last_library = 0  # the highest number of a library that it was told to start
         self.last_ticket = 0  # the number of the last order whose arguments it had brought
         self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)
@@ -367,7 +367,7 @@ class CoreState:
         self.told_snapshots: list[SnapshotHere] = []
 
         self.step_times: dict[tuple[str, str], StepTimes] = {}
-        """What steps of a context's engine take on a kind of device, by the recipe's key and the kind."""
+        """Step times of engines, by the recipe's key and the kind of device."""
 
         self.turns = {device: DeviceTurn() for device in facts.probed}
         self.faults: dict[DeviceId, str] = {device.device: device.fault for device in facts.devices if device.fault}
@@ -383,20 +383,20 @@ class CoreState:
         self.lease_s = facts.lease_s
 
         self.ends_at = NEVER
-        self.drain_at = NEVER  # when the batch system ends this job, and when the pilot begins to leave by itself
+        self.drain_at = NEVER  # when the pilot begins to leave before the job ends
         self.leaving = ""  # why the pilot ends; empty while it does not
         self.loss: LossReason | None = None
         """Why it ends although neither the manager nor its walltime wants it; None while they do, or it stays."""
         self.leave_by = NEVER
-        self.says_farewell = True  # whether the manager is to be told of the end (not when it refused the pilot)
+        self.says_farewell = True  # False if the manager refused the pilot
         self.has_ended = False  # whether the end was told: orders count for nothing from then on
         self.exit_code = 0
         self.is_unfit = False
-        """Whether it lacks what its job gave it: what fails here is no fault of contexts and calls."""
+        """True if it lacks something that its job gave it: failures here are no fault of contexts and calls."""
         self.hands_on_until = 0.0
         """Others get what only this pilot has: until then it stays, unless the manager says that they have it."""
         self.serves_until = 0.0
-        """So long it stays for those that get something from it just now; 0 = since it leaves there was none."""
+        """Until then it stays for current transfers; 0 = there were none since it leaves."""
 
     @property
     def awaits_welcome(self) -> bool:

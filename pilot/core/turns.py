@@ -61,7 +61,7 @@ class FirstCome(Generic[T]):
     def begin(self, entry: tuple[int, T]) -> bool:
         """Take out this entry of `next`; False if it was given back, or another consumer took it."""
         try:
-            self._waiting.remove(entry)  # compares ids first, all in C: nobody can take it half way
+            self._waiting.remove(entry)  # compares ids first, all in C, so it is atomic
         except ValueError:
             return False
         return True
@@ -77,7 +77,7 @@ class FirstCome(Generic[T]):
         return out
 
     def drop(self, calls: Iterable[int]) -> list[int]:
-        """Take out those of `calls` that have not begun; returns them."""
+        """Take out the given calls that have not begun; returns them."""
         wanted = set(calls)
         return [entry[0] for entry in tuple(self._waiting) if entry[0] in wanted and self.begin(entry)]
 
@@ -122,19 +122,19 @@ def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
 
 # ---- one more request
 
-OVERESTIMATE = 1.1  # every step is taken to last so many times what was measured (§VI-C)
+OVERESTIMATE = 1.1  # factor on measured step times (§VI-C)
 
 _MOST_TURNS = 64  # a play that is longer is not followed to its end: prompts that wait in such numbers are late anyway
 
 
 class StepCost(Protocol):
-    """What the steps of a model take on a kind of device, in seconds."""
+    """Step times of a model on a kind of device, in seconds."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
-        """To read so many tokens of a prompt, each of which attends to `length` others in the mean."""
+        """Seconds to read `tokens` of a prompt, each attending to `length` others on average."""
 
     def decode_s(self, rows: int, length: float) -> list[float]:
-        """One token for each of so many requests of this mean length: a list of one."""
+        """Seconds of one token for each of `rows` requests of this mean length, in a list of one."""
 
 
 class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -147,7 +147,7 @@ class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
-    """What the engine of one library has to do.
+    """The work of one library's engine.
 
     `rows` requests write, of mean length `length`; their most urgent punctual token is due at `due_at`. `prompts` are
     to be read, the most urgent first. `late_at`: when the most urgent late token was due. `ready_at`: its cache is
@@ -178,11 +178,11 @@ class _Player:
         self.due_at = outlook.due_at
         self.tpot_s = outlook.tpot_s
         self.prompts = prompts
-        self.read_last = False  # its last step read a prompt: those that write have the next one
+        self.read_last = False  # its last step read a prompt: writing requests have the next one
         self.ready_at = outlook.ready_at
         self.late_at = outlook.late_at
         self.since = since  # when it has asked for its turn
-        self.decode_s = self._decode_s() if self.rows else 0.0  # what its next step that writes takes
+        self.decode_s = self._decode_s() if self.rows else 0.0  # seconds of its next step that writes
 
     def urgency(self) -> float:
         due_at = self.due_at

@@ -21,7 +21,7 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 class PilotDevice(msgspec.Struct, frozen=True):
-    """A device: its facts for the manager, and those that only the pilot needs. `cores` are its processor cores."""
+    """A device: its facts for the manager, and facts for the pilot alone. `cores` are its processor cores."""
 
     facts: DeviceFacts
     cores: tuple[int, ...] = ()

@@ -75,7 +75,7 @@ JOB_VARIABLES = {
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The GPUs that were granted. `of_node`: `names` count GPUs of the node. `refusal`: why there are none."""
+    """The GPUs that were granted. `of_node`: `names` count GPUs of the node. `refusal`: why no GPU was granted."""
 
     variable: str = ""
     names: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ _T = TypeVar("_T")
 
 
 class GrantedGpus(msgspec.Struct, frozen=True):
-    """GPUs to offer. `why`: the reason why there are none; `left_out`: the faults of granted GPUs."""
+    """GPUs to offer. `why`: the reason for an empty list; `left_out`: the faults of granted GPUs."""
 
     devices: tuple[PilotDevice, ...] = ()
     why: str = ""
@@ -171,7 +171,7 @@ def within(limit_s: float, ask: Callable[[], _T]) -> _T:
         raise TimeoutError from None
     if error is not None:
         raise error
-    return answer  # type: ignore[return-value]  # None only beside an error
+    return answer  # type: ignore[return-value]  # None only with an error
 
 
 def _find(nvml: Any, grant: Grant) -> GrantedGpus:

@@ -170,7 +170,7 @@ XIDS = {
     120: "its system processor failed",
     140: "a memory error that could not be recovered",
 }
-_UNKNOWN_TIMES = 3  # number of "Unknown Error" answers in a row that are a fault: some drivers say that of a lost GPU
+_UNKNOWN_TIMES = 3  # "Unknown Error" answers in a row that are a fault: some drivers give them for a lost GPU
 
 
 class Health:
@@ -309,7 +309,7 @@ class Monitor:
                 self._measure()
             except self._nvml.NVMLError:  # no driver any more, or no such GPU: its fault has been noted
                 self._reading = None
-            except Exception:  # a pynvml that lacks what is asked for here
+            except Exception:  # a pynvml that lacks one of these functions
                 self._reading = None
                 log.exception("%s cannot be watched through NVML", self._uuid)
                 return

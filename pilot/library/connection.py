@@ -168,7 +168,7 @@ class LibraryOutbox:
         if isinstance(outcome, CallProgress):
             self.send([RunEvicted(progress=_with_checkpoint(outcome, report))])
             return
-        if report is not None:  # what a call has said last is known before it ends
+        if report is not None:  # a call's last progress goes before its end
             self.send([Reports([report])])
         if not self.ends:
             self.oldest_end = ended_at
@@ -265,6 +265,6 @@ class BatchReports:
             time.sleep(_LOOK_S)
             try:
                 self.send_if_due(time.monotonic())
-            except Exception:  # what a context of the user's says of itself; calls go on
+            except Exception:  # the user's context raised; calls continue
                 traceback.print_exc()
                 return

@@ -96,7 +96,7 @@ def _others_fill(file: str, devices: Collection[int]) -> bool:
 
 
 def _own_bytes(file: str, device: int) -> int:
-    """Bytes of the file, and of what this process has open there for writing: a removed file keeps its room."""
+    """Bytes of the file, and of files that this process has open there for writing."""
     sizes: dict[int, int] = {}
     places: list[str | int] = [file, *map(int, os.listdir("/proc/self/fd"))]
     for each in places:

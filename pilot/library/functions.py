@@ -130,7 +130,7 @@ class TransferError(Exception):
 
 
 class Packer:
-    """Opens what calls bring, and packs what they give back. `settings`: where this library is."""
+    """Unpickles what calls bring, and pickles what they return."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -194,7 +194,7 @@ class Packer:
     # ---- what it gives back
 
     def parts(self, value: Any, *, what: str) -> list[Any]:
-        """Pickle a result or a piece of one (`what`). Raises TransferError."""
+        """Pickle a result or a part of one (`what`). Raises TransferError."""
         try:
             if type(value) in _SMALL:
                 return [payloads.dumps(value, what=what)]
@@ -252,7 +252,7 @@ def _map(path: str) -> memoryview:
 
 
 def clean(text: str) -> str:
-    """Make a user's text fit for a frame: valid UTF-8, and its middle left out if it is long."""
+    """Make a user's text valid UTF-8, and shorten its middle."""
     if len(text) > _TEXT_MOST:
         text = f"{text[: _TEXT_MOST // 2]} … {len(text) - _TEXT_MOST:,} characters … {text[-_TEXT_MOST // 2 :]}"
     return text.encode("utf-8", "replace").decode()
@@ -280,7 +280,7 @@ class SideBySide:
         self._is_one_folder = True
 
     def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
-        """The call whose turn it is, which begins in this slot; None when none may begin yet."""
+        """Take the next call for this slot; None if none may begin yet."""
         while (entry := queue.next()) is not None:
             versions = self._wanted(entry[1])
             if any(
@@ -298,7 +298,7 @@ class SideBySide:
         return None
 
     def end(self, slot: int) -> bool:
-        """The call of this slot has ended, if it ran one. Returns whether another may wait for that."""
+        """The slot's call has ended. Returns whether another may wait for that."""
         self._running.pop(slot, None)
         waits, self._keeps_one_waiting = self._keeps_one_waiting, False
         return waits

@@ -91,7 +91,7 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def publish(self, work: EngineWork) -> None:
-        """Let others see what the engine has to do: the pilot's agent weighs offers by it."""
+        """Publish the engine's work, by which the agent weighs offers."""
         row = self._present_row()
         if row is not None:
             self._board.write_work(row.number, packed(self._library, work))
@@ -179,7 +179,7 @@ class LibraryTurns:
             return False
         row.state = TurnState.WAITS
         with board.lock:
-            if board.snapshot() == read:  # nobody has written meanwhile: what was worked out holds
+            if board.snapshot() == read:  # the board is unchanged, so the choice holds
                 rows[row.number] = row
                 board.write(row)
                 self._give(chosen, rows, now)
@@ -192,7 +192,7 @@ class LibraryTurns:
     def _holds(self) -> bool:
         assert self._row is not None
         row = self._board.row(self._row.number)
-        if row is None or not row.is_of(self._row):  # somebody took it for dead
+        if row is None or not row.is_of(self._row):  # another library took it for dead
             self._join()
             return True
         self._row.state, self._row.held_at = row.state, row.held_at
@@ -236,7 +236,7 @@ class LibraryTurns:
     def _wake(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             if number != self._number and self._waker is not None:
-                with contextlib.suppress(OSError):  # it looks by itself a little later
+                with contextlib.suppress(OSError):  # it looks at the board a little later
                     self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_of(self._board, number))
 
     @property

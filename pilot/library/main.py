@@ -55,7 +55,7 @@ _LEAST_ROOM_BYTES = 64 << 10  # a scratch disk that refuses 64 KiB is full
 
 
 def serve(number: int) -> None:
-    """Be the library on this socket: load the context, serve calls, return when told to stop."""
+    """Be the library on this socket until it is told to stop."""
     # A batch system sends SIGTERM to every process of a job, and the agent decides what happens to calls. Child
     # processes of user code keep the default.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)

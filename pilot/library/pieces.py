@@ -44,7 +44,7 @@ class GangMeetings:
         self._changed = threading.Condition()
 
     def told(self, call: int, address: str) -> None:
-        """Rank 0 of a call's gang awaits the others here; empty: this rank is called off."""
+        """Note where rank 0 of a call's gang listens; empty: this rank is called off."""
         with self._changed:
             self._addresses[call] = address
             while len(self._addresses) > _KEPT:
@@ -53,12 +53,12 @@ class GangMeetings:
 
     def over(self, call: int) -> None:
         """Forget a rank whose part has ended."""
-        if self._addresses:  # after every call, and hardly ever is there one
+        if self._addresses:  # usually empty
             with self._changed:
                 self._addresses.pop(call, None)
 
     def seat(self, call: CallId, place: GangPlace, *, limit_s: float) -> Gang:
-        """Return a rank's place, once the meeting point is known. Raises GangBroken if it stays unknown."""
+        """Return a rank's place, once its gang's address is known. Raises GangBroken."""
         if place.size == 1:
             return Gang(rank=0, size=1)
         if place.rank == 0:
@@ -182,7 +182,7 @@ _now = time.monotonic
 
 
 class PieceGathering:
-    """Hands pieces to `send`, in order, from any thread: one that yields, or one that sends what has waited."""
+    """Passes pieces to `send`, in order, from any thread."""
 
     def __init__(self, send: Callable[[list[Yielded]], None]) -> None:
         self.calls = 0  # how many calls yield
@@ -316,7 +316,7 @@ class YieldingRun:
         self._bytes = 0
 
     def put(self, piece: bytes) -> bool:
-        """Send a piece as soon as there is room. False if it is no longer wanted."""
+        """Send a piece once there is room. False if it is not wanted any more."""
         if not self._wait(lambda: self._has_room(len(piece))):
             return False
         with self._lane.changed:

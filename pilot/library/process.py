@@ -48,7 +48,7 @@ _LONGEST = 60  # `multiprocessing` adds 31 characters, and a socket path has at 
 
 
 class ScratchGuard:
-    """The scratch folder of the pilot, which a batch system may clear under a living one."""
+    """Detects that the pilot's scratch folder was cleared."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class ScratchGuard:
 
     @property
     def is_gone(self) -> bool:
-        """True if it was removed, also before this was made; made again by another hand it is another."""
+        """True if the folder was removed, even if it was made again."""
         return self._is is None or _identity(self._folder) != self._is
 
 
@@ -71,7 +71,7 @@ def _identity(place: str | int) -> tuple[int, int] | None:
 
 
 class ClearedFolder:
-    """A folder that `clear` empties, except for its content when `keep` was called. Raises OSError."""
+    """A folder that `clear` empties, except for what `keep` has seen. Raises OSError."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -81,7 +81,7 @@ class ClearedFolder:
         self.clear()
 
     def is_touched(self) -> bool:
-        """True if an entry of the folder was made or removed since it was cleared, or the folder itself."""
+        """True if an entry, or the folder, changed since it was cleared."""
         try:
             facts = os.fstat(self._open)
         except OSError:  # a call has closed it
@@ -90,7 +90,7 @@ class ClearedFolder:
 
     @property
     def short_path(self) -> str:
-        """A path of the folder for Unix sockets, whose paths have 107 characters at most."""
+        """A path short enough for Unix sockets."""
         if len(os.fsencode(self.path)) <= _LONGEST:
             return self.path
         return f"/proc/{os.getpid()}/fd/{self._open}"
@@ -135,7 +135,7 @@ class ClearedFolder:
 
 
 def clear_temporary(folder: ClearedFolder) -> None:
-    """Empty a folder of temporary files, and have `multiprocessing` make its own folder there again. Raises OSError."""
+    """Empty a temporary folder, and reset `multiprocessing`'s own. Raises OSError."""
     folder.clear()
     made = getattr(process.current_process(), "_config", {}).get("tempdir")
     if made is not None and not os.path.isdir(made):
@@ -151,7 +151,7 @@ _MOST_LINKS = 20
 
 
 def stand_apart() -> bool:
-    """Give this thread a separate working folder and umask. False if the system does not allow it."""
+    """Give this thread its own working folder and umask. False if not allowed."""
     code: int = ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS)
     return code == 0
 
@@ -175,7 +175,7 @@ class Workplace:
         self._is_in_own = False
 
     def enter(self, options: CallOptions) -> None:
-        """Enter the folder of a call with these options, and set its umask. Raises OSError."""
+        """Enter a call's folder, and set its umask. Raises OSError."""
         home = options.home
         if not options.folder:
             self.enter_home(home)
@@ -186,7 +186,7 @@ class Workplace:
         os.chdir(options.folder)
 
     def enter_home(self, home: ProgramFolder | None) -> None:
-        """Enter the program's folder if it is seen here, else the slot's own. Raises OSError."""
+        """Enter the program's folder if it is seen here, else the slot's. Raises OSError."""
         os.umask(self._umask if home is None else home.umask)
         is_known = home is self._home and not self._is_in_own  # the calls of a frame share their options
         self._home, self._is_in_own = home, False
@@ -213,7 +213,7 @@ class Workplace:
         folder.keep()
 
     def left(self, function: str) -> LeftFiles | None:
-        """Return the files that the call of this function has left in the slot's own folder; None without files."""
+        """Files that the call left in the slot's folder; None without files."""
         if not self._is_in_own or self._own is None or not self._own.is_touched():
             return None
         names = self._own.names()
@@ -223,7 +223,7 @@ class Workplace:
         return LeftFiles(function, shown, len(names), self._home.path if self._home is not None else "")
 
     def advice(self, error: BaseException) -> str:
-        """Advice about a file that is missing because the program's folder is not seen here; else empty."""
+        """Advice about a file that is missing because the program's folder is not seen here."""
         if not self._is_in_own or self._home is None:
             return ""
         link: BaseException | None = error
@@ -250,7 +250,7 @@ class Workplace:
         """Remove the files that the call left. Raises OSError."""
         if self._is_in_own and self._own is not None and self._own.is_touched():
             self._own.clear()
-            if not os.listdir(self._own.path):  # it was made anew
+            if not os.listdir(self._own.path):  # it was made again
                 self._link(self._own)
         if self.temporary.is_touched():
             clear_temporary(self.temporary)
@@ -277,7 +277,7 @@ _MODULES = ("sys", "builtins", "os", "pickle", "stoker.contexts.ambient")
 
 
 class LibraryFault(NamedTuple):
-    """Why a library can run no more calls, and the exit code that says so."""
+    """Why a library can run no more calls, and its exit code."""
 
     code: int
     text: str
@@ -421,7 +421,7 @@ def _lowest_free() -> int | None:
 
 
 def register_created_segments_only() -> None:
-    """From now on this process and its forks leave segments that they attach to alone."""
+    """Have this process register only shared memory segments that it creates."""
     within = threading.local()
     register, unregister = resource_tracker.register, resource_tracker.unregister
     make = shared_memory.SharedMemory.__init__
@@ -460,7 +460,7 @@ def forget_tracker() -> None:
 
 
 def leave_fork() -> None:
-    """End a forked child that has returned from the user's function, without the parent's exit handlers."""
+    """End a forked child that returned from the user's function."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -470,7 +470,7 @@ def leave_fork() -> None:
 
 
 def leave_child(error: BaseException | None) -> NoReturn:
-    """End a child that user code forked and did not end: only the library itself reports a call's end."""
+    """End a child that user code forked: only the library reports a call's end."""
     code = error.code if isinstance(error, SystemExit) else error
     try:
         if error is not None and not isinstance(error, SystemExit):

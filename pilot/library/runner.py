@@ -108,7 +108,7 @@ class Runner:
         self.ended_at = 0.0  # when the last call ended, on `time.perf_counter`
 
     def take(self, call: int) -> None:
-        """This slot runs a call next: from now on it may be asked to end."""
+        """Note the call that this slot runs next: it may be told to stop from now on."""
         self.stop = CallStop()
         self.taken = call
 
@@ -179,7 +179,7 @@ class Runner:
                 said = failures.explain_bash_failure(error, log=packer.log, log_from=self._log_from)
                 raised, failure = said or in_short(error), self._infrastructure(error)
                 payload = packer.pack_error(call, error)
-                if failure is not None and isinstance(payload, ObjectRef):  # nobody would fetch it
+                if failure is not None and isinstance(payload, ObjectRef):  # no client would fetch it
                     os.unlink(payload.source)
                     payload = b""
         if self.forked:
@@ -310,7 +310,7 @@ class Runner:
         return msgspec.structs.replace(failure, device=failed) if failed else failure
 
     def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
-        if os.getpid() != self._pid:  # a process that the call has forked has nobody to tell
+        if os.getpid() != self._pid:  # a forked process of the call reports no progress
             return False
         if state and not self._may_checkpoint:
             raise StokerError(

@@ -46,7 +46,7 @@ _now = time.perf_counter
 
 
 class LibraryServer:
-    """Serves calls on one socket until told to stop, or until the library has served `calls_allowed` (0 = any)."""
+    """Serves calls on one socket until told to stop, or for `calls_allowed` calls (0 = any)."""
 
     def __init__(
         self,
@@ -248,8 +248,8 @@ class LibraryServer:
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:
-        """End the process because it is unfit for further calls: the calls that it holds run elsewhere."""
-        self.outbox.send_waiting()  # and wait for what another thread sends just now
+        """End this process; the calls that it holds run elsewhere."""
+        self.outbox.send_waiting()  # also waits for sends of other threads
         for runner in self._runners:
             runner.forgive()
         with suppress(OSError):  # a call may have lowered the limit of file sizes

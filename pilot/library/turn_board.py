@@ -52,7 +52,7 @@ def packed(library: LibraryId, work: EngineWork) -> bytes:
 
 
 def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
-    """Decode a library and the work of its engine; None for other bytes, and for half-written ones."""
+    """Decode a library and its engine's work; None if damaged."""
     library, rows, count, length, due_at, tpot_s, late_at, taken_up, peak = _HEAD.unpack_from(data, _SUM.size)
     if count > MOST_PROMPTS:
         return None
@@ -111,7 +111,7 @@ class TurnRow(msgspec.Struct):
 
 
 class TurnBoard:
-    """The board of one pilot, as one process sees it. Raises OSError if the file cannot be opened."""
+    """One process's view of the board. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -165,8 +165,7 @@ class TurnBoard:
         self._memory[at : at + len(data)] = data
 
     def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
-        """Take a free row for an engine of this process; None if the board is full, or its device names are too
-        long."""
+        """Take a free row for an engine; None on a full board, or for too long device names."""
         names = b"\0".join(device.encode() for device in devices)
         if len(names) > 64:
             return None
@@ -180,7 +179,7 @@ class TurnBoard:
         return None
 
     def has(self, row: TurnRow) -> bool:
-        """True unless this row was freed, or is another library's or another process's by now."""
+        """True if the row is still this library's and process's."""
         here = self.row(row.number)
         return here is not None and here.is_of(row)
 

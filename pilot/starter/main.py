@@ -41,7 +41,7 @@ _ALONE_S = 10.0  # seconds until the starter gives up the seed and the others
 
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
-    """Put the archive at that path, whole and proven. Raises StartError, and OSError if the disk does not take it."""
+    """Put the archive at that path, verified. Raises StartError, OSError."""
     name, source = str(packages["name"]), str(packages["source"])
     if archive.exists() and _is(archive, name):
         return None
@@ -106,7 +106,7 @@ class Serving:
     def _keep_meeting(self) -> None:
         others: list[str] = []
         for pause_s in chain(_MEET_S, repeat(_MEET_S[-1])):
-            with suppress(wire.PeerError):  # it is busy, or away: those that are known go on
+            with suppress(wire.PeerError):  # the seed is busy or away: known sources continue
                 others = self._meet()
             self._fetch.offer(
                 [ObjectSource(address=self._seed, origin=True), *(ObjectSource(address=one) for one in others)]

@@ -34,11 +34,11 @@ _NAMES = 5  # names to try: another user may have made a folder of this user's n
 
 
 class StartError(Exception):
-    """The pilot cannot start on this node. The message says why, and what to do."""
+    """The pilot cannot start on this node."""
 
 
 def base_folder(given: str) -> Path:
-    """Where this user's pilots keep their files on this node: the same place as `stoker.pilot.agent.scratch` takes."""
+    """This user's scratch folder on this node, as `stoker.pilot.agent.scratch` chooses it."""
     parent = os.path.expandvars(given)
     if parent.startswith("$"):
         raise StartError(f"this node sets no {parent}, which [pilot] scratch names; give it a folder that is there")
@@ -55,7 +55,7 @@ def base_folder(given: str) -> Path:
 
 
 def own_folder(first: Path) -> Path | None:
-    """Return a private folder of this user at `first`, or at a similar name if another user owns that."""
+    """A private folder of this user at `first`, or at a similar name; None if all are taken."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # it is no folder
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class Environments:
         return self._root / f"{name}.tar.gz"
 
     def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:
-        """Return the folder of an environment, and make it first if it is not here. Raises StartError."""
+        """Return an environment's folder, made first if needed. Raises StartError."""
         used = self._open(f"{name}.used")
         _lock(used, fcntl.LOCK_SH)
         os.set_inheritable(used, True)
@@ -111,10 +111,10 @@ class Environments:
 
     def _make(self, folder: Path, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> None:
         self._make_room(folder, room_bytes)
-        folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # until all of it is there
+        folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # until it is complete
         archive = self.archive(folder.name)
         get(archive)
-        if folder.is_dir():  # it has lost files, and others may run in it: what is there stays
+        if folder.is_dir():  # it has lost files, and other pilots may run in it: complete files stay
             unpack(archive, folder, missing_only=True)
             finish(folder)
         else:
@@ -151,7 +151,7 @@ class Environments:
         lock = self._open(f"{place.name}.used")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # somebody runs in it
+        except OSError:  # a pilot runs in it
             return False
         else:
             gone = place.with_name(f"{place.name}.gone")
@@ -200,7 +200,7 @@ def _is_there(place: Path, member: tarfile.TarInfo) -> bool:
         return False
     if member.issym() or facts.st_size >= member.size:
         return True
-    place.unlink()  # not to be written over: somebody may have it mapped
+    place.unlink()  # not overwritten: another process may have it mapped
     return False
 
 
@@ -248,7 +248,7 @@ def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
 
 
 def environ_for(folder: Path, *, begun: str = "") -> dict[str, str]:
-    """This process's environment variables, as a program of the environment in `folder` should have them."""
+    """The environment variables of a program in this environment."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
     environ["VIRTUAL_ENV"] = str(folder)
     environ["PATH"] = os.pathsep.join([str(folder / "bin"), environ.get("PATH") or "/usr/local/bin:/usr/bin:/bin"])

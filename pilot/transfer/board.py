@@ -5,7 +5,7 @@ continue it: `recheck` reads what is there and keeps the pieces that are right.
 
 Rarest first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003). Where we
 differ: the source that reads the object's origin is asked only for pieces that no other source has or is about to have,
-because the origin should be read once. Near the end, a piece that hangs at a slow source is asked for a second time
+because the origin should be read once. Near the end, a piece that hangs at a slow source is requested again
 elsewhere. A choice looks at a sample, so its cost does not grow with the object. `Picker` is pure.
 """
 
@@ -67,7 +67,7 @@ class ObjectCopy:
         return len(self.arrivals) == len(self.pieces)
 
     def recheck(self) -> int:
-        """Keep the pieces that an earlier try has left here; returns their bytes. Raises OSError."""
+        """Keep the right pieces of an earlier try; returns their bytes. Raises OSError."""
         kept = 0
         buffer = memoryview(bytearray(PART_BYTES))
         for index, piece in enumerate(self.pieces):
@@ -80,7 +80,7 @@ class ObjectCopy:
         return kept
 
     def write(self, index: int, data: memoryview) -> bool:
-        """Put a piece where it belongs; False, and nothing is written, if these bytes are not it. Raises OSError."""
+        """Write a piece; False if the bytes are wrong. Raises OSError."""
         piece = self.pieces[index]
         if not is_right(piece, data):
             return False
@@ -93,7 +93,7 @@ class ObjectCopy:
         return True
 
     def read(self, index: int, into: memoryview) -> bool:
-        """Read a piece's bytes as they are now; False if a file is shorter than it should be. Raises OSError."""
+        """Read a piece; False if a file is too short. Raises OSError."""
         offset = 0
         for part in self.pieces[index]:
             with self._open(part.entry, os.O_RDONLY) as file:
@@ -109,7 +109,7 @@ class ObjectCopy:
             yield file
 
     def give_up(self) -> None:
-        """Free its room, even while it is open elsewhere; a file that others hold under a second name stays."""
+        """Free its room, even while it is open elsewhere."""
         if not self._folder and os.fstat(self._root).st_nlink <= 1:
             os.ftruncate(self._root, 0)
 
@@ -210,7 +210,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Offer:
-    """The pieces that one source has: missing ones (and some that have come, until they are looked at)."""
+    """The missing pieces that one source has."""
 
     origin: bool
     pieces: list[int] = field(default_factory=list)
@@ -252,7 +252,7 @@ class Picker(Generic[S]):
                     offer.pieces.append(index)
 
     def has_not(self, source: S, index: int) -> None:
-        """A source was asked for a piece and does not give it now; it will say when it does."""
+        """A source does not give a piece now."""
         offer = self._offers[source]
         self._unask(offer, index)
         if offer.known[index]:
@@ -288,7 +288,7 @@ class Picker(Generic[S]):
         return True
 
     def take(self, source: S, now: float) -> int | None:
-        """Return the piece to ask this source for, and mark it as asked for. None if there is no such piece now."""
+        """The piece to ask this source for, marked as asked; None without one."""
         offer = self._offers.get(source)
         if offer is None:
             return None
@@ -366,7 +366,7 @@ class ObjectSource:
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """How an object came: bytes read from its origin and from peers, bytes that an earlier try had left, seconds."""
+    """Bytes from the origin, from peers and from an earlier try, and seconds."""
 
     origin_bytes: int
     peer_bytes: int
@@ -397,7 +397,7 @@ class Board:
         self.failure: Exception | None = None
 
     def establish(self, manifest: bytes) -> ObjectCopy:
-        """The manifest is known: there is a copy from now on. Raises WrongBytesError if it is not this object's."""
+        """Make the copy from its manifest. Raises WrongBytesError, OSError."""
         with self._making:
             if self.copy is not None:
                 return self.copy
@@ -437,12 +437,12 @@ class Board:
             self._picker.has(source, has)
 
     def take(self, source: ObjectSource) -> int | None:
-        """Return the piece to ask this source for; None if there is no such piece now, or the fetch is over."""
+        """The piece to ask this source for; None without one, or after the end."""
         with self._news:
             return None if self.over else self._picker.take(source, time.monotonic())
 
     def arrive(self, source: ObjectSource, index: int, data: memoryview) -> None:
-        """A source has given a piece. Raises WrongBytesError; a disk that does not take it ends the fetch."""
+        """Keep a piece. Raises WrongBytesError."""
         copy = self.copy
         if copy is None:
             raise ValueError("a piece came before the manifest")

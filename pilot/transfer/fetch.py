@@ -27,8 +27,8 @@ from stoker.pilot.transfer.wire import PeerError
 
 # ---- sources
 
-DEPTH = 2  # pieces that a quick peer is asked for at one time: one is on its way while another is checked
-SLOW_S = 0.1  # seconds per piece beyond which a peer is asked for one piece at a time, so that it is the rarest by then
+DEPTH = 2  # pieces requested from a quick peer at one time: one travels while another is checked
+SLOW_S = 0.1  # a peer that takes longer per piece gets one request at a time
 
 _CHANGED = (
     "it no longer has the content that the recipe was made from: it was changed or is damaged; make the recipe again"
@@ -40,7 +40,7 @@ _IDLE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """Access to a source: the transfer key, patience, and the function that makes manifests of paths."""
+    """The transfer key, time limits, and the function that makes manifests of paths."""
 
     key: bytes
     limits: wire.WireLimits = wire.LIMITS
@@ -240,7 +240,7 @@ _REASONS = 4  # at most this many reasons are told when the last source has fail
 
 
 class ObjectFetch:
-    """One object on its way to `root`, a place that may hold parts from an earlier try."""
+    """Fetches one object to `root`, which may hold parts of an earlier try."""
 
     def __init__(
         self,
@@ -280,9 +280,9 @@ class ObjectFetch:
             self._lost(source, "it served wrong bytes before")
 
     def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
-        """Wait until the object is complete, and return how it came; a copy that was begun is closed then."""
+        """Wait until the object is complete. Raises OSError, PeerError."""
         board, alone_at = self._board, time.monotonic()
-        if board.told:  # check the parts of an earlier try before any source is there
+        if board.told:  # check the parts of an earlier try before a source answers
             try:
                 board.establish(board.told)
             except (OSError, WrongBytesError) as error:
@@ -360,7 +360,7 @@ def read_key(file: str | os.PathLike[str]) -> bytes:
 def get(
     name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits: wire.WireLimits = wire.LIMITS
 ) -> FetchOutcome:
-    """Bring an object to `target`, whole or not at all; the next try uses the parts of a failed one."""
+    """Fetch an object to `target`, complete or not at all."""
     draft = target.with_name(f".{target.name}.draft")
     fetch = ObjectFetch(name, draft, means=SourceAccess(key=key, limits=limits))
     fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)
@@ -372,7 +372,7 @@ def get(
 def put(
     name: str, parts: Sequence[wire.Buffer], *, address: str, key: bytes, limits: wire.WireLimits = wire.LIMITS
 ) -> str:
-    """Hand a result to the seed; returns the path at which it lies there. Raises PeerError."""
+    """Send a result to the seed; returns its path there. Raises PeerError."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(part)

@@ -19,7 +19,7 @@ from stoker.pilot.transfer.server import MOST
 
 SOURCES = MOST - 1  # number of others that a pilot is told
 TRIES = 2 * SOURCES  # a host that has got nothing from this many others is taken to be cut off from them
-FORGOTTEN = 4.0  # a pilot is gone after this many of its own intervals of silence
+FORGOTTEN = 4.0  # a pilot is gone after 4 of its intervals without a report
 UNHEARD_S, HELD_S = 4.0, 15.0
 """Seconds that the seed keeps back a piece that it has given away, until another pilot reports it, and afterwards."""
 _CHECK_S = 0.5
@@ -65,7 +65,7 @@ class SeedMeetings:
             return list(one.sources)
 
     def spared_s(self, name: str, index: int, host: str) -> float:
-        """How long one on this host had better wait for a piece that another was given; 0 when there is no other."""
+        """Seconds that this host should wait for a piece that another pilot was given."""
         with self._lock:
             meeting, now = self._meetings.get(name), time.monotonic()
             if meeting is None:
@@ -77,7 +77,7 @@ class SeedMeetings:
 
 
 class _One:
-    """A pilot that is here. It was `named` to this many others; `sources` were named to it; `lost` are useless."""
+    """A pilot that is here, with its sources."""
 
     __slots__ = ("alone", "have", "lost", "named", "sources", "until")
 
@@ -124,7 +124,7 @@ class _Meeting:
         others = [x for x in self.here if x != address and x not in one.sources and x not in one.lost]
         chance.shuffle(others)
         others.sort(key=lambda x: self.here[x].named)
-        if len(one.sources) == count:  # they get it from each other alone, it seems: somebody else has more
+        if len(one.sources) == count:  # its sources have no more than it has: name one that has
             others = [x for x in others if self.here[x].have & ~one.have][:1]
             for source in list(one.sources)[: len(others)]:
                 del one.sources[source]
@@ -141,7 +141,7 @@ class _Meeting:
 def meet(
     name: str, address: str, *, seed: str, key: bytes, limits: wire.WireLimits = wire.LIMITS, **more: Any
 ) -> list[str]:
-    """Tell the seed that this address has an object, or gets it; returns the addresses of others. Raises PeerError."""
+    """Tell the seed about this pilot's pieces; returns other pilots. Raises PeerError."""
     channel = wire.connect(seed, key=key, limits=limits)
     try:
         more["have"] = more.get("have", b"").hex()
@@ -155,7 +155,7 @@ def meet(
 
 
 def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
-    """The seed's answer to such a request. Raises PeerError for a senseless one."""
+    """The seed's answer to a `meet` request. Raises PeerError for a malformed one."""
     lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
     if not isinstance(lost, list) or not isinstance(again_s, (int, float)):
         raise wire.PeerError("somebody meets others in words that are not known here")

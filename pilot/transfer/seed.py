@@ -80,7 +80,7 @@ class Seed:
             return None
         with self._lock:
             ref = self._published.find(name)
-        if ref is None:  # arguments: each client has a file of its own
+        if ref is None:  # arguments: each client has its own file
             ref = next((ObjectRef(name, 0, str(place)) for place in self._objects.glob(f"{name}~*")), None)
         return ref
 

@@ -35,7 +35,7 @@ _REMEMBERED = 256
 
 
 class Sending:
-    """Which pieces are being sent, and which were (see the module's text). Any thread may use it."""
+    """The pieces that are being sent or were sent. For any thread."""
 
     def __init__(self, *, spares: Spares = lambda _name, _index, _host: 0.0) -> None:
         self._spares = spares
@@ -43,7 +43,7 @@ class Sending:
         self._objects: dict[str, _Object] = {}
 
     def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
-        """Whether this piece may be sent to one more peer now; if so it counts as being sent."""
+        """Begin to send a piece, if one more peer may have it now."""
         with self._lock:
             object, sent, wait_s = self._look(copy, index, host)
             if wait_s > 0:
@@ -67,7 +67,7 @@ class Sending:
                 self._objects = {name: one for name, one in self._objects.items() if one.under_way}
 
     def free_in(self, copy: ObjectCopy, index: int, *, host: str = "") -> float:
-        """Seconds until this piece may be sent to one more peer, as far as that can be told."""
+        """Seconds until one more peer may have this piece."""
         with self._lock:
             return self._look(copy, index, host)[2]
 
@@ -79,7 +79,7 @@ class Sending:
 
 
 class _Object:
-    """One object that is served: its sent pieces, the number on their way, and the time to send one."""
+    """The sent pieces of one object, and the time to send one."""
 
     __slots__ = ("given", "pieces", "took_s", "under_way")
 
@@ -102,7 +102,7 @@ class _Object:
 
 
 class _Sent:
-    """One piece: since when it is being sent, whether it was sent before, and since when it is asked for again."""
+    """One piece: when it was sent, and when it was requested again."""
 
     __slots__ = ("asked_at", "before", "since")
 
@@ -127,7 +127,7 @@ class ServedObjects(Protocol):
     """Where a server finds what it serves."""
 
     def lend(self, name: str) -> AbstractContextManager[ObjectCopy | None]:
-        """The object's copy, which stays where it is until it is given back; None if it is not here (yet)."""
+        """The object's copy, which stays in place meanwhile; None if it is not here."""
 
     def expects(self, name: str) -> bool:
         """Whether an object that is not here is on its way."""
@@ -212,7 +212,7 @@ class ObjectServer:
             self._unproven.add(sock, address=address)
             surplus = self._unproven.surplus()
             if surplus is not None:
-                with suppress(OSError):  # it has ended by itself; its thread closes it
+                with suppress(OSError):  # it has ended already; its thread closes it
                     surplus[0].shutdown(socket.SHUT_RDWR)
 
     def _begin(self, sock: socket.socket, peer: Any) -> None:

@@ -40,12 +40,12 @@ _HEAD = struct.Struct("!I")
 
 
 class PeerError(StokerError):
-    """A peer could not be reached, was cut, or said what is not in the protocol."""
+    """A peer could not be reached, was cut, or broke the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """How long a peer is waited for, in seconds, and how much of a header is read."""
+    """Time limits in seconds, and the longest header."""
 
     connect_s: float = 5.0
     handshake_s: float = 5.0
@@ -58,7 +58,7 @@ LIMITS = WireLimits()
 
 
 class Channel:
-    """One connection whose other end has proven that it knows the key. One thread at a time."""
+    """A connection to a peer that has proven the key. For one thread at a time."""
 
     def __init__(self, sock: socket.socket, *, send_key: bytes, receive_key: bytes, limits: WireLimits) -> None:
         self._socket = sock
@@ -99,7 +99,7 @@ class Channel:
                 raise PeerError(f"the other side is too slow: it did not take its bytes in {self._limits.body_s:g} s")
 
     def send_file(self, descriptor: int, offset: int, count: int) -> None:
-        """Send bytes of a file that a header has announced, without them coming through here. Raises PeerError."""
+        """Send announced bytes of a file with `sendfile`. Raises PeerError."""
         self._send_all(count, lambda done: os.sendfile(self._socket.fileno(), descriptor, offset + done, count - done))
 
     def receive(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def connect(address: str, *, key: bytes, limits: WireLimits = LIMITS) -> Channel
 
 
 def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
-    """The server's side of `connect`, on a connection that has just come. Raises PeerError, and hangs up then."""
+    """The server's side of `connect`. Raises PeerError."""
     try:
         _prepare(sock, limits)
         theirs = _nonce(_exactly(sock, len(MAGIC) + _NONCE_BYTES))
@@ -187,7 +187,7 @@ def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> C
 
 
 def route_to(host: str) -> str:
-    """The address of the interface by which this machine reaches `host`: the one that others can reach it at."""
+    """This machine's address on the way to `host`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing

@@ -22,7 +22,7 @@ def main() -> None:
     os.set_inheritable(number, False)
     for folder in folders_here():
         if folder not in sys.path:
-            sys.path.append(folder)  # modules beside the user's program, where the pilot started there
+            sys.path.append(folder)  # modules next to the user's program, if the pilot started there
     ZygoteServer(socket.socket(fileno=number), scratch=scratch).run()
 
 

@@ -121,7 +121,7 @@ _ENTRY_MODULES = ("stoker.pilot.library.main",)
 
 
 class Zygote:
-    """A zygote for one set of preloaded modules. It is made from the thread that it dies with."""
+    """A zygote for one set of preloaded modules; it dies with the thread that made it."""
 
     def __init__(
         self, preload: tuple[str, ...], *, log: Path, scratch: Path, environ: Mapping[str, str], umask: int = -1
@@ -177,7 +177,7 @@ class Zygote:
         return bool(self._unsent)
 
     def fork(self, order: Fork, sock: socket.socket) -> None:
-        """Ask for a library that talks over `sock`, which this process then no longer has. Raises OSError."""
+        """Ask for a library on `sock`, which this process then closes. Raises OSError."""
         self._unsent.append((_encode(order), sock))
         try:
             self._push()

@@ -88,7 +88,7 @@ def die_with_parent(how: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none slips away by forking twice."""
+    """Adopt descendants whose parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -131,7 +131,7 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
 
 
 def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
-    """Kill every child of this process that is not in `known`, and theirs, until none is left; which children."""
+    """Kill all children that are not `known`, and theirs; returns the children."""
     killed: set[int] = set()
     until = time.monotonic() + wait_s
     while True:
@@ -156,7 +156,7 @@ def trackers() -> list[int]:
 
 
 def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
-    """Wait until the trackers among the children of this process have ended; kill those that do not."""
+    """Wait until trackers among the children have ended, then kill the rest."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in trackers() if pid not in known]:
         for pid in left:
@@ -168,7 +168,7 @@ def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> Non
 
 
 def reap(pid: int) -> tuple[int, int, int] | None:
-    """Take a child's end if it has ended: pid, wait status, and its peak memory in bytes."""
+    """Reap a child if it has ended: pid, status, and peak memory in bytes."""
     try:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
     except ChildProcessError:
@@ -220,7 +220,7 @@ class MemoryLimit:
         self._measured_at = -math.inf
 
     def excess(self, pid: int, limit_bytes: int, *, now: float) -> int:
-        """Bytes that a library really takes, if that is more than its limit; else 0."""
+        """A library's exact memory in bytes if that exceeds its limit; else 0."""
         resident = resident_bytes(pid)
         if resident <= limit_bytes:
             return 0
@@ -242,7 +242,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def tail(path: str, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
-    """The last lines of a log file from the byte `start` on, as text that fits a message."""
+    """The last lines of a log from the byte `start` on."""
     try:
         with open(path, "rb") as file:
             file.seek(max(start, os.fstat(file.fileno()).st_size - most_bytes))

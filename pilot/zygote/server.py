@@ -55,7 +55,7 @@ class ImportedThreads:
             self._started.setdefault(thread, module)
 
     def harmful(self) -> dict[str, str]:
-        """Names of this process's threads by the module that started them, without the main and harmless ones."""
+        """Names of harmful threads, by the module that started them."""
         found = self._harmful()
         if found:
             time.sleep(_NAMED_S)
@@ -195,7 +195,7 @@ def _settle(order: client.Fork, parent: int) -> None:
 
 
 def set_threads(count: int) -> None:
-    """Size the thread pools that this process will have (PyTorch's too, if it is imported), before there is one."""
+    """Size the thread pools of this process, PyTorch's included."""
     for name in client.THREAD_VARIABLES:
         os.environ[name] = str(count)
     torch: Any = sys.modules.get("torch")
@@ -296,7 +296,7 @@ class ZygoteServer:
         threads = ImportedThreads()
         listener = Listener()
         listener.start()
-        gc.disable()  # what modules make stays, and to look for garbage among it takes a fifth of PyTorch's import
+        gc.disable()  # objects of modules stay, and collecting takes a fifth of PyTorch's import
         for name in modules:
             module, _, attribute = name.partition(":")
             try:
@@ -314,7 +314,7 @@ class ZygoteServer:
         self._own_trackers = frozenset(processes.trackers())
         harmful = threads.harmful()
         self._has_threads, self._asked_for_gpus = bool(harmful), listener.asked
-        # From now on there are children to clean up after: be told of the agent's end instead of being killed by it.
+        # From now on there are children to clean up: get a signal when the agent ends instead of SIGKILL.
         processes.adopt_orphans()
         processes.die_with_parent(signal.SIGUSR1)
         self._send(client.Preloaded(failed, time.monotonic() - started, harmful, self._asked_for_gpus))
