@@ -32,11 +32,10 @@ EVERY_S = 10.0
 
 
 class LogWatch:
-    """Keeps the logs of libraries within `most_bytes` each."""
+    """Keeps the logs of libraries within a length. Its thread shortens them, because the session folder may hang."""
 
-    def __init__(self, agent: Agent, *, most_bytes: int = OUTPUT_BYTES) -> None:
+    def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._most_bytes = most_bytes
         self._thread: threading.Thread | None = None
         self._due_at = 0.0
         self._refused: set[Path] = set()  # logs whose file system cannot give back their middle
@@ -53,10 +52,8 @@ class LogWatch:
 
     def _bound(self, paths: list[Path]) -> None:
         for path in paths:
-            if path in self._refused:
-                continue
             try:
-                if drop_middle(path, most_bytes=self._most_bytes):
+                if path not in self._refused and drop_middle(path, most_bytes=OUTPUT_BYTES):
                     log.warning("%s has grown long: its middle is dropped", path)
             except FileNotFoundError:
                 continue

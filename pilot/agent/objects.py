@@ -12,9 +12,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -82,6 +83,7 @@ def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
 
 log = logging.getLogger("stoker.pilot")
 
+_T = TypeVar("_T")
 _PAUSES_S = (0.5, 2.0, 5.0)  # seconds until a failed exchange is tried again: the seed may be restarting
 
 
@@ -136,50 +138,51 @@ def _brought(agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lac
 
 
 def _bring(agent: Agent, ref: ObjectRef) -> Pin:
-    pauses = iter(_PAUSES_S)
-    while True:
+    def bring() -> Pin:
         here = agent.cache.find(ref.name)
         if here is not None:
             return here
         bringing = Bringing(agent.cache, ref, key=agent.peers.key)
         bringing.offer([ObjectSource(address=agent.peers.seed(), label="the session's seed", origin=True)])
+        return bringing.run(alone_s=0.0)[0]
+
+    return _retried(bring)
+
+
+def _retried(exchange: Callable[[], _T]) -> _T:
+    for pause_s in _PAUSES_S:
         try:
-            return bringing.run(alone_s=0.0)[0]
+            return exchange()
         except DiskError:
             raise
-        except StokerError:
-            pause = next(pauses, None)
-            if pause is None:
-                raise
-            time.sleep(pause)
+        except (StokerError, OSError) as error:
+            log.warning("%s; it is tried again in %g s", error, pause_s)
+            time.sleep(pause_s)
+    return exchange()
 
 
 def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
     ref = end.payload
     if not isinstance(ref, ObjectRef):
         return end
-    path, pauses = Path(ref.source), iter(_PAUSES_S)
-    while True:
-        try:
-            with (
-                path.open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-                memoryview(data) as view,
-            ):
-                place = put(ref.name, [view], address=agent.peers.seed(), key=agent.peers.key)
-            end = msgspec.structs.replace(end, payload=msgspec.structs.replace(ref, source=place))
-            break
-        except (StokerError, OSError) as error:
-            pilot = agent.options.pilot
-            what = f"its result of {ref.size_bytes} bytes could not be handed to the session's seed: {error}"
-            log.warning("call %d: %s", end.call, what)
-            pause = next(pauses, None)
-            if pause is None:
-                what, where = f"{what} (on {pilot})", str(agent.log_file(library))
-                failure = Failure(FailureKind.SERIALIZATION, what, pilot=pilot, library=library, log=where)
-                end = CallEnd(end.call, ok=False, run_s=end.run_s, failure=failure)
-                break
-            time.sleep(pause)
+    path = Path(ref.source)
+
+    def hand_in() -> str:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            memoryview(data) as view,
+        ):
+            return put(ref.name, [view], address=agent.peers.seed(), key=agent.peers.key)
+
+    try:
+        end = msgspec.structs.replace(end, payload=msgspec.structs.replace(ref, source=_retried(hand_in)))
+    except (StokerError, OSError) as error:
+        pilot, where = agent.options.pilot, str(agent.log_file(library))
+        what = f"its result of {ref.size_bytes} bytes could not be handed to the session's seed: {error} (on {pilot})"
+        log.warning("call %d: %s", end.call, what)
+        failure = Failure(FailureKind.SERIALIZATION, what, pilot=pilot, library=library, log=where)
+        end = CallEnd(end.call, ok=False, run_s=end.run_s, failure=failure)
     path.unlink(missing_ok=True)
     return end
 

@@ -381,14 +381,14 @@ class WrongBytesError(Exception):
 class Board:
     """The state of one fetch, for any thread. `begun` gets the copy early, so that it can be served while it grows."""
 
-    def __init__(self, name: str, root: Path, *, chance: random.Random, begun: Callable[[ObjectCopy], None]) -> None:
+    def __init__(self, name: str, root: Path, *, begun: Callable[[ObjectCopy], None]) -> None:
         self.name = name
         self._root = root
-        self._chance = chance
+        self._chance = random.Random()
         self._begun = begun
         self._news = threading.Condition()
         self._making = threading.Lock()
-        self._picker: Picker[ObjectSource] = Picker(0, chance=chance)
+        self._picker: Picker[ObjectSource] = Picker(0, chance=self._chance)
         self._from_origin = self._from_peers = self._kept = 0
         self._started_at = self.moved_at = time.monotonic()
         self.told = b""  # the manifest, where it is known beforehand

@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import random
 import threading
 import time
 from collections import deque
@@ -250,11 +249,10 @@ class ObjectFetch:
         means: SourceAccess,
         lost: Callable[[ObjectSource, str], None] = lambda _source, _why: None,
         begun: Callable[[ObjectCopy], None] = lambda _copy: None,
-        chance: random.Random | None = None,
     ) -> None:
         self._means = means
         self._lost = lost
-        self._board = Board(name, root, chance=chance or random.Random(), begun=begun)
+        self._board = Board(name, root, begun=begun)
         self._lock = threading.Lock()
         self._workers: dict[ObjectSource, SourceReader] = {}
         self._wrong: set[ObjectSource] = set()

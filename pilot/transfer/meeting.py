@@ -30,9 +30,9 @@ _ALL = -1  # every piece, a bit each
 class SeedMeetings:
     """The seed's side: who is here for which object. Any thread may call it."""
 
-    def __init__(self, *, chance: random.Random | None = None) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._chance = chance or random.Random()
+        self._chance = random.Random()
         self._meetings: dict[str, _Meeting] = {}
 
     def meet(

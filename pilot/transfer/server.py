@@ -45,7 +45,7 @@ class Sending:
     def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
         """Begin to send a piece, if one more peer may have it now."""
         with self._lock:
-            object, sent, wait_s = self._look(copy, index, host)
+            object, sent, wait_s = self._state_of(copy, index, host)
             if wait_s > 0:
                 return False
             object.under_way += sent.since is None
@@ -69,9 +69,9 @@ class Sending:
     def free_in(self, copy: ObjectCopy, index: int, *, host: str = "") -> float:
         """Seconds until one more peer may have this piece."""
         with self._lock:
-            return self._look(copy, index, host)[2]
+            return self._state_of(copy, index, host)[2]
 
-    def _look(self, copy: ObjectCopy, index: int, host: str) -> tuple[_Object, _Sent, float]:
+    def _state_of(self, copy: ObjectCopy, index: int, host: str) -> tuple[_Object, _Sent, float]:
         now = time.monotonic()
         object = self._objects.setdefault(copy.name, _Object())
         sent = object.pieces.setdefault(index, _Sent())
