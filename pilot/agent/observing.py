@@ -39,9 +39,6 @@ from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tail, tre
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.ids import DeviceId, LibraryId
 
-# ---- job
-
-
 # ---- walltime
 
 log = logging.getLogger("stoker.pilot")
@@ -160,9 +157,6 @@ def cannot_make_folders(agent: Agent, error: OSError) -> bool:
         agent.handle(Unfit(f"it can make no folder: {error}", LossReason.SCRATCH_GONE))
         return True
     return False
-
-
-# ---- observing
 
 
 # ---- measurements

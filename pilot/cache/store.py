@@ -220,8 +220,6 @@ class ObjectCache:
         """Cache names of all objects in it, and their lengths."""
         return {entry.facts.name: entry.facts.size_bytes for entry in self._entries.read_all()}
 
-    # ---- inside
-
     def _while_same(self, place: Path, look: str, action: Callable[[], None]) -> None:
         with self._locked():
             facts = read_facts(self._entries.folder / place.name)

@@ -25,9 +25,6 @@ from stoker.pilot.devices import gpu
 from stoker.pilot.devices.cpu import PilotDevice, cgroups, number_in
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 
-# ---- memory
-
-
 # ---- memory of GPUs
 
 _FIRST_NAMESPACE = "pid:[4026531836]"
@@ -152,9 +149,6 @@ def _value(path: Path, name: str, *, none: int = 0) -> int:
     except OSError:
         pass
     return none
-
-
-# ---- monitor
 
 
 # ---- health

@@ -94,9 +94,6 @@ class GangMeetings:
         return hmac.digest(self._key, f"call {call}".encode(), "sha256")
 
 
-# ---- pieces
-
-
 # ---- generators
 
 

@@ -38,9 +38,6 @@ from stoker.pilot.core import infrastructure
 from stoker.pilot.library.call_records import stream_to
 from stoker.protocol.calls import CallOptions, LeftFiles
 
-# ---- workplace
-
-
 # ---- scratch folders
 
 _LONG_AGO_NS = 1_000_000_000
@@ -259,9 +256,6 @@ class Workplace:
 def use_temporary(folder: str) -> None:
     """Have temporary files of this process and its children made in `folder`."""
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-
-
-# ---- process
 
 
 # ---- damage

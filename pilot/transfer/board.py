@@ -117,8 +117,6 @@ class ObjectCopy:
         """Whether a piece is here."""
         return self.arrivals is not self._made or bool(self._here[index])
 
-    # ---- inside
-
     def _arrive(self, index: int) -> None:
         with self.changed:
             if not self._here[index]:
@@ -186,9 +184,6 @@ def _read(file: int, into: memoryview, offset: int) -> bool:
             return False
         into, offset = into[count:], offset + count
     return True
-
-
-# ---- board
 
 
 # ---- the choice of pieces
@@ -299,8 +294,6 @@ class Picker(Generic[S]):
             self._asked[found] = _Asked(1 + (asked.sources if asked else 0), now)
             offer.asked.add(found)
         return found
-
-    # ---- inside
 
     def _free(self, offer: _Offer, now: float) -> int | None:
         """The rarest piece in a sample that was not asked for; without one in the sample, of all (except for the

@@ -80,8 +80,6 @@ class SourceReader:
             if self._channel is not None:
                 self._channel.close()
 
-    # ---- inside
-
     @property
     def _done(self) -> bool:
         return self._stopped or self._board.over
@@ -319,8 +317,6 @@ class ObjectFetch:
             workers, self._workers = list(self._workers.values()), {}
         for worker in workers:
             worker.stop()
-
-    # ---- inside
 
     def _ended(self, worker: SourceReader, why: str, wrong: bool) -> None:
         with self._lock:

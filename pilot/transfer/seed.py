@@ -73,8 +73,6 @@ class Seed:
         """Nothing is on its way here."""
         return False
 
-    # ---- inside
-
     def _find(self, name: str) -> ObjectRef | None:
         if not is_object_name(name):
             return None

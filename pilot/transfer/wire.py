@@ -194,9 +194,6 @@ def route_to(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-# ---- inside
-
-
 def _prepare(sock: socket.socket, limits: WireLimits) -> None:
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -240,9 +240,6 @@ def test_a_call_that_its_marker_names_twice_leaves_a_library_once() -> None:
     assert (departure.running, departure.unstarted) == ((1,), (2,))
 
 
-# ---- what every shell has
-
-
 def test_event_caused_by_a_command_follows_the_other_commands() -> None:
     core = PilotCore(PilotFacts(pilot="p", session="s", host="h", pid=1, devices=(DeviceFacts("cpu:0", "cpu", 100),)))
     done: list[object] = []

@@ -146,9 +146,6 @@ def test_a_sibling_slot_is_not_disturbed_by_a_leak(served: FakeManager) -> None:
     assert {*served.ends(), *left.running, *left.unstarted} == {slow, *leaks}
 
 
-# ---- the interpreter
-
-
 def _do(code: str) -> None:
     exec(code)
 

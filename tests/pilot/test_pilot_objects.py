@@ -224,9 +224,6 @@ def test_one_that_was_to_stay_leaves_when_the_time_for_it_is_up(other: Other, bi
     other.manager.wait_for(PilotLeaving)
 
 
-# ---- without shared files
-
-
 @pytest.fixture
 def carried(keyed: FakeManager, sandbox: Path) -> FakeManager:
     """A pilot with a copy of what a job brings along, and the session's seed."""

@@ -26,8 +26,6 @@ from stoker.pilot.zygote import processes
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts, DeviceFault
 
-# ---- test pilot probe
-
 DEVICE = PilotDevice(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
 
 

@@ -199,9 +199,6 @@ def test_a_function_is_unpickled_again_after_a_module_was_replaced(served: FakeM
     assert served.results(calls) == [(True, number) for number in order]
 
 
-# ---- who may begin
-
-
 def work(call: int, function: Function, payload: bytes | ObjectRef = b"") -> RunnableCall:
     run = Run(function=FunctionKey(""), calls=[], options=CallOptions())
     return RunnableCall(CallSpec(call=CallId(call), payload=payload), run, function)

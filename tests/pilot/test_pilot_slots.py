@@ -89,9 +89,6 @@ def test_an_answer_that_is_no_number_of_calls_is_a_failed_load(served: FakeManag
     assert "returned 'many': it has to be a whole number of calls" in failure.message
 
 
-# ---- the pilot's core
-
-
 def test_pilot_reports_slots_of_a_library_when_ready_and_in_hellos() -> None:
     pilot = CoreShell().join().forget()
     pilot.start(1, Recipe(key="k", name="model", slots=0, needs=Needs(device_memory_bytes=8 * GIB)),

@@ -41,8 +41,6 @@ from stoker.pilot.library.turn_board import (
 )
 from stoker.protocol.ids import DeviceId, LibraryId
 
-# ---- test pilot turn board
-
 WORKER = Path(__file__).with_name("turn_worker.py")
 GPU = (DeviceId("gpu:0"),)
 Span = tuple[str, float, float]

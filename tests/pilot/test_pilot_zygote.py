@@ -16,8 +16,6 @@ from stoker.pilot.library import connection
 from stoker.pilot.zygote.client import Exited, Fork, Forked, FromZygote, Zygote
 from stoker.pilot.zygote.server import ImportedThreads
 
-# ---- test pilot zygote orders
-
 LIMIT_S = 30.0
 COUNT = 1_000
 """More than its socket has room for."""

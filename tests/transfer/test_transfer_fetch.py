@@ -141,9 +141,6 @@ def test_pieces_read_from_the_origin_reach_others_from_each_other(host: Hosts, b
     slow.close()
 
 
-# ---- what goes wrong
-
-
 def test_a_wrong_part_is_dropped_and_its_source_named(host: Hosts, big: Original, tmp_path: Path) -> None:
     liar, honest, taker = host(), host(), host()
     (tmp_path / "lie").write_bytes(big.path.read_bytes())
