@@ -93,7 +93,6 @@ def test_a_file_on_the_same_disk_is_linked(cache: ObjectCache, tmp_path: Path) -
 
 
 def test_file_rewritten_after_naming_does_not_enter_as_the_old_one(cache: ObjectCache, tmp_path: Path) -> None:
-    """Fresh eyes found it: checkpoints of one architecture are of one size, and `torch.save` writes in place."""
     ref = _settled(tmp_path, "weights", b"w" * 100)
     (tmp_path / "weights").write_bytes(b"x" * 100)
     with pytest.raises(CacheError, match="no longer has the content that the recipe was made from"):
@@ -193,7 +192,6 @@ def test_the_least_recently_used_goes_first_and_pins_stay(cache: ObjectCache, tm
 def test_copy_not_synced_before_a_crash_is_fetched_again(
     cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fresh eyes found it: after a power loss the cache gave out a file of the right length, full of zeros."""
     copied, linked = _file(tmp_path, "fresh", 100), _settled(tmp_path, "old", b"w" * 200)
     have(cache, copied).release()
     have(cache, linked).release()
@@ -211,7 +209,6 @@ def test_copy_not_synced_before_a_crash_is_fetched_again(
 def test_an_entry_is_read_once_however_often_the_cache_is_listed(
     cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each load lists the cache: with a hundred objects in it that took longer than the load."""
     for number in range(3):
         have(cache, _file(tmp_path, f"f{number}", 100)).release()
     sizes, read, read_again = cache.sizes(), disk.read_facts, list[str]()

@@ -216,8 +216,6 @@ def test_a_long_call_delays_neither_results_nor_orders(served: FakeManager, tmp_
 
 
 def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager, tmp_path: Path) -> None:
-    """What it had not begun is given back, and runs there no more when the library goes on, unless it is sent again."""
-
     def whoami() -> int:
         return os.getpid()
 
@@ -252,8 +250,6 @@ def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager, 
 
 
 def test_a_process_that_a_call_forks_reports_no_progress_and_lives(served: FakeManager) -> None:
-    """It has nobody to tell, and what it closes and locks is its own."""
-
     def forks() -> int:
         import stoker
 

@@ -89,7 +89,6 @@ def _note(path: str, text: str) -> None:
 
 
 def test_orders_from_before_the_last_hello_are_dropped(served: FakeManager) -> None:
-    """It finds no trace of them in the hello, and gives them again: they would be carried out twice."""
     served.ready(recipe())
     notes = served.base / "notes"
     served.results(served.run(_note, [(str(notes), "first ")]))
@@ -132,7 +131,6 @@ def test_a_call_that_is_held_already_is_not_taken_again(served: FakeManager) -> 
 def test_a_refused_pilot_ends_and_its_job_s_output_says_why(
     manager: FakeManager, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The factory tells of the last lines that a job printed."""
     manager.welcomes = False
     pilot = manager.start_pilot()
     manager.hello()
@@ -152,7 +150,6 @@ def test_a_pilot_without_its_manager_ends_after_the_lease(served: FakeManager) -
 
 
 def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: FakeManager) -> None:
-    """Its manager had nobody to tell, and it waited a minute for a manager that was not to come."""
     manager.hang_up()
     pilot = manager.start_pilot()
     manager.folder.lease.write_text('{"over": "its client is gone"}')
@@ -193,7 +190,6 @@ def test_no_session_is_said_in_one_line(manager: FakeManager) -> None:
 
 
 def test_a_pilot_whose_folder_was_removed_serves_calls(manager: FakeManager) -> None:
-    """A program's folder may be removed while its session goes on: its libraries did not start any more."""
     import shutil
 
     folder = manager.base / "gone"

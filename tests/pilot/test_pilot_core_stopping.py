@@ -94,7 +94,6 @@ def test_other_calls_are_given_back_or_end_before_the_kill(pilot: CoreShell) -> 
 
 
 def test_unbegun_calls_of_a_deaf_library_run_elsewhere(pilot: CoreShell) -> None:
-    """Its code keeps the interpreter to itself: no thread of it reads what it is told."""
     pilot.ready().run(1, 2).forget()
     cancel(pilot, 1)
     pilot.wait(over(pilot)).observe(c1=2.0)

@@ -452,7 +452,6 @@ def test_a_call_that_closes_everything_costs_its_library(served: FakeManager) ->
 
 
 def test_pilot_told_to_go_as_soon_as_it_has_a_folder_leaves_none(manager: FakeManager) -> None:
-    """A run of the suite found it: the signal came before the loop heeded it, and the folder stayed on the node."""
     for _ in range(3):
         pilot = manager.start_pilot("--devices", "cpu:1")
         folder = manager.until(lambda: next(manager.base.glob("**/stoker-*/pilot-*"), None), what="its folder")
@@ -463,8 +462,6 @@ def test_pilot_told_to_go_as_soon_as_it_has_a_folder_leaves_none(manager: FakeMa
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_call_that_closes_everything_and_returns_is_named(served: FakeManager, slots: int) -> None:
-    """Its end cannot be told, and its slot is idle by then: it ran again and again, and nobody was blamed."""
-
     def close() -> None:
         os.closerange(3, 1000)
 

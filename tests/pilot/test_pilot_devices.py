@@ -295,7 +295,6 @@ def test_memory_is_the_smallest_of_all_limits(tmp_path: Path) -> None:
 
 
 def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: Path) -> None:
-    """What is not this pilot's own, below the limit that leaves the least room, belongs to others."""
     files = {
         "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 600 kB\n",
         "proc/vmstat": "pgfault 7\noom_kill 3\n",
@@ -388,7 +387,6 @@ def test_gpus_that_are_asked_for_and_not_granted(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("kind", list(ProviderKind))
 def test_a_pilot_knows_the_jobs_of_every_batch_system(kind: ProviderKind) -> None:
-    """A pilot that does not know that it is a job takes every GPU of its node, those of other jobs too."""
     systems = set(gpu.JOB_VARIABLES.values())
     seen_whole = {ProviderKind.LOCAL, ProviderKind.KUBERNETES}  # a container sees the GPUs of its own pod alone
     assert (kind.title in systems) == (kind not in seen_whole)

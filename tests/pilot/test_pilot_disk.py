@@ -91,7 +91,6 @@ def test_object_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeMan
 
 @small_disks
 def test_unused_objects_leave_a_disk_smaller_than_the_cache_bound(manager: FakeManager) -> None:
-    """Fresh eyes found it: the bound of 50 GB was far, the disk was full of models of yesterday, and calls failed."""
     start_on_disk(manager, "8m")
     things = [some_object(manager.base, f"weights-{number}", size=2_500_000) for number in range(4)]
     for number, thing in enumerate(things[:3], start=1):

@@ -256,7 +256,6 @@ def test_a_full_temporary_folder_is_still_known_to_be_the_nodes(tiny: Path, monk
 
 
 def test_a_file_of_the_users_that_is_not_written_proves_nothing(tiny: Path) -> None:
-    """Its disk is more than half full, as most disks are, and has room."""
     (tiny / "others").write_bytes(bytes(600_000))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

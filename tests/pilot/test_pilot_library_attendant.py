@@ -324,8 +324,6 @@ def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell(leaves: li
 
 
 def test_a_slot_that_fails_ends_its_library(two_slots: Served, leaves: list[int]) -> None:
-    """As in a library with one slot: or its call would be answered by nobody."""
-
     def broken(slot: int) -> Any:
         raise OSError(28, f"no room for slot {slot}")
 
@@ -353,7 +351,6 @@ def test_end_is_sent_before_what_the_call_left_is_cleared(served: Served) -> Non
 def test_failed_clearing_waits_for_calls_in_other_slots(
     two_slots: Served, leaves: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library begins no further call, and ends when its last call has ended."""
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     two_slots.may_make.set()
     for each in two_slots.runners:

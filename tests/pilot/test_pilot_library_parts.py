@@ -100,7 +100,6 @@ def test_bytes_that_are_no_frame_are_refused_without_taking_memory(stray: bytes)
 
 
 def test_evicted_call_keeps_a_checkpoint_that_was_not_sent() -> None:
-    """A call that waits for a model is stopped there, without a checkpoint of that moment."""
     here, there = socket.socketpair()
     with here, there:
         outbox = LibraryOutbox(here, lost=lambda error, untold: pytest.fail(str(error)))
@@ -245,7 +244,6 @@ def test_scratch_folders_of_dead_pilots_alone_are_swept(tmp_path: Path) -> None:
 
 
 def test_scratch_folder_without_lock_is_swept_unless_its_pilot_lives(tmp_path: Path) -> None:
-    """A full disk had no room for the file, or a pilot was killed while it removed its folder."""
     base = base_folder(str(tmp_path))
     here = Scratch(base, pilot="here")
     (here.path / "alive").unlink()
@@ -355,7 +353,6 @@ def _rebuild() -> Slow:
 
 
 def test_slots_that_get_a_functions_first_calls_share_one_function() -> None:
-    """Each rebuilt it, or found its bytes gone."""
     together = threading.Barrier(3)
     function = Function(FunctionBlob(key="f", name="f", blob=payloads.dumps((Slow(), False))))  # type: ignore[arg-type]
 

@@ -202,7 +202,6 @@ def test_one_that_leaves_hands_on_what_it_is_serving(keyed: FakeManager, other: 
 def test_leaving_pilot_stays_until_another_has_what_only_it_has(
     keyed: FakeManager, other: Other, big: ObjectRef
 ) -> None:
-    """The manager lets the first go, and tells the other to get what it has, although nothing there wants it."""
     have(other.manager, big)
     other.manager.send(Exit(reason="drained", drain=True, hand_on_s=300.0))
     other.manager.until(lambda: "leaving" in other.manager.logs())

@@ -125,7 +125,6 @@ def test_probe_survives_the_cleanup_of_what_libraries_left(tmp_path: Path) -> No
 
 
 def test_a_child_that_does_not_end_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that a driver holds: each clearing up would stop the pilot's loop."""
     monkeypatch.setattr(processes, "children", lambda pid, **more: [4_000_000] if pid == os.getpid() else [])
     monkeypatch.setattr(processes, "_stuck", set())
     began = time.monotonic()

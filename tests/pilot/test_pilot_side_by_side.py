@@ -76,7 +76,6 @@ def pause() -> str:
 
 
 def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager, folder: Path) -> None:
-    """Fresh eyes found it: with four slots a third of the calls ran the other program's module."""
     served.ready(recipe(slots=4))
     log = folder / "log"
     programs = [blob(note_and_import, folder, whose=whose) for whose in ("a", "b")]
@@ -175,8 +174,6 @@ def test_a_table_of_modules_that_is_garbage_fails_its_call_alone(served: FakeMan
 
 
 def test_a_function_is_unpickled_again_after_a_module_was_replaced(served: FakeManager, folder: Path) -> None:
-    """Its globals would hold a class of the replaced module, while its body imports another one."""
-
     def of(number: int) -> FunctionBlob:
         (folder / "sbs_util.py").write_text(f"class Kind:\n    number = {number}\n{'#' * number}\n")
         sys.modules.pop("sbs_util", None)
@@ -245,8 +242,6 @@ def test_what_arguments_bring_counts_too(folder: Path, in_a_file: bool) -> None:
 
 
 def test_function_with_another_version_than_its_context_runs_alone(folder: Path) -> None:
-    """The others may call methods of the context, which import the context's version."""
-
     def load() -> None:
         import sbs_util  # noqa: F401
 

@@ -143,7 +143,6 @@ def test_a_pilot_of_a_batch_job_leaves_when_its_parent_has_ended(
 
 
 def test_a_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrapper has left before the pilot began."""
     monkeypatch.setattr(os, "getppid", lambda: 1)
     parent = Parent(watched=True)
     monkeypatch.setattr(os, "getppid", lambda: 77)
@@ -151,7 +150,6 @@ def test_a_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_folder_that_went_before_the_first_call_is_gone_too(tmp_path: Path) -> None:
-    """A library says that it is ready before it has looked."""
     folder = tmp_path / "pilot"
     assert ScratchGuard(str(folder)).is_gone
     folder.mkdir()

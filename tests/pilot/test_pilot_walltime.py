@@ -112,7 +112,6 @@ def test_the_site_file_is_believed_where_nobody_else_says(manager: FakeManager) 
 
 
 def test_slurm_corrects_what_the_site_file_says(manager: FakeManager, tmp_path: Path) -> None:
-    """The pilot does not wait for squeue, and does not say hello again: that would deny what it was told since."""
     answers = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo {in_seconds(1800)}"
     environ = command(tmp_path / "bin", "squeue", answers)
     manager.start_pilot("--devices", "cpu:1", "--walltime-s", "60000", SLURM_JOB_ID="88", **environ)
@@ -127,7 +126,6 @@ def test_slurm_corrects_what_the_site_file_says(manager: FakeManager, tmp_path: 
 
 @pytest.mark.slow
 def test_it_ends_by_itself_before_the_axe(manager: FakeManager) -> None:
-    """A manager that says nothing: what runs may finish, what has not begun comes back, and the pilot ends clean."""
     pilot = manager.start_pilot("--devices", "cpu:1", "--walltime-s", "16")
     ends_at = manager.hello().ends_in_s + time.monotonic()
     manager.ready(recipe())

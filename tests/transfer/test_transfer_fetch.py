@@ -177,7 +177,6 @@ def test_a_source_that_was_changed_is_told_so(host: Hosts, folder: Original) -> 
 
 
 def test_half_an_object_is_gone_on_with(host: Hosts, big: Original) -> None:
-    """The connection is cut in the middle, again and again: what has come is kept, the rest is asked for anew."""
     one, two = host(), host()
     one.hold(big)
     between = Between(one.server.address, spoil=lambda chunk, before: chunk if before < 3.5 * PART else None)

@@ -28,7 +28,6 @@ def test_an_object_leaves_its_host_once() -> None:
 
 
 def test_pilots_that_cannot_reach_each_other_use_the_source() -> None:
-    """Two hosts that reach manager and seed; what one sends to the other is lost without a word."""
     found = run_side(
         "benchmarks.engine.transfers",
         "--pilots",
