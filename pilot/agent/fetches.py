@@ -103,8 +103,6 @@ def _serve(served: ServedCache, host: str, key: bytes) -> ObjectServer | None:
 
 
 class _Fetching:
-    """An object that is on its way, or waits for a source."""
-
     def __init__(self, order: FetchObject) -> None:
         self.order = order
         self.bringing: Bringing | None = None

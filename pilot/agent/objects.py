@@ -105,12 +105,12 @@ def bring_arguments(agent: Agent, command: BringArguments) -> None:
 
 
 def release_arguments(agent: Agent, library: LibraryId, calls: Sequence[CallId]) -> None:
-    """These calls have ended: their arguments may go."""
+    """Release the large arguments of ended calls."""
     process = agent.processes.get(library)
-    for call in calls if process is not None else ():
-        pin = process.arguments.pop(call, None) if process is not None else None
-        if pin is not None:
-            pin.release()
+    if process is not None:
+        for call in calls:
+            if (pin := process.arguments.pop(call, None)) is not None:
+                pin.release()
 
 
 def hand_in_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> None:
@@ -155,7 +155,7 @@ def _retried(exchange: Callable[[], _T]) -> _T:
             return exchange()
         except DiskError:
             raise
-        except (StokerError, OSError) as error:
+        except StokerError as error:
             log.warning("%s; it is tried again in %g s", error, pause_s)
             time.sleep(pause_s)
     return exchange()

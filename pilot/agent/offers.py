@@ -56,31 +56,26 @@ class OfferScales:
         library, now = self._state.libraries.get(order.library), self._clock()
         if library is None or not order.calls:
             return OfferWeighed(order)
-        engines_here = self._read(library)
+        engines_here, beside = self._read(library), self._beside(library)
         self._count_taken_up(engines_here)
-        self._forget(self._beside(library))
+        self._forget(beside)
         new = _asks(order, now)
-        required = self._required_bytes(
-            order, library, [work for row, work in engines_here if row.library == library.number]
-        )
+        own_work = [work for row, work in engines_here if row.library == library.number]
+        required = self._required_bytes(order, library, own_work)
         self._taken.setdefault(order.library, []).append((order.calls[0].call, new))
         if self._cost(library) is None:
             return OfferWeighed(order, required_bytes=required)
-        free_at, engines = now, list[EngineOutlook]()
+        ends = [row.held_at + row.step_s for row, _ in engines_here if row.state is TurnState.HOLDS]
+        free_at = max([now, *(end for end in ends if now < end < now + _LONGEST_STEP_S)])
         seen = set[LibraryId]()
-        for row, work in engines_here:
-            if row.state is TurnState.HOLDS and now < row.held_at + row.step_s < now + _LONGEST_STEP_S:
-                free_at = max(free_at, row.held_at + row.step_s)
-            other = self._state.libraries[row.library]
-            outlook = self._outlook(other, work, now, is_first=row.library not in seen, but=order)
-            seen.add(row.library)
+        engines = list[EngineOutlook]()
+        on_board = {row.library for row, _ in engines_here}
+        without_row = [(other.number, EngineWork()) for other in beside if other.number not in on_board]
+        for number, work in (*((row.library, work) for row, work in engines_here), *without_row):
+            outlook = self._outlook(self._state.libraries[number], work, now, is_first=number not in seen, but=order)
+            seen.add(number)
             if outlook is not None:
                 engines.append(outlook)
-        for other in self._beside(library):
-            if other.number not in seen:
-                outlook = self._outlook(other, EngineWork(), now, is_first=True, but=order)
-                if outlook is not None:
-                    engines.append(outlook)
         return OfferWeighed(order, new, engines, free_at, required)
 
     def _outlook(

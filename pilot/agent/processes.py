@@ -144,12 +144,27 @@ def hear_zygote(agent: Agent, zygote: Zygote) -> None:
     """Read what a zygote has said."""
     said = zygote.receive()
     if said is None:
-        _zygote_died(agent, zygote)
+        log.warning("zygote %d (%s) died", zygote.pid, ", ".join(zygote.preload) or "plain")
+        agent.wires.unwatch(zygote)
+        numbers = list(zygote.libraries)
+        agent.zygotes.forget(zygote)
+        what = f"importing {', '.join(zygote.preload)}" if zygote.preload and not zygote.ready else "serving"
+        for number in numbers:
+            cause = f"the zygote that it is forked from died while {what}; see {zygote.log}"
+            _ended(agent, LibraryId(number), cause=cause)
         return
     for message in said:
         match message:
-            case Preloaded():
-                _preloaded(zygote, message)
+            case Preloaded(failed=failed, threads=threads):
+                zygote.ready = True
+                modules = ", ".join(zygote.preload)
+                for module, why in failed.items():
+                    log.warning("%s could not be preloaded, libraries import it themselves: %s", module, why)
+                for module, started in threads.items():
+                    log.warning("%s started threads (%s) when imported: libraries start afresh", module, started)
+                if message.asked_for_gpus:
+                    log.info("%s ask for GPUs when imported: on GPUs libraries start afresh", modules)
+                log.info("zygote %d imported %s in %.2f s", zygote.pid, modules or "itself", message.seconds)
             case Forked(library=number, pid=pid):
                 process = agent.processes.get(LibraryId(number))
                 if process is not None:
@@ -165,18 +180,6 @@ def hear_zygote(agent: Agent, zygote: Zygote) -> None:
                 _ended(agent, LibraryId(number), signal=message.signal, exit_code=message.exit_code)
             case _:
                 assert_never(message)
-
-
-def _preloaded(zygote: Zygote, message: Preloaded) -> None:
-    zygote.ready = True
-    modules = ", ".join(zygote.preload)
-    for module, why in message.failed.items():
-        log.warning("%s could not be preloaded, libraries import it themselves: %s", module, why)
-    for module, threads in message.threads.items():
-        log.warning("%s started threads (%s) when imported: libraries start afresh", module, threads)
-    if message.asked_for_gpus:
-        log.info("%s ask for GPUs when imported: on GPUs libraries start afresh", modules)
-    log.info("zygote %d imported %s in %.2f s", zygote.pid, modules or "itself", message.seconds)
 
 
 def _ended(
@@ -202,14 +205,3 @@ def _ended(
             shortage=shortage,
         )
     )
-
-
-def _zygote_died(agent: Agent, zygote: Zygote) -> None:
-    log.warning("zygote %d (%s) died", zygote.pid, ", ".join(zygote.preload) or "plain")
-    agent.wires.unwatch(zygote)
-    numbers = list(zygote.libraries)
-    agent.zygotes.forget(zygote)
-    what = f"importing {', '.join(zygote.preload)}" if zygote.preload and not zygote.ready else "serving"
-    for number in numbers:
-        cause = f"the zygote that it is forked from died while {what}; see {zygote.log}"
-        _ended(agent, LibraryId(number), cause=cause)

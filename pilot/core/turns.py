@@ -166,8 +166,6 @@ class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Player:
-    """An engine in the play."""
-
     __slots__ = ("cost", "decode_s", "due_at", "late_at", "length", "prompts", "read_last", "ready_at", "rows", "since",
                  "tpot_s")  # fmt: skip
 

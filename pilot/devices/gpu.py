@@ -129,8 +129,6 @@ class GrantedGpus(msgspec.Struct, frozen=True):
 
 
 class _Unit(msgspec.Struct, frozen=True):
-    """A GPU, or a MIG part of one. `trouble`: why it cannot be used; `number`: of its device file, -1 = unknown."""
-
     label: str
     handle: Any = None
     whole: Any = None

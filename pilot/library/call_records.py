@@ -228,8 +228,6 @@ def stream_to(descriptor: int) -> io.TextIOWrapper:
 
 
 class _Router(io.TextIOBase):
-    """A text stream that writes to the file of a call's slot, or else to the log."""
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 

@@ -133,8 +133,6 @@ class Serving:
 
 
 class _ServedCopy:
-    """The one object that a starting pilot fetches and serves."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._copy: ObjectCopy | None = None

@@ -205,8 +205,6 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Offer:
-    """The missing pieces that one source has."""
-
     origin: bool
     pieces: list[int] = field(default_factory=list)
     known: bytearray = field(default_factory=bytearray)

@@ -77,8 +77,6 @@ class SeedMeetings:
 
 
 class _One:
-    """A pilot that is here, with its sources."""
-
     __slots__ = ("alone", "have", "lost", "named", "sources", "until")
 
     def __init__(self) -> None:
@@ -91,8 +89,6 @@ class _One:
 
 
 class _Meeting:
-    """The pilots that are here for one object."""
-
     def __init__(self) -> None:
         self.here: dict[str, _One] = {}
         self.held_until: dict[int, float] = {}  # by piece: until when a holder of it counts as here

@@ -79,8 +79,6 @@ class Sending:
 
 
 class _Object:
-    """The sent pieces of one object, and the time to send one."""
-
     __slots__ = ("given", "pieces", "took_s", "under_way")
 
     def __init__(self) -> None:
@@ -102,8 +100,6 @@ class _Object:
 
 
 class _Sent:
-    """One piece: when it was sent, and when it was requested again."""
-
     __slots__ = ("asked_at", "before", "since")
 
     def __init__(self) -> None:
@@ -282,8 +278,6 @@ class ObjectServer:
 
 
 class _Lending:
-    """One object served on one connection."""
-
     def __init__(self, server: ObjectServer, channel: wire.Channel, copy: ObjectCopy, *, host: str) -> None:
         self._server, self._channel, self._copy, self._host = server, channel, copy, host
         self._told = 0
