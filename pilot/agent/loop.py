@@ -125,6 +125,11 @@ class Loop:
     # ---- one turn
 
     def _wait(self) -> None:
+        """Wait for an event and read it, except frames of the manager.
+
+        ZeroMQ's descriptor reports only what came after the socket's last use, so frames are also looked for before
+        the wait.
+        """
         agent, wires = self.agent, self.agent.wires
         has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._turned_at, False
         now = time.monotonic()
@@ -153,6 +158,7 @@ class Loop:
         self._has_frames, self._has_changes = has_frames, has_changes
 
     def _notice_stop(self, waited_s: float) -> None:
+        """Report a suspension of this process, before any limit is checked."""
         now, before = time.monotonic(), self._turned_at
         self._turned_at = now
         stopped_s = now - before - waited_s

@@ -158,6 +158,11 @@ class OfferScales:
                 del self._taken[library][:more]
 
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
+        """Forget calls that have ended or were refused, and libraries that are gone.
+
+        Only for libraries whose engines were `looked_at` just now: the request of an ended call must be counted
+        before, or it stands for another call.
+        """
         libraries = self._state.libraries
         for notes in (self._taken, self._taken_up):
             for number in [number for number in notes if number not in libraries]:

@@ -94,7 +94,10 @@ class LibraryProcess:
             return len(data)
 
     def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
-        """Read once, or `to_end`; return the messages, and whether the socket is still open."""
+        """Read once, or `to_end`; return the messages, and whether the socket is open.
+
+        User code may write to that socket: unreadable bytes make the library `garbled`, and never raise.
+        """
         out: list[ToAgent] = []
         if self._reader is None or self.garbled:
             return out, False
@@ -199,7 +202,7 @@ class Wires:
         self._sources[number] = source
 
     def unwatch(self, source: Source) -> None:
-        """Do not wait for this one any more."""
+        """Stop polling a source, before its socket is closed."""
         number = source.fileno()
         if self._sources.get(number) is source:
             self._epoll.unregister(number)

@@ -38,7 +38,10 @@ _FICLONE = 0x40049409
 
 
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
-    """Link a file under a second name. Returns its signature; empty on failure."""
+    """Link a file under a second name. Returns its signature; empty on failure.
+
+    The content is not read: the file must be unchanged since it was named (`ref.changed_ns`).
+    """
     try:
         facts = source.stat()
         if not stat.S_ISREG(facts.st_mode) or not _is_as_named(facts, ref):

@@ -30,7 +30,10 @@ class PilotCore:
 
 
 class EventQueue:
-    """Passes events to a core and carries out its commands."""
+    """Passes events to a core and carries out its commands.
+
+    An event that a command causes is handled after the remaining commands.
+    """
 
     def __init__(self, core: PilotCore, carry_out: Callable[[Command], None], *, clock: Callable[[], float]) -> None:
         self._core = core

@@ -79,7 +79,7 @@ def _without_stops(state: CoreState, ran_s: float) -> float:
 
 
 def memory_limit(state: CoreState, library: PilotLibrary) -> int:
-    """Bytes of host memory that a library may take; 0 = any."""
+    """Bytes of host memory that a library may take; 0 = any. On CPU devices it may take what it holds of them."""
     needs = library.recipe.needs
     limit = max(library.ordered.memory_bytes, needs.memory_bytes)
     if state.devices_of(library)[0].on_host and (limit or needs.device_memory_bytes):
@@ -140,8 +140,10 @@ def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None
 
 
 def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
-    """Give back what a library that does not answer holds and does not run: its code keeps the interpreter to
-    itself."""
+    """Return the calls that a library which does not answer holds and does not run.
+
+    Calls that have ended there without a sent end run once more elsewhere; later messages about them are ignored.
+    """
     at_work = {call for call, _ in seen.running}
     rest = tuple(running.drop_returned(library, [call for call in library.held if call not in at_work]))
     library.asked_back_at = 0.0

@@ -172,7 +172,11 @@ def report_unchanged(state: CoreState, library: PilotLibrary, *, ordered_bytes: 
 
 
 def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -> None:
-    """Record a library's new size; below zero: its context refused."""
+    """Record a library's new size; below zero: its context refused.
+
+    Sizes of later orders stay reserved, because the library may use them already: a shrink may be followed by a growth
+    to a part of what it had, which made no claim.
+    """
     size = message.device_memory_bytes
     ordered = library.resizes.pop(0) if library.resizes else size
     try:

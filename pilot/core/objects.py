@@ -42,7 +42,7 @@ def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectR
 
 
 def plan_objects(state: CoreState, library: PilotLibrary) -> None:
-    """Wait for the objects whose sources the manager will name unasked."""
+    """Wait for objects whose sources the manager will name. Nothing is fetched before the cache was searched."""
     planned = set(library.ordered.planned)
     for ref in library.recipe.objects:
         if ref.name not in planned:
@@ -129,7 +129,7 @@ def give_up_object(state: CoreState, name: str) -> Want | None:
 
 
 def forget_wants(state: CoreState, library: PilotLibrary) -> None:
-    """A library waits for no objects any more."""
+    """A library waits for no objects any more. Fetches that have begun continue for other libraries."""
     for name, found in list(state.wants.items()):
         found.libraries.pop(library.number, None)
         if not found.is_begun and not found.libraries:
@@ -201,7 +201,11 @@ def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: 
 
 
 def file_name(name: str) -> str:
-    """A cache name as a unique path component that every file system takes."""
+    """A cache name as a unique path component that every file system takes.
+
+    Lower-case letters, digits, `-`, `_` and inner dots stay; every other byte becomes `~` and two hex digits, because
+    some file systems fold case.
+    """
     out = []
     for place, byte in enumerate(name.encode()):
         char = chr(byte)

@@ -27,7 +27,13 @@ class GrantedDevices(msgspec.Struct, frozen=True):
 def find_devices(
     wanted: str = "auto", *, gpus_asked: int = 0, gpu_cores: int = GPU_CORES, limit_s: float = gpu.DRIVER_LIMIT_S
 ) -> GrantedDevices:
-    """Return the devices to offer. Raises ConfigError if the wanted devices are not here."""
+    """Return the devices to offer. Raises ConfigError if the wanted devices are not here.
+
+    `auto`: the granted GPUs, else one CPU device per core; `cpu`, `cpu:N`: CPU devices (one per core, or N); `gpu`:
+    GPUs alone; `gpu+cpu`, `gpu+cpu:N`: GPUs with `gpu_cores` cores each, and CPU devices of the other cores.
+    `gpus_asked`: GPUs that the job asked for; an `auto` pilot that finds none of them offers CPU devices with that as
+    their fault.
+    """
     kind, _, count = wanted.strip().partition(":")
     if count and not (kind.endswith("cpu") and count.isdecimal() and int(count) > 0):
         kind = ""

@@ -80,7 +80,11 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 
 
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
-    """Return the cores that this process may use, at least one."""
+    """Return the cores that this process may use, at least one.
+
+    A batch system may count cores without binding jobs to them. Then jobs on a node choose different ones by their
+    slot (HTCondor) or job id (Slurm).
+    """
     allowed = sorted(os.sched_getaffinity(0))
     limits = [_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
     count = max(1, int(min([len(allowed), *(limit for limit in limits if limit)])))

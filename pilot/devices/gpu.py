@@ -266,7 +266,11 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
 
 
 def _of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
-    """GPUs by their indices on the node."""
+    """GPUs by their indices on the node.
+
+    If as many are visible as were granted, these are they. Otherwise an index is a device file's number, or NVML's
+    index.
+    """
     for visible in (mine, parts):
         if len(visible) == len(grant.names):
             yield from visible

@@ -73,7 +73,7 @@ class Function:
         return opened
 
     def open_arguments(self, data: Buffer) -> Any:
-        """Unpickle the arguments of a call of this function, which is open."""
+        """Unpickle a call's arguments. Modules of the arguments come before the function's."""
         if data[:1] != b"M":
             return payloads.loads(data)
         return loads_code(data, under=self._modules)[0]

@@ -57,7 +57,11 @@ class LibraryTurns:
     def begin(
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
     ) -> None:
-        """Wait for a turn and hold it."""
+        """Wait for a turn and hold it. A held turn passes on first if another library is more urgent.
+
+        `due_at`: when the most urgent token is due, on `time.monotonic`; `step_s`: expected length of the iteration, 0
+        if unknown; `work`: returns what to publish, after the next library is woken.
+        """
         row = self._present_row()
         if row is None:
             return

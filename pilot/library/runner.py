@@ -324,7 +324,9 @@ class Runner:
 
 
 def _decimal_setter() -> Callable[[], None] | None:
-    """A function that gives a call the loader's decimal context; None if the loader set none."""
+    """A function that gives a call a copy of the loader's decimal context, which copied context variables would
+    share.
+    """
     for variable, value in contextvars.copy_context().items():
         if variable.name == "decimal_context":
             import decimal  # the loader has imported it

@@ -131,7 +131,12 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
 
 
 def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
-    """Kill all children that are not `known`, and theirs; returns the children."""
+    """Kill all children that are not `known`, and theirs; returns the children.
+
+    This process adopts orphans, so leftovers of killed ones become children of its main thread; `of_main` spares
+    children of other threads. Trackers are spared. A child that the kernel does not end (a hanging driver) is waited
+    for once.
+    """
     killed: set[int] = set()
     until = time.monotonic() + wait_s
     while True:
