@@ -46,16 +46,24 @@ class Peers:
 
     def __init__(self, session: SessionFolder, cache: ObjectCache) -> None:
         self.served = ServedCache(cache)
+        self.carried = session.is_carried  # this pilot has a copy of the session's folder, and sees no other file of it
+        self.host = "127.0.0.1"  # this machine's address for other pilots
+        with suppress(OSError, ValueError, SessionError):
+            self.host = wire.route_to(split_address(session.read().address.removeprefix("tcp://"))[0])
         self.key = b""
         with suppress(OSError, ValueError, KeyError):
             self.key = read_key(session.key_file("transfer"))
+        # Libraries derive keys of gangs from this secret, which gives no access to transfers.
         self.gang_key = hmac.digest(self.key, b"gangs", "sha256") if self.key else b""
-        """The secret from which libraries derive keys of gangs; it gives no access to transfers."""
-        self.carried = session.is_carried
-        """Whether this pilot has a copy of the session's folder, and sees no other file of it."""
         self._session = session
-        self.host = _own_address(session)  # this machine's address for other pilots
-        self._server = _serve(self.served, self.host, self.key)
+        self._server: ObjectServer | None = None
+        if not self.key:
+            log.info("the session has no transfer key: this pilot serves no objects to others")
+            return
+        try:
+            self._server = ObjectServer(self.served, key=self.key, host=self.host)
+        except (OSError, ValueError) as error:
+            log.warning("this pilot serves no objects to others: %s", error)
 
     @property
     def address(self) -> str:
@@ -78,25 +86,6 @@ class Peers:
         """Serve nothing any more."""
         if self._server is not None:
             self._server.close()
-
-
-def _own_address(session: SessionFolder) -> str:
-    try:
-        host, _ = split_address(session.read().address.removeprefix("tcp://"))
-        return wire.route_to(host)
-    except (OSError, ValueError, SessionError):
-        return "127.0.0.1"
-
-
-def _serve(served: ServedCache, host: str, key: bytes) -> ObjectServer | None:
-    if not key:
-        log.info("the session has no transfer key: this pilot serves no objects to others")
-        return None
-    try:
-        return ObjectServer(served, key=key, host=host)
-    except (OSError, ValueError) as error:
-        log.warning("this pilot serves no objects to others: %s", error)
-        return None
 
 
 # ---- fetches

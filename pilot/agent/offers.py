@@ -19,7 +19,7 @@ from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.memory import declared_bytes
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
-from stoker.pilot.library.turn_board import TurnRow, TurnState, rows_in, unpacked
+from stoker.pilot.library.library_turns import TurnRow, TurnState, rows_in, unpacked
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_pilot import RunCalls
 

@@ -91,8 +91,7 @@ PATIENCE_S = 8.0  # the longest time to first token that SLINFER promises (§IV-
 
 
 class TurnRequest(NamedTuple):
-    """A library that waits for a turn on all of these devices since `since`; its most urgent token is due at
-    `due_at`."""
+    """A library that asks for a turn on all of these devices; its most urgent token is due at `due_at`."""
 
     library: LibraryId
     devices: tuple[DeviceId, ...]
@@ -138,8 +137,7 @@ class StepCost(Protocol):
 
 
 class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt to be read. `due_at`: its first token (infinity: no objective); each further one is due `tpot_s`
-    later."""
+    """A prompt to be read. `due_at`: its first token (infinity: no objective); later ones follow by `tpot_s`."""
 
     tokens: int
     due_at: float = math.inf

@@ -72,8 +72,7 @@ FRESH_S = 5.0
 
 
 class OomKills:
-    """Detects whether the kernel has just killed for lack of memory. `own_bytes`: this pilot's memory, None =
-    unknown."""
+    """Detects a recent kill for lack of memory. `own_bytes`: this pilot's memory, None = unknown."""
 
     def __init__(
         self,
@@ -248,8 +247,7 @@ EVERY_S = 1.0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A GPU's memory in bytes at a monotonic time, by process id as the driver counts (None = unknown), and in all
-    (-1)."""
+    """A GPU's memory in bytes, by the driver's process id (None = unknown), and in all (-1)."""
 
     by_process: dict[int, int | None] | None
     taken_bytes: int = -1

@@ -144,8 +144,7 @@ _now = time.perf_counter
 
 
 class LibraryOutbox:
-    """The sending side of a library's socket. If the socket is gone it calls `lost` with the calls whose ends were not
-    sent."""
+    """The sending side of a library's socket. `lost` receives the calls whose ends could not be sent."""
 
     def __init__(self, sock: socket.socket, *, lost: Callable[[OSError, list[int]], NoReturn]) -> None:
         self._sock = sock

@@ -59,8 +59,7 @@ class Function:
         return self._versions
 
     def open(self) -> tuple[Callable[..., Any], bool]:
-        """The function, and whether it takes the context as its first argument; what it imports is found from now
-        on."""
+        """The function, and whether it takes the context as its first argument."""
         self._modules.enter()
         opened = self._opened
         if opened is None or self._replaced != count_replaced():

@@ -1,38 +1,259 @@
 """A library's turns on its devices: it asks before each iteration, and hands the devices on after it.
 
-`stoker.pilot.core.turns` decides who is next. The library whose iteration has ended computes that from the board,
-writes it there, and wakes the next library with a datagram. A library that shares its devices with no other makes no
-system call. A holder that died, was stopped, or takes much longer than announced loses its turn: waiting libraries
-check the board every few hundredths of a second, and lock it only to change something.
+`stoker.pilot.core.turns` decides who is next. The libraries of a pilot ask on a board in shared memory, which has one
+row per engine. The library whose iteration has ended computes the next turn from the board, writes it there under the
+board's lock, and wakes the next library with a datagram. A library that shares its devices with no other makes no
+system call. The lock protects an order of work, not memory: if its holder is stopped, others continue after 50 ms, and
+at worst two libraries compute at the same time for one step.
+
+A holder that died, was stopped, or takes much longer than announced loses its turn: waiting libraries check the board
+every few hundredths of a second, and lock it only to change something.
+
+Next to each row is the engine's work (`packed`), written before each step without a lock and read by the agent. A
+checksum detects a half-written value.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import fcntl
+import functools
 import logging
 import math
+import mmap
 import os
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from stoker.contexts.device_turns import EngineWork
 from stoker.pilot.core.turns import TurnRequest, next_turns
-from stoker.pilot.library.turn_board import TurnBoard, TurnRow, TurnState, packed
 from stoker.protocol.ids import DeviceId, LibraryId
+
+# ---- what an engine has to do
+
+MOST_PROMPTS = 32  # unread prompts that stand there, the most urgent
+_SUM = struct.Struct("<I")
+_HEAD = struct.Struct("<QIIddddQQ")
+_PROMPT = struct.Struct("<Idd")
+WORK_BYTES = _SUM.size + _HEAD.size + MOST_PROMPTS * _PROMPT.size
+
+
+def packed(library: LibraryId, work: EngineWork) -> bytes:
+    """Encode the work of a library's engine."""
+    prompts = list(work.prompts)
+    if len(prompts) > MOST_PROMPTS:
+        rest = prompts[MOST_PROMPTS - 1 :]
+        prompts[MOST_PROMPTS - 1 :] = [(sum(tokens for tokens, _, _ in rest), rest[-1][1], rest[-1][2])]
+    rows, length, due_at, tpot_s, late_at, _, taken_up, peak = work
+    parts = [_HEAD.pack(library, rows, len(prompts), length, due_at, tpot_s, late_at, taken_up, peak)]
+    parts += [_PROMPT.pack(min(tokens, 2**32 - 1), at, each_s) for tokens, at, each_s in prompts]
+    data = b"".join(parts)
+    return _SUM.pack(zlib.crc32(data)) + data
+
+
+def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
+    """Decode a library and its engine's work; None if damaged."""
+    library, rows, count, length, due_at, tpot_s, late_at, taken_up, peak = _HEAD.unpack_from(data, _SUM.size)
+    end = _SUM.size + _HEAD.size + count * _PROMPT.size
+    if count > MOST_PROMPTS or zlib.crc32(data[_SUM.size : end]) != _SUM.unpack_from(data)[0]:
+        return None
+    prompts = [_PROMPT.unpack_from(data, end - left * _PROMPT.size) for left in range(count, 0, -1)]
+    lengths = (length, tpot_s, *(each_s for _, _, each_s in prompts))
+    times = (due_at, late_at, *(at for _, at, _ in prompts))
+    if not all(0 <= number < math.inf for number in lengths) or any(map(math.isnan, times)):
+        return None
+    return library, EngineWork(rows, length, due_at, tpot_s, late_at, prompts, taken_up, peak)
+
+
+# ---- the board
+
+ROWS = 64  # More libraries than a pilot holds. One that finds no row computes without turns.
+_HEADER = struct.Struct("<Q")
+_ROW = struct.Struct("<QIIdddd64s")
+_WANTS, _WANTS_AT = struct.Struct("<Idddd"), 12  # the part of a row that changes from turn to turn
+_ROWS_END = _HEADER.size + ROWS * _ROW.size
+_SIZE = _ROWS_END + ROWS * WORK_BYTES
+_LOCK_S, _LOCK_TRY_S = 0.05, 0.0001
+
+
+class TurnState(enum.IntEnum):
+    """The state of an engine's request for its devices."""
+
+    IDLE = 0  # nothing
+    WAITS = 1  # it wants to compute an iteration
+    HOLDS = 2  # it computes one
+
+
+_STATES = tuple(TurnState)
+
+
+class TurnRow(msgspec.Struct):
+    """An engine on the board, and its library. Seconds on the machine's monotonic clock."""
+
+    number: int
+    library: LibraryId
+    pid: int
+    state: TurnState
+    due_at: float
+    since: float
+    step_s: float
+    held_at: float
+    devices: tuple[DeviceId, ...]
+
+    def is_of(self, other: TurnRow) -> bool:
+        """True if both are of one library and one process of it."""
+        return self.library == other.library and self.pid == other.pid
+
+
+class TurnBoard:
+    """One process's view of the board. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # Even if the file is as long: a write into a hole of it kills the process when the disk is full.
+            os.posix_fallocate(self._file, 0, _SIZE)
+            self._memory = mmap.mmap(self._file, _SIZE)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self.lock = BoardLock(self._file)
+        self._taken, self._taken_at = list[int](), -1
+        """The rows that were taken when the board was read last, and after how many changes that was."""
+
+    @property
+    def changes(self) -> int:
+        """How often a library has come or gone."""
+        found: int = _HEADER.unpack_from(self._memory, 0)[0]
+        return found
+
+    def snapshot(self) -> bytes:
+        """The count of changes and all rows, as they are now."""
+        # The count is read first: with rows that are older than it, a library that has joined would not be seen again.
+        changes = self._memory[: _HEADER.size]
+        return changes + self._memory[_HEADER.size : _ROWS_END]
+
+    def rows(self, read: bytes = b"") -> list[TurnRow]:
+        """Return the rows on the board, or in one of its snapshots."""
+        data = read or self.snapshot()
+        changes = _HEADER.unpack_from(data, 0)[0]
+        among = self._taken if changes == self._taken_at else range(ROWS)
+        found = [row for number in among if (row := _read_row(number, data)) is not None]
+        if among is not self._taken:
+            self._taken, self._taken_at = [row.number for row in found], changes
+        return found
+
+    def row(self, number: int) -> TurnRow | None:
+        """The row with this number; None if it is free, or damaged."""
+        return _read_row(number, self._memory)
+
+    def write(self, row: TurnRow) -> None:
+        """Write what a row wants."""
+        _WANTS.pack_into(
+            self._memory, _place(row.number) + _WANTS_AT, row.state, row.due_at, row.since, row.step_s, row.held_at
+        )
+
+    def write_work(self, number: int, data: bytes) -> None:
+        """Write an engine's work next to its row."""
+        at = _ROWS_END + number * WORK_BYTES
+        self._memory[at : at + len(data)] = data
+
+    def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
+        """Take a free row for an engine; None on a full board, or for too long device names."""
+        names = b"\0".join(device.encode() for device in devices)
+        if len(names) > 64:
+            return None
+        with self.lock:
+            for number in range(ROWS):
+                if self.row(number) is None:
+                    row = TurnRow(number, library, os.getpid(), TurnState.IDLE, 0.0, 0.0, 0.0, 0.0, tuple(devices))
+                    _ROW.pack_into(self._memory, _place(number), library, row.pid, 0, 0.0, 0.0, 0.0, 0.0, names)
+                    _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
+                    return row
+        return None
+
+    def has(self, row: TurnRow) -> bool:
+        """True if the row is still this library's and process's."""
+        here = self.row(row.number)
+        return here is not None and here.is_of(row)
+
+    def clear(self, row: TurnRow) -> None:
+        """Free a row; under the lock."""
+        if self.has(row):
+            self._memory[_place(row.number) : _place(row.number + 1)] = bytes(_ROW.size)
+            _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
+
+    def close(self) -> None:
+        """Forget the board; the file stays."""
+        self._memory.close()
+        os.close(self._file)
+
+
+def rows_in(data: bytes) -> list[tuple[TurnRow, bytes]]:
+    """Return the rows of a board from the bytes of its file, each with the bytes next to it.
+
+    For the agent, which must not map the file: a process dies if a file that it has mapped is truncated.
+    """
+    found = list[tuple[TurnRow, bytes]]()
+    for number in range(ROWS if len(data) >= _SIZE else 0):
+        if (row := _read_row(number, data)) is not None:
+            at = _ROWS_END + number * WORK_BYTES
+            found.append((row, data[at : at + WORK_BYTES]))
+    return found
+
+
+def _read_row(number: int, data: bytes | mmap.mmap) -> TurnRow | None:
+    library, pid, state, due_at, since, step_s, held_at, names = _ROW.unpack_from(data, _place(number))
+    if not library or state >= len(_STATES):
+        return None
+    return TurnRow(number, library, pid, _STATES[state], due_at, since, step_s, held_at, _devices_of(names))
+
+
+@functools.lru_cache(maxsize=ROWS)
+def _devices_of(names: bytes) -> tuple[DeviceId, ...]:
+    return tuple(DeviceId(name.decode(errors="replace")) for name in names.rstrip(b"\0").split(b"\0"))
+
+
+class BoardLock:
+    """The lock of a board, by its file. A class, because a generator would cost a hand-over 10 us."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        until = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:  # another holds it, or the file system has no locks
+                if time.monotonic() > until:
+                    return
+                time.sleep(_LOCK_TRY_S)
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def _place(number: int) -> int:
+    return _HEADER.size + number * _ROW.size
+
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.025  # seconds between two looks at the board while waiting
 _SWEEP_S = 1.0  # a library that shares its devices looks for libraries that are gone this often
-_OVERDUE_FACTOR = 2.0
-_OVERDUE_S = 0.03
-"""A holder that computes longer than this many times its own forecast, and this much longer, has lost its turn."""
-_OVERDUE_UNKNOWN_S = 10.0
-"""A holder without a forecast has lost its turn after this long: another process may have its process's id by now. If
-its first step does take longer (it compiles), two libraries compute side by side until it ends."""
+_OVERDUE_FACTOR, _OVERDUE_S = 2.0, 0.03  # a holder has lost its turn after twice its forecast and 0.03 s
+_OVERDUE_UNKNOWN_S = 10.0  # the same without a forecast; a first step that compiles for longer then shares its device
 _LONGEST_WAIT_S = 60.0  # the longest wait for a turn: a wrong board costs speed only
 _TIMEOUT = struct.Struct("@ll")  # a `struct timeval`, for SO_RCVTIMEO
 
@@ -117,8 +338,6 @@ class LibraryTurns:
                 self._waker.close()
             self._board.close()
 
-    # ---- the board
-
     def _present_row(self) -> TurnRow | None:
         if not self._joined:
             self._join()
@@ -173,7 +392,11 @@ class LibraryTurns:
     def _hands_on(self, row: TurnRow, now: float) -> bool:
         if now > self._swept_at + _SWEEP_S:
             self._swept_at = now
-            self._sweep()
+            gone = [other for other in self._board.rows() if other.number != row.number and _is_gone(other.pid)]
+            if gone:
+                with self._board.lock:
+                    for other in gone:
+                        self._board.clear(other)
         board = self._board
         read = board.snapshot()
         rows = {other.number: other for other in board.rows(read)}
@@ -217,13 +440,6 @@ class LibraryTurns:
             next_ones = self._hand_on(now)
         self._wake(next_ones)
 
-    def _sweep(self) -> None:
-        gone = [row for row in self._board.rows() if row.number != self._number and _is_gone(row.pid)]
-        if gone:
-            with self._board.lock:
-                for row in gone:
-                    self._board.clear(row)
-
     def _hand_on(self, now: float) -> list[int]:
         """Give free devices to those whose turn it is, under the lock. Returns the rows to wake, without the lock."""
         rows = {row.number: row for row in self._board.rows()}
@@ -238,31 +454,23 @@ class LibraryTurns:
             self._board.write(row)
 
     def _wake(self, numbers: Iterable[int]) -> None:
+        own = self._row.number if self._row is not None else -1
         for number in numbers:
-            if number != self._number and self._waker is not None:
+            if number != own and self._waker is not None:
                 with contextlib.suppress(OSError):  # it looks at the board a little later
                     self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_of(self._board, number))
 
-    @property
-    def _number(self) -> int:
-        return self._row.number if self._row is not None else -1
-
 
 def _next(rows: Iterable[TurnRow], asks: TurnRow | None = None) -> list[int]:
+    """Return the rows that get turns: of the waiting ones, and of a row that `asks` in addition."""
     waiting, busy = list[TurnRequest](), set[DeviceId]()
-    for row in rows:
-        if row.state is TurnState.WAITS:
-            waiting.append(_request(row))
+    for row in rows if asks is None else (*rows, asks):
+        if row is asks or row.state is TurnState.WAITS:
+            # The row's number stands for the library, which may have several engines.
+            waiting.append(TurnRequest(LibraryId(row.number), row.devices, row.due_at, row.since))
         elif row.state is TurnState.HOLDS:
             busy.update(row.devices)
-    if asks is not None:
-        waiting.append(_request(asks))
     return [int(library) for library in next_turns(waiting, busy)] if waiting else []
-
-
-def _request(row: TurnRow) -> TurnRequest:
-    # The row's number stands for the library, which may have several engines.
-    return TurnRequest(LibraryId(row.number), row.devices, row.due_at, row.since)
 
 
 def _waker_of(board: TurnBoard, number: int) -> str:
@@ -278,13 +486,7 @@ def _is_lost(row: TurnRow, now: float) -> bool:
 
 
 def _is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:  # somebody else's
-        return False
-    except (OSError, OverflowError):
-        return True
-    return False
+    return not _process_state(pid)
 
 
 def _process_state(pid: int) -> str:

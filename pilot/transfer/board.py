@@ -294,8 +294,7 @@ class Picker(Generic[S]):
         return found
 
     def _free(self, offer: _Offer, now: float) -> int | None:
-        """The rarest piece in a sample that was not asked for; without one in the sample, of all (except for the
-        origin)."""
+        """The rarest piece of a sample that was not asked for, or else of all (except for the origin)."""
         spared = offer.origin and now - self._moved_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
         for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):

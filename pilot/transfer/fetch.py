@@ -47,8 +47,7 @@ class SourceAccess:
 
 
 class SourceReader:
-    """Reads one source. `ended` receives why it was given up (empty: complete or stopped) and whether its bytes were
-    wrong."""
+    """Reads one source. `ended` receives why it stopped (empty: complete), and whether its bytes were wrong."""
 
     def __init__(
         self,

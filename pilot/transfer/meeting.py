@@ -46,8 +46,7 @@ class SeedMeetings:
         alone: bool = False,
         again_s: float = 2.0,
     ) -> list[str]:
-        """Report that the pilot at this address has these pieces, or all (it `wants` none). Returns its sources'
-        addresses."""
+        """Record the pieces of the pilot at this address (all if it `wants` none). Returns its sources."""
         with self._lock:
             meeting = self._meetings.setdefault(name, _Meeting())
             now = time.monotonic()

@@ -26,12 +26,12 @@ from stoker.contexts.device_turns import EngineWork, work_of
 from stoker.contexts.inference.adapter import GenerationRequest
 from stoker.contexts.inference.engine_thread import Generation
 from stoker.pilot.library import library_turns
-from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.turn_board import (
+from stoker.pilot.library.library_turns import (
     MOST_PROMPTS,
     ROWS,
     WORK_BYTES,
     BoardLock,
+    LibraryTurns,
     TurnBoard,
     TurnRow,
     TurnState,
