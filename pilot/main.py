@@ -1,8 +1,7 @@
-"""`stoker-pilot`: be one pilot of a session, until it ends, lets this pilot go, or is gone.
+"""`stoker-pilot`: be one pilot of a session until it ends, is told to leave, or its manager is gone.
 
-Started by a provider inside a batch job, or on this machine by the executor; or by hand, on any machine that sees the
-session folder: `python -m stoker.pilot.main --session DIR`. Nothing secret is on its command line: the session folder
-holds the keys, readable by its owner alone.
+A provider starts it in a batch job, or a user by hand: `python -m stoker.pilot.main --session DIR`. The session folder
+holds the keys, so its command line has no secret.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from stoker.contexts.folders import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
 from stoker.pilot.agent import objects, observing
-from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, PilotOptions
+from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, ManagerLink, PilotOptions
 from stoker.pilot.agent.fetches import Peers
-from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.agent.loop import TOLD_TO_GO, Loop
 from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache, store
@@ -44,7 +42,7 @@ log = logging.getLogger("stoker.pilot")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a pilot; returns its exit code: 0 when it was let go, 2 when it found no manager, 3 when it was refused."""
+    """Run a pilot; returns its exit code (2: no manager found, 3: refused)."""
     given = _parser().parse_args(arguments)
     own = None
     try:
@@ -53,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.block = own.stem if own is not None else ""
         agent = _make(given)
         code = Loop(agent).run()
-        if code:  # the one line that a batch log needs, and that the factory tells of
+        if code:  # the one line that a batch log needs; the factory reports it
             print(f"stoker-pilot: {agent.state.leaving}", file=sys.stderr)  # noqa: T201
         return code
     except StokerError as error:
@@ -195,20 +193,11 @@ def _agent(
         probe_every_s=options.probe_every_s,
     )
     return Agent(
-        facts,
-        options,
-        session=session,
-        devices=found.offered,
-        scratch=scratch,
-        cache=cache,
-        link=link,
-        peers=peers,
+        facts, options, session=session, devices=found.offered, scratch=scratch, cache=cache, link=link, peers=peers
     )
 
 
 def _own_key(session: SessionFolder) -> Path | None:
-    """Make a key for a pilot that is started by hand, and return its file: the manager admits it as a separate block.
-    None if the session has a key for such pilots, or its folder is a copy."""
     session.read()
     if session.is_carried or session.key_file("pilot").exists():
         return None
@@ -223,7 +212,6 @@ def _own_key(session: SessionFolder) -> Path | None:
 
 
 def _take_name(session: SessionFolder) -> str:
-    """A name that no pilot of the session has had: its folder of logs is new."""
     while True:
         pilot = f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(2)}"
         try:

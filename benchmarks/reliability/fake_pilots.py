@@ -24,7 +24,7 @@ from typing import Any
 import zmq
 
 from stoker.dealer import Keys, open_socket
-from stoker.pilot.agent.link import said_in
+from stoker.pilot.agent.agent import said_in
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.reliability import fuzz_manager
 from stoker.contexts.recipe import BARE, Awareness, Needs, ObjectRef, Recipe
-from stoker.pilot.core import events, lifecycle
+from stoker.pilot.core import events, lifecycle, running
 from stoker.pilot.core.commands import Tell, TellLibrary
 from stoker.pilot.core.core import PilotCore
 from stoker.pilot.core.events import DeviceHealth, ProbeVerdict
@@ -296,17 +296,17 @@ def _library(chance: random.Random) -> None:
                     lifecycle.move_to(library, chance.choice([each for each in Stage if each is not Stage.GONE]))
                 case 1:
                     new = [CallId(fresh + number) for number in range(chance.randrange(4))]
-                    lifecycle.hold_calls(library, new, limit_s=chance.choice([0.0, 5.0]))
+                    running.hold_calls(library, new, limit_s=chance.choice([0.0, 5.0]))
                     fresh += len(new)
                     inside.update(new)
                 case 2:
-                    left += lifecycle.drop_ended(library, some)
+                    left += running.drop_ended(library, some)
                 case 3:
-                    left += lifecycle.drop_returned(library, some)
+                    left += running.drop_returned(library, some)
                 case _ if chance.random() < 0.03:
                     if library.stage is not Stage.GONE:
                         lifecycle.move_to(library, Stage.GONE)
-                    gone = lifecycle.drop_all(library, some)
+                    gone = running.drop_all(library, some)
                     left += [*gone.running, *gone.unstarted]
         except ValueError:
             assert library.stage is was, "it changed something"

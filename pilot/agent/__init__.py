@@ -1,1 +1,1 @@
-"""The agent: one process a node, which does what the manager orders and tells it what really happened."""
+"""The agent: one process per node that carries out the manager's orders and reports what happened."""

@@ -1,42 +1,197 @@
-"""What an agent has: the pilot's core, and all that its commands are carried out with.
+"""The parts of an agent: the connection to the manager, the pilot's core, and all that carries out its commands.
 
-Everything happens in its loop's thread, but for `later`, which any thread may call.
+Messages that change the manager's records travel in numbered frames, which are kept until they are acknowledged. After
+each reconnect the pilot sends a hello, then these frames again in order. So the hello describes the state *before*
+them: a call whose end is in one of them still counts as held (`UnacknowledgedFacts`).
+
+All of it runs in the loop's thread. Other threads hand their results over with `Agent.later`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from stoker.dealer import Dealer, Keys
+from stoker.errors import ProtocolError
 from stoker.folders import folders_here
+from stoker.log_files import SeldomLog
 from stoker.pilot.agent.fetches import Fetches, Peers
-from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.agent.offers import BOARD, OfferScales
 from stoker.pilot.agent.process import LibraryProcess, Wires, Zygotes
 from stoker.pilot.agent.scratch import Parent, Scratch
 from stoker.pilot.cache import ObjectCache
 from stoker.pilot.core.commands import Command
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import Event, FromLibrary, LibraryGarbled, LibraryHungUp
+from stoker.pilot.core.events import Event, FromLibrary, LibraryGarbled, LibraryHungUp, ManagerAway, UnacknowledgedFacts
 from stoker.pilot.core.state import CoreState, PilotFacts, Timers
-from stoker.pilot.devices import PilotDevice, memory
+from stoker.pilot.devices import PilotDevice, monitor
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
-from stoker.pilot.devices.memory import OomKills, anonymous_bytes
-from stoker.pilot.devices.monitor import Monitor
+from stoker.pilot.devices.monitor import Monitor, OomKills, anonymous_bytes
 from stoker.pilot.zygote.processes import tree
+from stoker.protocol import to_manager, wire
 from stoker.protocol.ids import DeviceId, LibraryId
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.session import IDENTITY_MARK, SessionFolder
+from stoker.protocol.to_pilot import ToPilot
+from stoker.protocol.wire import Outbox
+
+# ---- link
+
+
+log = logging.getLogger("stoker.pilot")
+
+FRAME_BYTES = 16_000_000  # messages that are larger together travel in several frames
+_REFUSED_HANDSHAKES = 10  # after this number of them in a row the manager does not accept the pilot's key
+_PART_S = 1.0  # how long a pilot that ends waits until the manager has taken its last frames
+_SEARCH_S = 1.0  # how often the session's folder is read while the manager is away
+
+
+class ManagerLink:
+    """The connection (`dealer`), its messages, and the outbox."""
+
+    def __init__(self, folder: SessionFolder, *, pilot: str, block: str = "") -> None:
+        self._folder = folder
+        self.session = folder.read()
+        self.refused_frames = 0
+        self._search_at = 0.0
+        self._refusals = SeldomLog(log)
+        self._batch: list[to_manager.FromPilot] = []
+        self._passing: list[to_manager.CallYielded] = []  # CallYielded of results that leave with this turn
+        self.outbox = Outbox()
+        self._decode = wire.to_pilot_decoder()
+        pair = folder.read_pilot_key(block)
+        self.dealer = Dealer(
+            self.session.address,
+            name=f"{pilot}{IDENTITY_MARK.decode()}{secrets.token_hex(8)}",
+            keys=Keys(self.session.server_key, pair.public, pair.secret),
+            log=log,
+        )
+
+    def receive(self) -> Iterator[ToPilot]:
+        """All messages that have come."""
+        for data in self.dealer.receive():
+            try:
+                messages = self._decode(data).messages
+            except ProtocolError as error:
+                self.refused_frames += 1
+                self._refusals.warning("manager", f"refused a frame of the manager: {error}")
+                continue
+            yield from messages
+
+    def post(self, message: to_manager.FromPilot) -> None:
+        """Say something that must arrive, with this turn's frame."""
+        self._batch.append(message)
+
+    def pass_on(self, pieces: to_manager.CallYielded) -> None:
+        """Send pieces with this turn's frames, if there is a connection."""
+        self._passing.append(pieces)
+
+    def flush(self) -> None:
+        """Send this turn's frames; keep numbered ones while there is no connection."""
+        if self._passing:
+            passing, self._passing = self._passing, []
+            if self.dealer.connected:
+                self._send(passing, keep=False)
+        if self._batch:
+            batch, self._batch = self._batch, []
+            self._send(batch, keep=True)
+
+    def acked(self, sequence: int) -> None:
+        """The manager has frames up to this number for good."""
+        self.outbox.acked(sequence)
+
+    def _send(self, messages: list[Any], *, keep: bool) -> None:
+        frame = wire.encode(messages, sequence=self.outbox.sequence + 1) if keep else wire.encode(messages)
+        if len(frame) > FRAME_BYTES and len(messages) > 1:
+            half = len(messages) // 2
+            self._send(messages[:half], keep=keep)
+            self._send(messages[half:], keep=keep)
+            return
+        if keep:
+            self.outbox.keep(self.outbox.next(), frame)
+        if self.dealer.connected:
+            self.dealer.send(frame)
+
+    def say(self, message: to_manager.FromPilot) -> None:
+        """Say something now that need not arrive twice: a heartbeat."""
+        if self.dealer.connected:
+            self.dealer.send(wire.encode([message]))
+
+    def greet(self, hello: to_manager.PilotHello) -> None:
+        """Say hello, then everything that was not acknowledged."""
+        self.dealer.send(wire.encode([hello]))
+        for frame in self.outbox.unacked():
+            self.dealer.send(frame)
+
+    def before(self) -> UnacknowledgedFacts:
+        """Return what unacknowledged frames say (see the module's text)."""
+        return said_in(self.outbox.unacked())
+
+    def away(self, now: float) -> ManagerAway:
+        """Return the facts about a manager without a connection."""
+        session_over = ""
+        if now >= self._search_at:
+            self._search_at = now + _SEARCH_S
+            session_over = self._folder.over()  # a pilot without shared files cannot know
+            if not session_over:
+                try:  # a manager that was started again may listen elsewhere
+                    self.dealer.move_to(self._folder.read().address)
+                except Exception as error:  # the file is being replaced, or the file system is away: look again later
+                    log.debug("session file: %s", error)
+        refuses_key = self.dealer.failed_handshakes >= _REFUSED_HANDSHAKES
+        return ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
+
+    def part(self, hear: Callable[[ToPilot], None], *, pause: Callable[[], object]) -> None:
+        """Wait up to 1 s until the manager has acknowledged the last frames."""
+        if not self.dealer.connected:
+            return
+        self.flush()
+        until = time.monotonic() + _PART_S
+        while self.dealer.connected and self.outbox.unacked() and time.monotonic() < until:
+            if not self.dealer.readable():
+                pause()
+            self.dealer.came_back()
+            for message in self.receive():
+                hear(message)
+
+
+def said_in(frames: Iterable[bytes]) -> UnacknowledgedFacts:
+    """Return what a pilot's frames change in its manager's records."""
+    known = UnacknowledgedFacts()
+    decode = wire.from_pilot()
+    for frame in frames:
+        for message in decode(frame).messages:
+            match message:
+                case to_manager.CallsEnded(library=library, ends=ends):
+                    known.left.setdefault(library, []).extend(end.call for end in ends)
+                case to_manager.CallsReturned(library=library, calls=calls):
+                    known.left.setdefault(library, []).extend(calls)
+                case to_manager.CallEvicted(library=library, progress=progress):
+                    known.left.setdefault(library, []).append(progress.call)
+                case to_manager.LibraryGone(library=library, running=running, unstarted=unstarted):
+                    known.gone[library] = [*running, *unstarted]
+                case to_manager.LibraryReady(library=library):
+                    known.ready.add(library)
+                case _:
+                    pass
+    return known
+
+
+# ---- agent
+
 
 GRACE_S = 2.0
 """How long calls that run may still take when the pilot is told to go at once (a signal from the batch system)."""
 
-PROBE_EVERY_S = 300.0
-"""How often a device on which nothing is loaded is probed again."""
+PROBE_EVERY_S = 300.0  # how often a device on which nothing is loaded is probed again
 
 
 class PilotOptions(msgspec.Struct, frozen=True):
@@ -46,17 +201,13 @@ class PilotOptions(msgspec.Struct, frozen=True):
     block: str = ""
     lease_s: float = 60.0
     grace_s: float = GRACE_S
-    walltime_s: float = 0.0
-    """How long its job may last, as the site file says; 0 = it does not say."""
-    probe: str = ""
-    """The command that probes a device (see `observing`); empty: our own, on GPUs."""
+    walltime_s: float = 0.0  # how long its job may last, as the site file says; 0 = it does not say
+    probe: str = ""  # the command that probes a device (see `observing`); empty: our own, on GPUs
     probe_every_s: float = PROBE_EVERY_S
-    in_batch: bool = False
-    """Whether a batch system started it, so that it ends with the process that did."""
+    in_batch: bool = False  # whether a batch system started it, so that it ends with the process that did
     driver_limit_s: float = DRIVER_LIMIT_S
     """Seconds after which an unanswered GPU driver counts as hanging, a fault of the device."""
-    umask: int = -1
-    """The umask that the pilot was started with, which its libraries have; -1: the pilot's own."""
+    umask: int = -1  # the umask that the pilot was started with, which its libraries have; -1: the pilot's own
 
 
 class Agent:
@@ -79,11 +230,9 @@ class Agent:
         self.session = session
         self.logs = session.pilot(options.pilot)
         self.devices: dict[DeviceId, PilotDevice] = {device.facts.device: device for device in devices}
-        self.monitors: dict[str, Monitor] = {}
-        """The monitors of GPUs, by UUID."""
-        self.bare_bytes: dict[DeviceId, int] = {}
-        """Memory of each GPU that was taken while no library was on it."""
-        self.sees_all_processes = memory.sees_all_processes()
+        self.monitors: dict[str, Monitor] = {}  # the monitors of GPUs, by UUID
+        self.bare_bytes: dict[DeviceId, int] = {}  # memory of each GPU that was taken while no library was on it
+        self.sees_all_processes = monitor.sees_all_processes()
         self.scratch = scratch
         self.parent = Parent(watched=options.in_batch)
         self.oom_kills = OomKills(lambda: anonymous_bytes(tree(os.getpid())))
@@ -97,8 +246,7 @@ class Agent:
         self.processes: dict[LibraryId, LibraryProcess] = {}
         self.fetches = Fetches(self)
         self.offers = OfferScales(self.core.state, board=scratch.path / BOARD)
-        self.is_over = False
-        """Whether the core has said that everything is done."""
+        self.is_over = False  # whether the core has said that everything is done
         self.carry_out: Callable[[Command], None] = lambda _command: None
         self.check_standing: Callable[[], bool] = lambda: False
         """Tells the core if the pilot lacks what its job gave it (`job`): before it hears what fails of that."""
@@ -116,7 +264,7 @@ class Agent:
     # ---- events
 
     def handle(self, event: Event) -> None:
-        """Pass an event to the core, and carry out its commands. Events that this causes are handled after it."""
+        """Pass an event to the core, and carry out its commands."""
         self._queue.handle(event)
 
     def hear(self, process: LibraryProcess, *, to_end: bool = False) -> None:

@@ -1,12 +1,10 @@
-"""Objects on their way into this pilot's cache, and what this pilot serves to others.
+"""Fetches objects into this pilot's cache, and serves cached objects to other pilots.
 
-Threads move the bytes and report to the loop. `Peers` holds the session's transfer key, its seed, and this pilot's
-server.
+Threads move the bytes and report to the loop.
 """
 
 from __future__ import annotations
 
-import errno
 import hmac
 import logging
 import os
@@ -34,25 +32,11 @@ from stoker.protocol.to_pilot import FetchObject
 
 
 def is_pilots_fault(error: BaseException) -> bool:
-    """Whether this pilot's disk is to blame for an error: another pilot may do better."""
+    """True if this pilot's disk caused an error: another pilot may succeed."""
     return isinstance(error, DiskError) or takes_no_writes(error)
 
 
-def lacks_processes(error: BaseException) -> bool:
-    """True if the node has no room for another process: its user's limit is reached, or there is no memory."""
-    return isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM)
-
-
-def no_process(reason: object) -> str:
-    """The message for a library whose process could not be made."""
-    return (
-        f"no process could be made for it: {reason}; end other processes there, or raise the limit of processes"
-        " (ulimit -u) or of memory"
-    )
-
-
 # ---- what this pilot serves
-
 
 log = logging.getLogger("stoker.pilot")
 
@@ -62,17 +46,24 @@ class Peers:
 
     def __init__(self, session: SessionFolder, cache: ObjectCache) -> None:
         self.served = ServedCache(cache)
+        self.carried = session.is_carried  # this pilot has a copy of the session's folder, and sees no other file of it
+        self.host = "127.0.0.1"  # this machine's address for other pilots
+        with suppress(OSError, ValueError, SessionError):
+            self.host = wire.route_to(split_address(session.read().address.removeprefix("tcp://"))[0])
         self.key = b""
         with suppress(OSError, ValueError, KeyError):
             self.key = read_key(session.key_file("transfer"))
+        # Libraries derive keys of gangs from this secret, which gives no access to transfers.
         self.gang_key = hmac.digest(self.key, b"gangs", "sha256") if self.key else b""
-        """The secret from which libraries derive keys of gangs; it gives no access to transfers."""
-        self.carried = session.is_carried
-        """Whether this pilot has a copy of the session's folder, and sees no other file of it."""
         self._session = session
-        self.host = _own_address(session)
-        """This machine's address for other pilots."""
-        self._server = _serve(self.served, self.host, self.key)
+        self._server: ObjectServer | None = None
+        if not self.key:
+            log.info("the session has no transfer key: this pilot serves no objects to others")
+            return
+        try:
+            self._server = ObjectServer(self.served, key=self.key, host=self.host)
+        except (OSError, ValueError) as error:
+            log.warning("this pilot serves no objects to others: %s", error)
 
     @property
     def address(self) -> str:
@@ -85,7 +76,7 @@ class Peers:
         return self._server is not None and bool(self._server.serving)
 
     def seed(self) -> str:
-        """Where the session's seed listens; empty if it has none that this pilot could use."""
+        """The address of the session's seed; empty without one."""
         try:
             return (self._session.path / SEED_FILE).read_text().strip() if self.key else ""
         except OSError:
@@ -97,31 +88,10 @@ class Peers:
             self._server.close()
 
 
-def _own_address(session: SessionFolder) -> str:
-    try:
-        host, _ = split_address(session.read().address.removeprefix("tcp://"))
-        return wire.route_to(host)
-    except (OSError, ValueError, SessionError):
-        return "127.0.0.1"
-
-
-def _serve(served: ServedCache, host: str, key: bytes) -> ObjectServer | None:
-    if not key:
-        log.info("the session has no transfer key: this pilot serves no objects to others")
-        return None
-    try:
-        return ObjectServer(served, key=key, host=host)
-    except (OSError, ValueError) as error:
-        log.warning("this pilot serves no objects to others: %s", error)
-        return None
-
-
 # ---- fetches
 
 
 class _Fetching:
-    """An object that is on its way, or waits for a source."""
-
     def __init__(self, order: FetchObject) -> None:
         self.order = order
         self.bringing: Bringing | None = None
@@ -148,8 +118,7 @@ class Fetches:
     def __init__(self, agent: _Agent) -> None:
         self._agent = agent
         self._fetches: dict[str, _Fetching] = {}
-        self.arrived: dict[str, Pin] = {}
-        """Objects that have just arrived, until the waiting libraries have them."""
+        self.arrived: dict[str, Pin] = {}  # objects that have just arrived, until the waiting libraries have them
 
     def order(self, order: FetchObject) -> None:
         """Have an object brought, from now on from where this order says."""
@@ -177,19 +146,18 @@ class Fetches:
                 fetching.bringing.stop()
 
     def _find_origin(self, fetching: _Fetching, order: FetchObject) -> None:
-        """Where an object comes from, as far as this pilot reaches it: its path, or the session's seed."""
         peers = self._agent.peers
-        path, seed = order.object.source, peers.seed()
-        why = _why_not_here(path) if path and not (seed and peers.carried) else "there is none"
-        if not why:
-            origin = [ObjectSource(path=path, origin=True)]
-        else:
-            origin = [ObjectSource(address=seed, label="the session's seed", origin=True)] if seed else []
+        path, seed, why = order.object.source, peers.seed(), "there is none"
+        origin = [ObjectSource(address=seed, label="the session's seed", origin=True)] if seed else []
+        if path and not (seed and peers.carried):
+            try:
+                os.stat(path)
+                origin = [ObjectSource(path=path, origin=True)]
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
         self._agent.later(lambda: self._offer(fetching, order, origin, why=why))
 
     def _offer(self, fetching: _Fetching, order: FetchObject, origin: list[ObjectSource], *, why: str = "") -> None:
-        """Have the object brought from there, unless the core has ordered otherwise since. `why` says what was wrong
-        with its path."""
         ref = order.object
         if self._fetches.get(ref.name) is not fetching or fetching.order is not order:
             return
@@ -215,7 +183,7 @@ class Fetches:
                 here, outcome = bringing.run()
             except StokerError as error:
                 text, ours, is_in_use = str(error), is_pilots_fault(error), isinstance(error, InUseError)
-            except Exception as error:  # a fault of ours: what waits must hear of it
+            except Exception as error:  # our bug: waiting libraries must hear of it
                 log.exception("bringing %s failed", ref.name)
                 text = f"the object {ref.name} could not be brought: {type(error).__name__}: {error}"
                 ours = is_in_use = False
@@ -254,12 +222,3 @@ class Fetches:
             waiting = [state.libraries[number] for number in state.wants[name].libraries if number in state.libraries]
             in_use = {library.number: self._agent.cache.lacks_bytes(library.recipe.objects) for library in waiting}
         self._agent.handle(ObjectLost(name, FetchFailure(why, is_pilots_fault=ours, in_use_bytes=in_use)))
-
-
-def _why_not_here(path: str) -> str:
-    """Return why a path cannot be read; empty if it can."""
-    try:
-        os.stat(path)
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
-    return ""

@@ -1,11 +1,7 @@
-"""The agent's one loop.
+"""The agent's loop, and `carry_out`, which has one case per command of the core.
 
-A turn: wait until something comes or is due; read everything that has come, from the manager, the libraries, the
-zygotes and other threads; tell the core and carry out its commands; then send one frame to the manager and one to each
-library. Nothing is delayed to form a batch: batches form while a turn is under way. `carry_out` has a line for each
-command of the core.
-
-A thread shortens the logs of libraries: user code prints without limit, and the session folder may hang.
+A turn waits for an event, reads everything that has arrived, tells the core, carries out its commands, and sends one
+frame to the manager and one to each library. Batches form while a turn runs; nothing is delayed for them.
 """
 
 from __future__ import annotations
@@ -21,53 +17,14 @@ from types import FrameType
 from typing import assert_never
 
 from stoker.log_files import OUTPUT_BYTES, drop_middle
-from stoker.pilot.agent import job, objects, observing, processes
+from stoker.pilot.agent import objects, observing, processes
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.observing import check_job
 from stoker.pilot.cache import store
-from stoker.pilot.core import limits, presence
-from stoker.pilot.core.commands import (
-    Acknowledged,
-    Beat,
-    BringArguments,
-    Command,
-    Expect,
-    Forget,
-    Greet,
-    HandIn,
-    KillProcess,
-    KillZygote,
-    Leave,
-    Observe,
-    OfferSnapshot,
-    PassOn,
-    PinObjects,
-    Prepare,
-    Probe,
-    ReleaseArguments,
-    SetTimer,
-    StartFetch,
-    StartProcess,
-    StopFetch,
-    Tell,
-    TellLibrary,
-    TidySnapshots,
-    WeighOffer,
-    WriteLog,
-)
-from stoker.pilot.core.events import (
-    CacheListed,
-    Farewell,
-    FromManager,
-    HelloDue,
-    Signalled,
-    Tick,
-    TimerFired,
-    WasStopped,
-)
+from stoker.pilot.core import commands, events, limits, presence
 from stoker.pilot.zygote.client import Zygote
 
 # ---- logs of libraries
-
 
 log = logging.getLogger("stoker.pilot")
 
@@ -75,18 +32,16 @@ EVERY_S = 10.0
 
 
 class LogWatch:
-    """Keeps the libraries' logs of one pilot within `most_bytes` each. The agent's loop calls it."""
+    """Keeps the logs of libraries within a length. Its thread shortens them, because the session folder may hang."""
 
-    def __init__(self, agent: Agent, *, most_bytes: int = OUTPUT_BYTES) -> None:
+    def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._most_bytes = most_bytes
         self._thread: threading.Thread | None = None
         self._due_at = 0.0
-        self._refused: set[Path] = set()
-        """Logs whose file system cannot give back their middle."""
+        self._refused: set[Path] = set()  # logs whose file system cannot give back their middle
 
     def shorten_if_due(self, now: float) -> None:
-        """Drop the middle of logs that have grown too long, in a thread, if that is due and the last one has ended."""
+        """Drop the middle of long logs, in a thread, if that is due."""
         if now < self._due_at or (self._thread is not None and self._thread.is_alive()):
             return
         self._due_at = now + EVERY_S
@@ -97,10 +52,8 @@ class LogWatch:
 
     def _bound(self, paths: list[Path]) -> None:
         for path in paths:
-            if path in self._refused:
-                continue
             try:
-                if drop_middle(path, most_bytes=self._most_bytes):
+                if path not in self._refused and drop_middle(path, most_bytes=OUTPUT_BYTES):
                     log.warning("%s has grown long: its middle is dropped", path)
             except FileNotFoundError:
                 continue
@@ -111,12 +64,10 @@ class LogWatch:
 
 # ---- the loop
 
-TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that end a pilot in good order."""
+TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that end a pilot in good order
 _TICK_S = 1.0
 _LEAVING_TICK_S = 0.1
-_ECHO_S = 1.0
-"""A signal that comes again within this is the same one: srun and Slurm both send it."""
+_ECHO_S = 1.0  # a signal that comes again within this is the same one: srun and Slurm both send it
 _PROBE_S = 15.0
 
 
@@ -126,7 +77,7 @@ class Loop:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         agent.carry_out = functools.partial(carry_out, agent)
-        agent.check_standing = functools.partial(job.check_job, agent)
+        agent.check_standing = functools.partial(check_job, agent)
         self._logs = LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
         """Signals that the core does not know yet, and whether each is a repeated one."""
@@ -134,10 +85,8 @@ class Loop:
         self._observe_at = 0.0
         self._devices_at = 0.0
         self._tick_at = 0.0
-        self._due = 0.0
-        """When the next timer, tick or measurement is due."""
-        self._turned_at = 0.0
-        """When the last wait was over; 0 before the first."""
+        self._due = 0.0  # when the next timer, tick or measurement is due
+        self._turned_at = 0.0  # when the last wait was over; 0 before the first
         self._frames_fd, self._changes_fd = agent.link.dealer.filenos()
         self._has_frames, self._has_changes = False, True
         """True if something came from the manager, or its connection changed."""
@@ -148,7 +97,7 @@ class Loop:
         """Work until the pilot ends; returns the exit code."""
         self._take_signals()
         agent, link = self.agent, self.agent.link
-        job.start_walltime(agent)
+        observing.start_walltime(agent)
         try:
             observing.wait_for_probes(agent, limit_s=_PROBE_S, interrupted=lambda: bool(self._signals))
             while not agent.is_over:
@@ -157,12 +106,12 @@ class Loop:
                     self._greet()
                 if self._has_frames:
                     for message in link.receive():
-                        agent.handle(FromManager(message))
+                        agent.handle(events.FromManager(message))
                 if link.dealer.connected and presence.wants_hello(agent.state):  # one answers all that asked for it
                     self._greet()
                 while self._signals:
                     name, again = self._signals.pop(0)
-                    agent.handle(Signalled(f"it got {name}", again))
+                    agent.handle(events.Signalled(f"it got {name}", again))
                 now = time.monotonic()
                 if now >= self._due:
                     self._timers(now)
@@ -176,10 +125,10 @@ class Loop:
     # ---- one turn
 
     def _wait(self) -> None:
-        """Wait until something comes or is due, and read it, but for frames of the manager.
+        """Wait for an event and read it, except frames of the manager.
 
-        A socket of ZeroMQ reports by its descriptor only what came after its last use, so frames are also looked for
-        before the wait. Nothing is sent on the socket of changes, so its descriptor reports each of them.
+        ZeroMQ's descriptor reports only what came after the socket's last use, so frames are also looked for before
+        the wait.
         """
         agent, wires = self.agent, self.agent.wires
         has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._turned_at, False
@@ -209,12 +158,12 @@ class Loop:
         self._has_frames, self._has_changes = has_frames, has_changes
 
     def _notice_stop(self, waited_s: float) -> None:
-        """Tell the core when this process was stopped. It must hear that before it looks at any limit."""
+        """Report a suspension of this process, before any limit is checked."""
         now, before = time.monotonic(), self._turned_at
         self._turned_at = now
         stopped_s = now - before - waited_s
         if before and stopped_s > limits.STOPPED_S:
-            self.agent.handle(WasStopped(stopped_s))
+            self.agent.handle(events.WasStopped(stopped_s))
 
     def _next_due(self, now: float) -> float:
         agent, state = self.agent, self.agent.state
@@ -226,7 +175,7 @@ class Loop:
     def _timers(self, now: float) -> None:
         agent, state = self.agent, self.agent.state
         for key in agent.timers.due(now):
-            agent.handle(TimerFired(key))
+            agent.handle(events.TimerFired(key))
         if now >= self._observe_at:
             self._observe_at = now + limits.EVERY_S
             observing.observe_all(agent)
@@ -238,20 +187,20 @@ class Loop:
         if now >= state.heartbeat_at:
             observing.measure(agent)
             self._logs.shorten_if_due(now)
-            agent.handle(CacheListed(agent.cache.sizes()))
+            agent.handle(events.CacheListed(agent.cache.sizes()))
             for zygote in agent.zygotes.idle():
                 agent.wires.unwatch(zygote)
                 agent.zygotes.forget(zygote)
         if now >= min(self._tick_at, presence.tick_at(state)):
             self._tick_at = now + (_LEAVING_TICK_S if state.leaving else _TICK_S)
-            job.check_job(agent)
+            check_job(agent)
             observing.report_drivers(agent)
-            agent.handle(Tick(serves_peers=agent.peers.is_serving))
+            agent.handle(events.Tick(serves_peers=agent.peers.is_serving))
 
     def _greet(self) -> None:
         agent, link = self.agent, self.agent.link
         link.flush()
-        agent.handle(HelloDue(link.before(), link.acknowledged, list(agent.cache.sizes())))
+        agent.handle(events.HelloDue(link.before(), link.outbox.acknowledged, list(agent.cache.sizes())))
 
     # ---- the end
 
@@ -270,9 +219,9 @@ class Loop:
 
     def _say_farewell(self) -> None:
         agent, link = self.agent, self.agent.link
-        agent.handle(Farewell({number: process.ran() for number, process in agent.processes.items()}))
+        agent.handle(events.Farewell({number: process.ran() for number, process in agent.processes.items()}))
         if agent.state.says_farewell:
-            link.part(lambda message: agent.handle(FromManager(message)), pause=lambda: agent.wires.wait(0.02))
+            link.part(lambda message: agent.handle(events.FromManager(message)), pause=lambda: agent.wires.wait(0.02))
 
     def _close(self) -> None:
         agent = self.agent
@@ -291,62 +240,62 @@ class Loop:
 # ---- commands
 
 
-def carry_out(agent: Agent, command: Command) -> None:
+def carry_out(agent: Agent, command: commands.Command) -> None:
     """Carry out one command of the core."""
     match command:
-        case Tell(message=message):
+        case commands.Tell(message=message):
             agent.link.post(message)
-        case TellLibrary(library=number, message=to_library):
+        case commands.TellLibrary(library=number, message=to_library):
             process = agent.processes.get(number)
             if process is not None:
                 agent.wires.tell(process, to_library)
-        case Acknowledged(sequence=sequence):
+        case commands.Acknowledged(sequence=sequence):
             agent.link.acked(sequence)
-        case PassOn(message=pieces):
+        case commands.PassOn(message=pieces):
             agent.link.pass_on(pieces)
-        case WriteLog(text=text, severity=severity):
+        case commands.WriteLog(text=text, severity=severity):
             log.log(severity, "%s", text)
-        case Prepare(ordered=ordered):
+        case commands.Prepare(ordered=ordered):
             processes.prepare(agent, ordered)
-        case PinObjects(library=number, objects=refs):
+        case commands.PinObjects(library=number, objects=refs):
             objects.pin_objects(agent, number, refs)
-        case StartProcess(ordered=ordered, objects=paths, device_memory_bytes=budget_bytes):
+        case commands.StartProcess(ordered=ordered, objects=paths, device_memory_bytes=budget_bytes):
             processes.start(agent, ordered, dict(paths), device_memory_bytes=budget_bytes)
-        case KillProcess(library=number):
+        case commands.KillProcess(library=number):
             processes.kill(agent, number)
-        case KillZygote(library=number):
+        case commands.KillZygote(library=number):
             processes.kill_zygote(agent, number)
-        case Forget(library=number, ran=ran):
+        case commands.Forget(library=number, ran=ran):
             processes.forget(agent, number, ran)
-        case Observe(library=number):
+        case commands.Observe(library=number):
             observing.observe(agent, number)
-        case WeighOffer(order=order):
+        case commands.WeighOffer(order=order):
             agent.handle(agent.offers.weigh(order))
-        case Expect(name=name):
+        case commands.Expect(name=name):
             agent.peers.served.expect(name)
-        case StartFetch(order=order):
+        case commands.StartFetch(order=order):
             agent.fetches.order(order)
-        case StopFetch(name=name):
+        case commands.StopFetch(name=name):
             agent.fetches.stop(name)
-        case TidySnapshots():
+        case commands.TidySnapshots():
             store.tidy_snapshots(agent.cache)
-        case BringArguments():
+        case commands.BringArguments():
             objects.bring_arguments(agent, command)
-        case ReleaseArguments(library=number, calls=calls):
+        case commands.ReleaseArguments(library=number, calls=calls):
             objects.release_arguments(agent, number, calls)
-        case HandIn(library=number, ends=ends):
+        case commands.HandIn(library=number, ends=ends):
             objects.hand_in_results(agent, number, ends)
-        case OfferSnapshot(recipe=recipe, made=made):
+        case commands.OfferSnapshot(recipe=recipe, made=made):
             objects.offer_snapshot(agent, recipe, made)
-        case Probe(device=device):
+        case commands.Probe(device=device):
             observing.begin_probe(agent, device)
-        case SetTimer(at=at, key=key):
+        case commands.SetTimer(at=at, key=key):
             agent.timers.set(at, key)
-        case Beat(message=heartbeat):
+        case commands.Beat(message=heartbeat):
             agent.link.say(heartbeat)
-        case Greet(hello=hello):
+        case commands.Greet(hello=hello):
             agent.link.greet(hello)
-        case Leave():
+        case commands.Leave():
             agent.is_over = True
         case _:
             assert_never(command)

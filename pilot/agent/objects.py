@@ -1,14 +1,7 @@
-"""What the agent keeps in the object cache: objects of libraries, large payloads, snapshots, the environment.
+"""Moves objects of libraries, large arguments and results, snapshots and the environment to and from the cache.
 
-Where a pilot sees the session's folder, a large payload is a file in it. Elsewhere arguments and results over 1 MB
-travel through the session's seed.
-
-A library reports a folder that holds its context as a snapshot (`SnapshotMade`). The agent links the folder into the
-cache, which takes no room, and the manager hears of it: from then on it is an object like any other. The folder is on
-this host's disk, next to the cache (`cache.store`).
-
-A pilot that runs in a carried environment puts its archive into the cache, and tells the session's seed that it has it,
-for pilots that start and have no manager yet.
+Where a pilot sees the session's folder, a large payload is a file in it. Elsewhere payloads over 1 MB travel through
+the session's seed.
 """
 
 from __future__ import annotations
@@ -19,9 +12,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -87,11 +81,10 @@ def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
 
 # ---- large arguments and results
 
-
 log = logging.getLogger("stoker.pilot")
 
-_PAUSES_S = (0.5, 2.0, 5.0)
-"""Seconds until a failed exchange is tried again: the seed may be restarting."""
+_T = TypeVar("_T")
+_PAUSES_S = (0.5, 2.0, 5.0)  # seconds until a failed exchange is tried again: the seed may be restarting
 
 
 def bring_arguments(agent: Agent, command: BringArguments) -> None:
@@ -112,12 +105,12 @@ def bring_arguments(agent: Agent, command: BringArguments) -> None:
 
 
 def release_arguments(agent: Agent, library: LibraryId, calls: Sequence[CallId]) -> None:
-    """These calls have ended: their arguments may go."""
+    """Release the large arguments of ended calls."""
     process = agent.processes.get(library)
-    for call in calls if process is not None else ():
-        pin = process.arguments.pop(call, None) if process is not None else None
-        if pin is not None:
-            pin.release()
+    if process is not None:
+        for call in calls:
+            if (pin := process.arguments.pop(call, None)) is not None:
+                pin.release()
 
 
 def hand_in_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> None:
@@ -145,50 +138,51 @@ def _brought(agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lac
 
 
 def _bring(agent: Agent, ref: ObjectRef) -> Pin:
-    pauses = iter(_PAUSES_S)
-    while True:
+    def bring() -> Pin:
         here = agent.cache.find(ref.name)
         if here is not None:
             return here
         bringing = Bringing(agent.cache, ref, key=agent.peers.key)
         bringing.offer([ObjectSource(address=agent.peers.seed(), label="the session's seed", origin=True)])
+        return bringing.run(alone_s=0.0)[0]
+
+    return _retried(bring)
+
+
+def _retried(exchange: Callable[[], _T]) -> _T:
+    for pause_s in _PAUSES_S:
         try:
-            return bringing.run(alone_s=0.0)[0]
+            return exchange()
         except DiskError:
             raise
-        except StokerError:
-            pause = next(pauses, None)
-            if pause is None:
-                raise
-            time.sleep(pause)
+        except StokerError as error:
+            log.warning("%s; it is tried again in %g s", error, pause_s)
+            time.sleep(pause_s)
+    return exchange()
 
 
 def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
     ref = end.payload
     if not isinstance(ref, ObjectRef):
         return end
-    path, pauses = Path(ref.source), iter(_PAUSES_S)
-    while True:
-        try:
-            with (
-                path.open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-                memoryview(data) as view,
-            ):
-                place = put(ref.name, [view], address=agent.peers.seed(), key=agent.peers.key)
-            end = msgspec.structs.replace(end, payload=msgspec.structs.replace(ref, source=place))
-            break
-        except (StokerError, OSError) as error:
-            pilot = agent.options.pilot
-            what = f"its result of {ref.size_bytes} bytes could not be handed to the session's seed: {error}"
-            log.warning("call %d: %s", end.call, what)
-            pause = next(pauses, None)
-            if pause is None:
-                what, where = f"{what} (on {pilot})", str(agent.log_file(library))
-                failure = Failure(FailureKind.SERIALIZATION, what, pilot=pilot, library=library, log=where)
-                end = CallEnd(end.call, ok=False, run_s=end.run_s, failure=failure)
-                break
-            time.sleep(pause)
+    path = Path(ref.source)
+
+    def hand_in() -> str:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            memoryview(data) as view,
+        ):
+            return put(ref.name, [view], address=agent.peers.seed(), key=agent.peers.key)
+
+    try:
+        end = msgspec.structs.replace(end, payload=msgspec.structs.replace(ref, source=_retried(hand_in)))
+    except (StokerError, OSError) as error:
+        pilot, where = agent.options.pilot, str(agent.log_file(library))
+        what = f"its result of {ref.size_bytes} bytes could not be handed to the session's seed: {error} (on {pilot})"
+        log.warning("call %d: %s", end.call, what)
+        failure = Failure(FailureKind.SERIALIZATION, what, pilot=pilot, library=library, log=where)
+        end = CallEnd(end.call, ok=False, run_s=end.run_s, failure=failure)
     path.unlink(missing_ok=True)
     return end
 
@@ -197,8 +191,7 @@ def _hand_in(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
 
 
 def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
-    """A library has, or has made, a snapshot: make an object of it, in a thread, and tell the core if other pilots
-    reach this one."""
+    """Put a library's snapshot into the cache, in a thread, and report it."""
 
     def run() -> None:
         try:
@@ -217,7 +210,6 @@ def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
 
 
 def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
-    """Have a folder in the cache: its files by second names, or copied where the cache is on another disk."""
     here = cache.find(ref.name)
     if here is None:
         with cache.claim(ref) as draft:
@@ -233,18 +225,17 @@ def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
 
 
 def is_snapshot_here(form: str) -> bool:
-    """True if the library will find a snapshot of this form. A form is a plain name, not a path."""
+    """True if the library will find a snapshot of this form."""
     return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
 
 
 # ---- the carried environment
 
-_SAID_S = 60.0
-"""How often a pilot says that it has the archive."""
+_SAID_S = 60.0  # how often a pilot says that it has the archive
 
 
 def hand_on_environment(agent: Agent, archive: str) -> None:
-    """Begin, in a thread. `archive` is `NAME=FILE`; empty if the environment did not travel."""
+    """Begin, in a thread."""
     name, _, path = archive.partition("=")
     if name:
         threading.Thread(target=_hand_on, args=(agent, name, path), name="environment", daemon=True).start()

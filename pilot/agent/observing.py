@@ -1,11 +1,19 @@
-"""What an agent measures: libraries every 0.25 s, devices every second, memory with each heartbeat, and probes.
+"""Measures libraries every 0.25 s, devices every second and memory with each heartbeat; runs probes; watches the job.
 
-A probe is a separate process (`stoker.pilot.devices.probe`, or the command of `--probe`), so that a driver that hangs
-or crashes takes nothing along. `core.probes` decides when devices are probed and judges the answers.
+    Slurm         SLURM_JOB_END_TIME (not set by 22.05), else `squeue -h -j JOB -o %e`
+    HTCondor      the job's ad: AllowedExecuteDuration, AllowedJobDuration, StokerWalltime (from our submit description)
+    LSF           `bjobs -noheader -o time_left JOB`
+    others        `--walltime-s` from the site file, counted from the pilot's start; PBS_WALLTIME
+
+The job's end is kept on the monotonic clock. A command runs once, in a thread, for at most 10 s. A probe is a separate
+process, so a driver that hangs or crashes does not harm the pilot.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+import math
 import os
 import re
 import shlex
@@ -14,30 +22,144 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
 
 from stoker.pilot.agent.agent import Agent, PilotOptions
 from stoker.pilot.agent.process import LibraryProcess
-from stoker.pilot.core import limits, probes
-from stoker.pilot.core.events import (
-    DevicesMeasured,
-    DriverSaid,
-    Observation,
-    Observed,
-    Probed,
-    ProbeVerdict,
-    Tick,
-    UsageMeasured,
-)
+from stoker.pilot.core import events, limits, probes
+from stoker.pilot.core.events import Unfit
 from stoker.pilot.core.presence import FIRST_LINE_S
-from stoker.pilot.core.state import PilotLibrary, Stage
-from stoker.pilot.devices import PilotDevice, memory, visible
+from stoker.pilot.core.state import Stage
+from stoker.pilot.devices import PilotDevice, visible
+from stoker.pilot.devices import monitor as devices_monitor
 from stoker.pilot.devices.monitor import Reading
 from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tail, tree
+from stoker.protocol.blocks import LossReason
 from stoker.protocol.ids import DeviceId, LibraryId
 
-# ---- measurements
+# ---- walltime
 
+log = logging.getLogger("stoker.pilot")
+
+NO_END = math.inf
+_COMMAND_LIMIT_S = 10.0
+
+
+def start_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
+    """Report when the job ends; ask the batch system if its variables do not say."""
+
+    def ask() -> None:
+        left_s, asked_at = ask_batch_system(environ), time.monotonic()
+        if left_s != NO_END:
+            agent.later(lambda: agent.handle(events.WalltimeKnown(asked_at + left_s - time.monotonic())))
+
+    left_s = walltime_in_variables(environ, now=time.time())
+    given_s = agent.options.walltime_s or _number(environ.get("PBS_WALLTIME", ""))
+    if left_s != NO_END:
+        agent.handle(events.WalltimeKnown(left_s))
+        return
+    if given_s:
+        agent.handle(events.WalltimeKnown(given_s))
+    threading.Thread(target=ask, name="walltime", daemon=True).start()
+
+
+def walltime_in_variables(environ: Mapping[str, str], *, now: float) -> float:
+    """Seconds until the job ends, by its variables and its ad; NO_END if unknown."""
+    slurm = _number(environ.get("SLURM_JOB_END_TIME", ""))
+    if slurm:
+        return max(0.0, slurm - now)
+    ad = environ.get("_CONDOR_JOB_AD", "")
+    return _condor(ad, now) if ad else NO_END
+
+
+def ask_batch_system(environ: Mapping[str, str]) -> float:
+    """The same, asked of the batch system by its command."""
+    job = environ.get("SLURM_JOB_ID", "")
+    if job:
+        if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # a task's id may also name the whole array
+            job = f"{environ.get('SLURM_ARRAY_JOB_ID', job)}_{task}"
+        return _until(_run(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0])
+    job = environ.get("LSB_JOBID", "")
+    if job:
+        found = re.match(r"\s*(\d+):(\d+)", _run(["bjobs", "-noheader", "-o", "time_left", job]))  # hours and minutes
+        return 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else NO_END
+    return NO_END
+
+
+def _condor(file: str, now: float) -> float:
+    try:
+        text = Path(file).read_text(encoding="utf-8", errors="replace")
+        written = os.stat(file).st_mtime
+    except OSError as error:
+        log.warning("the job's ad can't be read: %s", error)
+        return NO_END
+    ad = {name.lower(): _number(value) for name, value in re.findall(r"^(\w+) = ([0-9.]+)$", text, re.MULTILINE)}
+    limits = [ad.get(name) for name in ("allowedexecuteduration", "allowedjobduration", "stokerwalltime")]
+    limit_s = min(filter(None, limits), default=NO_END)
+    passed_s = max(0.0, now - (ad.get("jobcurrentstartdate") or now))
+    if passed_s >= limit_s:
+        passed_s = max(0.0, now - written)
+    return max(0.0, limit_s - passed_s)
+
+
+def _until(text: str) -> float:
+    try:
+        return max(0.0, datetime.fromisoformat(text.strip()).timestamp() - time.time())
+    except ValueError:
+        return NO_END
+
+
+def _run(command: list[str]) -> str:
+    try:
+        ran = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_COMMAND_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("%s: %s; the walltime is taken from the site file", command[0], error)
+        return ""
+    if ran.returncode:
+        log.warning("%s: %s; the walltime is taken from the site file", command[0], ran.stderr.strip())
+        return ""
+    return ran.stdout.strip()
+
+
+def _number(text: str) -> float:
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return 0.0
+
+
+# ---- what the job gave
+
+_NO_FOLDER = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM}
+)
+
+
+def check_job(agent: Agent) -> bool:
+    """Tell the core if the pilot lacks something; whether it does."""
+    agent.oom_kills.note_kills()
+    if why := agent.scratch.fault():
+        agent.handle(Unfit(why, LossReason.SCRATCH_GONE))
+    elif why := agent.parent.fault():
+        agent.handle(Unfit(why, LossReason.NODE_LOST))
+    return bool(why)
+
+
+def cannot_make_folders(agent: Agent, error: OSError) -> bool:
+    """Report an error that means that no folder can be made here. Returns whether it does."""
+    if check_job(agent):
+        return True
+    if error.errno in _NO_FOLDER:
+        agent.handle(Unfit(f"it can make no folder: {error}", LossReason.SCRATCH_GONE))
+        return True
+    return False
+
+
+# ---- measurements
 
 _END_BYTES = 4096
 _LONGEST = 160
@@ -47,31 +169,28 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def observe_all(agent: Agent) -> None:
     """Look at every library once."""
     if agent.processes:
-        agent.handle(Observed([_seen(agent, process) for process in agent.processes.values()]))
+        agent.handle(events.Observed([_seen(agent, process) for process in agent.processes.values()]))
 
 
 def observe(agent: Agent, number: LibraryId) -> None:
     """Look at a library."""
     process = agent.processes.get(number)
     if process is not None:
-        agent.handle(Observed([_seen(agent, process)]))
+        agent.handle(events.Observed([_seen(agent, process)]))
 
 
-def _seen(agent: Agent, process: LibraryProcess) -> Observation:
+def _seen(agent: Agent, process: LibraryProcess) -> events.Observation:
     library = agent.state.libraries.get(process.library)
     if library is None:
-        return Observation(process.library)
+        return events.Observation(process.library)
     running: list[tuple[int, float]] = []
     if library.has_limits or library.stopping or library.stuck:
         running = process.surely_running()  # type: ignore[assignment]
     elif library.held:
         running = process.running()  # type: ignore[assignment]
-    return Observation(process.library, running, _over_limit_bytes(agent, library, process))  # type: ignore[arg-type]
-
-
-def _over_limit_bytes(agent: Agent, library: PilotLibrary, process: LibraryProcess) -> int:
     limit = limits.memory_limit(agent.state, library) if process.pid and not library.told_to_end else 0
-    return process.memory.excess(process.pid, limit, now=time.monotonic()) if limit else 0
+    over_bytes = process.memory.excess(process.pid, limit, now=time.monotonic()) if limit else 0
+    return events.Observation(process.library, running, over_bytes)  # type: ignore[arg-type]
 
 
 def measure(agent: Agent) -> None:
@@ -84,7 +203,7 @@ def measure(agent: Agent) -> None:
         if library is not None and library.stage is Stage.LOADING and now - library.started_at >= FIRST_LINE_S:
             lines[process.library] = last_line(process.log)
     agent.handle(
-        UsageMeasured(
+        events.UsageMeasured(
             resident_bytes={process.library: resident_bytes(process.pid) for process in alive},
             cpu_s={process.library: cpu_seconds(process.pid) for process in alive},
             cache_bytes=agent.cache.used_bytes(),
@@ -95,7 +214,7 @@ def measure(agent: Agent) -> None:
 
 
 def last_line(log: str) -> str:
-    """The last line with text in a library's log, without terminal control; empty if the log has no such line."""
+    """The last line with text in a log, without terminal control; may be empty."""
     text = _ESCAPES.sub("", tail(log, most_bytes=_END_BYTES))
     for line in reversed(re.split(r"[\r\n]+", text)):
         shown = " ".join("".join(each for each in line if each.isprintable()).split())
@@ -119,18 +238,17 @@ def measure_devices(agent: Agent) -> None:
         for number, size in _used_on(agent, device, reading).items():
             used.setdefault(number, {})[name] = size
     if taken:
-        agent.handle(DevicesMeasured(used, taken, at))
+        agent.handle(events.DevicesMeasured(used, taken, at))
 
 
 def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
-    """The bytes of a device that each library uses; without the libraries that the driver does not report."""
     name = device.facts.device
     here = [number for number, library in agent.state.libraries.items() if name in library.devices]
     if not here and reading.taken_bytes >= 0:
         agent.bare_bytes[name] = reading.taken_bytes
     pids = {number: agent.processes[number].pid for number in here if number in agent.processes}
     processes = {number: frozenset(tree(pid)) for number, pid in pids.items() if pid}
-    found = memory.divide_memory(
+    found = devices_monitor.divide_memory(
         reading.by_process,
         processes,
         taken_bytes=reading.taken_bytes if len(processes) == len(here) else -1,
@@ -141,7 +259,6 @@ def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[Librar
 
 
 # ---- probes
-
 
 _TICK_S = 0.02
 _LIMIT_S = 60.0
@@ -155,7 +272,7 @@ def probe_command(options: PilotOptions) -> tuple[str, ...]:
 
 
 def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> frozenset[DeviceId]:
-    """The devices that are probed. CPU devices are only with a probe that was named."""
+    """The devices that are probed."""
     if not probe_command(options):
         return frozenset()
     return frozenset(
@@ -164,7 +281,7 @@ def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> fro
 
 
 def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevice]) -> tuple[str, ...]:
-    """The command by which a library on these devices may probe one of them while it holds it; empty if it may not."""
+    """The command by which a library may probe its devices; empty if it may not."""
     devices = tuple(devices)
     may = len(probed_devices(options, devices)) == len(devices) and all(x.facts.processes != 1 for x in devices)
     return probe_command(options) if may else ()
@@ -176,19 +293,19 @@ def begin_probe(agent: Agent, name: DeviceId) -> None:
 
     def probe() -> None:
         answer, said = run_probe(probe_command(agent.options), device)
-        agent.later(lambda: agent.handle(Probed(name, answer, said)))
+        agent.later(lambda: agent.handle(events.Probed(name, answer, said)))
 
     threading.Thread(target=probe, name=f"probe-{name}", daemon=True).start()
 
 
 def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
-    """Wait until there is a first answer for each device, so that nothing is loaded on one that is bad."""
+    """Wait for a first answer of each device, so that nothing is loaded on a faulty one."""
     until = time.monotonic() + limit_s
     while not probes.are_known(agent.state):
         if time.monotonic() > until or interrupted():
             return
         report_drivers(agent)
-        agent.handle(Tick())
+        agent.handle(events.Tick())
         time.sleep(_TICK_S)
         agent.take_done()
 
@@ -199,11 +316,11 @@ def report_drivers(agent: Agent) -> None:
     for device in agent.devices.values():
         monitor = agent.monitors.get(device.uuid)
         if monitor is not None:
-            agent.handle(DriverSaid(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or ""))
+            agent.handle(events.DriverSaid(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or ""))
 
 
-def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[ProbeVerdict, str]:
-    """Probe a device: the verdict, and the probe's last line. Takes up to a minute."""
+def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.ProbeVerdict, str]:
+    """Probe a device: the verdict, and the probe's last line."""
     name = device.facts.device
     try:
         process = subprocess.Popen(
@@ -215,18 +332,18 @@ def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[ProbeVerdi
             start_new_session=True,
         )
     except OSError as error:
-        return ProbeVerdict.UNKNOWN, f"the probe of {name} could not be started: {error}"
+        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} could not be started: {error}"
     try:
         output, _ = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()  # and it is not waited for: a driver that hangs may not let it go
-        return ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
+        return events.ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
     said = output.decode(errors="replace").strip().splitlines()
     code = process.returncode
     if code in (-signal.SIGKILL, -signal.SIGTERM):
-        return ProbeVerdict.UNKNOWN, f"the probe of {name} was ended by somebody"
-    if code in [answer.value for answer in ProbeVerdict]:
-        answer = ProbeVerdict(code)
-        return answer, "" if answer is ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
+        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} was ended by somebody"
+    if code in [answer.value for answer in events.ProbeVerdict]:
+        answer = events.ProbeVerdict(code)
+        return answer, "" if answer is events.ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
     how = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return ProbeVerdict.FAILED, f"{name} failed: its probe ended with {how}" + (f": {said[-1]}" if said else "")
+    return events.ProbeVerdict.FAILED, f"{name} failed: its probe ended with {how}" + (f": {said[-1]}" if said else "")

@@ -1,12 +1,7 @@
-"""Looks at the engines on the devices of a library that is offered a call, and at what the call asks of them.
+"""Reads what the engines on a library's devices have to do when a call is offered.
 
-Each engine writes beside its row of the board of turns what it has to do as it begins a step (`turn_board`). What a
-step takes the pilot knows from the manager and from its libraries' reports (`starting`). The verdict is the
-core's (`turns`).
-
-A call that was taken a moment ago is on no board yet: its library reads its arguments first, and its engine takes it up
-between two steps. Until then it counts as an unread prompt. Which request is of which call nobody says, so the oldest
-such call is dropped for each request that an engine has taken up; one whose first token is late counts no more.
+Each engine writes its work next to its row on the board of turns. A call that was accepted a moment ago is on no board
+yet, so it counts as an unread prompt until the engine reports that it has taken up another request.
 """
 
 from __future__ import annotations
@@ -24,19 +19,16 @@ from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.memory import declared_bytes
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
-from stoker.pilot.library.turn_board import TurnRow, TurnState, rows_in, unpacked
+from stoker.pilot.library.library_turns import TurnRow, TurnState, rows_in, unpacked
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_pilot import RunCalls
 
 log = logging.getLogger("stoker.pilot")
 
-BOARD = "turns"
-"""The board's file in the pilot's scratch folder."""
+BOARD = "turns"  # the board's file in the pilot's scratch folder
 _BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
-_LONGEST_STEP_S = 60.0
-"""A row that says that its step ends later is wrong."""
-_READS = 3
-"""How often what is being written just now is read."""
+_LONGEST_STEP_S = 60.0  # a row that says that its step ends later is wrong
+_READS = 3  # how often what is being written just now is read
 
 
 class OfferScales:
@@ -50,11 +42,10 @@ class OfferScales:
         """By the identity of a table, which is kept so that it stays its own."""
         self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
         """Calls that each library was given and that no engine seems to have."""
-        self._taken_up: dict[LibraryId, int] = {}
-        """Requests that each engine had taken up when it was last looked at."""
+        self._taken_up: dict[LibraryId, int] = {}  # requests that each engine had taken up when it was last looked at
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
-        """Return the work of the engines on the devices of an offered call. Answers whatever the board says."""
+        """Return the work of the engines on the devices of an offered call."""
         try:
             return self._weigh(order)
         except Exception:  # an offer that cannot be weighed is taken, as where nothing is known
@@ -65,38 +56,31 @@ class OfferScales:
         library, now = self._state.libraries.get(order.library), self._clock()
         if library is None or not order.calls:
             return OfferWeighed(order)
-        engines_here = self._read(library)
+        engines_here, beside = self._read(library), self._beside(library)
         self._count_taken_up(engines_here)
-        self._forget(self._beside(library))
+        self._forget(beside)
         new = _asks(order, now)
-        required = self._required_bytes(
-            order, library, [work for row, work in engines_here if row.library == library.number]
-        )
+        own_work = [work for row, work in engines_here if row.library == library.number]
+        required = self._required_bytes(order, library, own_work)
         self._taken.setdefault(order.library, []).append((order.calls[0].call, new))
         if self._cost(library) is None:
             return OfferWeighed(order, required_bytes=required)
-        free_at, engines = now, list[EngineOutlook]()
+        ends = [row.held_at + row.step_s for row, _ in engines_here if row.state is TurnState.HOLDS]
+        free_at = max([now, *(end for end in ends if now < end < now + _LONGEST_STEP_S)])
         seen = set[LibraryId]()
-        for row, work in engines_here:
-            if row.state is TurnState.HOLDS and now < row.held_at + row.step_s < now + _LONGEST_STEP_S:
-                free_at = max(free_at, row.held_at + row.step_s)
-            other = self._state.libraries[row.library]
-            outlook = self._outlook(other, work, now, is_first=row.library not in seen, but=order)
-            seen.add(row.library)
+        engines = list[EngineOutlook]()
+        on_board = {row.library for row, _ in engines_here}
+        without_row = [(other.number, EngineWork()) for other in beside if other.number not in on_board]
+        for number, work in (*((row.library, work) for row, work in engines_here), *without_row):
+            outlook = self._outlook(self._state.libraries[number], work, now, is_first=number not in seen, but=order)
+            seen.add(number)
             if outlook is not None:
                 engines.append(outlook)
-        for other in self._beside(library):
-            if other.number not in seen:
-                outlook = self._outlook(other, EngineWork(), now, is_first=True, but=order)
-                if outlook is not None:
-                    engines.append(outlook)
         return OfferWeighed(order, new, engines, free_at, required)
 
     def _outlook(
         self, library: PilotLibrary, work: EngineWork, now: float, *, is_first: bool, but: RunCalls
     ) -> EngineOutlook | None:
-        """Return one engine's outlook; None if its step times are unknown. A second engine of a library gets no call
-        that is offered to it, so it counts as another library."""
         cost = self._cost(library)
         if cost is None:
             return None
@@ -120,7 +104,6 @@ class OfferScales:
     # ---- the board
 
     def _read(self, library: PilotLibrary) -> list[tuple[TurnRow, EngineWork]]:
-        """Return the engines on a library's devices, each with its work: empty work if it cannot be read."""
         mine, libraries = set(library.devices), self._state.libraries
         for again in reversed(range(_READS)):
             data = self._path.read_bytes() if self._path.exists() else b""
@@ -154,17 +137,17 @@ class OfferScales:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> int:
-        """Bytes of each device that the library needs if all requests peak at once (SLINFER eq. 2); 0 = unknown. The
-        manager's figure has fewer tokens than some requests have written."""
+        """Bytes of each device that the library needs if all requests peak at once (SLINFER eq. 2); 0 = unknown."""
         needs, facts = library.recipe.needs, self._state.devices_of(library)[0]
         declared = declared_bytes(needs, facts)
         if not needs.token_bytes or not declared or not work:
             return 0
-        tokens = sum(each.peak_tokens for each in work) + _peak(order)
+        features = order.calls[0].features
+        own_tokens = features.input_length + features.expected_output if features is not None else 1
+        tokens = sum(each.peak_tokens for each in work) + own_tokens
         return declared + needs.token_bytes * max(0, tokens - needs.cache_tokens)
 
     def _count_taken_up(self, engines: list[tuple[TurnRow, EngineWork]]) -> None:
-        """Calls whose requests the engines have by now stand on the board."""
         counts: dict[LibraryId, int] = {}
         for row, work in engines:
             counts[row.library] = counts.get(row.library, 0) + work.taken_up
@@ -175,11 +158,10 @@ class OfferScales:
                 del self._taken[library][:more]
 
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
-        """Calls that have ended or were refused count no more, nor do libraries that are gone.
+        """Forget calls that have ended or were refused, and libraries that are gone.
 
-        Only for libraries whose engines were `looked_at` just now: the request of a call that has ended must be counted
-        before, else it stands for another call. A refused call has no request, and takes none from a call before it:
-        it is the last until this drops it.
+        Only for libraries whose engines were `looked_at` just now: the request of an ended call must be counted
+        before, or it stands for another call.
         """
         libraries = self._state.libraries
         for notes in (self._taken, self._taken_up):
@@ -191,13 +173,7 @@ class OfferScales:
 
 
 def _asks(order: RunCalls, now: float) -> UnreadPrompt:
-    """The offered call as a prompt that the engine has not read."""
     features, objective = order.calls[0].features, order.options.objective
     tokens = max(1, features.input_length) if features is not None else 1
     first_s = objective.first_token_s(tokens)
     return UnreadPrompt(tokens, now - order.waited_s + first_s if first_s else math.inf, objective.tpot_s)
-
-
-def _peak(order: RunCalls) -> int:
-    features = order.calls[0].features
-    return features.input_length + features.expected_output if features is not None else 1

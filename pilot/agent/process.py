@@ -1,7 +1,6 @@
-"""A library's process as its agent reaches it (`LibraryProcess`), the loop's poller (`Wires`), and the zygotes.
+"""A library's process as the agent reaches it, the loop's poller, and the zygotes.
 
-There is one zygote for each set of modules that recipes want preloaded. A zygote's imports burden no other recipe's
-libraries, and if it dies it takes only its own libraries along. Zygotes that are idle for long end.
+Each set of preloaded modules has one zygote, so imports of one recipe do not affect others. Idle zygotes end.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ from stoker.protocol.to_agent import ToAgent
 
 # ---- a library's process
 
-
 _decode = wire.to_agent_decoder()
 
 
 class LibraryProcess:
-    """From the order to start a library until the core forgets it. At first there is only its folder."""
+    """A library's process, from the order to start it until the core forgets it."""
 
     def __init__(self, library: LibraryId, *, folder: Path, log: str) -> None:
         self.library = library
@@ -41,10 +39,8 @@ class LibraryProcess:
         self.pid = 0
         self.memory = MemoryLimit()
         self.pins: list[Pin] = []
-        self.arguments: dict[CallId, Pin] = {}
-        """Large arguments of its calls that had to be brought here."""
-        self.garbled = ""
-        """Why nothing more is read from its socket, once something came there that is no message."""
+        self.arguments: dict[CallId, Pin] = {}  # large arguments of its calls that had to be brought here
+        self.garbled = ""  # why nothing more is read from its socket, once something came there that is no message
         self._socket: socket.socket | None = None
         self._reader: connection.FrameReader | None = None
         self._unsent = bytearray()
@@ -70,7 +66,7 @@ class LibraryProcess:
         return bool(self._unsent)
 
     def send(self, messages: list[Any]) -> None:
-        """Send messages in one frame, as far as there is room; the rest goes with `push`."""
+        """Send messages in one frame; `push` sends what does not fit."""
         self.send_bytes(connection.pack(messages))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
@@ -98,8 +94,10 @@ class LibraryProcess:
             return len(data)
 
     def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
-        """Read once, or `to_end`; return the messages, and whether the socket is still open. User code can write
-        anything to that socket: unreadable bytes make the library `garbled`, and never raise."""
+        """Read once, or `to_end`; return the messages, and whether the socket is open.
+
+        User code may write to that socket: unreadable bytes make the library `garbled`, and never raise.
+        """
         out: list[ToAgent] = []
         if self._reader is None or self.garbled:
             return out, False
@@ -123,7 +121,7 @@ class LibraryProcess:
             self._socket.close()
             self._socket = None
 
-    # ---- what it runs, and what is kept for it
+    # ---- its calls and pins
 
     def running(self) -> list[tuple[CallId, float]]:
         """The calls that it runs, each with the seconds since it began."""
@@ -131,7 +129,7 @@ class LibraryProcess:
         return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in self._marked()]
 
     def surely_running(self) -> list[tuple[CallId, float]]:
-        """The same, read twice: a call that is just beginning or ending may be read half."""
+        """The running calls, read twice to ignore half-written records."""
         first = {(run.call, run.start_ns) for run in self._marked()}
         now = time.monotonic_ns()
         second = self._marked() if first else []
@@ -142,8 +140,7 @@ class LibraryProcess:
         return tuple(CallId(run.call) for run in self._marked())
 
     def printed_last(self) -> Printed | None:
-        """The output of the one call that it ran when it ended. None if it ran several or none, or if that call is not
-        known to have written what is in the log. The output of several is written into the log too."""
+        """The output of the one call that it ran when it ended."""
         ran = self._marked()
         for run in ran:
             if run.log_from != call_records.NOWHERE:
@@ -171,7 +168,7 @@ Source = LibraryProcess | Zygote
 
 
 class Wires:
-    """The loop's poller, the sockets that it waits for, and this turn's messages to libraries."""
+    """The loop's poller, its sockets, and this turn's messages to libraries."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -192,7 +189,7 @@ class Wires:
         return self._sources.get(number)
 
     def watch(self, source: Source) -> None:
-        """Wait until this one says something; if it has bytes to send, also until its socket has room."""
+        """Poll this source for input, and for room if it has unsent bytes."""
         number = source.fileno()
         if number < 0:
             return
@@ -205,7 +202,7 @@ class Wires:
         self._sources[number] = source
 
     def unwatch(self, source: Source) -> None:
-        """Do not wait for this one any more. To be called before its socket is closed."""
+        """Stop polling a source, before its socket is closed."""
         number = source.fileno()
         if self._sources.get(number) is source:
             self._epoll.unregister(number)
@@ -232,10 +229,8 @@ class Wires:
 
 # ---- zygotes
 
-
 _IDLE_S = 600.0
-_CLEAN_S = 3.0 + LIMIT_S
-"""Seconds that a zygote may take to end its libraries and their leftovers."""
+_CLEAN_S = 3.0 + LIMIT_S  # seconds that a zygote may take to end its libraries and their leftovers
 
 
 class Zygotes:
@@ -266,7 +261,7 @@ class Zygotes:
         return iter(list(self._by_preload.values()))
 
     def forget(self, zygote: Zygote) -> None:
-        """Clean up after a zygote that has ended: kill it, and what its libraries left. Probes of devices continue."""
+        """Kill an ended zygote's process and the leftovers of its libraries."""
         self._by_preload.pop(zygote.preload, None)
         zygote.destroy()
         processes.kill_strays({other.pid for other in self}, of_main=True)

@@ -1,7 +1,8 @@
-"""The processes of libraries: made by zygotes, told to end, and what is left of them cleared away."""
+"""Starts the processes of libraries through zygotes, ends them, and removes what they leave."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from collections.abc import Sequence
@@ -9,9 +10,9 @@ from signal import SIGKILL
 from typing import assert_never
 
 from stoker.contexts.recipe import Awareness
-from stoker.pilot.agent import job, observing
+from stoker.pilot.agent import observing
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.fetches import is_pilots_fault, lacks_processes, no_process
+from stoker.pilot.agent.fetches import is_pilots_fault
 from stoker.pilot.agent.objects import is_snapshot_here
 from stoker.pilot.agent.offers import BOARD
 from stoker.pilot.agent.process import LibraryProcess
@@ -28,15 +29,19 @@ from stoker.protocol.to_pilot import StartLibrary
 log = logging.getLogger("stoker.pilot")
 
 _ENTRY = "stoker.pilot.library.main:serve"
+_NO_PROCESS = (
+    "no process could be made for it: {}; end other processes there, or raise the limit of processes (ulimit -u) or of"
+    " memory"
+)
 
 
 def prepare(agent: Agent, ordered: StartLibrary) -> None:
-    """Make a library's folder, and find out what its core must know of this node."""
+    """Make a library's folder, and report what its core must know of this node."""
     number, recipe = ordered.library, ordered.recipe
     try:
         folder = agent.scratch.library(number)
     except OSError as error:
-        job.cannot_make_folders(agent, error)
+        observing.cannot_make_folders(agent, error)
         agent.handle(LibraryPrepared(number, error=str(error)))
         return
     agent.processes[number] = LibraryProcess(number, folder=folder, log=str(agent.log_file(number)))
@@ -92,8 +97,9 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
         if is_fresh or zygote.unsent:
             agent.wires.watch(zygote)
     except OSError as error:
-        what = no_process(error) if lacks_processes(error) else f"its process could not be started: {error}"
-        _ended(agent, number, cause=what, ours=is_pilots_fault(error) or lacks_processes(error))
+        lacks = error.errno in (errno.EAGAIN, errno.ENOMEM)
+        what = _NO_PROCESS.format(error) if lacks else f"its process could not be started: {error}"
+        _ended(agent, number, cause=what, ours=is_pilots_fault(error) or lacks)
         return
     process.zygote = zygote
     process.send_bytes(connection.pack_raw(connection.encode_settings(settings)))
@@ -138,12 +144,27 @@ def hear_zygote(agent: Agent, zygote: Zygote) -> None:
     """Read what a zygote has said."""
     said = zygote.receive()
     if said is None:
-        _zygote_died(agent, zygote)
+        log.warning("zygote %d (%s) died", zygote.pid, ", ".join(zygote.preload) or "plain")
+        agent.wires.unwatch(zygote)
+        numbers = list(zygote.libraries)
+        agent.zygotes.forget(zygote)
+        what = f"importing {', '.join(zygote.preload)}" if zygote.preload and not zygote.ready else "serving"
+        for number in numbers:
+            cause = f"the zygote that it is forked from died while {what}; see {zygote.log}"
+            _ended(agent, LibraryId(number), cause=cause)
         return
     for message in said:
         match message:
-            case Preloaded():
-                _preloaded(zygote, message)
+            case Preloaded(failed=failed, threads=threads):
+                zygote.ready = True
+                modules = ", ".join(zygote.preload)
+                for module, why in failed.items():
+                    log.warning("%s could not be preloaded, libraries import it themselves: %s", module, why)
+                for module, started in threads.items():
+                    log.warning("%s started threads (%s) when imported: libraries start afresh", module, started)
+                if message.asked_for_gpus:
+                    log.info("%s ask for GPUs when imported: on GPUs libraries start afresh", modules)
+                log.info("zygote %d imported %s in %.2f s", zygote.pid, modules or "itself", message.seconds)
             case Forked(library=number, pid=pid):
                 process = agent.processes.get(LibraryId(number))
                 if process is not None:
@@ -151,7 +172,7 @@ def hear_zygote(agent: Agent, zygote: Zygote) -> None:
                     agent.handle(ProcessMade(LibraryId(number), pid))
             case ForkFailed(library=number, reason=reason):
                 zygote.libraries.discard(number)
-                _ended(agent, LibraryId(number), cause=no_process(reason), ours=True)
+                _ended(agent, LibraryId(number), cause=_NO_PROCESS.format(reason), ours=True)
             case Exited(library=number, orphans=orphans):
                 if orphans:
                     log.warning("lib-%d left %d processes behind; they were killed", number, orphans)
@@ -161,33 +182,14 @@ def hear_zygote(agent: Agent, zygote: Zygote) -> None:
                 assert_never(message)
 
 
-def _preloaded(zygote: Zygote, message: Preloaded) -> None:
-    zygote.ready = True
-    modules = ", ".join(zygote.preload)
-    for module, why in message.failed.items():
-        log.warning("%s could not be preloaded, libraries import it themselves: %s", module, why)
-    for module, threads in message.threads.items():
-        log.warning("%s started threads (%s) when imported: libraries start afresh", module, threads)
-    if message.asked_for_gpus:
-        log.info("%s ask for GPUs when imported: on GPUs libraries start afresh", modules)
-    log.info("zygote %d imported %s in %.2f s", zygote.pid, modules or "itself", message.seconds)
-
-
 def _ended(
-    agent: Agent,
-    number: LibraryId,
-    *,
-    signal: int = 0,
-    exit_code: int = 0,
-    cause: str = "",
-    ours: bool = False,
+    agent: Agent, number: LibraryId, *, signal: int = 0, exit_code: int = 0, cause: str = "", ours: bool = False
 ) -> None:
-    """Report that a library's process has ended, or could not be made. `ours`: this pilot lacks something."""
     process = agent.processes.get(number)
     if process is None:
         return
     agent.hear(process, to_end=True)  # its last words
-    job.check_job(agent)
+    observing.check_job(agent)
     shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
     printed = process.printed_last()
     agent.handle(
@@ -203,14 +205,3 @@ def _ended(
             shortage=shortage,
         )
     )
-
-
-def _zygote_died(agent: Agent, zygote: Zygote) -> None:
-    log.warning("zygote %d (%s) died", zygote.pid, ", ".join(zygote.preload) or "plain")
-    agent.wires.unwatch(zygote)
-    numbers = list(zygote.libraries)
-    agent.zygotes.forget(zygote)
-    what = f"importing {', '.join(zygote.preload)}" if zygote.preload and not zygote.ready else "serving"
-    for number in numbers:
-        cause = f"the zygote that it is forked from died while {what}; see {zygote.log}"
-        _ended(agent, LibraryId(number), cause=cause)

@@ -1,11 +1,7 @@
 """The pilot's private scratch folder, and the batch system's process that started the pilot (`Parent`).
 
-The folder is removed at the end; the folders of killed pilots are swept.
-
-HTCondor's starter and Slurm's slurmstepd hold a job's processes together. If one is killed, the pilot remains on
-resources that the batch system gives to another job, in a scratch folder that it clears. The kernel then gives the
-pilot another parent, which this module detects. It watches only pilots of batch jobs. A pilot whose first parent is the
-init process was started by a wrapper that has left (`setsid`, `nohup`), and is not watched.
+If HTCondor's starter or Slurm's slurmstepd is killed, the pilot continues on resources that now belong to another job.
+The kernel then gives it another parent, which `Parent` detects. Pilots that were started by hand are not watched.
 """
 
 from __future__ import annotations
@@ -23,16 +19,11 @@ from stoker.pilot.starter.place import own_folder
 
 # ---- the scratch folder
 
-
 _LOCK = "alive"
 
 
 def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's pilots and caches lie on this host: `given`, where variables are read, else below the
-    job's or the system's scratch.
-
-    Raises SessionError if other users have made it, under each of its names.
-    """
+    """Where this user's pilots and caches lie on this host"""
     given = os.path.expandvars(given)
     if given.startswith("$"):
         raise SessionError(f"this node sets no {given}, which --scratch names; give it a folder that is there")
@@ -53,23 +44,23 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
 
 
 class Scratch:
-    """One pilot's folder. It is locked while the pilot lives, so that others know a dead one's by trying."""
+    """One pilot's folder, locked while the pilot lives, so that others recognize dead ones."""
 
     def __init__(self, base: Path, *, pilot: str) -> None:
-        with (base / _LOCK).open("ab") as turn:  # nobody sweeps while a folder is there and its lock is not
+        with (base / _LOCK).open("ab") as turn:  # no pilot sweeps before the new folder is locked
             locks.wait(turn.fileno())
             sweep(base)
             self.path = base / f"pilot-{pilot}"
             self.path.mkdir(mode=0o700)
-            # While it is open, its inode's number is not given to a folder that somebody makes in its place.
+            # While it is open, a folder made in its place gets another inode.
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            locks.take(self._pinned)  # in case somebody removes the file with the other lock
+            locks.take(self._pinned)  # in case the file with the other lock is removed
             self._is = _identity(self.path)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             locks.take(self._lock)
 
     def fault(self) -> str:
-        """How the folder was damaged; empty if it was not. A batch system may clear it under a living pilot."""
+        """How the folder was damaged; empty if it was not."""
         try:
             same = _identity(self.path) == self._is
         except OSError as error:
@@ -100,9 +91,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def sweep(base: Path) -> None:
-    """Remove folders of pilots that died without a word.
-
-    One has no lock file if its pilot found no room for it, or was killed while it removed the folder."""
+    """Remove folders of pilots that died without a word."""
     for folder in base.glob("pilot-*"):
         with suppress(OSError):
             try:
@@ -118,7 +107,6 @@ def sweep(base: Path) -> None:
 
 
 # ---- the parent process
-
 
 _INIT = 1
 

@@ -1,4 +1,4 @@
-"""Objects on this host's disk: content-named, shared by the sessions of one user, bounded."""
+"""The object cache on this host's disk, shared by the sessions of one user."""
 
 from __future__ import annotations
 

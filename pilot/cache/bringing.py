@@ -1,8 +1,4 @@
-"""How an object comes into the cache, and what a pilot serves of it.
-
-An object is linked or cloned if its source is on the same disk, else fetched part by part. A pilot serves the objects
-of its cache and those that are coming into it.
-"""
+"""Brings an object into the cache (by a link, a clone or a fetch), and serves cached objects to other pilots."""
 
 from __future__ import annotations
 
@@ -20,22 +16,17 @@ from stoker.pilot.cache import disk
 from stoker.pilot.cache.store import CacheError, ChangedError, DiskError, ObjectCache, Pin
 from stoker.pilot.core.infrastructure import takes_no_writes
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource
 from stoker.pilot.transfer.fetch import ObjectFetch, SourceAccess
 from stoker.units import show_bytes
 
 # ---- bringing
 
-
 _NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, kept_bytes=0, seconds=0.0)
 
 
 class Bringing:
-    """One object on its way into the cache.
-
-    `run` blocks a thread; `offer` and `stop` are for any thread. `lost` and `begun` are those of `ObjectFetch`.
-    """
+    """One object on its way into the cache: `run` blocks a thread, `offer` and `stop` are for any thread."""
 
     def __init__(
         self,
@@ -74,7 +65,7 @@ class Bringing:
             fetch.stop()
 
     def run(self, *, alone_s: float = float("inf")) -> tuple[Pin, FetchOutcome]:
-        """Bring it in, and say how it came. Raises DiskError: no room; CacheError: no source for `alone_s`, stopped."""
+        """Fetch it. Raises DiskError without room, CacheError without source or if stopped."""
         try:
             with self._cache.claim(self._ref) as draft:
                 here = self._cache.find(self._ref.name)  # another pilot of this host may have brought it meanwhile
@@ -99,8 +90,6 @@ class Bringing:
             raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
 
     def _have(self, draft: Path) -> str:
-        """Have it from its origin without copying it: how it looks then, or empty. A clone is a draft that is then
-        checked like any other."""
         with self._lock:
             paths = [source.path for source in self._offer[0] if source.path]
         for path in map(Path, paths):
@@ -147,7 +136,6 @@ class Bringing:
 
 # ---- serving
 
-
 log = logging.getLogger("stoker.pilot")
 
 
@@ -159,7 +147,7 @@ class ServedCache:
         self._coming: dict[str, ObjectCopy | None] = {}
 
     def expect(self, name: str) -> None:
-        """An object is wanted here: peers that ask for it are told that it comes."""
+        """Tell peers that ask for this object that it is on its way."""
         self._coming.setdefault(name, None)
 
     def grows(self, copy: ObjectCopy) -> None:

@@ -1,15 +1,11 @@
-"""The cache's files on disk: objects, marks of durable ones, entries, and claims on objects that are coming.
+"""The cache's files: objects, entries, claims, and marks of objects that survive a crash.
 
-*Marks.* A crash of the machine soon after an object came could leave zeros in its place, of the right length and age.
-So an object without a mark is brought again after a boot. Syncing takes longer than loading a small context, and slows
-it down: one thread does it, half a second after an object came.
+*Marks.* A machine crash soon after an object arrived may leave zeros in its place. An object without a mark is fetched
+again after a boot. One thread syncs and marks new objects after half a second.
 
-*Entries.* An entry is a small file with the facts of an object; without it the object is not there. It is written once,
-as a new file, and its modification time is the time of last use. So facts are cached, and read again only for another
-file.
+*Entries.* An entry is a file with the facts of an object; its modification time is the time of last use.
 
-*Claims.* A claim is a lock (flock) on `drafts/NAME.lock`, so it ends with its process. Its draft, `drafts/NAME`, stays:
-the next pilot that claims the object continues with it.
+*Claims.* A claim is a lock on `drafts/NAME.lock` and ends with its process. The draft stays for the next claim.
 """
 
 from __future__ import annotations
@@ -38,15 +34,13 @@ from stoker.whole_files import draft_of
 
 # ---- files
 
-
 _FICLONE = 0x40049409
 
 
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
-    """Link a file under a second name; return how it looks, or empty if that fails.
+    """Link a file under a second name. Returns its signature; empty on failure.
 
-    Its content is not read: it must be as it was when it was named (`ref.changed_ns`). It may change with its source
-    later, which `stat_signature` notices.
+    The content is not read: the file must be unchanged since it was named (`ref.changed_ns`).
     """
     try:
         facts = source.stat()
@@ -69,7 +63,7 @@ def _is_as_named(facts: os.stat_result, ref: ObjectRef) -> bool:
 
 
 def was_changed(ref: ObjectRef) -> bool:
-    """Whether a file was written to since its content was named, as far as a glance at its source tells."""
+    """True if a file was written to since its content was named."""
     try:
         return bool(ref.changed_ns) and not _is_as_named(os.stat(ref.source), ref)
     except OSError:
@@ -77,7 +71,7 @@ def was_changed(ref: ObjectRef) -> bool:
 
 
 def share(source: Path, draft: Path) -> bool:
-    """Have a file without copying it, where the file system can: a clone, to be checked like a copy."""
+    """Clone a file where the file system can; the clone is checked like a copy."""
     if not source.is_file() or draft.exists():
         return False
     try:
@@ -90,7 +84,7 @@ def share(source: Path, draft: Path) -> bool:
 
 
 def stat_signature(place: Path) -> str:
-    """Facts of an object from `stat`: they change if its content changes under its name."""
+    """Facts from `stat` that change with an object's content."""
     try:
         facts = place.lstat()
         if not stat.S_ISDIR(facts.st_mode):
@@ -102,7 +96,7 @@ def stat_signature(place: Path) -> str:
                 path = os.path.join(folder, name)
                 one = os.lstat(path)
                 parts.append((os.path.relpath(path, place), one.st_mode, one.st_size, one.st_mtime_ns))
-        return f"{len(parts)} {_hash_of(parts)}"
+        return f"{len(parts)} {hashlib.sha256(repr(parts).encode('utf-8', 'surrogateescape')).hexdigest()}"
     except OSError:
         return ""
 
@@ -112,14 +106,10 @@ def _signature_of(facts: os.stat_result) -> str:
 
 
 def flush(place: Path) -> None:
-    """Wait until a file, or all files below a folder, are on the disk. Raises OSError."""
-    files = [place] if not place.is_dir() else [each for each in place.rglob("*") if each.is_file()]
-    for file in files:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
+    """Sync a file, or all files below a folder. Raises OSError."""
+    for file in [place] if not place.is_dir() else [each for each in place.rglob("*") if each.is_file()]:
+        with file.open("rb") as opened:
+            os.fdatasync(opened.fileno())
 
 
 @functools.cache
@@ -132,35 +122,28 @@ def boot() -> str:
 
 
 def frees_bytes(place: Path) -> int:
-    """How much room its removal gives back: files that have a second name elsewhere give none."""
-    files = [place] if not place.is_dir() else [each for each in place.rglob("*") if not each.is_dir()]
-    total = 0
-    for file in files:
-        with suppress(OSError):
-            facts = file.lstat()
-            total += facts.st_blocks * 512 if facts.st_nlink == 1 else 0
-    return total
+    """Bytes that its removal frees: files with a second name free none."""
+    return sum(facts.st_blocks * 512 for facts in _stat_files(place) if facts.st_nlink == 1)
 
 
 def size(place: Path) -> int:
     """The length of a file, or of all files below a folder."""
-    if place.is_file():
-        return place.stat().st_size
-    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, files in os.walk(place) for name in files)
+    return sum(facts.st_size for facts in _stat_files(place))
 
 
 def bytes_on_disk(place: Path) -> int:
-    """Bytes on disk of a file, or of all files below a folder, without holes. 0 if nothing is there."""
-    try:
-        if not place.is_dir():
-            return place.stat().st_blocks * 512
-        return sum(
-            os.lstat(os.path.join(folder, name)).st_blocks * 512
-            for folder, _, files in os.walk(place)
-            for name in files
-        )
-    except OSError:
-        return 0
+    """Bytes on disk of a file, or of all files below a folder, without holes."""
+    return sum(facts.st_blocks * 512 for facts in _stat_files(place))
+
+
+def _stat_files(place: Path) -> Iterator[os.stat_result]:
+    if not place.is_dir():
+        files = [str(place)]
+    else:
+        files = [os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names]
+    for file in files:
+        with suppress(OSError):
+            yield os.lstat(file)
 
 
 def delete_tree(place: Path) -> None:
@@ -172,22 +155,15 @@ def delete_tree(place: Path) -> None:
             place.unlink()
 
 
-def _hash_of(parts: list[tuple[str, int, int, int]]) -> str:
-    return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
-
-
 # ---- durable objects
-
 
 log = logging.getLogger("stoker.pilot")
 
-PAUSE_S = 0.5
-"""Objects that came within so short a time are written out together, after it."""
+PAUSE_S = 0.5  # objects that came within so short a time are written out together, after it
 
 
 class SafeMarks:
-    """The marks of one cache, in their folder. `while_same(place, look, action)` of the cache calls `action` if the
-    object at `place` still looks like that, and keeps it unchanged meanwhile."""
+    """The marks of one cache. `while_same(place, look, action)` calls `action` if the object still looks like that."""
 
     def __init__(self, folder: Path, while_same: Callable[[Path, str, Callable[[], None]], None]) -> None:
         self.folder = folder
@@ -197,7 +173,7 @@ class SafeMarks:
         self._is_at_work = False
 
     def has(self, place: Path) -> bool:
-        """True if the object at this place was on the disk before a crash could come."""
+        """True if the object was synced to disk."""
         return (self.folder / place.name).exists()
 
     def make_soon(self, place: Path) -> None:
@@ -240,11 +216,7 @@ class SafeMarks:
 
 
 class EntryFacts(msgspec.Struct, frozen=True):
-    """The facts in an entry's file: the object's cache name and length, and how its content looked when it came.
-
-    `boot`: the boot of this machine in which the object was copied, while a crash could lose its content; empty: it has
-    another name elsewhere.
-    """
+    """An object's cache name, length, signature on arrival, and boot (while unsynced)."""
 
     name: str
     size_bytes: int
@@ -253,7 +225,7 @@ class EntryFacts(msgspec.Struct, frozen=True):
 
 
 class CacheEntry(msgspec.Struct, frozen=True):
-    """An object that is listed: its entry's file, its facts, and when it was last used (seconds since the epoch)."""
+    """A listed object: its entry's file, its facts, and its time of last use."""
 
     file: Path
     facts: EntryFacts
@@ -304,7 +276,7 @@ class Entries:
 
 
 def read_facts(file: Path) -> EntryFacts | None:
-    """The facts in a file of an entry, or of a claim; None if it cannot be read."""
+    """The facts in an entry or a claim; None if it cannot be read."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=EntryFacts)
     except (OSError, *UNREADABLE):
@@ -319,14 +291,12 @@ def write_small(file: Path, data: bytes) -> None:
 
 # ---- claims
 
-
-STUCK_S = 30.0
-"""Seconds without progress after which a claim no longer makes others wait (its session may be cut off)."""
+STUCK_S = 30.0  # seconds without progress after which a claim no longer makes others wait (its session may be cut off)
 _POLL_S = 0.05
 
 
 class Claims:
-    """The claims in a folder of drafts. `make_folders` makes the cache's folders if they were removed."""
+    """The claims in a folder of drafts. `make_folders` repairs the cache's folders."""
 
     def __init__(self, folder: Path, *, make_folders: Callable[[], None]) -> None:
         self.folder = folder
@@ -334,17 +304,19 @@ class Claims:
 
     @contextmanager
     def claim(self, ref: ObjectRef) -> Iterator[Path]:
-        """Return the one right on this host to bring this object in, and where to make its draft. May wait for another
-        pilot: look again whether the object is here. A draft stays for the next claim."""
+        """Claim an object for this process, and return its draft's place. May wait for another pilot."""
         name = file_name(ref.name)
         while True:
             claim = self.folder / f"{name}.lock"
             self._make_folders()
             with open(claim, "a+b") as file:
                 if not _wait_for(file.fileno(), claim.with_suffix("")):
-                    name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # beside one who does not get on with it
+                    name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # next to a pilot that makes no progress
                     continue
-                if not _is_at(file.fileno(), claim):  # whoever had it has removed it
+                try:
+                    if not os.path.samestat(os.fstat(file.fileno()), claim.stat()):
+                        continue
+                except FileNotFoundError:  # another pilot has removed the lock file
                     continue
                 file.truncate(0)
                 file.write(msgspec.json.encode(EntryFacts(name=ref.name, size_bytes=ref.size_bytes, look="")))
@@ -358,7 +330,7 @@ class Claims:
                 return
 
     def coming(self, ref: ObjectRef) -> list[CachedObject]:
-        """Other objects that are being brought in, by this pilot or another: their room is taken."""
+        """Other objects that pilots are fetching: their room is taken."""
         found = []
         for claim in self.folder.glob("*.lock"):
             facts = read_facts(claim)
@@ -378,7 +350,6 @@ class Claims:
 
 
 def _wait_for(claim: int, draft: Path) -> bool:
-    """Wait for a claim; False if the holder's draft has not grown for `STUCK_S`."""
     grown_at, taken, check_at = time.monotonic(), -1, 0.0
     while True:
         if locks.take(claim):
@@ -391,12 +362,3 @@ def _wait_for(claim: int, draft: Path) -> bool:
             if now - grown_at > STUCK_S:
                 return False
         time.sleep(_POLL_S)
-
-
-def _is_at(descriptor: int, place: Path) -> bool:
-    try:
-        there = place.stat()
-    except OSError:
-        return False
-    here = os.fstat(descriptor)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

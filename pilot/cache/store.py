@@ -1,31 +1,18 @@
-"""The object cache: a folder on local disk that pilots of one user share, in the session and in others.
+"""The object cache: a folder on local disk that pilots of one user share across sessions.
 
-    <cache>/lock             held (flock) while entries come or go
-    <cache>/identity         what it is called, so that pilots that use the same cache can tell
-    <cache>/objects/NAME     a file or a folder, complete or not there
-    <cache>/entries/NAME     one line of facts; its modification time is when the object was last used
-    <cache>/manifests/NAME   what the object is made of, so that it can be served to other pilots
-    <cache>/drafts/NAME      what is coming, claimed (flock on NAME.lock) by the pilot that brings it
+    <cache>/lock             held (flock) while entries change
+    <cache>/identity         a name by which pilots know that they share this cache
+    <cache>/objects/NAME     a complete file or folder
+    <cache>/entries/NAME     facts of the object; its modification time is the time of last use
+    <cache>/manifests/NAME   the manifest, for serving the object to other pilots
+    <cache>/drafts/NAME      an object that is being fetched, claimed by a lock on NAME.lock
 
-A pin is a shared lock on the entry's file: the kernel drops it when the process that holds it dies, so no crash leaves
-an object pinned, and an evictor that gets the exclusive lock knows that nobody uses it. An object comes in whole, by a
-rename. What was changed under its name since is noticed when it is next wanted, and fetched again.
+A pin is a shared lock on the entry's file, so the kernel releases it when its process dies. An object arrives by a
+rename. Objects that were changed on disk are fetched again. Objects unused for `KEPT_S` are removed when a pilot
+starts.
 
-It is there on purpose when its sessions are over: the next one finds the models of the last. What nobody has used for
-`KEPT_S` goes when a pilot starts.
-
-One pilot at a time brings an object to this host; others that want it wait for it, as long as it comes. A draft whose
-pilot has died stays for an hour, or until its room is needed: who wants the object next goes on with what is there
-(every part is checked).
-
-Snapshots that libraries of this host have made, beside the cache: one set of bytes, two names.
-
-    <scratch>/snapshots/FORM            where a library writes a context in a form that loads fast, and finds it again
-    <scratch>/snapshots/FORM.object     the cache name of the object that was made of it, by second names for its files
-
-The cache is bounded, and what lies under the other name takes no room of its own, for as long as the cache has the
-object too. When the cache has let it go, the other name goes as well, or the room would not come free. A snapshot of
-which no object was made (the cache refused it, its pilot ended too soon) takes room of its own and goes by its age.
+Libraries write snapshots to `<scratch>/snapshots/FORM`, next to the cache. `FORM.object` holds the name of the cached
+object that shares its files. When the cache evicts that object, the snapshot is removed too, so that the room is freed.
 """
 
 from __future__ import annotations
@@ -48,9 +35,7 @@ from stoker.units import show_bytes
 
 # ---- the cache
 
-
-KEPT_S = 14 * 86400.0
-"""Seconds that an unused object stays, unless a site says otherwise."""
+KEPT_S = 14 * 86400.0  # seconds that an unused object stays, unless a site says otherwise
 _DRAFT_KEPT_S = 3600.0
 
 
@@ -59,7 +44,7 @@ class CacheError(ContextError):
 
 
 class DiskError(CacheError):
-    """This pilot's disk does not take an object: no fault of the object, and another pilot's may. Facts as above."""
+    """This pilot's disk does not take an object; another pilot's may."""
 
 
 class InUseError(DiskError):
@@ -71,7 +56,7 @@ class ChangedError(OSError):
 
 
 class Pin:
-    """Keeps an object in the cache until it is released. `path` is where the object lies."""
+    """Keeps the object at `path` in the cache until it is released."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
@@ -89,7 +74,7 @@ class Pin:
 
 
 class ObjectCache:
-    """See the module's text. Its methods block on disks, so an agent calls them in a thread of their own."""
+    """The cache of this host (see the module). Its methods block on disks."""
 
     def __init__(self, folder: Path, *, bound_bytes: int, kept_s: float = KEPT_S) -> None:
         self.folder = folder
@@ -106,8 +91,7 @@ class ObjectCache:
         with self._locked():
             self._expire(kept_s)
             self._sweep(kept_s=_DRAFT_KEPT_S)
-            self.identity = self._name()
-            """The same for all pilots that use this cache, and for no others."""
+            self.identity = self._name()  # the same for all pilots that use this cache, and for no others
 
     def find(self, name: str) -> Pin | None:
         """The object, if it is here."""
@@ -116,13 +100,11 @@ class ObjectCache:
             return self._lookup(place, entry)
 
     def claim(self, ref: ObjectRef) -> AbstractContextManager[Path]:
-        """Return the one right on this host to bring this object in, and where to make its draft. May wait for another
-        pilot: look again whether the object is here. A draft stays for the next claim."""
+        """Claim an object for this process, and return its draft's place. May wait."""
         return self._claims.claim(ref)
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
-        """Take a claimed draft in, which is complete. `look` is how it looked when its content was known to be right,
-        if others may write to it. Raises OSError, ChangedError where it looks otherwise by now."""
+        """Take in a complete draft. Raises OSError, ChangedError if it was changed."""
         place, entry = self._place(ref.name)
         with self._locked():
             here = self._lookup(place, entry)
@@ -153,12 +135,12 @@ class ObjectCache:
             return b""
 
     def keep_manifest(self, name: str, data: bytes) -> None:
-        """Keep the manifest of an object that is here. A full disk keeps none."""
+        """Keep the manifest of an object that is here."""
         with suppress(OSError):
             write_small(self._manifests / file_name(name), data)
 
     def make_room(self, ref: ObjectRef) -> None:
-        """Make room for an object, which is claimed. Raises DiskError if it can never fit, or not now."""
+        """Evict objects for a claimed one. Raises DiskError if it does not fit."""
         with self._locked():
             coming = self._claims.coming(ref)
             listed = self._entries.read_all()
@@ -171,34 +153,29 @@ class ObjectCache:
                 for each in listed
             ]
             plan = make_room([*here, *coming], size_bytes=ref.size_bytes, bound_bytes=self._bound)
-            kind = InUseError if plan is Shortage.PINNED else DiskError
-            match plan:
-                case Shortage.TOO_LARGE:
-                    reason = f"is larger than the whole cache ({show_bytes(self._bound)})"
-                case Shortage.PINNED:
-                    used = show_bytes(sum(entry.size_bytes for entry in here))
-                    reason = (
-                        f"does not fit: running libraries use what is here ({used} of {show_bytes(self._bound)}),"
-                        " those of this user's other sessions on this host too"
-                    )
-                case _:
-                    self._sweep(kept_s=0.0 if plan else _DRAFT_KEPT_S)
-                    for name in plan:
-                        self._remove(*self._place(name))
-                    return
-            raise kind(
-                f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; give pilots more with [pilot]"
-                " cache_size (--cache-size)",
-                object=ref.name,
-                cache=str(self.folder),
+            if not isinstance(plan, Shortage):
+                self._sweep(kept_s=0.0 if plan else _DRAFT_KEPT_S)
+                for name in plan:
+                    self._remove(*self._place(name))
+                return
+        if plan is Shortage.TOO_LARGE:
+            kind, reason = DiskError, f"is larger than the whole cache ({show_bytes(self._bound)})"
+        else:
+            used = show_bytes(sum(entry.size_bytes for entry in here))
+            kind = InUseError
+            reason = (
+                f"does not fit: running libraries use what is here ({used} of {show_bytes(self._bound)}), those of this"
+                " user's other sessions on this host too"
             )
+        raise kind(
+            f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; give pilots more with [pilot] cache_size"
+            " (--cache-size)",
+            object=ref.name,
+            cache=str(self.folder),
+        )
 
     def make_disk_room(self, ref: ObjectRef, draft: Path) -> None:
-        """Make room for the copy of an object on the cache's disk, which may be smaller than the cache may grow.
-
-        What is not pinned goes, the least recently used first, if that makes the room. Raises InUseError where what
-        libraries use is in the way. Where even that is too little, nothing goes: the disk says so itself.
-        """
+        """Evict objects until the disk has room for a copy. Raises InUseError."""
         with self._locked():
             lacking = ref.size_bytes - disk.bytes_on_disk(draft) - self._free_bytes()
             if lacking <= 0:
@@ -220,7 +197,7 @@ class ObjectCache:
             )
 
     def lacks_bytes(self, refs: Sequence[ObjectRef]) -> int:
-        """Bytes of pinned objects that would have to go so that these objects fit together."""
+        """Bytes of pinned objects that must go so that these objects fit."""
         with self._locked():
             listed = self._entries.read_all()
             here = {entry.facts.name for entry in listed}
@@ -243,8 +220,6 @@ class ObjectCache:
         """Cache names of all objects in it, and their lengths."""
         return {entry.facts.name: entry.facts.size_bytes for entry in self._entries.read_all()}
 
-    # ---- inside
-
     def _while_same(self, place: Path, look: str, action: Callable[[], None]) -> None:
         with self._locked():
             facts = read_facts(self._entries.folder / place.name)
@@ -255,8 +230,6 @@ class ObjectCache:
         return shutil.disk_usage(self.folder).free
 
     def _by_use(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes on disk that removing each object would free: unused objects, the least recently used first, and used
-        ones."""
         unused: dict[str, int] = {}
         used: dict[str, int] = {}
         for entry in sorted(self._entries.read_all(), key=lambda each: each.used_at):
@@ -291,7 +264,7 @@ class ObjectCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._make_folders()  # somebody may have cleared them away
+        self._make_folders()  # they may have been removed
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             locks.wait(descriptor)
@@ -300,23 +273,22 @@ class ObjectCache:
             os.close(descriptor)
 
     def _lookup(self, place: Path, entry: Path) -> Pin | None:
-        """A pin if the object is here and looks as it did when it came; a damaged one goes."""
         try:
             descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         facts = read_facts(entry)
-        if facts is not None and disk.stat_signature(place) == facts.look and self._outlived_boots(facts, place):
+        if (
+            facts is not None
+            and disk.stat_signature(place) == facts.look
+            and (facts.boot in ("", disk.boot()) or self._safe.has(place))
+        ):
             locks.wait(descriptor, shared=True)
-            now = time.time()
-            os.utime(entry, (now, now))
+            os.utime(entry)
             return Pin(str(place), descriptor)
         os.close(descriptor)
         self._remove(place, entry)
         return None
-
-    def _outlived_boots(self, facts: EntryFacts, place: Path) -> bool:
-        return not facts.boot or facts.boot == disk.boot() or self._safe.has(place)
 
     def _remove(self, place: Path, entry: Path) -> None:
         self._entries.forget(entry)
@@ -333,7 +305,6 @@ class ObjectCache:
                 self._remove(*self._place(entry.facts.name))
 
     def _sweep(self, *, kept_s: float) -> None:
-        """Remove the leftovers of crashed pilots: abandoned drafts, objects and manifests without an entry."""
         self._claims.sweep(kept_s=kept_s)
         entries = set(os.listdir(self._entries.folder))
         for folder in (self._objects, self._manifests, self._safe.folder):
@@ -342,12 +313,10 @@ class ObjectCache:
 
 
 def _may_be_used(entry: CacheEntry) -> bool:
-    """Whether a process has pinned the object, or may have."""
     return locks.is_locked(entry.file) is not False
 
 
 # ---- snapshots
-
 
 _MARK = ".object"
 
@@ -358,14 +327,14 @@ def snapshot_folder_beside(cache: ObjectCache) -> Path:
 
 
 def note_snapshot(cache: ObjectCache, snapshot: Path, *, name: str) -> None:
-    """The cache has this snapshot as an object of this name. One that lies elsewhere is not ours to remove."""
+    """The cache has this snapshot as an object of this name."""
     if snapshot.parent == snapshot_folder_beside(cache):
         with suppress(OSError):
             snapshot.with_name(snapshot.name + _MARK).write_text(name)
 
 
 def tidy_snapshots(cache: ObjectCache) -> None:
-    """Remove snapshots whose objects the cache has let go. A library that has loaded one keeps what it has mapped."""
+    """Remove snapshots whose objects the cache has let go."""
     here = cache.sizes()
     for mark in snapshot_folder_beside(cache).glob(f"*{_MARK}"):
         with suppress(OSError):
@@ -375,8 +344,7 @@ def tidy_snapshots(cache: ObjectCache) -> None:
 
 
 def sweep_snapshots(cache: ObjectCache, *, kept_s: float) -> None:
-    """Remove snapshots that never became objects, and the parts of snapshots that dead processes left, once they are
-    `kept_s` old. A snapshot that a process writes at the moment stays."""
+    """Remove old snapshots that never became objects, and unfinished ones."""
     folder, now = snapshot_folder_beside(cache), time.time()
     for place in (*folder.glob("*"), *folder.glob(".*")):
         draft = place.name.startswith(".")

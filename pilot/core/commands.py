@@ -1,4 +1,4 @@
-"""What a pilot wants done. Its shell carries commands out in order, after the event that caused them."""
+"""Commands of the pilot's core. Its shell carries them out in order, after the event that caused them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class Beat(_Command, frozen=True):
 
 
 class PassOn(_Command, frozen=True, gc=False):
-    """Send pieces of results with this turn's frames, if there is a connection. They are not numbered: the core says
-    them again after a welcome."""
+    """Send pieces of results with this turn's frames, if there is a connection. They are not numbered."""
 
     message: CallYielded
 
@@ -49,7 +48,7 @@ class Greet(_Command, frozen=True):
 
 
 class Acknowledged(_Command, frozen=True):
-    """The manager has frames up to this number for good: they need not be kept."""
+    """Drop frames up to this number: the manager has them."""
 
     sequence: int
 
@@ -71,8 +70,7 @@ class Prepare(_Command, frozen=True):
 
 
 class StartProcess(_Command, frozen=True):
-    """Make a library's process, and have it load its context from these paths (by cache name, or form).
-    `device_memory_bytes`: what it may hold of each device; 0: its recipe does not say."""
+    """Start a library's process, which loads its context from these paths (by cache name or form)."""
 
     ordered: StartLibrary
     objects: Mapping[str, str]
@@ -86,14 +84,13 @@ class KillProcess(_Command, frozen=True):
 
 
 class KillZygote(_Command, frozen=True):
-    """End the process that a library is to be forked from: it hangs in an import."""
+    """End the process that a library should be forked from: it hangs in an import."""
 
     library: LibraryId
 
 
 class Forget(_Command, frozen=True):
-    """A library is over: close its socket, let go of its objects, remove its folder and what calls that it `ran` have
-    left half written."""
+    """Close a library's socket, release its objects, remove its folder and partial results."""
 
     library: LibraryId
     ran: Sequence[CallId]
@@ -106,7 +103,7 @@ class Observe(_Command, frozen=True):
 
 
 class WeighOffer(_Command, frozen=True):
-    """Look at the engines on the devices of a library that is offered a call, and tell by `OfferWeighed`."""
+    """Look at the engines on a library's devices; answered with `OfferWeighed`."""
 
     order: RunCalls
 
@@ -115,14 +112,14 @@ class WeighOffer(_Command, frozen=True):
 
 
 class PinObjects(_Command, frozen=True):
-    """Look which of these are in the cache and keep those for a library; answered with `Pinned`."""
+    """Pin these objects if they are in the cache; answered with `Pinned`."""
 
     library: LibraryId
     objects: Sequence[ObjectRef]
 
 
 class Expect(_Command, frozen=True):
-    """An object is wanted: peers that ask for it meanwhile get its parts as they come."""
+    """Serve an object's parts to peers as they arrive."""
 
     name: str
 
@@ -166,7 +163,7 @@ class HandIn(_Command, frozen=True):
 
 
 class OfferSnapshot(_Command, frozen=True):
-    """Take a context's snapshot into the cache; answered with `SnapshotTaken` where others could have it."""
+    """Put a context's snapshot into the cache; answered with `SnapshotTaken`."""
 
     recipe: RecipeKey
     made: SnapshotMade
@@ -182,7 +179,7 @@ class Probe(_Command, frozen=True):
 
 
 class SetTimer(_Command, frozen=True):
-    """Give `TimerFired(key)` back at this time; a later timer of the same key replaces it."""
+    """Send `TimerFired(key)` at this time; it replaces an earlier timer of the key."""
 
     at: float
     key: str

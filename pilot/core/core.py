@@ -1,7 +1,6 @@
 """A pilot as a pure function: `PilotCore.handle(event, now) -> [Command]`.
 
-`reactor` holds what happens about each event. The shells carry the commands out: the agent with processes and sockets,
-the simulator in virtual time, the TaskVine pool through TaskVine. Every shell has an `EventQueue` in front of the core.
+The shells carry the commands out: the agent, the simulator, and the TaskVine pool.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ class PilotCore:
 
 
 class EventQueue:
-    """Tells a core of events at the time of `clock`, and has what it wants carried out.
+    """Passes events to a core and carries out its commands.
 
-    An event that carrying out a command leads to is handled after the rest of the commands, so that the core is never
-    told of an event while another one is being handled.
+    An event that a command causes is handled after the remaining commands.
     """
 
     def __init__(self, core: PilotCore, carry_out: Callable[[Command], None], *, clock: Callable[[], float]) -> None:
@@ -45,8 +43,7 @@ class EventQueue:
         self._is_handling = False
 
     def handle(self, event: Event) -> int:
-        """Handle an event and those that it leads to; returns how many. 0: another one is being handled, and this one
-        comes after it."""
+        """Handle an event and the events that it causes; returns how many. 0: queued behind the current one."""
         events = self._events
         if self._is_handling:
             events.append(event)

@@ -1,14 +1,4 @@
-"""Events of the pilot, and the health of its devices.
-
-What probes of one device add up to: a fault, no fault, or none any more.
-
-One failure is none: the device is probed again at once. Two in a row are a fault. A device that had refused something
-(memory that another program has taken) is well again after two good probes; one that computed something wrong never is,
-and neither is one of which its driver has reported a fault: what may be wrong again must not be trusted in between. A
-driver that does not answer is a fault for as long as that lasts.
-
-What can happen to a pilot. Its shell finds out and tells the core, with the time on a clock that does not jump.
-"""
+"""Events that a pilot's shell reports to its core, and the health of devices."""
 
 from __future__ import annotations
 
@@ -29,30 +19,24 @@ from stoker.protocol.to_pilot import RunCalls, ToPilot
 
 
 class ProbeVerdict(enum.Enum):
-    """What a probe says of its device, by its exit code. Others are taken for FAILED."""
+    """A probe's answer, by its exit code. Other codes count as FAILED."""
 
     SOUND = 0
-    UNKNOWN = 3
-    """Nothing could be found out."""
-    FAILED = 4
-    """It refused something, or failed in it; that may pass."""
-    WRONG = 5
-    """It computed something wrong."""
+    UNKNOWN = 3  # nothing could be found out
+    FAILED = 4  # it refused something, or failed in it; that may pass
+    WRONG = 5  # it computed something wrong
 
 
 class DeviceHealth:
     """The state of one device."""
 
     def __init__(self) -> None:
-        self.known = False
-        """Whether there has been an answer to go by."""
+        self.known = False  # whether there has been an answer to go by
         self._failed = 0
         self._sound = 0
         self._lasting = False
-        self._found = ""
-        """The fault that probes have found, or the driver has reported."""
-        self._silence = ""
-        """That the driver does not answer."""
+        self._found = ""  # the fault that probes have found, or the driver has reported
+        self._silence = ""  # that the driver does not answer
 
     @property
     def fault(self) -> str:
@@ -94,7 +78,7 @@ class DeviceHealth:
         return self.fault != before
 
     def silent(self, reason: str) -> bool:
-        """Its driver does not answer, for this reason; empty: it answers. Whether the fault has changed."""
+        """Its driver does not answer, for this reason; empty: it answers."""
         before = self.fault
         self.known |= bool(reason)
         self._silence = reason
@@ -118,11 +102,7 @@ class FromManager(_Event, frozen=True, gc=False):
 
 
 class UnacknowledgedFacts(msgspec.Struct):
-    """What the manager does not know yet of what has happened: what its unacknowledged frames say.
-
-    `left`: the calls that have left a library, in order. `gone`: the libraries that have ended, with the calls that
-    they held then. `ready`: the libraries that have become ready.
-    """
+    """The facts in unacknowledged frames: calls that left libraries, ended and ready libraries."""
 
     left: dict[int, list[int]] = msgspec.field(default_factory=dict)
     gone: dict[int, list[int]] = msgspec.field(default_factory=dict)
@@ -130,8 +110,7 @@ class UnacknowledgedFacts(msgspec.Struct):
 
 
 class HelloDue(_Event, frozen=True):
-    """A connection has come about, or the manager has asked for a hello, or has not answered the last one. Frames up to
-    `acknowledged` are acknowledged; `before` is what the others say. `objects`: cache names of what is here."""
+    """A hello is due. `before`: facts of unacknowledged frames; `objects`: names of cached objects."""
 
     before: UnacknowledgedFacts
     acknowledged: int
@@ -139,8 +118,7 @@ class HelloDue(_Event, frozen=True):
 
 
 class ManagerAway(_Event, frozen=True):
-    """There has been no connection for so long. `refuses_key`: the manager does not let this pilot in; `session_over`:
-    why the session is over, as its folder says."""
+    """There was no connection for `away_s`. `session_over`: why the session is over, as its folder says."""
 
     away_s: float
     refuses_key: bool = False
@@ -151,11 +129,7 @@ class ManagerAway(_Event, frozen=True):
 
 
 class LibraryPrepared(_Event, frozen=True):
-    """What a library that is ordered needs to know of this node.
-
-    `changed`: an object of it that was written to since its recipe was made, by the path that it comes from;
-    `snapshots_here`: forms of its context that it will find by itself. `error`: why it can have no folder.
-    """
+    """Facts of this node for an ordered library. `error`: why it has no folder."""
 
     library: LibraryId
     free_disk_bytes: int = 0
@@ -172,8 +146,7 @@ class ProcessMade(_Event, frozen=True):
 
 
 class MemoryShortage(msgspec.Struct, frozen=True):
-    """The kernel has killed for want of memory: `room_bytes` are left on the host or within the pilot's cgroup, after
-    that, and processes which are not the pilot's hold `others_bytes`."""
+    """The kernel killed for lack of memory: bytes that are left, and bytes that processes of others hold."""
 
     room_bytes: int
     others_bytes: int
@@ -182,10 +155,8 @@ class MemoryShortage(msgspec.Struct, frozen=True):
 class ProcessEnded(_Event, frozen=True):
     """A library's process has ended, or could not be made.
 
-    `signal` and `exit_code` say how, `running` are the calls that it ran. `tail` holds the last lines of its log; if it
-    ran one call, those of that call's output, which `printed` names. `cause`: what else the shell knows of it;
-    `is_pilots_fault`: that is something which this pilot lacks. `verdict`: the whole failure, where the shell learns it
-    from the engine that runs its libraries. `shortage`: what memory is left where the kernel killed it for lack of it.
+    `running` are the calls that it ran, `tail` the last lines of its log. `cause`: what else the shell knows;
+    `is_pilots_fault`: this pilot lacks something. `verdict`: the whole failure, where another engine reports it.
     """
 
     library: LibraryId
@@ -208,28 +179,27 @@ class FromLibrary(_Event, frozen=True, gc=False):
 
 
 class LibraryGarbled(_Event, frozen=True):
-    """What came over a library's socket cannot be read, or not be handled."""
+    """A library sent bytes that cannot be read or handled."""
 
     library: LibraryId
     reason: str
 
 
 class LibraryHungUp(_Event, frozen=True):
-    """A library's socket is closed. Its process has ended, or is about to, or has closed it by mistake."""
+    """A library's socket is closed: its process ends, or closed it by mistake."""
 
     library: LibraryId
 
 
 class RoomWanted(_Event, frozen=True):
-    """Another library is to have the devices of this one: it finishes what it runs, gives back the rest, and ends."""
+    """Another library needs this one's devices: drain it."""
 
     library: LibraryId
     reason: str
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """A library just now: the calls that it runs with the seconds since each began, and its host memory in bytes if
-    that is more than its limit (else 0)."""
+    """A library's running calls with their seconds, and its host memory if over its limit (else 0)."""
 
     library: LibraryId
     running: Sequence[tuple[CallId, float]] = ()
@@ -237,23 +207,23 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Observed(_Event, frozen=True):
-    """Libraries were looked at. A shell does so every `limits.EVERY_S`, and where `Observe` asks for it."""
+    """Observations of libraries, every `limits.EVERY_S` and after `Observe`."""
 
     libraries: Sequence[Observation]
 
 
 class WasStopped(_Event, frozen=True):
-    """The pilot's processes have not run for `seconds`, and run again: the batch system had suspended the job. A shell
-    without processes never sends this."""
+    """The pilot's processes were suspended for `seconds`, and run again."""
 
     seconds: float
 
 
 class OfferWeighed(_Event, frozen=True):
-    """What the engines on a library's devices have to do, and what an offered call asks of the library's: the answer to
-    `WeighOffer`. The step that is computed now ends at `free_at`, in seconds of the core's clock. `new`: None where the
-    library has no engine, or the shell cannot look into it: nothing speaks against the call then. `required_bytes`:
-    what the library has to hold of each device for the call and those that it serves; 0 = nobody knows."""
+    """The answer to `WeighOffer`: the work of the engines on a library's devices, and the offered prompt.
+
+    The current step ends at `free_at`. `new` is None if nothing is known. `required_bytes`: what the library needs of
+    each device for all its calls; 0 = unknown.
+    """
 
     order: RunCalls
     new: UnreadPrompt | None = None
@@ -263,9 +233,7 @@ class OfferWeighed(_Event, frozen=True):
 
 
 class UsageMeasured(_Event, frozen=True):
-    """A heartbeat is due: resident memory in bytes and processor time in seconds of each library with a process, bytes
-    of the object cache, frames of the manager that were refused. `lines`: the last line of each library's log that has
-    been loading for a while."""
+    """A heartbeat is due: usage of libraries and cache, last log lines of slow loads."""
 
     resident_bytes: Mapping[LibraryId, int]
     cpu_s: Mapping[LibraryId, float]
@@ -278,8 +246,7 @@ class UsageMeasured(_Event, frozen=True):
 
 
 class FetchFailure(msgspec.Struct, frozen=True):
-    """Why an object is not here. `is_pilots_fault`: for what its disk lacks. `in_use_bytes`: where other libraries use
-    the cache, how much of that would have to go, by library that waits."""
+    """Why an object is not here. `in_use_bytes`: bytes that must leave the cache, by waiting library."""
 
     reason: str
     is_pilots_fault: bool = False
@@ -287,8 +254,7 @@ class FetchFailure(msgspec.Struct, frozen=True):
 
 
 class Pinned(_Event, frozen=True):
-    """Those of a library's objects that are in the cache, by name, with their paths. They stay as long as the library
-    does. `failed`: why the cache could not be looked at."""
+    """A library's pinned objects, with their paths."""
 
     library: LibraryId
     paths: Mapping[str, str]
@@ -296,7 +262,7 @@ class Pinned(_Event, frozen=True):
 
 
 class ObjectArrived(_Event, frozen=True):
-    """An object has come into the cache, with its bytes from where it comes from and from peers."""
+    """An object has entered the cache, with its bytes from origin and peers."""
 
     name: str
     size_bytes: int
@@ -306,7 +272,7 @@ class ObjectArrived(_Event, frozen=True):
 
 
 class SourceFailed(_Event, frozen=True):
-    """A source of an object is of no use: a pilot (`peer`), or with an empty name the place that it comes from."""
+    """A source of an object failed: a pilot (`peer`), or the origin if that is empty."""
 
     name: str
     reason: str
@@ -321,13 +287,13 @@ class ObjectLost(_Event, frozen=True):
 
 
 class CacheListed(_Event, frozen=True):
-    """All that is in the cache now: sizes by name. Other pilots of the host use it too."""
+    """Sizes of all cached objects, by name."""
 
     sizes: Mapping[str, int]
 
 
 class ArgumentsBrought(_Event, frozen=True):
-    """Large arguments of calls are here, or not: their paths by call, and what is lacking. `ticket`: of the order."""
+    """Paths of large arguments by call, and the calls that lack theirs."""
 
     library: LibraryId
     ticket: int
@@ -336,7 +302,7 @@ class ArgumentsBrought(_Event, frozen=True):
 
 
 class HandedIn(_Event, frozen=True):
-    """Large results of calls are where the client finds them, or their ends say why not."""
+    """Large results were handed to the session; their ends are final."""
 
     library: LibraryId
     ends: list[CallEnd]
@@ -352,8 +318,7 @@ class SnapshotTaken(_Event, frozen=True):
 
 
 class DevicesMeasured(_Event, frozen=True):
-    """What the drivers of GPUs have measured, in bytes: by library and device what each uses, by device what is taken
-    in all (-1 = not known), and when (`at`)."""
+    """Bytes of each device by library, bytes taken in all (-1 = unknown), and the time of the measurement."""
 
     used: Mapping[LibraryId, Mapping[DeviceId, int]]
     taken: Mapping[DeviceId, int]
@@ -369,7 +334,7 @@ class Probed(_Event, frozen=True):
 
 
 class DriverSaid(_Event, frozen=True):
-    """A device's driver has reported a `fault` by itself, or does not answer (`hangs` says for how long)."""
+    """A device's driver reported a `fault`, or does not answer (`hangs`)."""
 
     device: DeviceId
     fault: str = ""
@@ -377,7 +342,7 @@ class DriverSaid(_Event, frozen=True):
 
 
 class DeviceAway(_Event, frozen=True):
-    """A device is not there just now, for this reason, so that nothing may be loaded on it; empty: it is there."""
+    """A device is absent for this reason; empty: it is back."""
 
     device: DeviceId
     reason: str = ""
@@ -387,27 +352,27 @@ class DeviceAway(_Event, frozen=True):
 
 
 class WalltimeKnown(_Event, frozen=True):
-    """The batch system ends this pilot's job in so many seconds."""
+    """The batch system ends this pilot's job in `left_s` seconds."""
 
     left_s: float
 
 
 class Signalled(_Event, frozen=True):
-    """The batch system, or somebody else, tells the pilot to go. `again`: a second time."""
+    """The pilot got a signal to end. `again`: a second time."""
 
     name: str
     again: bool = False
 
 
 class Unfit(_Event, frozen=True):
-    """The pilot lacks what its job gave it, so that nothing can work here any more."""
+    """The pilot lacks what its job gave it: nothing can work here any more."""
 
     reason: str
     loss: LossReason
 
 
 class EngineEnded(_Event, frozen=True):
-    """What brings the pilot the workers that its libraries run on has ended by itself, for this reason."""
+    """The source of the pilot's workers has ended, for this reason."""
 
     reason: str
 

@@ -1,20 +1,9 @@
-"""Failures that are the infrastructure's: exceptions, refusals of disks, exit codes.
+"""Tables of failures that the infrastructure causes: exceptions, errors of disks, exit codes of libraries.
 
-Which exceptions of a user's function are the infrastructure's: the one table of them.
-
-A row has the types of an exception, with the text or the error number that it must have, what that means, what must
-be true besides (`Proof`), and where the text comes from. What is in no row is the user's own and comes back as itself.
-The first row that matches counts. Texts that a mistake in the user's code causes as well as a sick device (a launch
-failure) count only where a probe of the device fails; those that only code causes (an assertion in a kernel, an illegal
-address, a collective that the ranks call in different order, a timeout) have no row.
-
-Types are names, `module.Class`, so that nothing is imported for them; a subclass counts as its bases do. Whether an
-exception was really raised by the kernel or by a compiled library, and not by a `raise` of the user's, is looked up by
-who asks (`stoker.pilot.library.failures`).
-
-What a disk's refusal means.
-
-What a library's process says by its exit code.
+A row of `ROWS` has exception types (names, so that nothing is imported), an errno or a text, its meaning, and a proof
+that must hold. An exception that matches no row is the user's. Texts that both a bug and a faulty device may cause
+count only if a probe of the device fails. Texts that only code causes (assertions in kernels, illegal addresses,
+collectives in different order, timeouts) have no row.
 """
 
 from __future__ import annotations
@@ -30,23 +19,23 @@ import msgspec
 
 
 class Proof(enum.Enum):
-    """What must be true besides, so that an exception is no fault of the user's."""
+    """A condition under which an exception counts as the infrastructure's."""
 
-    NONE = "none"
-    """Nothing: the text says it."""
-    DISK_IS_FULL = "disk is full"
-    """The disk that was written to is one of this node's, and others have filled it."""
+    NONE = "none"  # nothing: the text says it
+    DISK_IS_FULL = "disk is full"  # the disk that was written to is one of this node's, and others have filled it
     FILE_IS_THERE = "file is there"
-    """The file that the text names is there: it can be opened now, or its server fails again."""
+    """The file in the text exists: it can be opened now, or its server fails again."""
     WITHIN_BUDGET = "within budget"
     """The library has less of its device than its recipe declares, and would have had with what it asked for."""
-    DEVICE_FAILS = "device fails"
-    """A probe of the device fails."""
+    DEVICE_FAILS = "device fails"  # a probe of the device fails
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """A kind of exception that the infrastructure causes. `number`: its errno; 0 = any. `text`: a pattern that is found
-    in its text, whatever the case; empty = any. `probed`: whether its device is probed, which ends the library."""
+    """A kind of exception that the infrastructure causes.
+
+    `number`: its errno (0 = any); `text`: a pattern in its text (empty = any); `probed`: its device is probed, which
+    ends the library; `names_file`: it counts only if the exception names a file.
+    """
 
     types: tuple[str, ...]
     means: str
@@ -55,15 +44,12 @@ class Sign(msgspec.Struct, frozen=True):
     text: str = ""
     proof: Proof = Proof.NONE
     probed: bool = False
-    names_file: bool = False
-    """Whether it counts only where the exception names a file."""
+    names_file: bool = False  # whether it counts only where the exception names a file
 
 
 _OS = ("builtins.OSError",)
-_ANY = ("builtins.Exception",)
-"""For texts that libraries in Rust or C++ put into exceptions of their own."""
-_RUNTIME = ("builtins.RuntimeError", "pynvml.NVMLError")
-"""PyTorch's errors are all RuntimeErrors: `torch.AcceleratorError`, `torch.OutOfMemoryError`, `DistBackendError`."""
+_ANY = ("builtins.Exception",)  # for texts that libraries in Rust or C++ put into exceptions of their own
+_RUNTIME = ("builtins.RuntimeError", "pynvml.NVMLError")  # all errors of PyTorch
 _DEVICE_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch.AcceleratorError")
 _CUDA = "NVIDIA's CUDA runtime API, cudaError_t; PyTorch writes `CUDA error: ` before it"
 _LINUX = "errno(3), strerror"
@@ -133,7 +119,7 @@ _TEXTS = {row.text: re.compile(row.text, re.IGNORECASE | re.DOTALL) for row in R
 
 
 def matching(types: Collection[str], *, number: int, text: str, names_file: bool) -> Iterator[Sign]:
-    """The rows that an exception matches, by the names of its type and its bases, its errno (0: none) and its text."""
+    """The rows that match an exception's types, errno (0: none) and text."""
     for row in ROWS:
         if (
             any(each in types for each in row.types)
@@ -146,7 +132,6 @@ def matching(types: Collection[str], *, number: int, text: str, names_file: bool
 
 # ---- disks
 
-
 _NO_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
@@ -157,31 +142,21 @@ def takes_no_writes(error: BaseException | None) -> bool:
 
 # ---- exit codes
 
+SOCKET_LOST = 117  # it found its own socket closed by the code that it runs
+FOLDER_GONE = 116  # its pilot lost its scratch folder: no fault of the call
+NO_DESCRIPTORS = 115  # its calls have left too many files open
+OTHER_MODULES = 113  # it holds no context and got a function with other versions of modules that it had
+RUINED = 114  # a call has changed its interpreter or its limits for good
+NOT_SETTLED = 118  # it never became a library: its log or its folder could not be opened
+DEVICE_FAILED = 119  # its device failed in a call, so its process can use no device any more
+NODE_FAILED = 120  # several calls in a row failed by a fault of the node
 
-SOCKET_LOST = 117
-"""It found its own socket closed by the code that it runs."""
-FOLDER_GONE = 116
-"""Its pilot has lost its scratch folder: what fails then is no fault of the call."""
-NO_DESCRIPTORS = 115
-"""Its calls have left so many files open that it can open no more."""
-OTHER_MODULES = 113
-"""It holds no context and got a function with other versions of modules that it had."""
-RUINED = 114
-"""A call has changed its interpreter or its limits for good."""
-NOT_SETTLED = 118
-"""It never became a library: its log or its folder could not be opened."""
-DEVICE_FAILED = 119
-"""Its device failed in a call: what is left of its process can use no device any more."""
-NODE_FAILED = 120
-"""Several calls in a row failed in it of what their node did to them."""
-
-NOT_CLEARED = 121
-"""It could not clear away what a call had left."""
+NOT_CLEARED = 121  # it could not clear away what a call had left
 
 OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})
-"""What a library that loads ends with through no fault of its context."""
+"""Exit codes of loading libraries that are no fault of their contexts."""
 OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})
-"""What a library that serves ends with through no fault of its calls."""
+"""Exit codes of serving libraries that are no fault of their calls."""
 
 SAID_BY_CODE = {
     SOCKET_LOST: "lost its connection to the pilot: something in it closes files that are not its own",

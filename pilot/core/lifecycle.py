@@ -1,159 +1,49 @@
-"""Libraries and their calls from start to end; the pilot leaves.
+"""How libraries end, how running calls are stopped, and how the pilot leaves.
 
-Which calls a library holds (`held`). This file alone writes that.
+Only this file changes a library's stage and whether the pilot leaves. It stops a call at the least cost that the call's
+code allows:
 
-Everything that the manager is ever told of a call comes from here: a call enters with `hold`, and leaves exactly once,
-by `ended`, `returned` or `depart`. What arrives for a call that has left already changes nothing.
-
-How a library goes from stage to stage, and how it ends. This file alone writes a library's stage.
-
-How a pilot begins to leave. This file alone writes that it does.
-
-What the manager is told of a library or a call that failed here, and whose fault it was.
+1. It tells the call to stop. The function ends at its next wait for a model or its next progress report.
+2. If the call still runs after its grace, the pilot reports its end and drains the library.
+3. It kills the library when only calls that do not react run in it.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from stoker.pilot.core import memory, objects, probes
-from stoker.pilot.core.commands import Forget, KillProcess, Severity, TellLibrary
+from stoker.pilot.core.commands import Forget, KillProcess, SetTimer, Severity, TellLibrary
 from stoker.pilot.core.events import ProcessEnded
 from stoker.pilot.core.infrastructure import DEVICE_FAILED, OF_ITS_PILOT, OF_THE_INFRASTRUCTURE, SAID_BY_CODE
-from stoker.pilot.core.state import NEXT, TAKES_CALLS, Cause, CoreState, PieceWindow, PilotLibrary, Stage
+from stoker.pilot.core.running import blame, drop_all, drop_ended, failure_of
+from stoker.pilot.core.state import NEXT, CoreState, PilotLibrary, Stage, StoppingCall
 from stoker.protocol.blocks import LossReason
-from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import CallId
-from stoker.protocol.to_library import Stop
-from stoker.protocol.to_manager import LibraryFacts, LibraryGone
-from stoker.protocol.to_pilot import RunCalls
-from stoker.units import show_bytes
-
-# ---- calls of libraries
-
-
-class Departure(msgspec.Struct, frozen=True):
-    """The calls that a library held when it ended: those it was running, and those it had not begun, in order."""
-
-    running: tuple[CallId, ...]
-    unstarted: tuple[CallId, ...]
-
-
-def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0, streams: bool = False) -> None:
-    """Calls have come for a library; with `streams` they give their results in pieces. Raises ValueError when it no
-    longer takes any."""
-    if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # to hash a stage takes long
-        raise ValueError(f"library {library.number} is {library.stage.value} and takes no calls")
-    library.held.update(dict.fromkeys(calls, limit_s))
-    library.has_limits |= limit_s > 0
-    if streams:
-        library.streams.update((call, PieceWindow()) for call in calls)
-
-
-def drop_ended(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """Calls have ended in a library; returns those of them that it held until now."""
-    here = _leave(library, calls)
-    library.served += len(here)
-    return here
-
-
-def drop_returned(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """A library has given calls back; returns those of them that it held until now."""
-    return _leave(library, calls)
-
-
-def does_not_react(library: PilotLibrary, calls: Iterable[CallId], *, now: float) -> None:
-    """Record calls that still run after the grace of their stop."""
-    library.stuck_at = library.stuck_at or now
-    library.stuck.update(calls)
-    for call in calls:
-        library.stopping.pop(call, None)
-
-
-def drop_all(library: PilotLibrary, running: Iterable[CallId]) -> Departure:
-    """A library's process has ended while `running` ran (calls that it does not hold are ignored)."""
-    begun = tuple(call for call in dict.fromkeys(running) if call in library.held)
-    left = Departure(running=begun, unstarted=tuple(call for call in library.held if call not in begun))
-    library.held.clear()
-    library.streams.clear()
-    library.stopping.clear()
-    library.stuck.clear()
-    library.waiting.clear()
-    library.orders_waiting_for_arguments.clear()
-    return left
-
-
-def postpone_order(library: PilotLibrary, order: RunCalls) -> None:
-    """An order waits until the library is ready."""
-    library.waiting.append(msgspec.structs.replace(order, calls=list(order.calls)))  # some of them may be taken back
-
-
-def take_postponed(library: PilotLibrary) -> list[RunCalls]:
-    """The orders that have waited, all at once; none waits from now on."""
-    orders, library.waiting = library.waiting, []
-    return orders
-
-
-def take_back_waiting(library: PilotLibrary, count: int) -> list[CallId]:
-    """Take out up to `count` calls that were not even sent to the library, newest first."""
-    out: list[CallId] = []
-    while library.waiting and len(out) < count:
-        last = library.waiting[-1]
-        out.append(last.calls.pop().call)
-        if not last.calls:
-            library.waiting.pop()
-    return drop_returned(library, out)
-
-
-def drop_waiting(library: PilotLibrary, calls: Collection[CallId]) -> list[CallId]:
-    """Take out those of `calls` that were not even sent to the library."""
-    out: list[CallId] = []
-    for order in (*library.waiting, *library.orders_waiting_for_arguments.values()):
-        out += [spec.call for spec in order.calls if spec.call in calls]
-        order.calls[:] = [spec for spec in order.calls if spec.call not in calls]
-    library.waiting = [order for order in library.waiting if order.calls]
-    return drop_returned(library, out)
-
-
-def _leave(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    held = library.held
-    left = [call for call in calls if held.pop(call, None) is not None]
-    if library.streams:
-        for call in left:
-            library.streams.pop(call, None)
-    if library.stopping:  # it may come again, and is not told to stop then
-        for call in left:
-            library.stopping.pop(call, None)
-    if library.stuck:
-        library.stuck.difference_update(left)
-    return left
-
+from stoker.protocol.to_library import Evict, Stop
+from stoker.protocol.to_manager import CallsEnded, LibraryFacts, LibraryGone
+from stoker.units import show_bytes, show_seconds
 
 # ---- lifecycle
-
 
 _REMEMBERED = 10_000
 
 
 def move_to(library: PilotLibrary, stage: Stage) -> None:
-    """Go to another stage. Raises ValueError for a transition that is not in the table, and changes nothing then."""
+    """Change a library's stage. Raises ValueError if the table does not allow it."""
     if stage not in NEXT[library.stage]:
         raise ValueError(f"library {library.number} cannot go from {library.stage.value} to {stage.value}")
     library.stage = stage
 
 
-def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> None:
-    """Why a library ends, unless there is a reason already."""
-    library.cause = library.cause or Cause(failure, printed)
-
-
 def kill_library(
     state: CoreState, library: PilotLibrary, *, cause: Failure | None = None, printed: bool = False
 ) -> None:
-    """End a library's process now. Its end is told when that has happened."""
+    """End a library's process now."""
     if cause is not None:
         blame(library, cause, printed=printed)
     library.told_to_end = library.is_killed = True
@@ -164,13 +54,13 @@ def kill_library(
 
 
 def finish_library(state: CoreState, library: PilotLibrary, ending: ProcessEnded) -> None:
-    """A library's process has ended (or never was): settle what it held and tell the manager."""
+    """Settle what an ended library held, and tell the manager."""
     if library.stage is Stage.GONE:
         return
     number = library.number
     is_ready = library.serves
     running = [call for call in ending.running if call in library.held]
-    if library.garbled and not running:  # the ends of those that ran may be among what could not be read
+    if library.garbled and not running:  # ends of running calls may be in the unread bytes
         running = list(library.held)
     failure = _why(state, library, ending, running)
     if failure is not None and state.is_unfit:
@@ -199,8 +89,6 @@ def finish_library(state: CoreState, library: PilotLibrary, ending: ProcessEnded
 
 
 def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running: list[CallId]) -> Failure | None:
-    """Why a library has ended; None if it ended as it should. The last lines of its log count only where they are those
-    of the one call that ran, or where no call ran."""
     printed = ending.printed if len(running) == 1 else None
     tail = ending.tail if printed is not None or not running else ""
     if library.cause is not None:
@@ -244,8 +132,7 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
 
 
 def _crowded_out(library: PilotLibrary, ending: ProcessEnded) -> str:
-    """That others hold the memory which a library declares, in words; empty if that is not proved. A library that
-    declares nothing may have taken the memory itself."""
+    """That others hold the memory which a library declares, in words; empty if that is not proved."""
     declared, shortage = library.recipe.needs.memory_bytes, ending.shortage
     if ending.signal != signal.SIGKILL or shortage is None or not declared:
         return ""
@@ -261,17 +148,79 @@ def _crowded_out(library: PilotLibrary, ending: ProcessEnded) -> str:
 _OUT_OF_MEMORY = " (nobody here sent it: most often the system had no memory left)"
 
 
+# ---- stopping calls
+
+LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0  # seconds that a call has to react, at least and at most
+ANSWER_S = 1.0  # seconds in which a draining library returns the calls that it has not begun
+
+
+def stop_calls(
+    state: CoreState, library: PilotLibrary, calls: Iterable[CallId], *, least_s: float = 0.0, failure: Failure | None
+) -> None:
+    """Tell running calls to stop, with a grace of at least `least_s`."""
+    until = state.now + max(least_s, grace_s(library))
+    for call in calls:
+        state.out.append(TellLibrary(library.number, Evict(call=call)))
+        library.stopping.setdefault(call, StoppingCall(until, failure))
+    state.out.append(SetTimer(until, f"cancel/{library.number}"))
+
+
+def grace_s(library: PilotLibrary) -> float:
+    """Seconds that a call has to react: its library's load time, within bounds."""
+    return min(MOST_GRACE_S, max(LEAST_GRACE_S, library.ready_at - library.started_at))
+
+
+def extend_graces(library: PilotLibrary, seconds: float) -> None:
+    """Extend the graces by the time of a suspension."""
+    for call, stop in library.stopping.items():
+        library.stopping[call] = msgspec.structs.replace(stop, until=stop.until + seconds)
+
+
+def check_stopping(state: CoreState, library: PilotLibrary, running: Sequence[CallId]) -> None:
+    """Check the calls that were told to stop against the calls that run."""
+    stuck = [call for call in running if (stop := library.stopping.get(call)) is not None and state.now >= stop.until]
+    if stuck:
+        _give_up(state, library, stuck)
+    if not any(call in library.stuck for call in running):
+        return
+    others = [call for call in library.held if call not in library.stuck]
+    gave_back = not others or state.now > library.stuck_at + ANSWER_S
+    if gave_back and not any(call in running for call in others):
+        kill_library(state, library)
+
+
+def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> None:
+    failure = library.stopping[calls[0]].failure
+    if failure is None:
+        what = (
+            f"a call that ran on lib-{library.number} was cancelled and did not stop within"
+            f" {show_seconds(grace_s(library))}, and its library ended with it"
+        )
+        failure = failure_of(state, library, FailureKind.CANCELLED, what)
+    ends = [
+        CallEnd(call, ok=False, failure=stop.failure)
+        for call in calls
+        if (stop := library.stopping[call]).failure is not None
+    ]
+    if ends:
+        drop_ended(library, [end.call for end in ends])
+        state.tell(CallsEnded(library.number, ends))
+    library.stuck_at = library.stuck_at or state.now
+    library.stuck.update(calls)
+    for call in calls:
+        library.stopping.pop(call, None)
+    blame(library, failure, printed=True)
+    stop_library(state, library.number, drain=True, reason=failure.message)
+
+
 # ---- leaving
 
-
-HAND_ON_S = 5.0
-"""How long a pilot that could leave goes on serving those that are getting something from it."""
-FORCED_S = 1.0
-"""A pilot that should have left is gone after so long, whatever is still there."""
+HAND_ON_S = 5.0  # seconds that a finished pilot still serves current transfers
+FORCED_S = 1.0  # seconds after which a leaving pilot ends in any case
 
 
 def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
-    """Begin to end. Called again it can only make it sooner. `loss`: why the manager is to count it as lost."""
+    """Begin to end."""
     if not state.leaving:
         state.log(f"leaving: {reason}")
         state.exit_code = code
@@ -281,7 +230,7 @@ def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss
 
 
 def drain(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
-    """Begin to leave: running calls may finish within this time, others are given back. `loss`: as in `leave`."""
+    """Begin to leave: running calls may finish within this time, others are given back."""
     leave(state, reason, within_s=within_s, code=code, loss=loss)
     for number in list(state.libraries):
         stop_library(state, number, drain=within_s > 0, reason=reason)
@@ -303,7 +252,7 @@ def stop_library(state: CoreState, number: int, *, drain: bool, reason: str) -> 
 
 
 def has_left(state: CoreState, *, serves_peers: bool) -> bool:
-    """Whether a pilot that leaves has nothing left to do, or no time left to do it."""
+    """True if a leaving pilot has nothing left to do, or no time."""
     if not state.leaving:
         return False
     if state.now > state.leave_by + FORCED_S:
@@ -312,30 +261,9 @@ def has_left(state: CoreState, *, serves_peers: bool) -> bool:
 
 
 def _hands_on(state: CoreState, *, serves_peers: bool) -> bool:
-    """Whether a pilot that has nothing else to do had better stay a little: others are getting objects from it."""
     if state.now < state.hands_on_until:
         return True
     if not serves_peers:
         return False
     state.serves_until = state.serves_until or state.now + HAND_ON_S
     return state.now < state.serves_until
-
-
-# ---- failures
-
-
-def failure_of(state: CoreState, library: PilotLibrary, kind: FailureKind, message: str) -> Failure:
-    """The failure of a library, or of a call on it."""
-    return Failure(
-        kind=kind,
-        message=message,
-        pilot=state.facts.pilot,
-        library=library.number,
-        log=state.log_of(library.number),
-    )
-
-
-def load_failure(state: CoreState, library: PilotLibrary, what: str, *, is_pilots_fault: bool) -> Failure:
-    """Why a library will hold nothing."""
-    kind = FailureKind.PILOT if is_pilots_fault else FailureKind.CONTEXT
-    return failure_of(state, library, kind, f"{library.recipe.name} on {state.facts.pilot}: {what}")

@@ -1,15 +1,8 @@
-"""Limits of libraries, and device memory as measured.
+"""Enforces limits of libraries (memory, loading time, call time, silence), and reserves device memory as measured.
 
-Limits of libraries: of memory, loading time, a call's time, and silence. Time in which the whole pilot was stopped
-counts for none of them.
-
-The memory of GPUs: what each library uses of it as measured, and what is reserved for it.
-
-A library has what it declares and what CUDA takes for its process; where it declares nothing, what was measured once it
-was loaded. What a library uses beyond its reservation, other libraries can no longer get: the reservation grows by that
-within what is free, here and, through `LibraryResized`, in the manager's. A library is ended for its memory only
-if it takes far more than it declares *and* others can no longer get what was reserved for them: workspaces of NCCL and
-cuBLAS, which no user declares, harm nobody on a device with room.
+Time in which the whole pilot was stopped counts for no limit. What a library uses beyond its reservation is reserved
+while the device has room. A library ends for its device memory only if it takes far more than it declares *and* others
+can no longer get what is reserved for them.
 """
 
 from __future__ import annotations
@@ -19,7 +12,7 @@ from collections.abc import Mapping
 from stoker.pilot.core import lifecycle, running
 from stoker.pilot.core.commands import KillZygote, Severity, TellLibrary
 from stoker.pilot.core.events import DevicesMeasured, Observation
-from stoker.pilot.core.lifecycle import failure_of
+from stoker.pilot.core.running import failure_of
 from stoker.pilot.core.state import Cause, CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import DeviceId
@@ -29,18 +22,14 @@ from stoker.units import show_bytes, show_seconds
 
 # ---- limits
 
-
-EVERY_S = 0.25
-"""How often each library is observed."""
+EVERY_S = 0.25  # how often each library is observed
 UNBEGUN_S = 30.0
 """A library that has begun none of its calls for so long, and runs none, lets no thread of it run: it is stopped, or a
 thread that an earlier call left behind keeps the interpreter to itself."""
 DEAF_S = 10.0
 """A library that has not answered an order to give calls back for so long does not let another thread of it run."""
-HUNG_UP_S = 1.0
-"""A library that has closed its socket has ended within so long, or has closed it by mistake."""
-STOPPED_S = 3.0
-"""A pilot whose loop is this much later than it wanted to be was stopped, and its libraries too."""
+HUNG_UP_S = 1.0  # seconds until a library that closed its socket has ended, or closed it by mistake
+STOPPED_S = 3.0  # a pilot whose loop is this much later than it wanted to be was stopped, and its libraries too
 
 
 def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
@@ -76,7 +65,7 @@ def extend_limits(state: CoreState, seconds: float) -> None:
             library.asked_back_at += seconds
         if library.hung_up_at:
             library.hung_up_at += seconds
-        running.extend_graces(library, seconds)
+        lifecycle.extend_graces(library, seconds)
 
 
 def _without_stops(state: CoreState, ran_s: float) -> float:
@@ -90,8 +79,7 @@ def _without_stops(state: CoreState, ran_s: float) -> float:
 
 
 def memory_limit(state: CoreState, library: PilotLibrary) -> int:
-    """Bytes of host memory that a library may take; 0 = any. On CPU devices their memory is host memory, and a library
-    that was told to grow may take what it holds of them now."""
+    """Bytes of host memory that a library may take; 0 = any. On CPU devices it may take what it holds of them."""
     needs = library.recipe.needs
     limit = max(library.ordered.memory_bytes, needs.memory_bytes)
     if state.devices_of(library)[0].on_host and (limit or needs.device_memory_bytes):
@@ -132,13 +120,12 @@ def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
         limit_s = library.held[call]
         if 0 < limit_s < since_s and limit_s < (ran_s := _without_stops(state, since_s)):
             what = f"the call ran for {ran_s:.1f} s on {state.facts.pilot}; its limit is {limit_s:g} s"
-            running.stop_calls(state, library, [call], failure=failure_of(state, library, FailureKind.TIMEOUT, what))
+            lifecycle.stop_calls(state, library, [call], failure=failure_of(state, library, FailureKind.TIMEOUT, what))
     if library.stopping or library.stuck:
-        running.check_stopping(state, library, [call for call, _ in seen.running])
+        lifecycle.check_stopping(state, library, [call for call, _ in seen.running])
 
 
 def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
-    """End a library that begins none of the calls that it was sent: they run elsewhere."""
     is_at_work = any(call in library.held for call, _ in seen.running)
     if not library.held or library.waiting or library.orders_waiting_for_arguments or library.resizes or is_at_work:
         library.times_idle = 0
@@ -153,13 +140,12 @@ def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None
 
 
 def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
-    """Give back what a library that does not answer holds and does not run: its code keeps the interpreter to itself.
+    """Return the calls that a library which does not answer holds and does not run.
 
-    Calls that have ended there, but whose ends it could not send yet, are given back too and run once more elsewhere;
-    what it says of them later is not heard.
+    Calls that have ended there without a sent end run once more elsewhere; later messages about them are ignored.
     """
     at_work = {call for call, _ in seen.running}
-    rest = tuple(lifecycle.drop_returned(library, [call for call in library.held if call not in at_work]))
+    rest = tuple(running.drop_returned(library, [call for call in library.held if call not in at_work]))
     library.asked_back_at = 0.0
     if rest:
         number = library.number
@@ -173,17 +159,14 @@ def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -
 
 # ---- device memory
 
-
-_MARGIN = 1.1
-"""For a library that declares nothing, what was measured is reserved, and a tenth more."""
-_STEP = 0.02
-"""A reservation grows in steps of at least this part of it: the manager need not hear of each megabyte."""
+_MARGIN = 1.1  # a library that declares nothing gets its measured memory and a tenth more
+_STEP = 0.02  # a reservation grows in steps of at least this part of it: the manager need not hear of each megabyte
 _WORKSPACES_BYTES = 2_000_000_000
-"""What NCCL, cuBLAS and cuDNN may take beyond what a user declares before that counts as too much."""
+"""Bytes that NCCL, cuBLAS and cuDNN may take in addition to the declared memory."""
 
 
 def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
-    """Settle what is reserved for each library, by what the drivers have measured."""
+    """Adjust each library's reservation to the measured memory."""
     for number, sizes in event.used.items():
         library = state.libraries.get(number)
         if library is None or not library.has_process:
@@ -200,7 +183,6 @@ def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
 
 
 def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
-    """Reserve what a library uses: less where the reservation was a guess, more where it has grown."""
     number, ledger = library.number, state.ledger
     uses, held = library.device_bytes, ledger.held(number)
     wanted = held
@@ -224,7 +206,6 @@ def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
 def _harms(
     state: CoreState, library: PilotLibrary, sizes: Mapping[DeviceId, int], taken: Mapping[DeviceId, int]
 ) -> DeviceId | None:
-    """The device on which a library takes far more than it declares from others; None if there is none."""
     declared = library.recipe.needs.device_memory_bytes
     if not declared:
         return None

@@ -1,21 +1,10 @@
-"""Device memory: claims, reservations, and what recipes declare.
+"""Device memory: claims, reservations, and declarations of recipes.
 
-The memory station: what a library comes to hold of its devices, and when. Its claims are written here alone.
-
-The manager's ledger is a budget: what each library should come to hold. The pilot's ledger says what each holds. One
-plan of the manager may end a library and load another in its place, or shrink one so that another grows
-(docs/decisions/050; a shrink takes as long as it takes, SLINFER §VII-C). Orders that free memory are carried out at
-once; a library that is to start or to grow has a *claim* here until its memory, and a place for its process, are really
-free. Claims are met in the order in which they came, and a later one that fits is not held up by an earlier one that
-does not: the budget has room for all of them, so that none waits for ever.
-
-A claim for which nothing that is about to end or to shrink would make room, after `PROSPECT_S`, is refused: another
-library uses more than the manager knows of. The manager then loads the context elsewhere.
-
-A library's reservation changes while it lives: it grows once there is room for it, and shrinks when it says so.
-
-What a recipe declares of a device. The manager reserves it, and the pilot weighs offers by it: one rule for both, so
-that a pilot never wants more for a call than the manager could reserve.
+The manager's ledger is a budget, the pilot's says what each library really holds. Orders that free memory are carried
+out at once. A library that starts or grows has a *claim* until its memory and a place for its process are free. Claims
+are met in order of arrival, and a claim that fits does not wait for an earlier one that does not: the budget has room
+for all. A claim that nothing on its devices can meet is refused after `PROSPECT_S`, and the manager loads elsewhere.
+See docs/decisions/050 and SLINFER §VII-C.
 """
 
 from __future__ import annotations
@@ -32,25 +21,17 @@ from stoker.protocol.to_manager import DeviceFacts, LibraryResized
 
 # ---- claims
 
-
-PROSPECT_S = 1.0
-"""An order that makes room may come so much later than the claim that needs it."""
-
-
-def why_never(state: CoreState, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
-    """Why a library could not hold this much of these devices even if they were empty; empty if it could."""
-    return state.ledger.why_never(devices, memory_bytes)
+PROSPECT_S = 1.0  # seconds by which an order that makes room may follow its claim
 
 
 def is_declared(state: CoreState, library: PilotLibrary) -> bool:
-    """True if a library's recipe says what it takes of its devices. Else its reservation is a guess until that was
-    measured."""
+    """True if a library's recipe says what it takes of its devices."""
     needs = library.recipe.needs
     return bool(needs.device_memory_bytes or (needs.memory_bytes and state.devices_of(library)[0].on_host))
 
 
 def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
-    """Hold `memory_bytes` on each of a library's devices, now (True) or when `met` finds room for it."""
+    """Reserve memory on a library's devices now (True), or claim it for later."""
     withdraw_claim(state, library)
     if _take(state, library, memory_bytes):
         return True
@@ -65,8 +46,7 @@ def ask_claim_again(state: CoreState, library: PilotLibrary) -> None:
 
 
 def met_claims(state: CoreState) -> list[tuple[PilotLibrary, int]]:
-    """Meet the claims that there is room for now. Returns their libraries, in the order of the claims, and what each
-    holds."""
+    """Meet the claims that there is room for now."""
     found = []
     for number, memory_bytes in list(state.claims.items()):
         library = state.libraries[number]
@@ -78,7 +58,7 @@ def met_claims(state: CoreState) -> list[tuple[PilotLibrary, int]]:
 
 
 def withdraw_claim(state: CoreState, library: PilotLibrary) -> None:
-    """A library claims nothing any more. No-op if it did not."""
+    """A library claims nothing any more."""
     state.claims.pop(library.number, None)
 
 
@@ -89,7 +69,7 @@ def release_memory(state: CoreState, library: PilotLibrary) -> None:
 
 
 def budget_bytes(state: CoreState, library: PilotLibrary) -> int:
-    """What a library holds or will come to hold on each of its devices."""
+    """Bytes that a library holds, or will hold, on each of its devices."""
     if not library.has_process:
         return library.ordered.device_memory_bytes
     return state.claims.get(library.number, state.ledger.held(library.number))
@@ -102,7 +82,7 @@ def has_room(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool
 
 
 def why_hopeless(state: CoreState, library: PilotLibrary) -> str:
-    """Why waiting does not meet a library's claim; empty while something that is about to happen may meet it."""
+    """Why waiting cannot meet a library's claim; empty if it may."""
     wanted = state.claims.get(library.number)
     if wanted is None:
         return ""
@@ -133,7 +113,6 @@ def _take(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
 
 
 def _lacks_place(state: CoreState, device: DeviceId, others: Iterable[PilotLibrary]) -> bool:
-    """Whether a device has as many processes as it may have."""
     most = state.devices[device].processes
     return 0 < most <= sum(other.has_process for other in others)
 
@@ -143,7 +122,6 @@ def _on(state: CoreState, device: DeviceId) -> list[PilotLibrary]:
 
 
 def _coming_bytes(state: CoreState, device: DeviceId) -> int:
-    """What libraries that are about to end or to shrink will give back of a device."""
     coming = 0
     for library in _on(state, device):
         held = state.ledger.held(library.number)
@@ -158,11 +136,11 @@ def _coming_bytes(state: CoreState, device: DeviceId) -> int:
 
 
 def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
-    """The manager wants a library to hold `size` bytes on each of its devices; this replaces a growth that waits."""
+    """Resize a library to `size` bytes on each device; replaces a waiting growth."""
     library = state.libraries.get(number)
     if library is None:
         return
-    why_not = why_never(state, library.devices, size)
+    why_not = state.ledger.why_never(library.devices, size)
     if not library.has_process:
         why_not = "it has not begun to load"
     if why_not:
@@ -181,7 +159,7 @@ def tell_size(state: CoreState, library: PilotLibrary, size: int) -> None:
 
 
 def refuse_resize(state: CoreState, library: PilotLibrary, why: str, *, ordered_bytes: int) -> None:
-    """A library stays as it is, and does not come to hold what was ordered."""
+    """Keep a library's size, and say why."""
     withdraw_claim(state, library)
     state.log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
     report_unchanged(state, library, ordered_bytes=ordered_bytes)
@@ -194,10 +172,10 @@ def report_unchanged(state: CoreState, library: PilotLibrary, *, ordered_bytes: 
 
 
 def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -> None:
-    """A library has changed what it uses (or its context has refused to: a size below zero).
+    """Record a library's new size; below zero: its context refused.
 
-    What it was told since it may use already, so that much stays held: a shrink that it answers now may be followed by
-    a growth to a part of what it had, for which no claim was made.
+    Sizes of later orders stay reserved, because the library may use them already: a shrink may be followed by a growth
+    to a part of what it had, which made no claim.
     """
     size = message.device_memory_bytes
     ordered = library.resizes.pop(0) if library.resizes else size
@@ -213,11 +191,7 @@ def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -
 
 
 def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
-    """What a recipe declares of such a device in bytes; 0 if nothing.
-
-    On a CPU device host memory is the device's memory. On a GPU device memory alone counts, and what the device takes
-    for each process comes on top, as far as it is there: a user who declares all of a GPU means the GPU.
-    """
+    """Bytes of such a device that a recipe declares; 0 if none."""
     memory, device_memory = needs.memory_bytes, needs.device_memory_bytes
     if facts.on_host:
         return max(memory, device_memory)
@@ -229,13 +203,12 @@ def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
 
 
 def takes_one_process(facts: DeviceFacts) -> bool:
-    """True if a second process on the device would fail: a GPU whose compute mode is EXCLUSIVE_PROCESS."""
+    """True if a second process would fail (compute mode EXCLUSIVE_PROCESS)."""
     return facts.processes == 1
 
 
 def settle_reservation(state: CoreState, library: PilotLibrary) -> None:
-    """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room. What
-    nobody has measured yet on a GPU stays a guess until its monitor has (see `limits`)."""
+    """Replace a guessed reservation by the measured bytes, within the free room."""
     if is_declared(state, library):
         return
     number, devices = library.number, state.devices_of(library)

@@ -1,15 +1,8 @@
-"""Objects that the pilot lacks, and room for them in its cache.
+"""Objects that the pilot lacks, and which cached objects to evict for room.
 
-The objects that a pilot lacks and waits for, and those that it has reported to the manager as cached.
-
-This file alone writes both. The pilot asks the manager for an object that the cache lacks (`WantObjects`). The manager
-names its sources (`FetchObject`: other pilots, or its origin), again whenever they change. The pilot reports each
-object that arrives, each source that fails, and each object that leaves the cache.
-
-What to evict from an object cache to make room: least recently used first, never what is pinned.
-
-A pin is a count of libraries that use an entry. The plan is made before anything is touched, so an object that can
-never fit evicts nothing. "Recently" is the order of use, not a time: the clock of whoever drives this is enough.
+Only this file changes which objects are wanted and which ones were reported. The pilot asks for a missing
+object (`WantObjects`), the manager names its sources (`FetchObject`), and the pilot reports each object that arrives,
+each source that fails, and each object that leaves the cache. Eviction takes the least recently used object first.
 """
 
 from __future__ import annotations
@@ -32,7 +25,7 @@ from stoker.protocol.to_pilot import FetchObject
 
 
 def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
-    """Have a library wait for objects that the cache lacks, and ask the manager for those without a known source."""
+    """Record objects that a library lacks, and ask the manager for sources."""
     unasked = []
     for ref in refs:
         found = state.wants.get(ref.name)
@@ -49,8 +42,7 @@ def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectR
 
 
 def plan_objects(state: CoreState, library: PilotLibrary) -> None:
-    """Wait for the objects whose sources the manager will name unasked. The pilot fetches nothing before it has looked
-    into its cache: the manager may not know that an object is there."""
+    """Wait for objects whose sources the manager will name. Nothing is fetched before the cache was searched."""
     planned = set(library.ordered.planned)
     for ref in library.recipe.objects:
         if ref.name not in planned:
@@ -73,13 +65,13 @@ def report_found(state: CoreState, names: Iterable[str]) -> None:
 
 
 def ask_for_objects_again(state: CoreState) -> None:
-    """Ask the manager again for every missing object: its answers may have been lost with the connection."""
+    """Ask the manager again for every missing object."""
     if state.wants:
         state.tell(WantObjects(tuple(each.ref for each in state.wants.values())))
 
 
 def set_sources(state: CoreState, order: FetchObject) -> Want | None:
-    """The manager names the sources of an object: fetch it. Returns its want if there is no source at all."""
+    """Fetch an object from these sources. Returns its want without any."""
     name = order.object.name
     found = state.wants.get(name)
     if found is None and order.keep and name not in state.told:
@@ -100,7 +92,7 @@ def set_sources(state: CoreState, order: FetchObject) -> Want | None:
 
 
 def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
-    """Report an object that has arrived; returns the want of it, if a library waited."""
+    """Report an object that arrived; returns its want, if a library waited."""
     found = state.wants.pop(event.name, None)
     state.told.add(event.name)
     state.tell(
@@ -116,7 +108,7 @@ def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
 
 
 def source_failed(state: CoreState, name: str, reason: str, peer: PilotId) -> None:
-    """Report a source that failed. The manager names others, or says that there are none."""
+    """Report a source that failed."""
     found = state.wants.get(name)
     if found is None:
         return
@@ -128,7 +120,7 @@ def source_failed(state: CoreState, name: str, reason: str, peer: PilotId) -> No
 
 
 def give_up_object(state: CoreState, name: str) -> Want | None:
-    """Stop fetching an object that has no source left; returns the want of it, if a library waited."""
+    """Stop fetching an object without source; returns its want, if a library waited."""
     found = state.wants.pop(name, None)
     if found is not None:
         state.out.append(StopFetch(name))
@@ -137,7 +129,7 @@ def give_up_object(state: CoreState, name: str) -> Want | None:
 
 
 def forget_wants(state: CoreState, library: PilotLibrary) -> None:
-    """A library waits for no objects any more. A fetch that has begun goes on: another library may need the object."""
+    """A library waits for no objects any more. Fetches that have begun continue for other libraries."""
     for name, found in list(state.wants.items()):
         found.libraries.pop(library.number, None)
         if not found.is_begun and not found.libraries:
@@ -147,8 +139,7 @@ def forget_wants(state: CoreState, library: PilotLibrary) -> None:
 
 
 def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
-    """Report objects that other pilots of the host have brought into the shared cache or evicted from it. `sizes`: the
-    objects in the cache, with their bytes."""
+    """Report objects that other pilots brought into the cache or evicted."""
     gone = state.told - sizes.keys()
     fresh = sizes.keys() - state.told - state.wants.keys()
     if gone:
@@ -160,7 +151,6 @@ def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
 
 
 def _begin(state: CoreState, found: Want) -> None:
-    """Fetch an object whose sources the manager named unasked and that the cache turned out to lack."""
     found.is_begun = True
     state.out.append(Expect(found.ref.name))
     if found.order is not None and (found.order.origin or found.order.peers):
@@ -168,7 +158,6 @@ def _begin(state: CoreState, found: Want) -> None:
 
 
 def _expect(state: CoreState, ref: ObjectRef) -> Want:
-    """Wait for an object. Peers that ask for it get its parts as they arrive."""
     found = state.wants[ref.name] = Want(ref)
     state.out.append(Expect(ref.name))
     return found
@@ -176,12 +165,11 @@ def _expect(state: CoreState, ref: ObjectRef) -> Want:
 
 # ---- room in the cache
 
-
 _SAFE = frozenset(string.ascii_lowercase + string.digits + "-_.")
 
 
 class CachedObject(msgspec.Struct, frozen=True):
-    """One cached object: its cache name, length, when it was last used (any clock), and whether it may not go."""
+    """A cached object: its name, length, time of last use (any clock), and whether it is pinned."""
 
     name: str
     size_bytes: int
@@ -192,14 +180,12 @@ class CachedObject(msgspec.Struct, frozen=True):
 class Shortage(enum.Enum):
     """Why no plan makes room."""
 
-    TOO_LARGE = "too large"
-    """It is larger than the whole cache."""
-    PINNED = "pinned"
-    """What is in use leaves too little, even if all the rest went."""
+    TOO_LARGE = "too large"  # it is larger than the whole cache
+    PINNED = "pinned"  # pinned objects leave too little room
 
 
 def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:
-    """Names to evict, in order, so that `size_bytes` more fit under `bound_bytes`; or why there is no such plan."""
+    """Names to evict, in order, so that `size_bytes` more fit; or why that is impossible."""
     if size_bytes > bound_bytes:
         return Shortage.TOO_LARGE
     here = sorted(entries, key=lambda entry: (entry.used_at, entry.name))
@@ -215,29 +201,13 @@ def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: 
 
 
 def file_name(name: str) -> str:
-    """An object's cache name as one path component that every file system takes; different names stay different.
+    """A cache name as a unique path component that every file system takes.
 
-    Lower-case letters, digits, `-`, `_` and inner dots stand for themselves, every other byte is `~` and two hex digits
-    (so that file systems that fold case keep names apart, and no name climbs out of its folder).
+    Lower-case letters, digits, `-`, `_` and inner dots stay; every other byte becomes `~` and two hex digits, because
+    some file systems fold case.
     """
     out = []
     for place, byte in enumerate(name.encode()):
         char = chr(byte)
         out.append(char if char in _SAFE and not (char == "." and place == 0) else f"~{byte:02x}")
     return "".join(out) or "~"
-
-
-def plain_name(file: str) -> str:
-    """The inverse of `file_name`. Raises ValueError for what it never makes."""
-    raw, place = bytearray(), 0
-    while place < len(file) and file != "~":
-        if file[place] == "~":
-            raw += bytes.fromhex(file[place + 1 : place + 3])
-            place += 3
-        else:
-            raw += file[place].encode()
-            place += 1
-    name = raw.decode()
-    if file_name(name) != file:
-        raise ValueError(f"{file!r} is not the file name of a cached object")
-    return name

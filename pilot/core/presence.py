@@ -1,76 +1,44 @@
-"""That a pilot is there: what its hellos and heartbeats say, how long it waits for its manager, when its time is over.
+"""Hellos, heartbeats, the lease of the manager, and the pilot's walltime.
 
-The manager takes a hello at its word. It must speak of the state *before* the frames that were not acknowledged, which
-follow it: a call whose end is in one of them still counts as held, or the manager would run it again.
+A hello describes the state *before* the unacknowledged frames that follow it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from stoker.contexts.recipe import Recipe
-from stoker.pilot.core import lifecycle, memory, probes
+from stoker.pilot.core import events, lifecycle, memory, probes
 from stoker.pilot.core.commands import Beat, Greet, Leave
-from stoker.pilot.core.events import (
-    HelloDue,
-    ManagerAway,
-    ProcessEnded,
-    Signalled,
-    Tick,
-    UnacknowledgedFacts,
-    UsageMeasured,
-)
 from stoker.pilot.core.state import NEVER, CoreState, Stage
+from stoker.protocol import to_manager
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.ids import CallId, LibraryId
-from stoker.protocol.to_manager import (
-    Heartbeat,
-    LibraryFacts,
-    LibraryPhase,
-    LibraryUpdate,
-    LibraryUse,
-    PilotHello,
-    PilotLeaving,
-    WalltimeUpdate,
-)
 from stoker.protocol.wire import VERSION
 from stoker.units import show_seconds
 
-WELCOME_S = 5.0
-"""A hello that has had no answer for this long is sent again."""
-FIRST_CONTACT_S = 60.0
-"""A pilot that has not joined yet waits at least so long for its manager."""
-MARGIN_S = 12.0
-"""When a pilot begins to leave before its walltime is over; of a short walltime a fifth."""
-_EXIT = 0.25
-"""What ending takes, of that: calls that still run are then given up."""
-_SAME_S = 2.0
-"""Two answers about the walltime that differ by less are the same."""
-FIRST_LINE_S = 4.0
-"""A load that takes less says nothing."""
-TOLD_RECIPE_BYTES = 65_536
-"""The loader of a recipe that goes along with a hello has no more bytes than this. A library of a larger one cannot be
-adopted by a manager that has lost its recipe, unless the client defines it first."""
-
-
-def told_recipes(recipes: Iterable[Recipe]) -> tuple[Recipe, ...]:
-    """Recipes that go along with a hello, each once."""
-    return tuple({recipe.key: recipe for recipe in recipes if len(recipe.loader) <= TOLD_RECIPE_BYTES}.values())
+WELCOME_S = 5.0  # a hello that has had no answer for this long is sent again
+FIRST_CONTACT_S = 60.0  # seconds that a pilot waits at least for its first welcome
+MARGIN_S = 12.0  # when a pilot begins to leave before its walltime is over; of a short walltime a fifth
+_EXIT = 0.25  # part of the margin that ending takes
+_SAME_S = 2.0  # two answers about the walltime that differ by less are the same
+FIRST_LINE_S = 4.0  # a load that takes less says nothing
+TOLD_RECIPE_BYTES = 65_536  # the loader of a recipe that goes along with a hello has no more bytes than this
 
 
 # ---- the manager
 
 
-def greet(state: CoreState, event: HelloDue) -> None:
+def greet(state: CoreState, event: events.HelloDue) -> None:
     """Say what this pilot is and holds, as far as the manager's records go."""
     state.hellos += 1
     state.hello_is_due = False
     state.greeted_at = state.now
     state.told = set(event.objects)
     facts, before = state.facts, event.before
-    hello = PilotHello(
+    recipes = {library.recipe.key: library.recipe for library in state.libraries.values()}
+    hello = to_manager.PilotHello(
         protocol=VERSION,
         session=facts.session,
         host=facts.host,
@@ -85,7 +53,7 @@ def greet(state: CoreState, event: HelloDue) -> None:
         peer=facts.peer,
         cache=facts.cache,
         acknowledged=event.acknowledged,
-        recipes=told_recipes(library.recipe for library in state.libraries.values()),
+        recipes=tuple(recipe for recipe in recipes.values() if len(recipe.loader) <= TOLD_RECIPE_BYTES),
         last_library=state.last_library,
         faults=dict(state.faults),
         folder=facts.folder,
@@ -94,10 +62,10 @@ def greet(state: CoreState, event: HelloDue) -> None:
     state.out.append(Greet(hello))
 
 
-def library_facts(state: CoreState, before: UnacknowledgedFacts) -> tuple[LibraryFacts, ...]:
-    """The libraries that are here, and those that have ended unknown to the manager."""
+def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple[to_manager.LibraryFacts, ...]:
+    """The present libraries, and ended ones that the manager does not know of."""
     here = [
-        LibraryFacts(
+        to_manager.LibraryFacts(
             library=number,
             recipe=library.recipe.key,  # type: ignore[arg-type]
             devices=library.devices,
@@ -123,11 +91,11 @@ def library_facts(state: CoreState, before: UnacknowledgedFacts) -> tuple[Librar
 
 
 def wants_hello(state: CoreState) -> bool:
-    """Whether a hello is due although the connection stands: the manager has asked for it, or has not heard one."""
+    """True if the manager asked for a hello, or did not answer the last one."""
     return state.hello_is_due or (state.awaits_welcome and state.greeted_at < state.now - WELCOME_S)
 
 
-def manager_away(state: CoreState, event: ManagerAway) -> None:
+def manager_away(state: CoreState, event: events.ManagerAway) -> None:
     """There is no connection: leave if that has lasted for a lease, or is for good."""
     lease_s = state.lease_s if state.welcomed_at else max(state.lease_s, FIRST_CONTACT_S)
     if event.refuses_key and not state.welcomed_at:
@@ -139,7 +107,7 @@ def manager_away(state: CoreState, event: ManagerAway) -> None:
         lifecycle.leave(state, f"the session is over: {event.session_over}", within_s=0.0)
 
 
-def send_heartbeat(state: CoreState, event: UsageMeasured) -> None:
+def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
     """Send a heartbeat, and the last lines of libraries that load for long."""
     state.heartbeat_at = state.now + state.heartbeat_s
     uses = []
@@ -148,20 +116,20 @@ def send_heartbeat(state: CoreState, event: UsageMeasured) -> None:
         if library is not None:
             library.resident_bytes = resident
             cpu_s = event.cpu_s.get(number, 0.0)
-            uses.append(LibraryUse(number, resident, library.device_bytes, cpu_s))
-    state.out.append(Beat(Heartbeat(tuple(uses), event.cache_bytes, event.refused_frames)))
+            uses.append(to_manager.LibraryUse(number, resident, library.device_bytes, cpu_s))
+    state.out.append(Beat(to_manager.Heartbeat(tuple(uses), event.cache_bytes, event.refused_frames)))
     for number, line in event.lines.items():
         library = state.libraries.get(number)
         if library is not None and library.stage is Stage.LOADING and line and line != library.last_line:
             library.last_line = line
-            state.tell(LibraryUpdate(number, LibraryPhase.LOADING, line))
+            state.tell(to_manager.LibraryUpdate(number, to_manager.LibraryPhase.LOADING, line))
 
 
 # ---- the time that is left
 
 
 def walltime_known(state: CoreState, left_s: float) -> None:
-    """The batch system says when the job ends. The manager hears of it where its hello said another time."""
+    """The batch system says when the job ends."""
     before = state.ends_at
     if abs(before - (state.now + left_s)) <= _SAME_S:
         return
@@ -169,10 +137,10 @@ def walltime_known(state: CoreState, left_s: float) -> None:
     state.drain_at = state.ends_at - min(MARGIN_S, 0.2 * left_s)
     state.log(f"the walltime is over in {show_seconds(left_s)}")
     if state.hellos:
-        state.tell(WalltimeUpdate(max(0.001, left_s)))
+        state.tell(to_manager.WalltimeUpdate(max(0.001, left_s)))
 
 
-def signalled(state: CoreState, event: Signalled) -> None:
+def signalled(state: CoreState, event: events.Signalled) -> None:
     """Told to go, once or again."""
     if event.again:
         state.leave_by = 0.0
@@ -180,7 +148,7 @@ def signalled(state: CoreState, event: Signalled) -> None:
         lifecycle.drain(state, event.name, within_s=state.facts.grace_s, loss=LossReason.SIGNALLED)
 
 
-def on_tick(state: CoreState, event: Tick) -> None:
+def on_tick(state: CoreState, event: events.Tick) -> None:
     """Some time has passed."""
     if state.now >= state.drain_at:
         within_s = (1 - _EXIT) * (state.ends_at - state.drain_at) - (state.now - state.drain_at)
@@ -196,18 +164,19 @@ def on_tick(state: CoreState, event: Tick) -> None:
 
 
 def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> None:
-    """The pilot ends now: tell what becomes of what it held."""
+    """The pilot ends now: report its libraries and calls."""
     state.has_ended = True
     for library in list(state.libraries.values()):
         library.told_to_end = True
-        lifecycle.finish_library(state, library, ProcessEnded(library.number, running=ran.get(library.number, ())))
+        lifecycle.finish_library(
+            state, library, events.ProcessEnded(library.number, running=ran.get(library.number, ()))
+        )
     if state.says_farewell:
-        state.tell(PilotLeaving(reason=state.leaving, loss=state.loss))
+        state.tell(to_manager.PilotLeaving(reason=state.leaving, loss=state.loss))
 
 
 def tick_at(state: CoreState) -> float:
-    """When a tick is needed at the latest: where the pilot begins to leave, and where its time to leave is over. From
-    then on ticks come at the shell's own pace, until its processes are gone."""
+    """When a tick is needed at the latest: where the pilot begins to leave, and where its time to leave is over."""
     leave_by = state.leave_by if state.now < state.leave_by else NEVER
     return min(leave_by, state.drain_at)
 

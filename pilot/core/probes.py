@@ -1,9 +1,7 @@
-"""When devices are probed, and what becomes of the answers: when the pilot starts, every few minutes those on which
-nothing is loaded, and at once one that failed in a call.
+"""Decides when devices are probed: at the start, every few minutes while nothing is loaded, and after a failed call.
 
-A pilot says hello when it knows of each of its devices. What the driver reports by itself (memory errors, Xid events,
-that the GPU is lost) needs no second probe, and a driver that does not answer is a fault while that lasts. A GPU that
-takes one process at a time is probed at the start alone: a later probe could be the process that keeps a library out.
+A fault that the driver reports needs no second probe. A GPU in exclusive mode is probed only at the start, because a
+later probe could keep a library out.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ from stoker.pilot.core.state import NEVER, CoreState, DeviceTurn
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFault
 
-AGAIN_S = 2.0
-"""A device that has failed once is probed again after so long."""
+AGAIN_S = 2.0  # seconds until a device that failed once is probed again
 
 
 def start_due_probes(state: CoreState) -> None:
@@ -33,7 +30,7 @@ def start_due_probes(state: CoreState) -> None:
 
 
 def suspect(state: CoreState, devices: Iterable[DeviceId]) -> None:
-    """Devices have failed in a call: probe them at once, beside other libraries too."""
+    """Devices have failed in a call: probe them at once, even in use."""
     for device in devices:
         turn = state.turns.get(device)
         if turn is not None and device in state.facts.probed:
@@ -63,7 +60,7 @@ def probed(state: CoreState, event: Probed) -> None:
 
 
 def device_away(state: CoreState, device: DeviceId, reason: str) -> None:
-    """A device is not there, or is there again (no reason)."""
+    """A device is absent for this reason, or present again (no reason)."""
     if _watched(state, device).health.silent(reason):
         _set_fault(state, device, reason)
 
@@ -82,7 +79,6 @@ def driver_said(state: CoreState, event: DriverSaid) -> None:
 
 
 def _watched(state: CoreState, device: DeviceId) -> DeviceTurn:
-    """The turn of a device; one that has none is watched from now on, and not probed."""
     turn = state.turns.get(device)
     if turn is None:
         turn = state.turns[device] = DeviceTurn()

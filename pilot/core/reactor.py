@@ -1,8 +1,7 @@
-"""What the pilot does about each event: the table of contents of the pilot.
+"""The pilot's reactor: one function per event, the table of contents of the pilot.
 
-`react` takes one event. Each function below handles one event, order or message, and lists its steps in the order in
-which they happen. A step lives in the file of its subject and never calls back up. `state` names the file that writes
-each field.
+`react` takes one event. Each function handles one event, order or message, and lists its steps in the order in which
+they happen. A step lives in the file of its subject and never calls back up.
 """
 
 from __future__ import annotations
@@ -13,194 +12,96 @@ from typing import assert_never
 import msgspec
 
 from stoker.connections import join_address
-from stoker.pilot.core import (
-    lifecycle,
-    limits,
-    memory,
-    objects,
-    presence,
-    probes,
-    running,
-    starting,
-)
+from stoker.pilot.core import events, lifecycle, limits, memory, objects, presence, probes, running, starting
 from stoker.pilot.core.commands import Acknowledged, Observe, OfferSnapshot, Severity, TellLibrary, WeighOffer
-from stoker.pilot.core.events import (
-    ArgumentsBrought,
-    CacheListed,
-    DeviceAway,
-    DevicesMeasured,
-    DriverSaid,
-    EngineEnded,
-    Event,
-    Farewell,
-    FetchFailure,
-    FromLibrary,
-    FromManager,
-    HandedIn,
-    HelloDue,
-    LibraryGarbled,
-    LibraryHungUp,
-    LibraryPrepared,
-    ManagerAway,
-    ObjectArrived,
-    ObjectLost,
-    Observed,
-    OfferWeighed,
-    Pinned,
-    Probed,
-    ProcessEnded,
-    ProcessMade,
-    RoomWanted,
-    Signalled,
-    SnapshotTaken,
-    SourceFailed,
-    Tick,
-    TimerFired,
-    Unfit,
-    UsageMeasured,
-    WalltimeKnown,
-    WasStopped,
-)
-from stoker.pilot.core.lifecycle import failure_of, load_failure
+from stoker.pilot.core.running import failure_of, load_failure
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import why_late
+from stoker.protocol import to_agent, to_manager, to_pilot
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import LibraryId, RecipeKey
-from stoker.protocol.to_agent import (
-    BatchReport,
-    GivenBack,
-    Hello,
-    Listens,
-    Loaded,
-    LoadFailed,
-    Reports,
-    Resized,
-    RunEvicted,
-    RunsEnded,
-    SnapshotMade,
-    ToAgent,
-    Yielded,
-)
 from stoker.protocol.to_library import Evict, Meet
-from stoker.protocol.to_manager import (
-    CallsProgress,
-    CallsReturned,
-    GangMeets,
-    LibraryBatch,
-    LibraryPhase,
-    LibraryReady,
-    LibraryUpdate,
-)
-from stoker.protocol.to_pilot import (
-    Ack,
-    AckPieces,
-    CancelCalls,
-    EvictCall,
-    Exit,
-    FetchObject,
-    HelloAgain,
-    MeetGang,
-    PilotRefused,
-    PilotWelcome,
-    ResizeLibrary,
-    RunCalls,
-    StartLibrary,
-    StopLibrary,
-    TakeBack,
-    ToPilot,
-)
 from stoker.units import show_bytes
 
-_ORDERED_AGAIN = (RunCalls, StartLibrary, CancelCalls, MeetGang)
+_ORDERED_AGAIN = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
 """Orders that the manager gives again, if it still wants them, when it has read a hello that does not show them. One
 that it sent before it read the last hello may arrive after that was written: carried out, it would run twice here."""
 
 
-def react(state: CoreState, event: Event) -> None:
+def react(state: CoreState, event: events.Event) -> None:
     """Handle one event."""
     match event:
-        case FromManager(message=message):
+        case events.FromManager(message=message):
             on_order(state, message)
-        case FromLibrary():
+        case events.FromLibrary():
             on_library_messages(state, event)
-        case HelloDue():
+        case events.HelloDue():
             presence.greet(state, event)
-        case ManagerAway():
+        case events.ManagerAway():
             presence.manager_away(state, event)
-        case OfferWeighed():
+        case events.OfferWeighed():
             on_offer_weighed(state, event)
-        case UsageMeasured():
+        case events.UsageMeasured():
             presence.send_heartbeat(state, event)
-        case Tick():
+        case events.Tick():
             presence.on_tick(state, event)
-        case WalltimeKnown(left_s=left_s):
+        case events.WalltimeKnown(left_s=left_s):
             presence.walltime_known(state, left_s)
-        case Signalled():
+        case events.Signalled():
             presence.signalled(state, event)
-        case Farewell(running=ran):
+        case events.Farewell(running=ran):
             presence.farewell(state, ran)
-        case Unfit(reason=reason, loss=loss):
+        case events.Unfit(reason=reason, loss=loss):
             state.is_unfit = True
             lifecycle.leave(state, reason, within_s=0.0, loss=loss)
-        case EngineEnded(reason=reason):
+        case events.EngineEnded(reason=reason):
             lifecycle.drain(state, reason, within_s=state.facts.grace_s, code=1)
-        case ObjectArrived():
+        case events.ObjectArrived():
             starting.object_arrived(state, event)
-        case ObjectLost(name=name, lack=lack):
+        case events.ObjectLost(name=name, lack=lack):
             starting.object_lost(state, name, lack)
-        case SourceFailed(name=name, reason=reason, peer=peer):
+        case events.SourceFailed(name=name, reason=reason, peer=peer):
             objects.source_failed(state, name, reason, peer)
-        case CacheListed(sizes=sizes):
+        case events.CacheListed(sizes=sizes):
             objects.compare_with_cache(state, sizes)
-        case HandedIn():
+        case events.HandedIn():
             running.results_handed_in(state, event)
-        case SnapshotTaken(here=here):
+        case events.SnapshotTaken(here=here):
             state.told.add(here.object.name)
             state.told_snapshots.append(here)
             state.tell(here)
-        case DevicesMeasured():
+        case events.DevicesMeasured():
             limits.settle_reservations(state, event)
-        case Probed():
+        case events.Probed():
             probes.probed(state, event)
-        case DriverSaid():
+        case events.DriverSaid():
             probes.driver_said(state, event)
-        case DeviceAway(device=device, reason=reason):
+        case events.DeviceAway(device=device, reason=reason):
             probes.device_away(state, device, reason)
-        case TimerFired(key=key):
+        case events.TimerFired(key=key):
             on_timer(state, key)
-        case Observed(libraries=seen):
+        case events.Observed(libraries=seen):
             for one in seen:
                 library = state.libraries.get(one.library)
                 if library is not None:
                     limits.enforce_limits(state, library, one)
-        case WasStopped(seconds=seconds):
+        case events.WasStopped(seconds=seconds):
             limits.extend_limits(state, seconds)
-        case (
-            LibraryPrepared()
-            | ProcessMade()
-            | ProcessEnded()
-            | LibraryGarbled()
-            | LibraryHungUp()
-            | RoomWanted()
-            | Pinned()
-            | ArgumentsBrought()
-        ):
-            on_library_event(state, event)
         case _:
-            assert_never(event)
+            on_library_event(state, event)
     if state.ledger.has_freed and state.claims:
         starting.meet_memory_claims(state)
 
 
 _OfLibrary = (
-    LibraryPrepared
-    | ProcessMade
-    | ProcessEnded
-    | LibraryGarbled
-    | LibraryHungUp
-    | RoomWanted
-    | Pinned
-    | ArgumentsBrought
+    events.LibraryPrepared
+    | events.ProcessMade
+    | events.ProcessEnded
+    | events.LibraryGarbled
+    | events.LibraryHungUp
+    | events.RoomWanted
+    | events.Pinned
+    | events.ArgumentsBrought
 )
 
 
@@ -210,33 +111,32 @@ def on_library_event(state: CoreState, event: _OfLibrary) -> None:
     if library is None:
         return
     match event:
-        case LibraryPrepared():
+        case events.LibraryPrepared():
             starting.library_prepared(state, library, event)
-        case ProcessMade(pid=pid):
+        case events.ProcessMade(pid=pid):
             library.pid = pid
-        case ProcessEnded(cause=cause, is_pilots_fault=is_pilots_fault, verdict=verdict):
+        case events.ProcessEnded(cause=cause, is_pilots_fault=is_pilots_fault, verdict=verdict):
             if verdict is not None:
-                lifecycle.blame(library, verdict)
+                running.blame(library, verdict)
             if cause:
-                lifecycle.blame(library, load_failure(state, library, cause, is_pilots_fault=is_pilots_fault))
+                running.blame(library, load_failure(state, library, cause, is_pilots_fault=is_pilots_fault))
             lifecycle.finish_library(state, library, event)
-        case LibraryGarbled(reason=reason):
+        case events.LibraryGarbled(reason=reason):
             on_garbled(state, library, reason)
-        case LibraryHungUp():
+        case events.LibraryHungUp():
             library.hung_up_at = library.hung_up_at or state.now
-        case RoomWanted(reason=reason):
+        case events.RoomWanted(reason=reason):
             lifecycle.stop_library(state, library.number, drain=True, reason=reason)
-        case Pinned():
+        case events.Pinned():
             starting.objects_pinned(state, library, event)
-        case ArgumentsBrought():
+        case events.ArgumentsBrought():
             running.arguments_brought(state, library, event)
         case _:
             assert_never(event)
 
 
 def on_timer(state: CoreState, key: str) -> None:
-    """A library has waited for a while: `snapshots/3` for snapshots, `memory/3` for room on its devices, `cancel/3` for
-    calls to stop."""
+    """A library has waited for a while"""
     what, _, number = key.partition("/")
     library = state.libraries.get(LibraryId(int(number)))
     if library is None:
@@ -252,58 +152,57 @@ def on_timer(state: CoreState, key: str) -> None:
 # ---- orders of the manager
 
 
-def on_order(state: CoreState, message: ToPilot) -> None:
+def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
     """Carry out one order."""
     if state.answered != state.hellos and isinstance(message, _ORDERED_AGAIN):
         return
-    if state.has_ended and not isinstance(message, Ack):
+    if state.has_ended and not isinstance(message, to_pilot.Ack):
         return
     match message:
-        case RunCalls():
+        case to_pilot.RunCalls():
             on_run_calls(state, message)
-        case Ack(sequence=sequence):
+        case to_pilot.Ack(sequence=sequence):
             state.out.append(Acknowledged(sequence))
-        case StartLibrary():
+        case to_pilot.StartLibrary():
             starting.start_library(state, message)
-        case StopLibrary(library=number, drain=drain, reason=reason):
+        case to_pilot.StopLibrary(library=number, drain=drain, reason=reason):
             lifecycle.stop_library(state, number, drain=drain, reason=reason)
-        case TakeBack(library=number, count=count):
+        case to_pilot.TakeBack(library=number, count=count):
             on_take_back(state, number, count)
-        case CancelCalls():
+        case to_pilot.CancelCalls():
             on_cancel(state, message)
-        case EvictCall(library=number, call=call):
+        case to_pilot.EvictCall(library=number, call=call):
             if number in state.libraries:
                 state.out.append(TellLibrary(number, Evict(call=call)))
-        case MeetGang(library=number, call=call, address=address):
+        case to_pilot.MeetGang(library=number, call=call, address=address):
             if number in state.libraries:
                 state.out.append(TellLibrary(number, Meet(call=call, address=address)))
-        case AckPieces():
+        case to_pilot.AckPieces():
             running.pieces_acknowledged(state, message)
-        case ResizeLibrary(library=number, device_memory_bytes=size):
+        case to_pilot.ResizeLibrary(library=number, device_memory_bytes=size):
             memory.resize_library(state, number, size)
-        case PilotWelcome():
+        case to_pilot.PilotWelcome():
             on_welcome(state, message)
-        case HelloAgain(acknowledged=acknowledged):
+        case to_pilot.HelloAgain(acknowledged=acknowledged):
             state.out.append(Acknowledged(acknowledged))
             state.hello_is_due = True
-        case FetchObject():
+        case to_pilot.FetchObject():
             nowhere = objects.set_sources(state, message)
             if nowhere is not None:
                 what = f"the object {nowhere.ref.name} can be had nowhere: no pilot that has it is reached"
-                starting.object_lost(state, nowhere.ref.name, FetchFailure(nowhere.trouble or what))
-        case PilotRefused(reason=reason):
+                starting.object_lost(state, nowhere.ref.name, events.FetchFailure(nowhere.trouble or what))
+        case to_pilot.PilotRefused(reason=reason):
             state.says_farewell = False
             lifecycle.leave(state, f"the manager refused this pilot: {reason}", within_s=0.0, code=3)
-        case Exit(reason=reason, drain=drain, hand_on_s=hand_on_s):
+        case to_pilot.Exit(reason=reason, drain=drain, hand_on_s=hand_on_s):
             state.hands_on_until = state.now + hand_on_s
             lifecycle.drain(state, reason, within_s=float("inf") if drain else 0.0)
         case _:
             assert_never(message)
 
 
-def on_run_calls(state: CoreState, order: RunCalls, *, is_weighed: bool = False) -> None:
-    """Give a library calls that it does not hold already, or refuse them. `is_weighed`: an offer that nothing speaks
-    against."""
+def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool = False) -> None:
+    """Give a library calls that it does not hold already, or refuse them."""
     library = state.libraries.get(order.library)
     refused = ""
     if library is None:
@@ -313,7 +212,7 @@ def on_run_calls(state: CoreState, order: RunCalls, *, is_weighed: bool = False)
     elif state.leaving:
         refused = f"the pilot is leaving: {state.leaving}"
     if library is None or refused:
-        state.tell(CallsReturned(order.library, tuple([spec.call for spec in order.calls]), refused=refused))
+        state.tell(to_manager.CallsReturned(order.library, tuple([spec.call for spec in order.calls]), refused=refused))
         return
     held = library.held
     if held and any(spec.call in held for spec in order.calls):
@@ -324,16 +223,15 @@ def on_run_calls(state: CoreState, order: RunCalls, *, is_weighed: bool = False)
         state.out.append(WeighOffer(order))
         return
     options = order.options
-    lifecycle.hold_calls(library, [spec.call for spec in order.calls], limit_s=options.limit_s, streams=options.stream)
+    running.hold_calls(library, [spec.call for spec in order.calls], limit_s=options.limit_s, streams=options.stream)
     if library.stage is Stage.READY:
         running.pass_calls_on(state, library, order)
     else:
-        lifecycle.postpone_order(library, order)
+        running.postpone_order(library, order)
 
 
-def on_offer_weighed(state: CoreState, event: OfferWeighed) -> None:
-    """Take an offered call, or refuse it because it, or another one on its devices, would be late (SLINFER §VI-C), or
-    because it has no room in the cache."""
+def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
+    """Accept an offered call, or refuse it: it or another call would be late (SLINFER §VI-C), or memory lacks."""
     order = event.order
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage is Stage.DRAINING or state.leaving:
@@ -359,7 +257,7 @@ def on_offer_weighed(state: CoreState, event: OfferWeighed) -> None:
     if order.reserve_bytes:
         memory.report_unchanged(state, library, ordered_bytes=order.reserve_bytes)
     calls = tuple(spec.call for spec in order.calls)
-    state.tell(CallsReturned(library.number, calls, refused=refused, required_bytes=required))
+    state.tell(to_manager.CallsReturned(library.number, calls, refused=refused, required_bytes=required))
 
 
 def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
@@ -371,33 +269,33 @@ def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
         state.out.append(TellLibrary(number, running.give_back(library, count=count)))
         library.asked_back_at = library.asked_back_at or state.now
         return
-    state.tell(CallsReturned(number, tuple(lifecycle.take_back_waiting(library, count))))
+    state.tell(to_manager.CallsReturned(number, tuple(running.take_back_waiting(library, count))))
 
 
-def on_cancel(state: CoreState, order: CancelCalls) -> None:
-    """Drop calls that wait, and stop those that run if the order says so."""
+def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
+    """Drop waiting calls, and stop running ones if the order says so."""
     library = state.libraries.get(order.library)
     if library is None:
         return
     held = library.held
     strange = tuple(call for call in order.calls if call not in held)
     here = {call for call in order.calls if call in held}
-    dropped = lifecycle.drop_waiting(library, here)
+    dropped = running.drop_waiting(library, here)
     if strange or dropped:
-        state.tell(CallsReturned(order.library, (*strange, *dropped)))
+        state.tell(to_manager.CallsReturned(order.library, (*strange, *dropped)))
     rest = tuple(call for call in order.calls if call in held)
     if not rest or not library.serves:
         return
     state.out.append(TellLibrary(library.number, running.give_back(library, calls=rest)))
     if order.running:
-        running.stop_calls(state, library, rest, least_s=order.grace_s, failure=None)
+        lifecycle.stop_calls(state, library, rest, least_s=order.grace_s, failure=None)
         return
-    for call in rest:  # those that yield may stop, since nobody takes their pieces; the others may finish
+    for call in rest:  # calls that yield may stop, as their pieces are not wanted; others may finish
         if call in library.streams:
             state.out.append(TellLibrary(library.number, Evict(call=call)))
 
 
-def on_welcome(state: CoreState, message: PilotWelcome) -> None:
+def on_welcome(state: CoreState, message: to_pilot.PilotWelcome) -> None:
     """The manager has read the hello: repeat what it may have missed."""
     state.answered = message.hello or state.hellos
     state.heartbeat_s, state.lease_s = max(0.1, message.heartbeat_s), message.lease_s
@@ -412,8 +310,8 @@ def on_welcome(state: CoreState, message: PilotWelcome) -> None:
 # ---- messages of libraries
 
 
-def on_library_messages(state: CoreState, event: FromLibrary) -> None:
-    """A library has said something. Whatever goes wrong with that is the end of this library, never of the pilot."""
+def on_library_messages(state: CoreState, event: events.FromLibrary) -> None:
+    """A library has said something."""
     library = state.libraries.get(event.library)
     if library is None:
         return
@@ -426,49 +324,51 @@ def on_library_messages(state: CoreState, event: FromLibrary) -> None:
         on_garbled(state, library, f"{type(error).__name__}: {error}")
 
 
-def on_library_message(state: CoreState, library: PilotLibrary, message: ToAgent) -> None:
+def on_library_message(state: CoreState, library: PilotLibrary, message: to_agent.ToAgent) -> None:
     """Take one message of a library."""
     number = library.number
     match message:
-        case RunsEnded(ends=ends):
+        case to_agent.RunsEnded(ends=ends):
             running.calls_ended(state, library, ends)
-        case GivenBack(order=order) if 0 < order <= library.void_order:
+        case to_agent.GivenBack(order=order) if 0 < order <= library.void_order:
             pass  # the calls may have been sent to it again since
-        case GivenBack(calls=calls, need_function=need):
+        case to_agent.GivenBack(calls=calls, need_function=need):
             library.asked_back_at = 0.0
-            state.tell(CallsReturned(number, tuple(lifecycle.drop_returned(library, calls)), need_function=need))
-        case Reports(reports=reports):
-            state.tell(CallsProgress(number, reports))
-        case Yielded():
+            state.tell(
+                to_manager.CallsReturned(number, tuple(running.drop_returned(library, calls)), need_function=need)
+            )
+        case to_agent.Reports(reports=reports):
+            state.tell(to_manager.CallsProgress(number, reports))
+        case to_agent.Yielded():
             running.pieces_yielded(state, library, message)
-        case RunEvicted(progress=progress):
+        case to_agent.RunEvicted(progress=progress):
             running.call_evicted(state, library, progress)
-        case Listens(call=call, port=port):
-            state.tell(GangMeets(number, call, join_address(state.facts.address, port)))
-        case Hello(pid=pid):
+        case to_agent.Listens(call=call, port=port):
+            state.tell(to_manager.GangMeets(number, call, join_address(state.facts.address, port)))
+        case to_agent.Hello(pid=pid):
             library.pid = pid
             library.hello_at = state.now
             if library.stage is Stage.STARTING:
                 lifecycle.move_to(library, Stage.LOADING)
-                state.tell(LibraryUpdate(number, LibraryPhase.LOADING))
-        case Loaded():
+                state.tell(to_manager.LibraryUpdate(number, to_manager.LibraryPhase.LOADING))
+        case to_agent.Loaded():
             on_loaded(state, library, message)
-        case LoadFailed(failure=failure):
-            lifecycle.blame(library, failure)
-        case SnapshotMade(form=form):
+        case to_agent.LoadFailed(failure=failure):
+            running.blame(library, failure)
+        case to_agent.SnapshotMade(form=form):
             if form not in state.snapshots:
                 state.snapshots.add(form)
                 state.out.append(OfferSnapshot(RecipeKey(library.recipe.key), message))
-        case BatchReport(load=load, times=times):
+        case to_agent.BatchReport(load=load, times=times):
             starting.learn_step_times(state, library, times)
-            state.tell(LibraryBatch(number, load, times))
-        case Resized():
+            state.tell(to_manager.LibraryBatch(number, load, times))
+        case to_agent.Resized():
             memory.library_resized(state, library, message)
         case _:
             assert_never(message)
 
 
-def on_loaded(state: CoreState, library: PilotLibrary, message: Loaded) -> None:
+def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded) -> None:
     """A library has loaded its context: report it, and pass on the calls that waited."""
     if library.stage is not Stage.LOADING:
         return
@@ -476,9 +376,9 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: Loaded) -> None:
     library.resident_bytes, library.ready_at = message.resident_bytes, state.now
     library.slots = message.slots
     own = state.devices_of(library)[0].process_bytes
-    if message.device_bytes:  # what torch holds; CUDA has taken more for the process
+    if message.device_bytes:  # held by torch; CUDA has taken more for the process
         library.device_bytes = max(library.device_bytes, message.device_bytes + own)
-    ready = LibraryReady(
+    ready = to_manager.LibraryReady(
         library=library.number,
         start_s=library.hello_at - library.started_at if message.start_s is None else message.start_s,
         load_s=message.load_s,
@@ -494,12 +394,12 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: Loaded) -> None:
     )
     state.tell(ready)
     memory.settle_reservation(state, library)
-    for order in lifecycle.take_postponed(library):
+    for order in running.take_postponed(library):
         running.pass_calls_on(state, library, order)
 
 
 def on_garbled(state: CoreState, library: PilotLibrary, reason: str) -> None:
-    """What came over a library's socket cannot be read: that is the end of this library."""
+    """End a library whose bytes cannot be read."""
     library.garbled = library.garbled or reason
     what = f"lib-{library.number} wrote bytes to its socket that are no message: {library.garbled}"
     if not library.told_to_end:

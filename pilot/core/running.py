@@ -1,88 +1,151 @@
-"""Running calls: passed to libraries, stopped, and their pieces.
+"""Which calls a library holds, how they get to its process, and their pieces and ends.
 
-How the pilot stops a running call, at the least cost that the call's code allows.
+Only this file changes which calls a library holds (`held`). A call enters with `hold_calls` and leaves exactly once.
+Later messages about it change nothing.
 
-1. The pilot tells the call to stop. Its library aborts the call's requests to a model, and the function ends at its
-   next wait for a model or its next progress report. The library and its other calls continue.
-2. A call that still runs after its grace does not react. The pilot tells the manager its end, and drains the library:
-   the library returns the calls that it has not begun, and finishes its other running calls.
-3. The pilot kills the library when only calls that do not react run in it. Calls that need the context load it again.
-
-How calls get to a library's process, and large results from it.
-
-The pieces that running calls yield, from their library to the manager.
-
-They are not in the manager's journal and not in numbered frames. So the pilot keeps those of each call that the client
-has not acknowledged, and says them again whenever something may have lost them: after each welcome, and when the client
-asks. The library yields no more than a window of them ahead, which bounds what is kept. A call's end is told when its
-client has all of its pieces: nothing is kept beyond that.
+Pieces of results are neither in the journal nor in numbered frames. The pilot keeps the ones that the client has not
+acknowledged, and sends them again after each welcome or when the client asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.pilot.core import lifecycle
-from stoker.pilot.core.commands import BringArguments, HandIn, PassOn, ReleaseArguments, SetTimer, TellLibrary
+from stoker.pilot.core.commands import BringArguments, HandIn, PassOn, ReleaseArguments, TellLibrary
 from stoker.pilot.core.events import ArgumentsBrought, HandedIn
-from stoker.pilot.core.lifecycle import failure_of
-from stoker.pilot.core.state import CoreState, PieceWindow, PilotLibrary, StoppingCall
+from stoker.pilot.core.state import TAKES_CALLS, Cause, CoreState, PieceWindow, PilotLibrary, Stage
 from stoker.protocol import to_agent, to_library, to_manager, to_pilot
 from stoker.protocol.calls import WINDOW_PIECES, CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.ids import CallId
-from stoker.protocol.to_library import Evict, GiveBack, Run
+from stoker.protocol.to_library import GiveBack, Run
 from stoker.protocol.to_manager import CallEvicted, CallsEnded, CallsReturned
 from stoker.protocol.to_pilot import RunCalls
-from stoker.units import show_seconds
+
+# ---- failures
+
+
+def failure_of(state: CoreState, library: PilotLibrary, kind: FailureKind, message: str) -> Failure:
+    """The failure of a library, or of a call on it."""
+    return Failure(
+        kind=kind, message=message, pilot=state.facts.pilot, library=library.number, log=state.log_of(library.number)
+    )
+
+
+def load_failure(state: CoreState, library: PilotLibrary, what: str, *, is_pilots_fault: bool) -> Failure:
+    """Why a library will hold nothing."""
+    kind = FailureKind.PILOT if is_pilots_fault else FailureKind.CONTEXT
+    return failure_of(state, library, kind, f"{library.recipe.name} on {state.facts.pilot}: {what}")
+
+
+def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> None:
+    """Why a library ends, unless there is a reason already."""
+    library.cause = library.cause or Cause(failure, printed)
+
+
+# ---- calls of libraries
+
+
+class Departure(msgspec.Struct, frozen=True):
+    """The calls that a library held when it ended: those it was running, and those it had not begun, in order."""
+
+    running: tuple[CallId, ...]
+    unstarted: tuple[CallId, ...]
+
+
+def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0, streams: bool = False) -> None:
+    """Calls have come for a library; with `streams` they give their results in pieces."""
+    if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # to hash a stage takes long
+        raise ValueError(f"library {library.number} is {library.stage.value} and takes no calls")
+    library.held.update(dict.fromkeys(calls, limit_s))
+    library.has_limits |= limit_s > 0
+    if streams:
+        library.streams.update((call, PieceWindow()) for call in calls)
+
+
+def drop_ended(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
+    """Calls have ended in a library; returns the ones that it held."""
+    here = _leave(library, calls)
+    library.served += len(here)
+    return here
+
+
+def drop_returned(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
+    """A library has returned calls; returns the ones that it held."""
+    return _leave(library, calls)
+
+
+def drop_all(library: PilotLibrary, running: Iterable[CallId]) -> Departure:
+    """A library's process has ended while `running` ran (calls that it does not hold are ignored)."""
+    begun = tuple(call for call in dict.fromkeys(running) if call in library.held)
+    left = Departure(running=begun, unstarted=tuple(call for call in library.held if call not in begun))
+    library.held.clear()
+    library.streams.clear()
+    library.stopping.clear()
+    library.stuck.clear()
+    library.waiting.clear()
+    library.orders_waiting_for_arguments.clear()
+    return left
+
+
+def postpone_order(library: PilotLibrary, order: RunCalls) -> None:
+    """An order waits until the library is ready."""
+    library.waiting.append(msgspec.structs.replace(order, calls=list(order.calls)))  # some of them may be taken back
+
+
+def take_postponed(library: PilotLibrary) -> list[RunCalls]:
+    """The orders that have waited, all at once; none waits from now on."""
+    orders, library.waiting = library.waiting, []
+    return orders
+
+
+def take_back_waiting(library: PilotLibrary, count: int) -> list[CallId]:
+    """Take out up to `count` calls that were not even sent to the library, newest first."""
+    out: list[CallId] = []
+    while library.waiting and len(out) < count:
+        last = library.waiting[-1]
+        out.append(last.calls.pop().call)
+        if not last.calls:
+            library.waiting.pop()
+    return drop_returned(library, out)
+
+
+def drop_waiting(library: PilotLibrary, calls: Collection[CallId]) -> list[CallId]:
+    """Take out the given calls that were not sent to the library yet."""
+    out: list[CallId] = []
+    for order in (*library.waiting, *library.orders_waiting_for_arguments.values()):
+        out += [spec.call for spec in order.calls if spec.call in calls]
+        order.calls[:] = [spec for spec in order.calls if spec.call not in calls]
+    library.waiting = [order for order in library.waiting if order.calls]
+    return drop_returned(library, out)
+
+
+def _leave(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
+    held = library.held
+    left = [call for call in calls if held.pop(call, None) is not None]
+    if library.streams:
+        for call in left:
+            library.streams.pop(call, None)
+    if library.stopping:  # it may come again, and is not told to stop then
+        for call in left:
+            library.stopping.pop(call, None)
+    if library.stuck:
+        library.stuck.difference_update(left)
+    return left
 
 
 def give_back(library: PilotLibrary, *, count: int = 0, calls: tuple[CallId, ...] = ()) -> GiveBack:
-    """An order to give calls back: so many, or these."""
+    """An order to give back `count` calls, or these."""
     library.orders_back += 1
     return GiveBack(count=count, calls=calls, order=library.orders_back)
 
 
-# ---- stopping
-
-
-LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0
-"""Seconds that a call has to react, at least and at most."""
-ANSWER_S = 1.0
-"""Seconds in which a draining library returns the calls that it has not begun. If it does not, its code holds the
-interpreter, and no thread of it reads messages."""
-
-
-def stop_calls(
-    state: CoreState, library: PilotLibrary, calls: Iterable[CallId], *, least_s: float = 0.0, failure: Failure | None
-) -> None:
-    """Tell running calls to stop, with a grace of at least `least_s`. `failure` is the end of a call without a result;
-    None if the manager has ended the call already."""
-    until = state.now + max(least_s, grace_s(library))
-    for call in calls:
-        state.out.append(TellLibrary(library.number, Evict(call=call)))
-        library.stopping.setdefault(call, StoppingCall(until, failure))
-    state.out.append(SetTimer(until, f"cancel/{library.number}"))
-
-
-def grace_s(library: PilotLibrary) -> float:
-    """Seconds that a call has to react: the load time of its library, within bounds. A longer wait would cost more than
-    a kill and a load."""
-    return min(MOST_GRACE_S, max(LEAST_GRACE_S, library.ready_at - library.started_at))
-
-
-def extend_graces(library: PilotLibrary, seconds: float) -> None:
-    """Extend the graces by the time in which the pilot and its libraries were suspended."""
-    for call, stop in library.stopping.items():
-        library.stopping[call] = msgspec.structs.replace(stop, until=stop.until + seconds)
-
-
 def call_evicted(state: CoreState, library: PilotLibrary, progress: CallProgress) -> None:
-    """Handle the end of a call that stopped as it was told. It counts as served, as in the library."""
+    """Handle the end of a call that stopped as it was told."""
     stop = library.stopping.get(progress.call)
-    if not lifecycle.drop_ended(library, [progress.call]):
+    if not drop_ended(library, [progress.call]):
         return
     if stop is not None and stop.failure is not None:
         state.tell(CallsEnded(library.number, [CallEnd(progress.call, ok=False, failure=stop.failure)]))
@@ -91,8 +154,7 @@ def call_evicted(state: CoreState, library: PilotLibrary, progress: CallProgress
 
 
 def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
-    """Return the ends of calls. A call that was told to stop and raised an exception gets the failure of its stop; a
-    call that returned keeps its result."""
+    """Return the ends of calls."""
 
     def one(end: CallEnd) -> CallEnd:
         stop = library.stopping.get(end.call)
@@ -101,41 +163,6 @@ def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
         return msgspec.structs.replace(end, payload=b"", failure=stop.failure, raised="")
 
     return [one(end) for end in ends]
-
-
-def check_stopping(state: CoreState, library: PilotLibrary, running: Sequence[CallId]) -> None:
-    """Check the calls that were told to stop against the calls that run."""
-    stuck = [call for call in running if (stop := library.stopping.get(call)) is not None and state.now >= stop.until]
-    if stuck:
-        _give_up(state, library, stuck)
-    if not any(call in library.stuck for call in running):
-        return
-    others = [call for call in library.held if call not in library.stuck]
-    gave_back = not others or state.now > library.stuck_at + ANSWER_S
-    if gave_back and not any(call in running for call in others):
-        lifecycle.kill_library(state, library)
-
-
-def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> None:
-    """Report the ends of calls that do not react, and drain their library."""
-    failure = library.stopping[calls[0]].failure
-    if failure is None:
-        what = (
-            f"a call that ran on lib-{library.number} was cancelled and did not stop within"
-            f" {show_seconds(grace_s(library))}, and its library ended with it"
-        )
-        failure = failure_of(state, library, FailureKind.CANCELLED, what)
-    ends = [
-        CallEnd(call, ok=False, failure=stop.failure)
-        for call in calls
-        if (stop := library.stopping[call]).failure is not None
-    ]
-    if ends:
-        lifecycle.drop_ended(library, [end.call for end in ends])
-        state.tell(CallsEnded(library.number, ends))
-    lifecycle.does_not_react(library, calls, now=state.now)
-    lifecycle.blame(library, failure, printed=True)
-    lifecycle.stop_library(state, library.number, drain=True, reason=failure.message)
 
 
 # ---- running
@@ -168,8 +195,7 @@ def pass_calls_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> N
 
 
 def arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) -> None:
-    """Large arguments of an order are here, or not. Calls whose arguments are lacking end, or go elsewhere where
-    another pilot may have room for them."""
+    """Large arguments of an order are here, or not."""
     order = library.orders_waiting_for_arguments.pop(event.ticket, None)
     for call, path in event.paths.items():
         if call in library.held:
@@ -178,14 +204,14 @@ def arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsB
             state.out.append(ReleaseArguments(library.number, (call,)))
     lacks = event.lacks
     held = [call for call in lacks if call in library.held]
-    failed = lifecycle.drop_ended(library, [call for call in held if not lacks[call].is_pilots_fault])
+    failed = drop_ended(library, [call for call in held if not lacks[call].is_pilots_fault])
     if failed:
         ends = [CallEnd(call, ok=False, failure=_failure(state, library, lacks[call].reason)) for call in failed]
         state.tell(CallsEnded(library.number, ends))
-    back = lifecycle.drop_returned(library, [call for call in held if lacks[call].is_pilots_fault])
+    back = drop_returned(library, [call for call in held if lacks[call].is_pilots_fault])
     if back:
         reason = f"{library.recipe.name} on {state.facts.pilot}: {lacks[back[0]].reason}"
-        lifecycle.blame(library, failure_of(state, library, FailureKind.PILOT, reason))
+        blame(library, failure_of(state, library, FailureKind.PILOT, reason))
         state.tell(CallsReturned(library.number, tuple(back), refused=reason))
     if order is not None:
         order.calls[:] = [spec for spec in order.calls if spec.call in library.held]
@@ -197,7 +223,7 @@ def calls_ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) ->
     """Calls have ended in a library: tell the manager, of large results once the client will find them."""
     if library.stopping:
         ends = as_stopped(library, ends)
-    here = lifecycle.drop_ended(library, [end.call for end in ends])
+    here = drop_ended(library, [end.call for end in ends])
     if len(here) != len(ends):  # of calls that have left already, or one that is told twice
         first = {end.call: end for end in reversed(ends)}
         ends = [first[call] for call in here]
@@ -214,7 +240,6 @@ def results_handed_in(state: CoreState, event: HandedIn) -> None:
 
 
 def _bring(state: CoreState, library: PilotLibrary, order: RunCalls) -> bool:
-    """Whether arguments of these calls have to be brought first. The order then waits in its library."""
     wanted = [
         (spec.call, spec.payload)
         for spec in order.calls
@@ -229,7 +254,6 @@ def _bring(state: CoreState, library: PilotLibrary, order: RunCalls) -> bool:
 
 
 def _hand_in(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
-    """Have large results brought to the session; returns the ends that can be told now."""
     done = [end.call for end in ends if end.call in library.arguments]
     if done:
         for call in done:

@@ -1,23 +1,13 @@
-"""Start libraries: folder, objects, snapshots, memory, process.
-
-What steps of engines take on this pilot's devices: what the manager knew, and what libraries have measured since.
-
-The pilot weighs offers by it (`turns`). Libraries report their steps every few seconds, on their way to the
-manager, which keeps them for good.
-
-From the order to start a library to its process being made: its folder, its objects, its snapshots.
-
-Libraries whose claims on memory are met start or grow; those whose claims cannot be met are refused.
-"""
+"""Starts libraries: folder, objects, snapshots, memory, process. It also keeps the measured step times of engines."""
 
 from __future__ import annotations
 
 from stoker.contexts.recipe import Awareness
 from stoker.contexts.step_times import StepTimes
-from stoker.pilot.core import lifecycle, memory, objects
+from stoker.pilot.core import lifecycle, memory, objects, running
 from stoker.pilot.core.commands import PinObjects, Prepare, SetTimer, Severity, StartProcess
 from stoker.pilot.core.events import FetchFailure, LibraryPrepared, ObjectArrived, Pinned, ProcessEnded
-from stoker.pilot.core.lifecycle import load_failure
+from stoker.pilot.core.running import load_failure
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.to_manager import LibraryGone, LibraryPhase, LibraryUpdate
@@ -28,7 +18,7 @@ from stoker.units import show_bytes
 
 
 def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes | None) -> None:
-    """Steps of a library's engine took so long; numbers that no measurement gives are left out."""
+    """Record measured step times of a library's engine, if they are sound."""
     if times is None or not times.samples or not times.is_sound():
         return
     key = _key(state, library)
@@ -36,15 +26,8 @@ def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes |
     state.step_times[key] = times if known is None else known.joined(times)
 
 
-def take_step_times(state: CoreState, library: PilotLibrary) -> None:
-    """The manager has said what steps of a library's engine take. What this pilot has measured since is part of that,
-    or newer."""
-    if _key(state, library) not in state.step_times:
-        learn_step_times(state, library, library.ordered.steps)
-
-
 def known_step_times(state: CoreState, library: PilotLibrary) -> StepTimes | None:
-    """What steps of a library's engine take; None while prompts, or the tokens behind them, are not measured."""
+    """Step times of a library's engine; None until both phases are measured."""
     times = state.step_times.get(_key(state, library))
     return times if times is not None and times.prefill and times.decode else None
 
@@ -57,20 +40,21 @@ def _key(state: CoreState, library: PilotLibrary) -> tuple[str, str]:
 
 
 def start_library(state: CoreState, message: StartLibrary) -> None:
-    """Start a library, or say why that can never be. It waits for memory when its files are here, not before."""
+    """Start a library, or say why that can never be."""
     number = message.library
     state.last_library = max(state.last_library, number)
     if number in state.libraries or number in state.gone:
         return  # said twice
     reason = f"the pilot is leaving: {state.leaving}" if state.leaving else ""
-    reason = reason or memory.why_never(state, message.devices, message.device_memory_bytes)
+    reason = reason or state.ledger.why_never(message.devices, message.device_memory_bytes)
     if reason:
         state.log(f"lib-{number} refused: {reason}", Severity.WARNING)
         failure = Failure(kind=FailureKind.CONTEXT, message=reason, pilot=state.facts.pilot, library=number)
         state.tell(LibraryGone(library=number, failure=None if state.leaving else failure, loading=True))
         return
     library = state.libraries[number] = PilotLibrary(message, state.now)
-    take_step_times(state, library)
+    if _key(state, library) not in state.step_times:  # else this pilot's own measurements are newer
+        learn_step_times(state, library, message.steps)
     objects.plan_objects(state, library)
     state.out.append(Prepare(message))
 
@@ -118,7 +102,7 @@ def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrep
 
 
 def objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> None:
-    """What of a library's objects is in the cache: it waits for the others, or goes on."""
+    """Record a library's pinned objects; it waits for the others, or starts."""
     if library.stage is not Stage.FETCHING:
         return
     if event.failed is not None:
@@ -130,8 +114,8 @@ def objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> No
     library.missing -= event.paths.keys()
     refs = {ref.name: ref for ref in (*library.recipe.objects, *library.ordered.snapshots.values())}
     objects.want_objects(state, library, [ref for name, ref in refs.items() if name in library.missing])
-    if not library.missing:
-        objects_complete(state, library)
+    if not library.missing:  # all that it waits for is here
+        (_start if library.awaits_forms else _have_forms)(state, library)
 
 
 def object_arrived(state: CoreState, event: ObjectArrived) -> None:
@@ -147,7 +131,7 @@ def object_arrived(state: CoreState, event: ObjectArrived) -> None:
 
 
 def object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
-    """An object will not come: libraries that wait for it fail, or go on without it."""
+    """Fail libraries that wait for a lost object, or start them without it."""
     found = objects.give_up_object(state, name)
     for number in tuple(found.libraries) if found is not None else ():
         library = state.libraries.get(number)
@@ -156,7 +140,7 @@ def object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
 
 
 def objects_lacking(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
-    """Objects that a library waits for will not come. It loads without snapshots, and not without its files."""
+    """Objects that a library waits for will not come."""
     if library.awaits_forms:
         state.log(f"lib-{library.number} loads without a snapshot: {lack.reason}")
         _without_forms(state, library)
@@ -172,33 +156,24 @@ def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
         _without_forms(state, library)
 
 
-def objects_complete(state: CoreState, library: PilotLibrary) -> None:
-    """All that a library waits for is here."""
-    if library.awaits_forms:
-        _start(state, library)
-    else:
-        _have_forms(state, library)
-
-
 def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     """A library's objects will not come."""
     if library.stage is not Stage.FETCHING:
         return
     failure = load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault)
-    lifecycle.blame(library, failure)
+    running.blame(library, failure)
     library.cache_lacks_bytes = lack.in_use_bytes.get(library.number, 0)
     lifecycle.finish_library(state, library, ProcessEnded(library.number))
 
 
 def refuse_start(state: CoreState, library: PilotLibrary, what: str) -> None:
-    """A library cannot start for want of something that this pilot lacks: it is loaded elsewhere."""
+    """End a library that cannot start on this pilot: it is loaded elsewhere."""
     failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
-    lifecycle.blame(library, failure)
+    running.blame(library, failure)
     lifecycle.finish_library(state, library, ProcessEnded(library.number))
 
 
 def _have_forms(state: CoreState, library: PilotLibrary) -> None:
-    """Have snapshots of its context brought, as far as they are worth the wait; then it starts."""
     library.awaits_forms = True
     if not library.forms:
         _start(state, library)
@@ -217,7 +192,6 @@ def _without_forms(state: CoreState, library: PilotLibrary) -> None:
 
 
 def _start(state: CoreState, library: PilotLibrary) -> None:
-    """Its files are here: start it as soon as there is room on its devices."""
     library.fetched_at = state.now
     if memory.claim_memory(state, library, library.ordered.device_memory_bytes):
         start_process(state, library)
@@ -237,7 +211,6 @@ def start_process(state: CoreState, library: PilotLibrary) -> None:
 
 
 def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
-    """Why the objects of a context can never be here together; empty if they can."""
     sizes = {ref.name: ref.size_bytes for ref in library.recipe.objects}
     size, bound = sum(sizes.values()), state.facts.cache_bound_bytes
     if size <= bound or len(sizes) == 1:  # of a single one the cache says which it is
@@ -252,7 +225,7 @@ def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
 
 
 def meet_memory_claims(state: CoreState) -> None:
-    """Devices have more room than before: libraries that wait for it go on."""
+    """Start or grow the libraries whose claims fit now."""
     for library, memory_bytes in memory.met_claims(state):
         if library.stage is Stage.WAITING:
             start_process(state, library)
@@ -261,7 +234,7 @@ def meet_memory_claims(state: CoreState) -> None:
 
 
 def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
-    """A library has waited for room for a while: go on as long as something there is about to end or to shrink."""
+    """Refuse a claim if no library on its devices will end or shrink."""
     wanted = state.claims.get(library.number)
     if wanted is None:
         return

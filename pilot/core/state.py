@@ -1,19 +1,14 @@
-"""What a pilot is and holds: plain state, and the file that writes each part.
+"""The pilot's state, and the file that writes each part.
 
-calls of a library, its stage, how it ends, whether the pilot leaves     lifecycle
-calls that were told to stop, pieces of results, waiting arguments       running
+calls of a library, pieces of results, waiting arguments                  running
+its stage, how it ends, calls told to stop, whether the pilot leaves     lifecycle
 objects that are wanted, and what the manager was told of them           objects
 claims on device memory, and memory that is reserved                     memory (and limits, as measured)
 faults of devices                                                        probes
 step times of engines                                                    starting
 
 Stages of a library: FETCHING -> (WAITING ->) STARTING -> LOADING -> READY -> (DRAINING ->) GONE. Any stage may go to
-GONE.
-
-The manager keeps a budget of device memory for each library; the pilot's ledger is what is held, and has the last
-word: an order that does not fit yet waits. A reservation is the same number of bytes on each device of a library. It
-shrinks only when the library reports that it has shrunk, so growth elsewhere waits until the memory is free
-(docs/decisions/050).
+GONE. A reservation is the same number of bytes on each device of a library (docs/decisions/050).
 """
 
 from __future__ import annotations
@@ -42,20 +37,14 @@ from stoker.units import show_bytes
 class Stage(enum.Enum):
     """Where a library is between its order and its end."""
 
-    FETCHING = "fetching"
-    """Its folder is made, and its objects are on their way to the cache."""
+    FETCHING = "fetching"  # its folder is made, and its objects are on their way to the cache
     WAITING = "waiting"
     """Its files are here, and memory or a place on its devices is not free yet (`stoker.pilot.core.memory`)."""
-    STARTING = "starting"
-    """Its process is being made."""
-    LOADING = "loading"
-    """Its loader runs."""
-    READY = "ready"
-    """It holds its context and serves calls."""
-    DRAINING = "draining"
-    """It finishes what it runs and takes nothing new."""
-    GONE = "gone"
-    """Its process has ended."""
+    STARTING = "starting"  # its process is being made
+    LOADING = "loading"  # its loader runs
+    READY = "ready"  # it holds its context and serves calls
+    DRAINING = "draining"  # it finishes what it runs and takes nothing new
+    GONE = "gone"  # its process has ended
 
 
 NEXT = {
@@ -69,9 +58,8 @@ NEXT = {
 }
 """The one table of transitions."""
 TAKES_CALLS = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING, Stage.READY})
-"""Stages in which a library may be given calls (those that are not ready hold them until they are)."""
-SERVES = frozenset({Stage.READY, Stage.DRAINING})
-"""Stages in which its process runs calls."""
+"""Stages in which a library may be given calls; before READY it holds them."""
+SERVES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which its process runs calls
 
 
 # ---- ledger
@@ -84,8 +72,7 @@ class Ledger:
         self.capacity = dict(devices)
         self._held: dict[LibraryId, tuple[tuple[DeviceId, ...], int]] = {}
         self._free = dict(devices)
-        self.has_freed = False
-        """Whether something was given back since the station looked last."""
+        self.has_freed = False  # whether something was given back since the station looked last
 
     def why_never(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
         """Why this reservation could not be made if nothing else were held, in words; empty when it could."""
@@ -145,7 +132,7 @@ class Ledger:
             self._free[device] += memory_bytes
 
     def free(self, device: DeviceId) -> int:
-        """Bytes of a device that nobody holds."""
+        """Free bytes of a device."""
         return self._free[device]
 
     def held(self, library: LibraryId) -> int:
@@ -184,25 +171,21 @@ class Timers:
 
     @property
     def next_at(self) -> float:
-        """When the next timer is due; infinite when there is none."""
+        """When the next timer is due; infinite without timers."""
         return self._timers[0][0] if self._timers else float("inf")
 
 
 # ---- state
 
-
 NEVER = float("inf")
-_MOST_STOPS = 10_000
-"""Slurm stops a job this often in a week when it takes turns of half a minute with another job."""
+_MOST_STOPS = 10_000  # Slurm stops a job this often in a week when it takes turns of half a minute with another job
 
 
 class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pilot is from its start to its end.
+    """Facts of a pilot that never change.
 
-    `address`: what other pilots reach its machine at; `peer`: the `host:port` at which it serves objects (empty: it
-    serves none); `cache`: the identity of its object cache. `logs`: the folder of its libraries' logs; `folder`: what
-    people are told of it. `objects`: where files of large payloads lie, if the session's folder is seen; `is_carried`:
-    it is not, and such payloads travel. `probed`: devices that are probed.
+    `address`: where other pilots reach its machine; `peer`: where it serves objects; `cache`: identity of its object
+    cache; `folder`: its logs, for people; `is_carried`: it does not see the session's folder, so payloads travel.
     """
 
     pilot: str
@@ -224,8 +207,7 @@ class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 60.0
     grace_s: float = 2.0
     probed: frozenset[DeviceId] = frozenset()
-    probe_every_s: float = 300.0
-    """How often a device on which nothing is loaded is probed again; 0 = never."""
+    probe_every_s: float = 300.0  # how often a device on which nothing is loaded is probed again; 0 = never
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -236,8 +218,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class StoppingCall(msgspec.Struct, frozen=True):
-    """A running call that was told to stop: the end of its grace, and its end if it returns no result (None if the
-    manager has ended the call already)."""
+    """A running call that was told to stop, and its end if it returns no result (None if it has ended already)."""
 
     until: float
     failure: Failure | None = None
@@ -254,76 +235,54 @@ class PilotLibrary:
         self.stage = Stage.FETCHING
         self.held: dict[CallId, float] = {}
         """Calls in it, in the order in which they came, each with its time limit in seconds (0 = none)."""
-        self.waiting: list[RunCalls] = []
-        """Orders that wait until it is ready, or until their arguments are here."""
-        self.streams: dict[CallId, PieceWindow] = {}
-        """Those of the calls that give their results in pieces."""
+        self.waiting: list[RunCalls] = []  # orders that wait until it is ready, or until their arguments are here
+        self.streams: dict[CallId, PieceWindow] = {}  # calls that give their results in pieces
         self.served = 0
         self.has_limits = False
 
         self.ordered_at = now
-        self.fetched_at = 0.0
-        """When all its files were here; what it waits for from then on is room on its devices."""
+        self.fetched_at = 0.0  # when all its files were here; from then on it waits for room on its devices
         self.started_at = 0.0
         self.hello_at = 0.0
         self.ready_at = 0.0
         self.pid = 0
-        self.has_process = False
-        """Whether there is a process, or one is being made."""
+        self.has_process = False  # whether there is a process, or one is being made
 
-        self.missing: set[str] = set()
-        """Objects that it waits for."""
-        self.has_pins = False
-        """Whether any of its objects is kept in the cache for it."""
-        self.paths: dict[str, str] = {}
-        """Where its objects lie here, by cache name."""
+        self.missing: set[str] = set()  # objects that it waits for
+        self.has_pins = False  # whether any of its objects is kept in the cache for it
+        self.paths: dict[str, str] = {}  # where its objects lie here, by cache name
         self.forms: dict[str, str] = {}
         """Snapshots of its context that it waits for or has, by cache name: which form each is."""
         self.awaits_forms = False
-        self.arguments: dict[CallId, str] = {}
-        """Where large arguments of its calls lie, that had to be brought here."""
+        self.arguments: dict[CallId, str] = {}  # where large arguments of its calls lie, that had to be brought here
         self.orders_waiting_for_arguments: dict[int, RunCalls] = {}
         """Orders whose arguments are being brought, by ticket."""
 
         self.cause: Cause | None = None
         self.told_to_end = False
-        self.garbled = ""
-        """Why nothing more is read from its socket, once something came there that is no message."""
-        self.hung_up_at = 0.0
-        """When its socket closed, while its process lives on."""
+        self.garbled = ""  # why nothing more is read from its socket, once something came there that is no message
+        self.hung_up_at = 0.0  # when its socket closed, while its process lives on
         self.cache_lacks_bytes = 0
-        """What other libraries use in the cache and would have to go, so that its objects fit."""
+        """Bytes that other libraries use in the cache and that must go, so that its objects fit."""
 
-        self.is_killed = False
-        """True once the pilot has ordered the kill of its process."""
-        self.stopping: dict[CallId, StoppingCall] = {}
-        """Calls that were told to stop."""
-        self.stuck: set[CallId] = set()
-        """Calls that were told to stop and did not react in time."""
-        self.stuck_at = 0.0
-        """When the grace of the first of them ended; 0 if there are none."""
-        self.asked_back_at = 0.0
-        """Since when it owes an answer to an order to give calls back; 0 = it owes none."""
-        self.orders_back = 0
-        """How many orders to give calls back it was sent."""
-        self.void_order = 0
-        """What it answers to orders up to this one was answered in its place."""
+        self.is_killed = False  # true once the pilot has ordered the kill of its process
+        self.stopping: dict[CallId, StoppingCall] = {}  # calls that were told to stop
+        self.stuck: set[CallId] = set()  # calls that were told to stop and did not react in time
+        self.stuck_at = 0.0  # when the grace of the first of them ended; 0 without any
+        self.asked_back_at = 0.0  # since when it owes an answer to an order to give calls back; 0 = it owes none
+        self.orders_back = 0  # how many orders to give calls back it was sent
+        self.void_order = 0  # answers to orders up to this one are ignored
         self.times_idle = 0
         """How often in a row it was observed with calls of which it had begun none, and heard of with nothing."""
         self.resizes: list[int] = []
-        """Resizes that it was told of and has not answered: what each leaves it of each device, in bytes."""
+        """Resizes that it has not answered: bytes of each device that each leaves it."""
 
-        self.slots = 0
-        """How many calls it runs at once, as it has said; 0: as its recipe says, or it is not ready."""
+        self.slots = 0  # how many calls it runs at once, as it has said; 0: as its recipe says, or it is not ready
         self.resident_bytes = 0
-        self.device_bytes = 0
-        """What it uses of the fullest of its GPUs, measured; 0 = not known."""
-        self.is_settled = False
-        """Whether its reservation of device memory rests on a measurement."""
-        self.is_over = False
-        """Whether it uses more of a device than could be reserved for it."""
-        self.last_line = ""
-        """What it had printed last when the manager was told while it loaded."""
+        self.device_bytes = 0  # measured bytes on the fullest of its GPUs; 0 = not known
+        self.is_settled = False  # whether its reservation of device memory rests on a measurement
+        self.is_over = False  # whether it uses more of a device than could be reserved for it
+        self.last_line = ""  # the last line of its log that was reported while it loaded
 
     @property
     def serves(self) -> bool:
@@ -340,10 +299,8 @@ class PieceWindow:
     """The pieces of one call that its client has not acknowledged."""
 
     def __init__(self) -> None:
-        self.run = -1
-        """The number of its run; -1 = it has yielded nothing."""
-        self.first = 0
-        """The number of the first piece that is kept."""
+        self.run = -1  # the number of its run; -1 = it has yielded nothing
+        self.first = 0  # the number of the first piece that is kept
         self.items: deque[bytes] = deque()
 
     def begin(self, run: int) -> None:
@@ -370,21 +327,18 @@ class Want:
         self.libraries: dict[LibraryId, None] = {}
         self.is_begun = True
         """False for an object whose sources the manager names unasked, until the cache turns out to lack it."""
-        self.order: FetchObject | None = None
-        """The manager's last message about its sources."""
-        self.trouble = ""
-        """Why its origin could not be read here; empty if it could."""
+        self.order: FetchObject | None = None  # the manager's last message about its sources
+        self.trouble = ""  # why its origin could not be read here; empty if it could
 
 
 class DeviceTurn:
-    """When a device is probed next, and what probes of it have come to."""
+    """When a device is probed next, and its health."""
 
     def __init__(self) -> None:
         self.health = DeviceHealth()
         self.due_at = 0.0
         self.is_under_way = False
-        self.is_urgent = False
-        """Whether it has failed in a call, and is probed even beside libraries."""
+        self.is_urgent = False  # whether it has failed in a call, and is probed even in use
 
 
 class CoreState:
@@ -398,63 +352,51 @@ class CoreState:
         self.ledger = Ledger({device.device: device.memory_bytes for device in facts.devices})
         self.libraries: dict[LibraryId, PilotLibrary] = {}
         self.claims: dict[LibraryId, int] = {}
-        """What libraries that are to start or to grow wait for: bytes that each should come to hold on its devices."""
+        """Bytes of each device that libraries wait for, to start or to grow."""
         self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()
-        """What libraries were that have ended, until the manager surely knows."""
-        self.last_library = 0
-        """The highest number of a library that it was told to start."""
-        self.last_ticket = 0
-        """The number of the last order whose arguments it had brought."""
+        """Facts of ended libraries, until the manager surely knows."""
+        self.last_library = 0  # the highest number of a library that it was told to start
+        self.last_ticket = 0  # the number of the last order whose arguments it had brought
         self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)
         """When the pilot's processes were stopped, and when they ran again, by the clock of `now`."""
-        self.handing_in = 0
-        """Large results that are on their way to the session."""
+        self.handing_in = 0  # large results that are on their way to the session
 
         self.wants: dict[str, Want] = {}
-        self.told: set[str] = set()
-        """Objects that the manager believes to be here."""
-        self.snapshots: set[str] = set()
-        """Forms of contexts that were offered."""
+        self.told: set[str] = set()  # objects that the manager believes to be here
+        self.snapshots: set[str] = set()  # forms of contexts that were offered
         self.told_snapshots: list[SnapshotHere] = []
 
         self.step_times: dict[tuple[str, str], StepTimes] = {}
-        """What steps of a context's engine take on a kind of device, by the recipe's key and the kind."""
+        """Step times of engines, by the recipe's key and the kind of device."""
 
         self.turns = {device: DeviceTurn() for device in facts.probed}
         self.faults: dict[DeviceId, str] = {device.device: device.fault for device in facts.devices if device.fault}
         """Devices that have failed, and why."""
 
         self.hellos = 0
-        self.answered = 0
-        """The number of the last hello that the manager has answered."""
-        self.hello_is_due = False
-        """Whether the manager has asked for a hello since the last one."""
+        self.answered = 0  # the number of the last hello that the manager has answered
+        self.hello_is_due = False  # whether the manager has asked for a hello since the last one
         self.greeted_at = 0.0
         self.welcomed_at = 0.0
         self.heartbeat_s = 5.0
-        self.heartbeat_at = 0.0
-        """When the next heartbeat is due."""
+        self.heartbeat_at = 0.0  # when the next heartbeat is due
         self.lease_s = facts.lease_s
 
         self.ends_at = NEVER
-        self.drain_at = NEVER
-        """When the batch system ends this job, and when the pilot begins to leave by itself."""
-        self.leaving = ""
-        """Why the pilot ends; empty while it does not."""
+        self.drain_at = NEVER  # when the pilot begins to leave before the job ends
+        self.leaving = ""  # why the pilot ends; empty while it does not
         self.loss: LossReason | None = None
         """Why it ends although neither the manager nor its walltime wants it; None while they do, or it stays."""
         self.leave_by = NEVER
-        self.says_farewell = True
-        """Whether the manager is to be told of the end (not when it refused the pilot)."""
-        self.has_ended = False
-        """Whether the end was told: orders count for nothing from then on."""
+        self.says_farewell = True  # False if the manager refused the pilot
+        self.has_ended = False  # whether the end was told: orders count for nothing from then on
         self.exit_code = 0
         self.is_unfit = False
-        """Whether it lacks what its job gave it: what fails here is no fault of contexts and calls."""
+        """True if it lacks something that its job gave it: failures here are no fault of contexts and calls."""
         self.hands_on_until = 0.0
         """Others get what only this pilot has: until then it stays, unless the manager says that they have it."""
         self.serves_until = 0.0
-        """So long it stays for those that get something from it just now; 0 = since it leaves there was none."""
+        """Until then it stays for current transfers; 0 = there were none since it leaves."""
 
     @property
     def awaits_welcome(self) -> bool:

@@ -1,37 +1,21 @@
 """Turns: which call a library runs next, which library computes next, and whether one more request fits.
 
-Whose turn is it? The calls that a library holds, and which of them runs next.
+Calls of a library run first come, first served. Calls that have not begun are given back newest first. Every operation
+is O(1) per call and atomic under CPython's GIL.
 
-The default execution policy is first come, first served, one call a slot: calls run in the order in which they came,
-and those that were not begun can be given back, newest first, so that what was waiting longest stays first in line.
-The library process runs this very code on its hot path, so every operation is O(1) a call; `take` is
-written for one consumer, `next` and `begin` for several, with any number of givers-back under CPython's GIL, where a
-deque's operations are atomic.
+Libraries that share devices compute one iteration at a time: an engine's step, or a call of a library without engine.
+The library with the shortest headroom goes first (SLINFER §VI-A, eq. 1). To prevent starvation, a due time counts as at
+least the time of the request and at most `PATIENCE_S` after it. A library that needs several devices blocks those
+behind it on each of them.
 
-Whose turn is it on a device? The libraries that share devices compute an iteration at a time.
+Shadow validation (SLINFER §VI-C) plays the turns that would follow if a request joined an engine, with measured step
+times lengthened by 10 %. The request is refused if
 
-An iteration is a step of an engine, or a call of a library that has none, from its beginning to its end. Of those that
-wait, the library with the shortest headroom goes first (SLINFER §VI-A, eq. 1): the time until the most urgent token of
-its requests is due. A library that takes several devices begins when all of them are free, and until then no library
-behind it begins on any of them.
+1. its own first token would be late,
+2. a token of another request on the device would be late, or
+3. one decode step of every engine takes longer than the time per output token.
 
-Headroom alone can starve a library: beside one whose tokens are late, and get later with each iteration, nobody else
-would ever have a turn, and a call that nobody waits for has an infinite headroom. So what counts is when the token is
-due, but never a time before the library has asked for its turn, nor `PATIENCE_S` or more after that. Libraries that
-are late take turns; and a library that has waited for `PATIENCE_S` goes before all that ask after that time.
-
-Would one more request fit among those that a device serves? SLINFER's shadow validation (§VI-C).
-
-The engines that share a device take turns by headroom (`turns`). The validation plays the turns that would
-follow if the request joined one of them, with the step times that were measured, each 10 % longer than they say: they
-fluctuate, and requests grow longer. The request is not let in if
-
-1. its own prompt would be read too late for its time to first token,
-2. a token of another request, on the device already, would come late, or
-3. a decode step of every engine on the device, one after the other, would take longer than a time per output token.
-
-A request whose token is late already is not looked at: nothing can make it punctual. The play ends when all prompts are
-read and each engine that has something to do has had a turn behind them, so it costs a few turns an engine.
+Requests that are late already do not count. The play ends when all prompts are read and each engine had a turn since.
 """
 
 from __future__ import annotations
@@ -47,54 +31,28 @@ from stoker.protocol.ids import DeviceId, LibraryId
 
 # ---- turns
 
-
 T = TypeVar("T")
 
 
-class Execution(Protocol[T]):
-    """Decides whose turn it is in a library. Order is the policy; it never loses or repeats a call."""
-
-    def add(self, call: int, work: T) -> None:
-        """A call has come."""
-
-    def take(self) -> tuple[int, T] | None:
-        """The call whose turn it is; it has begun. None when nothing waits."""
-
-    def next(self) -> tuple[int, T] | None:
-        """The call whose turn it is; it still waits. None when nothing does."""
-
-    def begin(self, entry: tuple[int, T]) -> bool:
-        """This entry of `next` has begun; False if it does not wait any more."""
-
-    def give_back(self, count: int) -> list[int]:
-        """Take out up to `count` calls that have not begun, those that would run last first."""
-
-    def drop(self, calls: Iterable[int]) -> list[int]:
-        """Take out those of `calls` that have not begun; returns them."""
-
-    def __len__(self) -> int:
-        """How many have not begun."""
-
-
 class FirstCome(Generic[T]):
-    """First come, first served (see the module's text)."""
+    """Whose turn it is in a library: first come, first served (see the module's text)."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, T]] = deque()
 
     def add(self, call: int, work: T) -> None:
-        """A call has come."""
+        """Queue a call."""
         self._waiting.append((call, work))
 
     def take(self) -> tuple[int, T] | None:
-        """The oldest call; it has begun. None when nothing waits."""
+        """Take out the oldest call, which begins; None when nothing waits."""
         try:
             return self._waiting.popleft()
         except IndexError:
             return None
 
     def next(self) -> tuple[int, T] | None:
-        """The oldest call, which may still be given back. None when nothing waits."""
+        """The oldest call, which may still be given back; None when nothing waits."""
         try:
             return self._waiting[0]
         except IndexError:
@@ -103,7 +61,7 @@ class FirstCome(Generic[T]):
     def begin(self, entry: tuple[int, T]) -> bool:
         """Take out this entry of `next`; False if it was given back, or another consumer took it."""
         try:
-            self._waiting.remove(entry)  # as in `drop`
+            self._waiting.remove(entry)  # compares ids first, all in C, so it is atomic
         except ValueError:
             return False
         return True
@@ -119,32 +77,21 @@ class FirstCome(Generic[T]):
         return out
 
     def drop(self, calls: Iterable[int]) -> list[int]:
-        """Take out those of `calls` that have not begun; returns them."""
+        """Take out the given calls that have not begun; returns them."""
         wanted = set(calls)
-        out: list[int] = []
-        for entry in [entry for entry in tuple(self._waiting) if entry[0] in wanted]:
-            try:
-                self._waiting.remove(entry)  # compares ids first, all in C: nobody can take it half way
-            except ValueError:
-                continue  # its turn came meanwhile
-            out.append(entry[0])
-        return out
+        return [entry[0] for entry in tuple(self._waiting) if entry[0] in wanted and self.begin(entry)]
 
     def __len__(self) -> int:
-        """How many have not begun."""
         return len(self._waiting)
 
 
 # ---- turns on a device
 
-
-PATIENCE_S = 8.0
-"""The longest time to first token that SLINFER promises (§IV-A): no headroom counts as longer."""
+PATIENCE_S = 8.0  # the longest time to first token that SLINFER promises (§IV-A): no headroom counts as longer
 
 
 class TurnRequest(NamedTuple):
-    """A library that waits for a turn on all of these devices. `due_at`: when its most urgent token is due (infinity:
-    nobody waits for it); `since`: when it has asked. Seconds of one clock."""
+    """A library that asks for a turn on all of these devices; its most urgent token is due at `due_at`."""
 
     library: LibraryId
     devices: tuple[DeviceId, ...]
@@ -174,27 +121,23 @@ def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
 
 # ---- one more request
 
+OVERESTIMATE = 1.1  # factor on measured step times (§VI-C)
 
-OVERESTIMATE = 1.1
-"""Every step is taken to last so many times what was measured (§VI-C)."""
-
-_MOST_TURNS = 64
-"""A play that is longer is not followed to its end: prompts that wait in such numbers are late anyway."""
+_MOST_TURNS = 64  # a play that is longer is not followed to its end: prompts that wait in such numbers are late anyway
 
 
 class StepCost(Protocol):
-    """What the steps of a model take on a kind of device, in seconds."""
+    """Step times of a model on a kind of device, in seconds."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
-        """To read so many tokens of a prompt, each of which attends to `length` others in the mean."""
+        """Seconds to read `tokens` of a prompt, each attending to `length` others on average."""
 
     def decode_s(self, rows: int, length: float) -> list[float]:
-        """One token for each of so many requests of this mean length: a list of one."""
+        """Seconds of one token for each of `rows` requests of this mean length, in a list of one."""
 
 
 class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt of so many tokens that is to be read. `due_at`: when its first token is due, infinity if nobody waits
-    for it; each further one is due `tpot_s` later, never if that is 0."""
+    """A prompt to be read. `due_at`: its first token (infinity: no objective); later ones follow by `tpot_s`."""
 
     tokens: int
     due_at: float = math.inf
@@ -202,13 +145,11 @@ class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
-    """What the engine of one library has to do.
+    """The work of one library's engine.
 
-    `rows` requests write, of the mean length `length`. Of their tokens that are not late yet the most urgent is due at
-    `due_at`, and each further one at least `tpot_s` later (infinity and 0: nobody waits). `prompts` are to be read, the
-    most urgent first.
-    `late_at`: when the most urgent of those was due that are late already (infinity: none is). `ready_at`: it takes no
-    step before, because its cache is being resized.
+    `rows` requests write, of mean length `length`; their most urgent punctual token is due at `due_at`. `prompts` are
+    to be read, the most urgent first. `late_at`: when the most urgent late token was due. `ready_at`: its cache is
+    resized until then.
     """
 
     library: LibraryId
@@ -223,8 +164,6 @@ class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Player:
-    """An engine in the play."""
-
     __slots__ = ("cost", "decode_s", "due_at", "late_at", "length", "prompts", "read_last", "ready_at", "rows", "since",
                  "tpot_s")  # fmt: skip
 
@@ -235,17 +174,13 @@ class _Player:
         self.due_at = outlook.due_at
         self.tpot_s = outlook.tpot_s
         self.prompts = prompts
-        self.read_last = False
-        """Its last step read a prompt: those that write have the next one."""
+        self.read_last = False  # its last step read a prompt: writing requests have the next one
         self.ready_at = outlook.ready_at
         self.late_at = outlook.late_at
-        self.since = since
-        """When it has asked for its turn."""
-        self.decode_s = self._decode_s() if self.rows else 0.0
-        """What its next step that writes takes."""
+        self.since = since  # when it has asked for its turn
+        self.decode_s = self._decode_s() if self.rows else 0.0  # seconds of its next step that writes
 
     def urgency(self) -> float:
-        """Smaller goes first, as in `turns`."""
         due_at = self.due_at
         if self.late_at < due_at:
             due_at = self.late_at
@@ -255,7 +190,6 @@ class _Player:
         return since if due_at < since else min(due_at, since + PATIENCE_S)
 
     def joins(self, prompt: UnreadPrompt, at: float) -> None:
-        """A prompt was read, and its first token written: its request writes from now on."""
         self.length = (self.length * self.rows + prompt.tokens + 1) / (self.rows + 1)
         self.rows += 1
         self.decode_s = self._decode_s()
@@ -265,7 +199,6 @@ class _Player:
             self.tpot_s = min(self.tpot_s, prompt.tpot_s) if self.tpot_s else prompt.tpot_s
 
     def final_decode_s(self) -> float:
-        """What a step that writes takes once all its prompts are read; 0 where there are neither."""
         if not self.prompts:
             return self.decode_s
         rows = self.rows + len(self.prompts)
@@ -277,10 +210,7 @@ class _Player:
 
 
 def why_late(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float, free_at: float) -> str:
-    """Why a request had better not join the engine of the library `to`; empty if nothing speaks against it.
-
-    `engines`: all on the device. The step that is computed now ends at `free_at`.
-    """
+    """Why a request had better not join the engine of the library `to`; empty if nothing speaks against it."""
     players, tpot_s = list[_Player](), new.tpot_s
     for outlook in engines:
         prompts = list(outlook.prompts)
@@ -300,8 +230,7 @@ def why_late(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt,
 def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> str:
     """Cases 1 and 2: the turns from a time on, until each engine has had one behind the last prompt."""
     unread, started = sum(len(player.prompts) for player in players), at
-    left = players
-    """Engines that have had no turn behind the last prompt."""
+    left = players  # engines that have had no turn behind the last prompt
     for _ in range(_MOST_TURNS):
         ready = [each for each in left if each.ready_at <= at]
         if not ready:

@@ -1,4 +1,4 @@
-"""Which devices this pilot has: what the batch system granted, and nothing more."""
+"""The devices that the batch system granted to this pilot."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import msgspec
 from stoker.errors import ConfigError
 from stoker.pilot.devices import cpu, gpu
 from stoker.pilot.devices.cpu import PilotDevice
-from stoker.protocol.ids import DeviceId
 from stoker.site import GPU_CORES
 
 __all__ = ["GrantedDevices", "PilotDevice", "find_devices"]
 
 
 class GrantedDevices(msgspec.Struct, frozen=True):
-    """Devices to offer, and the faults of granted ones, a line each. `lacks`: why none is of use, for example because
-    the job's GPUs are missing."""
+    """Devices to offer, and faults of granted ones. `lacks`: why none can be used."""
 
     offered: tuple[PilotDevice, ...]
     troubles: tuple[str, ...] = ()
@@ -29,14 +27,12 @@ class GrantedDevices(msgspec.Struct, frozen=True):
 def find_devices(
     wanted: str = "auto", *, gpus_asked: int = 0, gpu_cores: int = GPU_CORES, limit_s: float = gpu.DRIVER_LIMIT_S
 ) -> GrantedDevices:
-    """Return the devices to offer. `auto`: the granted GPUs, or one CPU device per core if there are no GPUs.
+    """Return the devices to offer. Raises ConfigError if the wanted devices are not here.
 
-    `cpu` and `cpu:N` ask for CPU devices (one per core, or N), `gpu` for GPUs alone, `gpu+cpu` and `gpu+cpu:N` for GPUs
-    with `gpu_cores` cores each, and CPU devices of the remaining cores (`cpu.share_with_spare`). `gpus_asked`: number
-    of GPUs that the job asked for. An `auto` pilot of such a job that finds none offers its CPU devices with that as
-    their fault, so that nothing is loaded there and the reason is shown.
-
-    Raises ConfigError if the wanted devices are not here. `limit_s`: how long the NVIDIA driver may take.
+    `auto`: the granted GPUs, else one CPU device per core; `cpu`, `cpu:N`: CPU devices (one per core, or N); `gpu`:
+    GPUs alone; `gpu+cpu`, `gpu+cpu:N`: GPUs with `gpu_cores` cores each, and CPU devices of the other cores.
+    `gpus_asked`: GPUs that the job asked for; an `auto` pilot that finds none of them offers CPU devices with that as
+    their fault.
     """
     kind, _, count = wanted.strip().partition(":")
     if count and not (kind.endswith("cpu") and count.isdecimal() and int(count) > 0):
@@ -47,8 +43,7 @@ def find_devices(
         return GrantedDevices(cpu.find(int(count or 0)))
     if kind not in ("auto", "gpu", "gpu+cpu"):
         raise ConfigError(
-            f"--devices {wanted!r}: write auto, gpu, cpu, cpu:N with N at least 1, gpu+cpu, or gpu+cpu:N",
-            key="devices",
+            f"--devices {wanted!r}: write auto, gpu, cpu, cpu:N with N at least 1, gpu+cpu, or gpu+cpu:N", key="devices"
         )
     found = gpu.find(limit_s=limit_s)
     asked = f"asked for {gpus_asked} GPU{'s' * (gpus_asked != 1)}, the pilot found"
@@ -59,7 +54,9 @@ def find_devices(
         if kind == "gpu+cpu":
             offered, lack = cpu.share_with_spare(found.devices, count=int(count or 0), gpu_cores=gpu_cores)
             return GrantedDevices(offered, (*troubles, *((lack,) if lack else ())))
-        return GrantedDevices(share_cores(found.devices), troubles)
+        parts = cpu.divide(cpu.cores(), len(found.devices))
+        offered = tuple(device.with_cores(part) for device, part in zip(found.devices, parts, strict=True))
+        return GrantedDevices(offered, troubles)
     if kind != "auto":
         raise ConfigError(f"--devices {wanted}: no GPU was granted to this pilot: {found.why}", key="devices")
     if gpus_asked:
@@ -68,18 +65,6 @@ def find_devices(
     return GrantedDevices(cpu.find(), found.left_out)
 
 
-def share_cores(gpus: tuple[PilotDevice, ...]) -> tuple[PilotDevice, ...]:
-    """Give each GPU its part of this pilot's cores."""
-    cores = cpu.cores()
-    parts = cpu.divide(cores, len(gpus))
-    return tuple(device.with_cores(part) for device, part in zip(gpus, parts, strict=True))
-
-
 def visible(devices: tuple[PilotDevice, ...]) -> dict[str, str]:
     """The environment that shows these devices, and no others, to a library process."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(device.cuda for device in devices if device.cuda)}
-
-
-def named(devices: tuple[PilotDevice, ...]) -> dict[DeviceId, PilotDevice]:
-    """Devices by id."""
-    return {device.facts.device: device for device in devices}

@@ -1,12 +1,7 @@
-"""CPU devices: a share of the cores and of the memory that this pilot may use; and the facts of any device.
+"""CPU devices: a share of the cores and the memory that this pilot may use; and the facts of any device.
 
-Several things bound both, and the smallest wins: the affinity mask and the cgroup's quota, which the kernel enforces,
-and what Slurm or HTCondor says it granted, which some sites do not enforce.
-
-A pilot with GPUs may offer spare cores as CPU devices (`devices = "gpu+cpu:1"`). Each GPU keeps the first cores of its
-even part, so that they stay near it. The agent runs on the GPUs' cores as well (`kept_cores`), so a model on the spare
-ones does not delay heartbeats and transfers. Of host memory the GPUs keep as much as they have, at most half; the CPU
-devices share the rest.
+The smallest limit counts: affinity mask, cgroup quota, and what Slurm or HTCondor granted. A pilot with GPUs may offer
+spare cores as CPU devices (`gpu+cpu:1`). Each GPU keeps the first cores of its part, and the agent runs on these too.
 """
 
 from __future__ import annotations
@@ -26,11 +21,7 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 class PilotDevice(msgspec.Struct, frozen=True):
-    """A device: its facts for the manager, and those that only the pilot needs.
-
-    `cores` are its processor cores. `cuda` is its name in `CUDA_VISIBLE_DEVICES` (empty for a CPU device), `uuid` its
-    name in NVML.
-    """
+    """A device: its facts for the manager, and facts for the pilot alone. `cores` are its processor cores."""
 
     facts: DeviceFacts
     cores: tuple[int, ...] = ()
@@ -49,9 +40,7 @@ class PilotDevice(msgspec.Struct, frozen=True):
 
 # ---- CPU devices
 
-
-USED_SHARE = 0.9
-"""Of the memory; the rest is for the agent, the system and its caches."""
+USED_SHARE = 0.9  # Of the memory; the rest is for the agent, the system and its caches
 
 
 def find(count: int = 0) -> tuple[PilotDevice, ...]:
@@ -93,8 +82,8 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
     """Return the cores that this process may use, at least one.
 
-    A batch system may count cores without binding jobs to them; then jobs on one node should choose different ones:
-    HTCondor numbers its slots; Slurm's jobs go by their ids, which may clash, but do not all take the lowest cores.
+    A batch system may count cores without binding jobs to them. Then jobs on a node choose different ones by their
+    slot (HTCondor) or job id (Slurm).
     """
     allowed = sorted(os.sched_getaffinity(0))
     limits = [_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
@@ -133,7 +122,6 @@ def _slurm_memory(environ: Mapping[str, str]) -> float:
 
 
 def _condor(environ: Mapping[str, str], name: str) -> float:
-    """Cores (`Cpus`) or memory in MiB (`Memory`) in the ad of HTCondor's slot; 0 outside of HTCondor."""
     try:
         ad = Path(environ["_CONDOR_MACHINE_AD"]).read_text(errors="replace")
     except (KeyError, OSError):
@@ -150,7 +138,6 @@ def _total(root: Path) -> int:
 
 
 def _quota(root: Path) -> float:
-    """Cores that the cgroup's quota is worth; 0 = unlimited."""
     found = []
     for folder in cgroups(root, "cpu"):
         try:
@@ -197,16 +184,13 @@ def number_in(path: Path) -> int:
 
 # ---- spare cores next to GPUs
 
-
-_MOST_KEPT = 0.5
-"""Part of host memory that is kept for GPUs."""
+_MOST_KEPT = 0.5  # part of host memory that is kept for GPUs
 
 
 def share_with_spare(
     gpus: tuple[PilotDevice, ...], *, count: int, gpu_cores: int
 ) -> tuple[tuple[PilotDevice, ...], str]:
-    """GPUs with `gpu_cores` cores each, then `count` CPU devices of the other cores (0 = one a core). Where no core is
-    left: the GPUs alone, which share all cores, and why in words."""
+    """GPUs with `gpu_cores` cores each, then `count` CPU devices of the other cores (0 = one a core)."""
     mine = cores()
     parts = divide(mine, len(gpus))
     if len(mine) <= gpu_cores * len(gpus):

@@ -1,14 +1,10 @@
-"""GPUs: what the batch system granted to this job, and what NVML says of them.
+"""GPUs that the batch system granted to this job, and what NVML reports about them.
 
-`CUDA_VISIBLE_DEVICES` names the granted GPUs: indices among the GPUs that the job sees, `GPU-` and `MIG-` identifiers,
-or beginnings of these. A list ends, as with CUDA, at the first entry that names nothing. If it is unset, Slurm's
-`SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count the GPUs of the node, whatever the job sees of them, and HTCondor's
-`_CONDOR_AssignedGPUs` has names like `CUDA0` or `GPU-1a2b`. A job of a batch system that sets none of these was granted
-no GPU. Outside of a job (a workstation, a container) every GPU may be used.
-
-Each GPU is asked separately: one that is lost, refused or half broken is left out with its reason. Indices count in PCI
-order, as NVML does; where CUDA might count otherwise libraries get identifiers. Under Slurm's cgroups NVML may count
-GPUs whose handle it refuses (NO_PERMISSION): they belong to other jobs, and CUDA does not count them.
+`CUDA_VISIBLE_DEVICES` names them by index or by (the beginning of) a UUID. As in CUDA, the list ends at the first entry
+that names nothing. Without it, Slurm's `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count GPUs of the node, and HTCondor's
+`_CONDOR_AssignedGPUs` has names like `CUDA0` or `GPU-1a2b`. A job with none of these has no GPU. Outside of a job all
+GPUs may be used. GPUs whose handle NVML refuses (NO_PERMISSION) belong to other jobs. A broken GPU is left out with its
+reason.
 """
 
 from __future__ import annotations
@@ -27,7 +23,6 @@ from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
 
 # ---- NVML
-
 
 LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
 """Errors by which a GPU no longer works until it is reset or the node restarts."""
@@ -68,7 +63,6 @@ def address_of(handle: Any) -> int:
 
 # ---- what was granted
 
-
 JOB_VARIABLES = {
     "SLURM_JOB_ID": "Slurm",
     "_CONDOR_SLOT": "HTCondor",
@@ -81,11 +75,7 @@ JOB_VARIABLES = {
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The GPUs that were granted.
-
-    `variable`: the variable that names them; empty = no batch system, all GPUs may be used. `names` are indices or
-    identifiers. `of_node`: indices count the GPUs of the node, not the visible ones. `refusal`: why there are none.
-    """
+    """The GPUs that were granted. `of_node`: `names` count GPUs of the node. `refusal`: why no GPU was granted."""
 
     variable: str = ""
     names: tuple[str, ...] = ()
@@ -123,18 +113,15 @@ def _names(text: str) -> tuple[str, ...]:
 
 # ---- GPUs
 
+PROCESS_BYTES = 600_000_000  # GPU memory that CUDA takes for each process: context, kernels, cuBLAS
 
-PROCESS_BYTES = 600_000_000
-"""GPU memory that CUDA takes for each process: context, kernels, cuBLAS."""
-
-DRIVER_LIMIT_S = 60.0
-"""Seconds after which a silent driver hangs. Without persistence mode a first answer may take many seconds."""
+DRIVER_LIMIT_S = 60.0  # seconds after which a silent driver hangs
 
 _T = TypeVar("_T")
 
 
 class GrantedGpus(msgspec.Struct, frozen=True):
-    """GPUs to offer. `why`: the reason why there are none; `left_out`: the faults of granted GPUs."""
+    """GPUs to offer. `why`: the reason for an empty list; `left_out`: the faults of granted GPUs."""
 
     devices: tuple[PilotDevice, ...] = ()
     why: str = ""
@@ -142,8 +129,6 @@ class GrantedGpus(msgspec.Struct, frozen=True):
 
 
 class _Unit(msgspec.Struct, frozen=True):
-    """A GPU, or a MIG part of one. `trouble`: why it cannot be used; `number`: of its device file, -1 = unknown."""
-
     label: str
     handle: Any = None
     whole: Any = None
@@ -184,7 +169,7 @@ def within(limit_s: float, ask: Callable[[], _T]) -> _T:
         raise TimeoutError from None
     if error is not None:
         raise error
-    return answer  # type: ignore[return-value]  # None only beside an error
+    return answer  # type: ignore[return-value]  # None only with an error
 
 
 def _find(nvml: Any, grant: Grant) -> GrantedGpus:
@@ -234,7 +219,6 @@ def _unit(nvml: Any, index: int) -> _Unit:
 
 
 def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
-    """The MIG parts into which a GPU is cut; the GPU itself where it is whole."""
     if unit.trouble:
         return [unit]
     try:
@@ -256,7 +240,6 @@ def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
 
 
 def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
-    """The granted GPUs, in the order of the grant."""
     mine = [unit for unit in here if not unit.refused]
     parts = [part for unit in mine for part in _parts(nvml, unit)]
     if not grant.variable:
@@ -283,8 +266,11 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
 
 
 def _of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
-    """GPUs by their indices on the node. If a cgroup shows as many as were granted, these are they; otherwise a number
-    is the device file's, or NVML's index if NVML does not know that."""
+    """GPUs by their indices on the node.
+
+    If as many are visible as were granted, these are they. Otherwise an index is a device file's number, or NVML's
+    index.
+    """
     for visible in (mine, parts):
         if len(visible) == len(grant.names):
             yield from visible
@@ -323,7 +309,6 @@ def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice:
 
 
 def _memory_bytes(nvml: Any, handle: Any) -> int:
-    """The memory of a GPU without what its driver keeps for itself. Raises NVMLError."""
     total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     try:
         reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
@@ -333,7 +318,6 @@ def _memory_bytes(nvml: Any, handle: Any) -> int:
 
 
 def _most_processes(nvml: Any, unit: _Unit) -> int:
-    """How many processes may use a GPU at once by its compute mode; 0 = any number. Raises _Unusable."""
     try:
         mode = nvml.nvmlDeviceGetComputeMode(unit.whole)
     except nvml.NVMLError:

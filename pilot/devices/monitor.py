@@ -1,30 +1,156 @@
-"""Watches GPUs through NVML, in one thread per GPU: a driver that hangs blocks only its thread.
+"""Watches GPUs through NVML, and the host's memory after the kernel killed a library.
 
-The agent's loop reads what a thread left. If a thread has waited for the driver for `limit_s`, the GPU or its driver
-hangs, which is a fault of that device alone. `Health` reports uncorrectable memory errors, Xid events, and a lost GPU.
-
-Most Xids (13, 31, 43, 45, ...) are faults of programs; those below are faults of the GPU or its link, after which it
-computes wrongly or not at all until it is reset (NVIDIA's "XID Errors" document). A GPU that has fallen off the bus
-answers every question with GPU_IS_LOST, even the question for its name: so events are matched by handle, and each such
-answer is the fault itself.
+One thread watches one GPU, so a driver that hangs blocks only its thread. Most Xids (13, 31, 43, 45, ...) are faults of
+programs; those below are faults of the GPU or its link (NVIDIA's "XID Errors"). A lost GPU answers every question with
+GPU_IS_LOST, so events are matched by handle. In a container NVML's process numbers are not ours, so they count only if
+every process that the driver shows is ours; otherwise a library that is alone on a GPU has what was taken since the GPU
+was empty.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
+from stoker.pilot.core.events import MemoryShortage
 from stoker.pilot.devices import gpu
-from stoker.pilot.devices.cpu import PilotDevice
+from stoker.pilot.devices.cpu import PilotDevice, cgroups, number_in
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 
-# ---- health
+# ---- memory of GPUs
 
+_FIRST_NAMESPACE = "pid:[4026531836]"
+"""The name of the PID namespace that Linux starts with (PROC_PID_INIT_INO), the same on every machine."""
+
+
+_K = TypeVar("_K")
+
+
+def sees_all_processes() -> bool:
+    """True if process numbers here are the node's, as the driver counts them."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
+    except OSError:
+        return False
+
+
+def divide_memory(
+    by_process: Mapping[int, int | None] | None,
+    processes: Mapping[_K, Collection[int]],
+    *,
+    taken_bytes: int,
+    bare_bytes: int,
+    trusted: bool,
+) -> dict[_K, int]:
+    """Bytes that each library uses of a GPU, without libraries for which it is unknown."""
+    ours = {pid for pids in processes.values() for pid in pids}
+    if by_process and (trusted or ours >= by_process.keys()):
+        return {
+            library: sum(by_process[pid] or 0 for pid in pids if pid in by_process)
+            for library, pids in processes.items()
+            if all(by_process.get(pid, 0) is not None for pid in pids)
+        }
+    if trusted and by_process is not None:
+        return dict.fromkeys(processes, 0)
+    if len(processes) == 1 and taken_bytes >= 0 and bare_bytes >= 0:
+        return {library: max(0, taken_bytes - bare_bytes) for library in processes}
+    return {}
+
+
+# ---- memory of the host
+
+FRESH_S = 5.0
+"""Seconds that a counted kill may be older than the death that it explains: one shortage may end several libraries."""
+
+
+class OomKills:
+    """Detects a recent kill for lack of memory. `own_bytes`: this pilot's memory, None = unknown."""
+
+    def __init__(
+        self,
+        own_bytes: Callable[[], int | None],
+        *,
+        root: Path = Path("/"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._own_bytes = own_bytes
+        self._root = root
+        self._clock = clock
+        self._count = self._counted()
+        self._noticed_at = -FRESH_S
+
+    def note_kills(self) -> None:
+        """Notice kills that were counted since the last look."""
+        count = self._counted()
+        if count > self._count:
+            self._noticed_at = self._clock()
+        self._count = count
+
+    def shortage(self) -> MemoryShortage | None:
+        """The limit that leaves the least room; None without a recent kill, or if this pilot's memory is unknown."""
+        self.note_kills()
+        if self._clock() - self._noticed_at >= FRESH_S:
+            return None
+        own = self._own_bytes()
+        if own is None:
+            return None
+        levels = [MemoryShortage(limit - used - shared, max(0, used - own)) for limit, used, shared in self._levels()]
+        return min(levels, key=lambda level: level.room_bytes, default=None)
+
+    def _counted(self) -> int:
+        return _value(self._root / "proc/vmstat", "oom_kill")
+
+    def _levels(self) -> Iterator[tuple[int, int, int]]:
+        info = self._root / "proc/meminfo"
+        total, shared = _value(info, "MemTotal:") * 1024, _value(info, "Shmem:") * 1024
+        if total:
+            yield total, max(0, total - _value(info, "MemAvailable:") * 1024 - shared), shared
+        for folder in cgroups(self._root, "memory"):
+            facts = folder / "memory.stat"
+            if (limit := number_in(folder / "memory.max")) and (not total or limit < total):
+                yield limit, _value(facts, "anon"), _value(facts, "shmem")
+            elif (limit := number_in(folder / "memory.limit_in_bytes")) and (not total or limit < total):
+                yield limit, _value(facts, "total_rss"), _value(facts, "total_shmem")
+
+
+def anonymous_bytes(pids: Iterator[int]) -> int | None:
+    """Memory that these processes alone, or with others, would have to give up; shared pages are divided."""
+    total = 0
+    for pid in pids:
+        held = _value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:", none=-1)
+        if held < 0:
+            if _lives(pid):
+                return None
+            continue
+        total += held * 1024
+    return total
+
+
+def _lives(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}") and _value(Path(f"/proc/{pid}/status"), "VmSize:") > 0
+
+
+def _value(path: Path, name: str, *, none: int = 0) -> int:
+    try:
+        with path.open() as file:
+            for line in file:
+                words = line.split()
+                if words[:1] == [name] and words[1:2] and words[1].isdecimal():
+                    return int(words[1])
+    except OSError:
+        pass
+    return none
+
+
+# ---- health
 
 XIDS = {
     48: "a double-bit memory error",
@@ -37,15 +163,11 @@ XIDS = {
     120: "its system processor failed",
     140: "a memory error that could not be recovered",
 }
-_UNKNOWN_TIMES = 3
-"""Number of "Unknown Error" answers in a row that are a fault: some drivers say that of a lost GPU."""
+_UNKNOWN_TIMES = 3  # "Unknown Error" answers in a row that are a fault: some drivers give them for a lost GPU
 
 
 class Health:
-    """Watches one GPU, or the GPU of a MIG part. A driver that cannot answer counts as healthy.
-
-    `handle` is of the whole GPU: a MIG part has neither events nor error counts.
-    """
+    """Watches one GPU, or the whole GPU of a MIG part. A driver that cannot answer counts as healthy."""
 
     def __init__(self, handle: Any, *, nvml: Any) -> None:
         self._nvml = nvml
@@ -91,7 +213,6 @@ class Health:
             return True
 
     def _lost(self) -> str:
-        """That it no longer answers: every GPU that works can tell its memory, or says that it cannot."""
         nvml = self._nvml
         try:
             nvml.nvmlDeviceGetMemoryInfo(self._handle)
@@ -120,18 +241,13 @@ class Health:
 
 # ---- monitors
 
-
 log = logging.getLogger("stoker.pilot")
 
 EVERY_S = 1.0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A GPU's memory at one moment, in bytes.
-
-    `by_process`: memory by process id as the driver counts processes; None = unknown. `taken_bytes`: memory in use by
-    any process, or by the driver; -1 = unknown. `at`: monotonic time of the question.
-    """
+    """A GPU's memory in bytes, by the driver's process id (None = unknown), and in all (-1)."""
 
     by_process: dict[int, int | None] | None
     taken_bytes: int = -1
@@ -152,8 +268,7 @@ class Monitor:
         self._health: Health | None = None
         self._reading: Reading | None = None
         self._fault = ""
-        self._asked_at: float | None = None
-        """Since when the thread waits for the driver; None while it does not."""
+        self._asked_at: float | None = None  # since when the thread waits for the driver; None while it does not
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{device.facts.device}", daemon=True)
         self._thread.start()
@@ -169,7 +284,7 @@ class Monitor:
         return fault
 
     def hangs(self, now: float) -> str:
-        """The message about a driver that has not answered for too long; empty while it answers. `now`: monotonic."""
+        """The message about a driver that has not answered for too long; empty while it answers."""
         asked_at = self._asked_at
         if asked_at is None or now - asked_at < self._limit_s:
             return ""
@@ -186,7 +301,7 @@ class Monitor:
                 self._measure()
             except self._nvml.NVMLError:  # no driver any more, or no such GPU: its fault has been noted
                 self._reading = None
-            except Exception:  # a pynvml that lacks what is asked for here
+            except Exception:  # a pynvml that lacks one of these functions
                 self._reading = None
                 log.exception("%s cannot be watched through NVML", self._uuid)
                 return
@@ -195,37 +310,21 @@ class Monitor:
             self._over.wait(self._every_s)
 
     def _measure(self) -> None:
-        nvml = self._nvml
+        nvml, taken = self._nvml, -1
         if self._handle is None:
             nvml.nvmlInit()
-            self._handle = self._find()
-            self._health = Health(self._whole(), nvml=nvml)
+            try:
+                self._handle = whole = nvml.nvmlDeviceGetHandleByUUID(self._uuid)
+            except nvml.NVMLError as error:
+                if gpu.is_error(nvml, error, *gpu.LOST_CODES):
+                    self._fault = f"the driver says: {error}"
+                raise
+            if self._uuid.startswith("MIG-"):
+                with suppress(nvml.NVMLError):
+                    whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
+            self._health = Health(whole, nvml=nvml)
         assert self._health is not None
-        fault = self._health.fault()
-        if fault:
-            self._fault = fault
-        self._reading = self._read()
-
-    def _find(self) -> Any:
-        nvml = self._nvml
-        try:
-            return nvml.nvmlDeviceGetHandleByUUID(self._uuid)
-        except nvml.NVMLError as error:
-            if gpu.is_error(nvml, error, *gpu.LOST_CODES):
-                self._fault = f"the driver says: {error}"
-            raise
-
-    def _whole(self) -> Any:
-        nvml = self._nvml
-        if not self._uuid.startswith("MIG-"):
-            return self._handle
-        try:
-            return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
-        except nvml.NVMLError:
-            return self._handle
-
-    def _read(self) -> Reading:
-        nvml, taken = self._nvml, -1
+        self._fault = self._health.fault() or self._fault
         by_process: dict[int, int | None] | None = None
         at = time.monotonic()
         with suppress(nvml.NVMLError):
@@ -234,7 +333,7 @@ class Monitor:
         with suppress(nvml.NVMLError):
             running = nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
             by_process = {process.pid: process.usedGpuMemory for process in running}
-        return Reading(by_process, taken, at)
+        self._reading = Reading(by_process, taken, at)
 
 
 def watch(devices: tuple[PilotDevice, ...], *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> dict[str, Monitor]:

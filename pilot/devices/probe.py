@@ -1,16 +1,13 @@
 """`python -P -m stoker.pilot.devices.probe DEVICE`: tests whether a GPU computes correctly, in a short process.
 
-It allocates memory, multiplies two matrices in single precision, and checks every element of the product. The matrices
-are A[i][k] = a[i] + b[k] and B[k][j] = c[k] + d[j] with small whole numbers, so the product is known in closed form,
+It multiplies two matrices in single precision and checks every element of the product. The matrices are
+A[i][k] = a[i] + b[k] and B[k][j] = c[k] + d[j] with small whole numbers, so the product is known in closed form,
 
     C[i][j] = a[i] * sum(c) + n * a[i] * d[j] + sum(b * c) + d[j] * sum(b)
 
-and, because every partial sum is a whole number below 2^24, a sound device returns it without any error. A broken one
-(a bad memory cell, a multiplier that fails when hot) is typically off by far more than `ALLOWED`.
-
-It prints in one line what is wrong; its exit code is a `ProbeVerdict`. It uses the driver alone and takes a few tenths
-of a second: no CUDA toolkit, and no PyTorch, which only libraries may import, which a node may lack, and which takes
-seconds to start. The kernel is written in PTX, which every driver compiles, with one thread per element.
+and a healthy device returns it exactly: every partial sum is a whole number below 2^24. The probe prints what is wrong
+in one line, and its exit code is a `ProbeVerdict`. It uses the driver alone, because a node may lack PyTorch. The
+kernel is written in PTX, which every driver compiles, with one thread per element.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from typing import Any, Protocol
 from stoker.pilot.core.events import ProbeVerdict
 
 # ---- the device
-
 
 _ROOM_BYTES = 64 * 1024 * 1024
 """Bytes allocated and filled in addition to the matrices: a device without this room is useless."""
@@ -163,13 +159,9 @@ def open_first() -> Gpu:
 
 # ---- the probe
 
-
-SIZE = 512
-"""Rows and columns of the matrices."""
-ALLOWED = 1e-3
-"""The largest relative error of an element."""
-_LIMIT_S = 120
-"""Seconds until the probe ends itself, should its starter have died."""
+SIZE = 512  # rows and columns of the matrices
+ALLOWED = 1e-3  # the largest relative error of an element
+_LIMIT_S = 120  # seconds until the probe ends itself, should its starter have died
 
 
 class Computer(Protocol):
@@ -197,7 +189,6 @@ def examine(computer: Computer, *, name: str) -> tuple[ProbeVerdict, str]:
 
 
 def _error(product: array[float], *, a: list[float], b: list[float], c: list[float], d: list[float]) -> float:
-    """The largest relative error of an element; a value that is no number counts as 1."""
     size, sum_b, sum_c = len(a), sum(b), sum(c)
     sum_bc = sum(bk * ck for bk, ck in zip(b, c, strict=True))
     worst = 0.0

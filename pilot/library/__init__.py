@@ -1,1 +1,1 @@
-"""The process that holds one context and runs calls on it."""
+"""The process that holds one context and serves calls."""

@@ -1,16 +1,11 @@
-"""Records of calls that outlive the library's process: which call runs (`Marker`), and where its output is.
+"""Records of calls that survive the library's process: which call runs, and where its output is.
 
-The marker is a small mapped file. The library writes a record before it begins a call: three stores into memory, no
-system call. After the process died the agent reads which call ran; while it lives the agent reads how long the call has
-run. There is one record per slot: the call's id, its start on CLOCK_MONOTONIC in nanoseconds (0 = the slot is idle),
-and where in the library's log its output begins. The first record belongs to no slot: it is the length of the log when
-a call last ended, because output before that may belong to another call. A process that ends before it could report
-ended calls appends records of them.
+The marker is a small mapped file with a record per slot: the call's id, its start on CLOCK_MONOTONIC in ns (0 = idle),
+and where in the log its output begins. To write it costs no system call. The agent reads it. The first record holds the
+log's length when a call last ended.
 
-With one slot, standard output and error are the log file, which also takes the output of child processes and C code. A
-call's part is what the file grew by. With several slots, each thread's prints go to a file of its slot, and from there
-into the log in one piece when the call ends, or after the process died (`recover`). Output of child processes and C
-code belongs to no call then, unless one ran alone. A log whose disk is full loses output, and costs no call.
+With one slot, standard output is the log, and a call's output is what the log grew by. With several slots, each
+thread's prints go to a file of its slot, and into the log when the call ends or after the process died (`recover`).
 """
 
 from __future__ import annotations
@@ -32,16 +27,13 @@ from stoker.protocol.calls import Printed
 
 # ---- the marker of running calls
 
-
 _RECORD = struct.Struct("<Qqq")
 _SIZE = _RECORD.size
-NOWHERE = -1
-"""Stands for the place in the log of a call whose output is not known."""
+NOWHERE = -1  # stands for the place in the log of a call whose output is not known
 
 
 class Running(NamedTuple):
-    """A call that runs, its start in nanoseconds, and where in the library's log its output begins, in bytes. `slot`:
-    which slot runs it; beyond the library's slots: it has ended."""
+    """A running call. `slot`: beyond the library's slots it has ended."""
 
     call: int
     start_ns: int
@@ -76,8 +68,7 @@ class Marker:
         self._pack(self._map, 0, 0, 0, log_bytes)
 
     def suspect(self, calls: Iterable[int]) -> None:
-        """These calls have ended, and one of them may be why this process ends before it could tell that. They stand
-        behind the slots as calls that run. A disk that is full keeps none."""
+        """These calls have ended, and one of them may be why this process ends before it could tell that."""
         with suppress(OSError), open(self._path, "ab") as file:
             file.write(b"".join(_RECORD.pack(call, time.monotonic_ns(), NOWHERE) for call in calls))
 
@@ -99,9 +90,7 @@ def running(path: Path) -> list[Running]:
 
 # ---- output
 
-
-_GAP_S = 0.001
-"""Output in the gap between two calls belongs to neither, if the gap is longer."""
+_GAP_S = 0.001  # output in the gap between two calls belongs to neither, if the gap is longer
 _clock = time.perf_counter
 
 
@@ -111,8 +100,7 @@ class LogTail:
     def __init__(self, path: str) -> None:
         self._path = path
         facts = os.fstat(1)
-        self.start = facts.st_size
-        """Where in the log the output of the call that runs, or of the next one, begins."""
+        self.start = facts.st_size  # where in the log the output of the call that runs, or of the next one, begins
         self._taken_at = 0.0
         self._is = (facts.st_dev, facts.st_ino)
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -141,7 +129,6 @@ class LogTail:
         return Printed(path=self._path, start=start, end=size)
 
     def _size(self) -> int:
-        """How long the log is; 0 if a call has closed it, or has put another file in its place."""
         try:
             facts = os.fstat(1)
         except OSError:
@@ -150,8 +137,7 @@ class LogTail:
 
 
 class ThreadTail:
-    """Several slots: Python's streams, a thread at a time. `kept`: the path of this slot's file. `ended` is told how
-    long the log is when a call has ended."""
+    """Output of one of several slots: Python's streams of its thread, kept in the slot's file."""
 
     _lock = threading.Lock()
 
@@ -189,7 +175,7 @@ def kept_of(folder: str | os.PathLike[str], slot: int) -> str:
 
 
 def recover(log: str, kept: str) -> None:
-    """Write into the log what a call of a dead process has printed. A disk that takes no writes loses it."""
+    """Write into the log what a call of a dead process has printed."""
     try:
         with open(kept, "r+b", buffering=0) as file, open(log, "ab", buffering=0) as target:
             _move(file.fileno(), target.fileno(), log)
@@ -227,7 +213,6 @@ class _LogFile(io.FileIO):
     """The log file under Python's streams: drops what the disk does not take."""
 
     def write(self, data: Any) -> int:
-        """Write it, if the disk takes it."""
         try:
             return super().write(data)
         except OSError as error:
@@ -237,47 +222,37 @@ class _LogFile(io.FileIO):
 
 
 def stream_to(descriptor: int) -> io.TextIOWrapper:
-    """A stream to the log. A library that is killed leaves its last lines; odd characters never fail a call."""
+    """A stream to the log."""
     file = io.BufferedWriter(_LogFile(descriptor, "wb", closefd=False))
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 class _Router(io.TextIOBase):
-    """A text stream that writes to the file of a call's slot, or else to the log."""
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write it to the slot's file if a call runs in this thread."""
         kept: TextIO | None = getattr(_local, "stream", None)
         return (kept if kept is not None else self._stream).write(text)
 
     def flush(self) -> None:
-        """Flush the stream that this thread writes to."""
         (getattr(_local, "stream", None) or self._stream).flush()
 
     def fileno(self) -> int:
-        """The log file's."""
         return self._stream.fileno()
 
     def close(self) -> None:
-        """Stay open: other threads print to it."""
         self.flush()
 
     def writable(self) -> bool:
-        """Always."""
         return True
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # read-only here
-        """As the stream beneath."""
         return self._stream.encoding
 
 
 def _has_length(file: int, length: int) -> bool:
-    """True if an open file has this length. A seek costs a quarter of an `fstat`, and moves nothing in a log, to whose
-    end all writes go."""
     try:
         return os.lseek(file, 0, os.SEEK_END) == length
     except OSError:  # a call has closed it, or has put a pipe in its place
@@ -285,7 +260,6 @@ def _has_length(file: int, length: int) -> bool:
 
 
 def _flush(stream: TextIO | None) -> None:
-    """Flush, whatever a user has put in the stream's place."""
     if stream is not None:
         try:
             stream.flush()

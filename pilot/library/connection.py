@@ -1,13 +1,10 @@
 """The connection between a library and its agent, on a Unix socket pair.
 
-The first frame holds the library's settings. A frame has a head of eight bytes: its length in five bytes (little
-endian) and a mark of three. User code has this socket among its descriptors and may write to it by mistake: the reader
-refuses a head without the mark, or with an impossible length, at once. The library's reader blocks, the agent's does
-not.
+The first frame holds the library's settings. A frame begins with its length in 5 bytes (little endian) and a mark of 3.
+User code may write to this socket by mistake, so a frame without the mark or with an impossible length is refused.
 
-`LibraryOutbox` sends ends of calls, progress and answers. Ends wait for each other, so that short calls share frames.
-Progress leaves with the next frame, or alone if the last frame with progress is old. Every thread may send.
-`BatchReports` tells the pilot every few seconds how full the batch of the context's engine is, and what its steps took.
+`LibraryOutbox` sends ends of calls, progress and answers, from every thread. `BatchReports` reports every few seconds
+how full the batch of the context's engine is.
 """
 
 from __future__ import annotations
@@ -27,19 +24,17 @@ from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepTimes
 from stoker.errors import ProtocolError
 from stoker.protocol.calls import CallEnd, CallProgress
-from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded
+from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded, Yielded
 
 # ---- settings
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """One library's place on its pilot. Paths are absolute.
+    """One library's place on its pilot, with absolute paths.
 
-    `folder` is its folder on local disk, `log` the file for its output, `objects` the session's folder for large
-    results; `search_path` is appended to `sys.path`. `host` is this machine's address for other pilots. `gang_key` is
-    the session's secret for gangs, from which the ranks of a call derive theirs. `turns` is the board of the turns on
-    the pilot's devices; empty without one. `probe` is the command that probes a device, without the device's name;
-    empty if devices are not probed.
+    `objects` is the session's folder for large results; `search_path` is appended to `sys.path`; `host` is this
+    machine's address for other pilots; `turns` is the board of turns (empty: none); `probe` the command that probes a
+    device.
     """
 
     pilot: str
@@ -60,14 +55,11 @@ encode_settings = msgspec.msgpack.Encoder().encode
 
 # ---- frames
 
-
 _HEAD = struct.Struct("<Q")
 HEAD_BYTES = _HEAD.size
 _LENGTH_BITS = 40
-_MARK = 0xD7A5C1 << _LENGTH_BITS
-"""No text in UTF-8 or ASCII holds these three bytes."""
-MOST_BYTES = 1 << 32
-"""No frame is longer: MessagePack ends there too."""
+_MARK = 0xD7A5C1 << _LENGTH_BITS  # no text in UTF-8 or ASCII holds these three bytes
+MOST_BYTES = 1 << 32  # no frame is longer: MessagePack ends there too
 _ROOM = 1 << 18
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
@@ -117,8 +109,7 @@ class FrameReader:
         return count > 0
 
     def next(self) -> memoryview | None:
-        """Return the next whole frame, valid until the next `fill`; None if it is not complete. Raises ProtocolError
-        for bytes that are no frame."""
+        """Return the next whole frame, valid until the next `fill`; None if it is not complete."""
         here = self._end - self._start
         if here < HEAD_BYTES:
             self._make_room(HEAD_BYTES)
@@ -132,7 +123,6 @@ class FrameReader:
         return self._view[first : self._start]
 
     def _make_room(self, frame_bytes: int) -> None:
-        """Grow the buffer for a frame, with the bytes that came: a length alone takes no memory."""
         if self._start + frame_bytes <= len(self._buffer):
             return
         here = self._end - self._start
@@ -149,30 +139,24 @@ class FrameReader:
 
 # ---- outbox
 
-
-_REPORT_S = 0.05
-"""Progress is reported at most this often."""
+_REPORT_S = 0.05  # progress is reported at most this often
 _now = time.perf_counter
 
 
 class LibraryOutbox:
-    """The sending side of a library's socket. `lost` is called if the socket is gone, with the calls whose ends could
-    not be sent; it does not return."""
+    """The sending side of a library's socket. `lost` receives the calls whose ends could not be sent."""
 
     def __init__(self, sock: socket.socket, *, lost: Callable[[OSError, list[int]], NoReturn]) -> None:
         self._sock = sock
         self._lost = lost
         self._sending = threading.Lock()
-        self.ends: deque[CallEnd] = deque()
-        """Ends that wait."""
-        self.oldest_end = 0.0
-        """When the first of them came, on `time.perf_counter`."""
+        self.ends: deque[CallEnd] = deque()  # ends that wait
+        self.oldest_end = 0.0  # when the first of them came, on `time.perf_counter`
         self._reports: dict[int, CallProgress] = {}
         self._reported_at = 0.0
 
     def report(self, progress: CallProgress) -> None:
-        """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago. A
-        checkpoint that has not gone out yet goes along with the report that comes after it."""
+        """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago."""
         self._reports[progress.call] = _with_checkpoint(progress, self._reports.get(progress.call))
         if _now() - self._reported_at > _REPORT_S:
             self.send_waiting()
@@ -183,14 +167,14 @@ class LibraryOutbox:
         if isinstance(outcome, CallProgress):
             self.send([RunEvicted(progress=_with_checkpoint(outcome, report))])
             return
-        if report is not None:  # what a call has said last is known before it ends
+        if report is not None:  # a call's last progress goes before its end
             self.send([Reports([report])])
         if not self.ends:
             self.oldest_end = ended_at
         self.ends.append(outcome)
 
     def send_waiting(self) -> None:
-        """Send the waiting ends and progress. After this, the sends of other threads are finished too."""
+        """Send the waiting ends and progress."""
         with self._sending:
             ends, out = self.ends, []
             while ends:
@@ -208,6 +192,12 @@ class LibraryOutbox:
         with self._sending:
             self._send(messages)
 
+    def send_pieces(self, pieces: list[Yielded]) -> None:
+        """Send pieces of results, after the ends that wait."""
+        if self.ends:
+            self.send_waiting()
+        self.send(pieces)
+
     def _send(self, messages: list[Any]) -> None:
         data = pack(messages)
         try:
@@ -217,7 +207,6 @@ class LibraryOutbox:
 
 
 def _with_checkpoint(progress: CallProgress, waiting: CallProgress | None) -> CallProgress:
-    """Return a report with the checkpoint of the waiting report, unless it has one."""
     if waiting is None or not waiting.state or progress.state:
         return progress
     return msgspec.structs.replace(progress, state=waiting.state)
@@ -235,14 +224,12 @@ def _ended(messages: list[Any]) -> list[int]:
 
 # ---- batch reports
 
-
-EVERY_S = 10.0
-"""Seconds between two reports."""
+EVERY_S = 10.0  # seconds between two reports
 _LOOK_S = 1.0
 
 
 class BatchReports:
-    """The reports of one library. `say` sends a message to the pilot."""
+    """Reports how full the batch of a context's engine is. `say` sends a message to the pilot."""
 
     def __init__(self, context: Any, *, say: Callable[[BatchReport], None], every_s: float = EVERY_S) -> None:
         self._context = context
@@ -250,29 +237,22 @@ class BatchReports:
         self._every_s = every_s
         self._load = EngineLoad()
         self._said_at = -every_s
-        self._over = threading.Event()
-        self._turn = threading.Lock()
 
     def start(self) -> None:
         """Begin to look, if the context has an engine."""
         if callable(getattr(self._context, "batch_load", None)):
             threading.Thread(target=self._run, name="stoker-batch-reports", daemon=True).start()
 
-    def stop(self) -> None:
-        """Look no more."""
-        self._over.set()
-
     def send_if_due(self, now: float) -> None:
         """Send a report if the batch has changed and the last one is long enough ago, or if a profiler has measured."""
-        with self._turn:
-            times = self._times(urgent=True)
-            if not times.samples and now - self._said_at < self._every_s:
-                return
-            load = self._context.batch_load()
-            if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
-                return
-            self._said_at, self._load = now, load
-            self._say(BatchReport(load, times if times.samples else self._times(urgent=False)))
+        times = self._times(urgent=True)
+        if not times.samples and now - self._said_at < self._every_s:
+            return
+        load = self._context.batch_load()
+        if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
+            return
+        self._said_at, self._load = now, load
+        self._say(BatchReport(load, times if times.samples else self._times(urgent=False)))
 
     def _times(self, *, urgent: bool) -> StepTimes:
         take = getattr(self._context, "take_step_times", None)
@@ -280,9 +260,10 @@ class BatchReports:
         return found if isinstance(found, StepTimes) else StepTimes()
 
     def _run(self) -> None:
-        while not self._over.wait(_LOOK_S):
+        while True:
+            time.sleep(_LOOK_S)
             try:
                 self.send_if_due(time.monotonic())
-            except Exception:  # what a context of the user's says of itself; calls go on
+            except Exception:  # the user's context raised; calls continue
                 traceback.print_exc()
                 return

@@ -1,18 +1,14 @@
 """Classifies the exception that a call raised: the user's, or the infrastructure's (`pilot.core.infrastructure`).
 
 *Origin.* The traceback of an exception from the kernel or a compiled library has no `raise` statement at its end. So
-`raise OSError(EIO)` and `raise RuntimeError("NCCL error")` are the user's. Python code of a package may raise
-exceptions of its own types.
+`raise OSError(EIO)` is the user's.
 
-*Chains.* A re-raised exception and one with an explicit cause (`raise ... from error`) count as the original does. The
-implicit context (`__context__`) does not count. A group counts if each of its members does.
+*Chains.* An explicit cause (`raise ... from error`) counts, the implicit context does not. A group counts if each
+member does.
 
-*Full disks.* The disk is that of the file which the exception names. Many packages name no file: then the library
-takes the innermost function of the traceback that holds an open file, or the path of one. If it finds no file, one of
-the node's disks must be full. A call that fills a disk alone would do so on every node, so its exception is the user's.
-
-This module looks at PyTorch only if the process has imported it. A probe of a device is a separate process. At the end:
-the command and the last output of a failed `bash_app` of Parsl, and an exception in short for people.
+*Full disks.* The disk is that of the file which the exception names, or of an open file in the innermost function that
+has one; without a file, one of the node's disks must be full. A call that fills a disk alone would do so on every node,
+so its exception is the user's.
 """
 
 from __future__ import annotations
@@ -41,12 +37,9 @@ from stoker.pilot.core.infrastructure import Proof, Sign, matching
 
 # ---- full disks
 
-
 _FEW_BYTES = 64 << 10
-_FEW_PART = 0.01
-"""A disk with less than these bytes, or less than this part of it, free is full."""
-_OTHERS_PART = 0.8
-"""Others filled a disk if they hold at least this part of it."""
+_FEW_PART = 0.01  # a disk with less than these bytes, or less than this part of it, free is full
+_OTHERS_PART = 0.8  # others filled a disk if they hold at least this part of it
 _INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 _OPENED = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _PATHS = (str, PosixPath, PurePosixPath)
@@ -56,8 +49,7 @@ _SERVER_FAILS = frozenset(
 
 
 def others_filled_it(error: BaseException, folder: str) -> bool:
-    """True if the disk that a call could not write to is one of this node's, and others filled it. `folder` lies on
-    the node's scratch disk."""
+    """True if the disk that a call could not write to is one of this node's, and others filled it."""
     local = {}
     for place in (folder, *_temporary(), "/dev/shm"):
         with suppress(OSError):
@@ -88,7 +80,6 @@ def _temporary() -> list[str]:
 
 
 def _others_fill(file: str, devices: Collection[int]) -> bool:
-    """True if others hold most of a file's disk, which is one of these devices."""
     try:
         place = os.path.abspath(file)
         while not os.path.exists(place) and place != os.path.dirname(place):
@@ -105,8 +96,7 @@ def _others_fill(file: str, devices: Collection[int]) -> bool:
 
 
 def _own_bytes(file: str, device: int) -> int:
-    """Bytes of the file on disk, and of what this process has open there for writing: a removed file occupies its room
-    until it is closed."""
+    """Bytes of the file, and of files that this process has open there for writing."""
     sizes: dict[int, int] = {}
     places: list[str | int] = [file, *map(int, os.listdir("/proc/self/fd"))]
     for each in places:
@@ -121,7 +111,6 @@ def _own_bytes(file: str, device: int) -> int:
 
 
 def _files_of(trace: TracebackType | None) -> list[str]:
-    """The files that the innermost function holds which holds any. The search ends at the user's innermost function."""
     frames = []
     while trace is not None:
         frames.append(trace.tb_frame)
@@ -136,7 +125,6 @@ def _files_of(trace: TracebackType | None) -> list[str]:
 
 
 def _path_of(value: object) -> str:
-    """The path that a variable holds, or the path of the open file in it; empty for anything else."""
     try:
         is_file = type(value) in _OPENED
         name = value.name if is_file else value  # type: ignore[attr-defined]
@@ -155,14 +143,11 @@ def _is_full(folder: str) -> bool:
         facts = os.statvfs(folder)
     except OSError:
         return False
-    lacks_files = facts.f_files > 0 and facts.f_favail == 0
-    return lacks_files or facts.f_bavail * facts.f_frsize <= max(
-        _FEW_BYTES, _FEW_PART * facts.f_blocks * facts.f_frsize
-    )
+    few_bytes = max(_FEW_BYTES, _FEW_PART * facts.f_blocks * facts.f_frsize)
+    return (facts.f_files > 0 and facts.f_favail == 0) or facts.f_bavail * facts.f_frsize <= few_bytes
 
 
 # ---- the infrastructure's exceptions
-
 
 _NOT_COMPILED = frozenset(
     opcode.opmap[op] for op in ("RAISE_VARARGS", "RETURN_GENERATOR", "YIELD_VALUE", "SEND") if op in opcode.opmap
@@ -177,11 +162,7 @@ _TEXT_MOST = 2000
 
 
 class Place(NamedTuple):
-    """The facts of a library that exceptions are judged by.
-
-    `folder` is on the node's scratch disk, `budget_bytes` what its recipe declares of each device (0: nothing), `probe`
-    the command that probes a device (empty: none is probed).
-    """
+    """The facts of a library that exceptions are judged by."""
 
     folder: str
     devices: tuple[str, ...] = ()
@@ -216,10 +197,7 @@ def _row(error: BaseException, place: Place) -> Sign | None:
     types = [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
     number, name = getattr(error, "errno", None), getattr(error, "filename", None)
     rows = matching(
-        types,
-        number=number if type(number) is int else 0,
-        text=_text(error),
-        names_file=isinstance(name, str | bytes),
+        types, number=number if type(number) is int else 0, text=_text(error), names_file=isinstance(name, str | bytes)
     )
     for row in rows:
         if _is_compiled(error) and _PROOFS[row.proof](error, place):
@@ -283,10 +261,6 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
     return False
 
 
-def _device_fails(error: BaseException, place: Place) -> bool:  # noqa: ARG001
-    return bool(place.probe) and any(_fails(device, place.probe) for device in place.devices)
-
-
 def _fails(device: str, command: tuple[str, ...]) -> bool:
     try:
         done = subprocess.run(
@@ -314,29 +288,33 @@ _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
     Proof.DISK_IS_FULL: lambda error, place: others_filled_it(error, place.folder),
     Proof.FILE_IS_THERE: lambda error, _place: is_there(_text(error).partition(": ")[2]),
     Proof.WITHIN_BUDGET: _is_within_budget,
-    Proof.DEVICE_FAILS: _device_fails,
+    Proof.DEVICE_FAILS: lambda _error, place: (
+        bool(place.probe) and any(_fails(device, place.probe) for device in place.devices)
+    ),
 }
 
 
 # ---- failures of bash apps
 
-
-BASH_FAILURE = "BashExitFailure"
-"""Parsl's class of such an exception."""
+BASH_FAILURE = "BashExitFailure"  # Parsl's class of such an exception
 _LINES = 10
 _MOST_BYTES = 16_384
 _COMMAND_MOST = 1_000
 _RUNS_IT = "remote_side_bash_executor"
-_HEAD_ENDS = "--> end executable <--"
-"""Parsl writes the command into the file for standard error, up to this line."""
+_HEAD_ENDS = "--> end executable <--"  # Parsl writes the command into the file for standard error, up to this line
 
 
 def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> str:
-    """Set `command` and `last_lines` of an exception that Parsl raised for a command. Returns both in short, for
-    people; nothing for any other exception. The call's output begins at the byte `log_from` of the library's log."""
-    found = _locals(error.__traceback__)
-    if found is None or type(error).__name__ != BASH_FAILURE:
+    """Set `command` and `last_lines` of an exception that Parsl raised for a command, and return both in short.
+
+    Empty for any other exception. The call's output begins at the byte `log_from` of the library's log.
+    """
+    trace = error.__traceback__ if type(error).__name__ == BASH_FAILURE else None
+    while trace is not None and trace.tb_frame.f_code.co_name != _RUNS_IT:
+        trace = trace.tb_next
+    if trace is None:
         return ""
+    found = trace.tb_frame.f_locals
     stderr = found.get("std_err")
     lines = _tail(str(stderr.name)) if stderr is not None else _tail(log, start=log_from)
     command, last_lines = str(found.get("executable", "")).strip(), "\n".join(lines[-_LINES:])
@@ -353,14 +331,6 @@ def in_words(first: str, *, command: str, last_lines: str) -> str:
     return "\n".join([first, "its last lines:", *(f"  {line}" for line in last_lines.splitlines())])
 
 
-def _locals(trace: TracebackType | None) -> dict[str, Any] | None:
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == _RUNS_IT:
-            return dict(trace.tb_frame.f_locals)
-        trace = trace.tb_next
-    return None
-
-
 def _tail(path: str, *, start: int = 0) -> list[str]:
     try:
         with open(path, "rb") as file:
@@ -375,7 +345,6 @@ def _tail(path: str, *, start: int = 0) -> list[str]:
 
 # ---- exceptions in short
 
-
 _SHORT_MOST = 400
 _FRAMES = 4
 _INSTALLED_REAL = tuple(
@@ -385,20 +354,18 @@ _OURS = ("stoker.pilot.", "stoker.contexts.")
 
 
 def in_short(error: BaseException) -> str:
-    """`KeyError: 'claim'`, and a line for each of the last frames in the user's own code, the innermost last; where
-    none is, for the innermost of all. Nothing that the exception's own methods do can hinder it."""
+    """`KeyError: 'claim'`, and a line for each of the last frames in the user's code (or the innermost of all)."""
+
+    def is_own(frame: FrameType) -> bool:
+        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+        installed = os.path.realpath(file).startswith(_INSTALLED_REAL) or file.startswith("<frozen")
+        return not installed and not module.startswith(_OURS)
+
     try:
         said = [part.strip() for part in traceback.format_exception_only(error) if part.strip()]
         frames = list(traceback.walk_tb(error.__traceback__))
-        own = [(frame, line) for frame, line in frames if _is_own(frame)][-_FRAMES:] or frames[-1:]
+        own = [(frame, line) for frame, line in frames if is_own(frame)][-_FRAMES:] or frames[-1:]
         places = [f"at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in own]
         return "\n".join([" ".join(said)[:_SHORT_MOST], *places])
     except Exception:  # a class of the user's may do anything when it is shown
         return type(error).__name__
-
-
-def _is_own(frame: FrameType) -> bool:
-    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
-    return not (
-        os.path.realpath(file).startswith(_INSTALLED_REAL) or module.startswith(_OURS) or file.startswith("<frozen")
-    )

@@ -1,12 +1,8 @@
-"""The functions of a library: kept by key, unpickled with their arguments, and which of them may run at the same time.
+"""The functions of a library: cached by key, unpickled with their arguments, and which of them may run at the same
+time.
 
-A library receives a function once and forgets the least recently used. A result that is too large for a message becomes
-a file in the session's folder of objects. A missing package, or a disk that refuses a write, is a `TransferError` with
-the failure that ends the call. Any other exception from unpickling is the user's and keeps its type.
-
-The slots of a library share one `sys.modules`. Two calls that bring different versions of a module run one after the
-other, and so do calls of programs in two folders where threads cannot have their own working folder. Calls begin in
-order: a call that waits is not overtaken, can be given back, and its time limit does not run yet.
+A missing package, or a disk that refuses a write, is a `TransferError`. Other exceptions from unpickling are the
+user's. Slots share one `sys.modules`, so calls that bring different versions of a module run one after the other.
 """
 
 from __future__ import annotations
@@ -38,7 +34,6 @@ from stoker.protocol.to_pilot import FunctionBlob
 
 # ---- functions
 
-
 _ROOM = 128
 _ROOM_BYTES = 128_000_000
 
@@ -49,27 +44,22 @@ class Function:
     def __init__(self, blob: FunctionBlob) -> None:
         self.name = blob.name
         self.size_bytes = len(blob.blob)
-        self.mean_s = 0.0
-        """How long its calls take, recent ones counting most; 0 = not known yet."""
+        self.mean_s = 0.0  # how long its calls take, recent ones counting most; 0 = not known yet
         self._blob = blob.blob
         self._lock = threading.Lock()
         self._opened: tuple[Callable[..., Any], bool] | None = None
         self._modules = NO_MODULES
         self._versions: Mapping[str, str] | None = None
-        self._replaced = 0
-        """How often modules had been replaced when it was opened."""
+        self._replaced = 0  # how often modules had been replaced when it was opened
 
     def versions(self) -> Mapping[str, str]:
-        """The versions of the modules that it brings, by name. First asked for before it is opened."""
+        """The versions of the modules that it brings, by name."""
         if self._versions is None:
             self._versions = versions_carried(self._blob)
         return self._versions
 
     def open(self) -> tuple[Callable[..., Any], bool]:
-        """The function, and whether it takes the context as its first argument; what it imports is found from now on.
-
-        Raises whatever unpickling raises.
-        """
+        """The function, and whether it takes the context as its first argument."""
         self._modules.enter()
         opened = self._opened
         if opened is None or self._replaced != count_replaced():
@@ -82,8 +72,7 @@ class Function:
         return opened
 
     def open_arguments(self, data: Buffer) -> Any:
-        """Unpickle the arguments of a call of this function, which is open. Modules of the arguments come before its
-        own."""
+        """Unpickle a call's arguments. Modules of the arguments come before the function's."""
         if data[:1] != b"M":
             return payloads.loads(data)
         return loads_code(data, under=self._modules)[0]
@@ -127,7 +116,6 @@ class Functions:
 
 # ---- pickling
 
-
 _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
 _TEXT_MOST = 40_000
 
@@ -141,7 +129,7 @@ class TransferError(Exception):
 
 
 class Packer:
-    """Opens what calls bring, and packs what they give back. `settings`: where this library is."""
+    """Unpickles what calls bring, and pickles what they return."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -164,8 +152,7 @@ class Packer:
     # ---- what a call brings
 
     def open_function(self, function: Function) -> tuple[Callable[..., Any], bool]:
-        """Return the function, and whether it takes the context. Raises TransferError if a package is missing here;
-        exceptions of the user's code pass through."""
+        """Return the function, and whether it takes the context."""
         try:
             return function.open()
         except BaseException as error:
@@ -175,8 +162,7 @@ class Packer:
     def open_arguments(
         self, function: Function, payload: Payload, objects: Mapping[str, str]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call. `objects`: paths of large arguments by name. Raises TransferError if they
-        cannot be read, or if a package is missing here; exceptions of the user's code pass through."""
+        """Return the arguments of a call."""
         data: Any = payload
         if isinstance(data, ObjectRef):
             try:
@@ -192,8 +178,6 @@ class Packer:
         return args, kwargs
 
     def _tell(self, error: BaseException, what_was: str) -> None:
-        """Note on an exception that it was raised by unpickling. Raises TransferError instead of one that says that a
-        package is missing or that the bytes are damaged."""
         what, pilot = what_was.rpartition(" ")[0], self._settings.pilot
         if isinstance(error, ImportError):
             text = (
@@ -209,7 +193,7 @@ class Packer:
     # ---- what it gives back
 
     def parts(self, value: Any, *, what: str) -> list[Any]:
-        """Pickle a result or a piece of one (`what`). Raises TransferError."""
+        """Pickle a result or a part of one (`what`). Raises TransferError."""
         try:
             if type(value) in _SMALL:
                 return [payloads.dumps(value, what=what)]
@@ -243,7 +227,6 @@ class Packer:
             return payloads.dump_exception(SerializationError(f"{type(error).__name__} of {len(data)} bytes was lost"))
 
     def _store(self, call: int, parts: list[Any]) -> ObjectRef:
-        """Write a large result to a file of the session. Raises TransferError if the disk refuses it."""
         size = sum(map(len, parts))
         name = f"result-{call:x}-{uuid.uuid4().hex[:12]}"
         path = Path(self._settings.objects) / name
@@ -261,7 +244,6 @@ class Packer:
 
 
 def _map(path: str) -> memoryview:
-    """Map a file's bytes into memory. Writes change the mapping alone, and pages are read on first use."""
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(bytearray())
@@ -269,7 +251,7 @@ def _map(path: str) -> memoryview:
 
 
 def clean(text: str) -> str:
-    """Make a user's text fit for a frame: valid UTF-8, and its middle left out if it is long."""
+    """Make a user's text valid UTF-8, and shorten its middle."""
     if len(text) > _TEXT_MOST:
         text = f"{text[: _TEXT_MOST // 2]} … {len(text) - _TEXT_MOST:,} characters … {text[-_TEXT_MOST // 2 :]}"
     return text.encode("utf-8", "replace").decode()
@@ -277,11 +259,8 @@ def clean(text: str) -> str:
 
 # ---- calls that may run at the same time
 
-
-_Versions = Mapping[str, str]
-"""The versions of the modules that a call wants, by name."""
-_FOLDER = "/"
-"""No module's name: stands for the folder that a call runs in."""
+_Versions = Mapping[str, str]  # the versions of the modules that a call wants, by name
+_FOLDER = "/"  # no module's name: stands for the folder that a call runs in
 
 
 class SideBySide:
@@ -299,20 +278,16 @@ class SideBySide:
         """All slots have one working folder and one umask."""
         self._is_one_folder = True
 
-    def _folder_of(self, work: RunnableCall) -> str:
-        """The folder and umask of a call; of one in its slot's own folder a text that no other call has."""
-        folder, home = work.run.options.folder, work.run.options.home
-        if home is not None and not folder and home not in self._seen:
-            self._seen[home] = is_seen_here(home)
-        if folder or (home is not None and self._seen[home]):
-            return f"{folder} {home}"
-        return str(work.spec.call)
-
     def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
-        """The call whose turn it is, which begins in this slot; None when none may begin yet."""
+        """Take the next call for this slot; None if none may begin yet."""
         while (entry := queue.next()) is not None:
             versions = self._wanted(entry[1])
-            if any(_clash(versions, other) for other in self._running.values()):
+            if any(
+                other.get(name, version) != version
+                for other in self._running.values()
+                if other is not versions
+                for name, version in versions.items()
+            ):
                 self._keeps_one_waiting = True
                 return None
             if queue.begin(entry):
@@ -322,14 +297,12 @@ class SideBySide:
         return None
 
     def end(self, slot: int) -> bool:
-        """The call of this slot has ended, if it ran one. Returns whether another may wait for that."""
+        """The slot's call has ended. Returns whether another may wait for that."""
         self._running.pop(slot, None)
         waits, self._keeps_one_waiting = self._keeps_one_waiting, False
         return waits
 
     def _wanted(self, work: RunnableCall) -> _Versions:
-        """Return the module versions that a call needs: those of its arguments override those of its function and
-        context."""
         if self._of_next is not None and self._of_next[0] is work:
             return self._of_next[1]
         versions = self._of_function(work.function)
@@ -341,7 +314,11 @@ class SideBySide:
         if brought:
             versions = {**versions, **brought}
         if self._is_one_folder:
-            versions = {**versions, _FOLDER: self._folder_of(work)}
+            folder, home = work.run.options.folder, work.run.options.home
+            if home is not None and not folder and home not in self._seen:
+                self._seen[home] = is_seen_here(home)
+            is_named = folder or (home is not None and self._seen[home])
+            versions = {**versions, _FOLDER: f"{folder} {home}" if is_named else str(work.spec.call)}
         self._of_next = work, versions
         return versions
 
@@ -350,9 +327,3 @@ class SideBySide:
         if not self._of_context or not own:
             return own or self._of_context
         return {**self._of_context, **own}
-
-
-def _clash(one: _Versions, other: _Versions) -> bool:
-    if one is other or not one or not other:
-        return False
-    return any(other.get(name, version) != version for name, version in one.items())

@@ -1,79 +1,287 @@
 """A library's turns on its devices: it asks before each iteration, and hands the devices on after it.
 
-Who is next is the pilot core's to say (`stoker.pilot.core.turns`: the shortest headroom first, SLINFER §VI-A).
-The library whose iteration has ended works it out from the board (`turn_board`), writes it there, and wakes the next
-one by a datagram; the agent takes no part. A library that shares its devices with nobody makes no system call, and
-neither does one that keeps its turn because it is still the most urgent.
+`stoker.pilot.core.turns` decides who is next. The libraries of a pilot ask on a board in shared memory, which has one
+row per engine. The library whose iteration has ended computes the next turn from the board, writes it there under the
+board's lock, and wakes the next library with a datagram. A library that shares its devices with no other makes no
+system call. The lock protects an order of work, not memory: if its holder is stopped, others continue after 50 ms, and
+at worst two libraries compute at the same time for one step.
 
-A holder that has died or was stopped, or that takes much longer than it has said, loses its turn: whoever waits looks
-at it every few hundredths of a second. It asks again when it goes on. Whoever looks only reads; the lock is taken when
-there is something to change, so that a look never stands in the way of a library that hands its turn on.
+A holder that died, was stopped, or takes much longer than announced loses its turn: waiting libraries check the board
+every few hundredths of a second, and lock it only to change something.
+
+Next to each row is the engine's work (`packed`), written before each step without a lock and read by the agent. A
+checksum detects a half-written value.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import fcntl
+import functools
 import logging
 import math
+import mmap
 import os
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from stoker.contexts.device_turns import EngineWork
 from stoker.pilot.core.turns import TurnRequest, next_turns
-from stoker.pilot.library.turn_board import TurnBoard, TurnRow, TurnState, packed
 from stoker.protocol.ids import DeviceId, LibraryId
+
+# ---- what an engine has to do
+
+MOST_PROMPTS = 32  # unread prompts that stand there, the most urgent
+_SUM = struct.Struct("<I")
+_HEAD = struct.Struct("<QIIddddQQ")
+_PROMPT = struct.Struct("<Idd")
+WORK_BYTES = _SUM.size + _HEAD.size + MOST_PROMPTS * _PROMPT.size
+
+
+def packed(library: LibraryId, work: EngineWork) -> bytes:
+    """Encode the work of a library's engine."""
+    prompts = list(work.prompts)
+    if len(prompts) > MOST_PROMPTS:
+        rest = prompts[MOST_PROMPTS - 1 :]
+        prompts[MOST_PROMPTS - 1 :] = [(sum(tokens for tokens, _, _ in rest), rest[-1][1], rest[-1][2])]
+    rows, length, due_at, tpot_s, late_at, _, taken_up, peak = work
+    parts = [_HEAD.pack(library, rows, len(prompts), length, due_at, tpot_s, late_at, taken_up, peak)]
+    parts += [_PROMPT.pack(min(tokens, 2**32 - 1), at, each_s) for tokens, at, each_s in prompts]
+    data = b"".join(parts)
+    return _SUM.pack(zlib.crc32(data)) + data
+
+
+def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
+    """Decode a library and its engine's work; None if damaged."""
+    library, rows, count, length, due_at, tpot_s, late_at, taken_up, peak = _HEAD.unpack_from(data, _SUM.size)
+    end = _SUM.size + _HEAD.size + count * _PROMPT.size
+    if count > MOST_PROMPTS or zlib.crc32(data[_SUM.size : end]) != _SUM.unpack_from(data)[0]:
+        return None
+    prompts = [_PROMPT.unpack_from(data, end - left * _PROMPT.size) for left in range(count, 0, -1)]
+    lengths = (length, tpot_s, *(each_s for _, _, each_s in prompts))
+    times = (due_at, late_at, *(at for _, at, _ in prompts))
+    if not all(0 <= number < math.inf for number in lengths) or any(map(math.isnan, times)):
+        return None
+    return library, EngineWork(rows, length, due_at, tpot_s, late_at, prompts, taken_up, peak)
+
+
+# ---- the board
+
+ROWS = 64  # More libraries than a pilot holds. One that finds no row computes without turns.
+_HEADER = struct.Struct("<Q")
+_ROW = struct.Struct("<QIIdddd64s")
+_WANTS, _WANTS_AT = struct.Struct("<Idddd"), 12  # the part of a row that changes from turn to turn
+_ROWS_END = _HEADER.size + ROWS * _ROW.size
+_SIZE = _ROWS_END + ROWS * WORK_BYTES
+_LOCK_S, _LOCK_TRY_S = 0.05, 0.0001
+
+
+class TurnState(enum.IntEnum):
+    """The state of an engine's request for its devices."""
+
+    IDLE = 0  # nothing
+    WAITS = 1  # it wants to compute an iteration
+    HOLDS = 2  # it computes one
+
+
+_STATES = tuple(TurnState)
+
+
+class TurnRow(msgspec.Struct):
+    """An engine on the board, and its library. Seconds on the machine's monotonic clock."""
+
+    number: int
+    library: LibraryId
+    pid: int
+    state: TurnState
+    due_at: float
+    since: float
+    step_s: float
+    held_at: float
+    devices: tuple[DeviceId, ...]
+
+    def is_of(self, other: TurnRow) -> bool:
+        """True if both are of one library and one process of it."""
+        return self.library == other.library and self.pid == other.pid
+
+
+class TurnBoard:
+    """One process's view of the board. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # Even if the file is as long: a write into a hole of it kills the process when the disk is full.
+            os.posix_fallocate(self._file, 0, _SIZE)
+            self._memory = mmap.mmap(self._file, _SIZE)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self.lock = BoardLock(self._file)
+        self._taken, self._taken_at = list[int](), -1
+        """The rows that were taken when the board was read last, and after how many changes that was."""
+
+    @property
+    def changes(self) -> int:
+        """How often a library has come or gone."""
+        found: int = _HEADER.unpack_from(self._memory, 0)[0]
+        return found
+
+    def snapshot(self) -> bytes:
+        """The count of changes and all rows, as they are now."""
+        # The count is read first: with rows that are older than it, a library that has joined would not be seen again.
+        changes = self._memory[: _HEADER.size]
+        return changes + self._memory[_HEADER.size : _ROWS_END]
+
+    def rows(self, read: bytes = b"") -> list[TurnRow]:
+        """Return the rows on the board, or in one of its snapshots."""
+        data = read or self.snapshot()
+        changes = _HEADER.unpack_from(data, 0)[0]
+        among = self._taken if changes == self._taken_at else range(ROWS)
+        found = [row for number in among if (row := _read_row(number, data)) is not None]
+        if among is not self._taken:
+            self._taken, self._taken_at = [row.number for row in found], changes
+        return found
+
+    def row(self, number: int) -> TurnRow | None:
+        """The row with this number; None if it is free, or damaged."""
+        return _read_row(number, self._memory)
+
+    def write(self, row: TurnRow) -> None:
+        """Write what a row wants."""
+        _WANTS.pack_into(
+            self._memory, _place(row.number) + _WANTS_AT, row.state, row.due_at, row.since, row.step_s, row.held_at
+        )
+
+    def write_work(self, number: int, data: bytes) -> None:
+        """Write an engine's work next to its row."""
+        at = _ROWS_END + number * WORK_BYTES
+        self._memory[at : at + len(data)] = data
+
+    def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
+        """Take a free row for an engine; None on a full board, or for too long device names."""
+        names = b"\0".join(device.encode() for device in devices)
+        if len(names) > 64:
+            return None
+        with self.lock:
+            for number in range(ROWS):
+                if self.row(number) is None:
+                    row = TurnRow(number, library, os.getpid(), TurnState.IDLE, 0.0, 0.0, 0.0, 0.0, tuple(devices))
+                    _ROW.pack_into(self._memory, _place(number), library, row.pid, 0, 0.0, 0.0, 0.0, 0.0, names)
+                    _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
+                    return row
+        return None
+
+    def has(self, row: TurnRow) -> bool:
+        """True if the row is still this library's and process's."""
+        here = self.row(row.number)
+        return here is not None and here.is_of(row)
+
+    def clear(self, row: TurnRow) -> None:
+        """Free a row; under the lock."""
+        if self.has(row):
+            self._memory[_place(row.number) : _place(row.number + 1)] = bytes(_ROW.size)
+            _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
+
+    def close(self) -> None:
+        """Forget the board; the file stays."""
+        self._memory.close()
+        os.close(self._file)
+
+
+def rows_in(data: bytes) -> list[tuple[TurnRow, bytes]]:
+    """Return the rows of a board from the bytes of its file, each with the bytes next to it.
+
+    For the agent, which must not map the file: a process dies if a file that it has mapped is truncated.
+    """
+    found = list[tuple[TurnRow, bytes]]()
+    for number in range(ROWS if len(data) >= _SIZE else 0):
+        if (row := _read_row(number, data)) is not None:
+            at = _ROWS_END + number * WORK_BYTES
+            found.append((row, data[at : at + WORK_BYTES]))
+    return found
+
+
+def _read_row(number: int, data: bytes | mmap.mmap) -> TurnRow | None:
+    library, pid, state, due_at, since, step_s, held_at, names = _ROW.unpack_from(data, _place(number))
+    if not library or state >= len(_STATES):
+        return None
+    return TurnRow(number, library, pid, _STATES[state], due_at, since, step_s, held_at, _devices_of(names))
+
+
+@functools.lru_cache(maxsize=ROWS)
+def _devices_of(names: bytes) -> tuple[DeviceId, ...]:
+    return tuple(DeviceId(name.decode(errors="replace")) for name in names.rstrip(b"\0").split(b"\0"))
+
+
+class BoardLock:
+    """The lock of a board, by its file. A class, because a generator would cost a hand-over 10 us."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        until = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:  # another holds it, or the file system has no locks
+                if time.monotonic() > until:
+                    return
+                time.sleep(_LOCK_TRY_S)
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def _place(number: int) -> int:
+    return _HEADER.size + number * _ROW.size
+
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.025
-"""Seconds between two looks at the board while waiting. A holder with a younger turn is left alone, so a lost one is
-found at the second look, within 0.1 s."""
-_SWEEP_S = 1.0
-"""A library that shares its devices looks for libraries that are gone this often."""
-_OVERDUE_FACTOR = 2.0
-_OVERDUE_S = 0.03
-"""A holder that computes longer than this many times its own forecast, and this much longer, has lost its turn."""
-_OVERDUE_UNKNOWN_S = 10.0
-"""A holder without a forecast has lost its turn after this long: another process may have its process's id by now. If
-its first step does take longer (it compiles), two libraries compute side by side until it ends."""
-_LONGEST_WAIT_S = 60.0
-"""The longest wait for a turn: a wrong board costs speed only."""
-_TIMEOUT = struct.Struct("@ll")
-"""A `struct timeval`, for SO_RCVTIMEO."""
+_LOOK_S = 0.025  # seconds between two looks at the board while waiting
+_SWEEP_S = 1.0  # a library that shares its devices looks for libraries that are gone this often
+_OVERDUE_FACTOR, _OVERDUE_S = 2.0, 0.03  # a holder has lost its turn after twice its forecast and 0.03 s
+_OVERDUE_UNKNOWN_S = 10.0  # the same without a forecast; a first step that compiles for longer then shares its device
+_LONGEST_WAIT_S = 60.0  # the longest wait for a turn: a wrong board costs speed only
+_TIMEOUT = struct.Struct("@ll")  # a `struct timeval`, for SO_RCVTIMEO
 
 
 class LibraryTurns:
-    """The turns of one engine of a library. Used by one thread.
-
-    `board`: a file that all libraries of the pilot map. Raises OSError where it cannot be used.
-    """
+    """The turns of one engine, used by one thread. Raises OSError if the board cannot be used."""
 
     def __init__(self, board: Path, library: LibraryId, devices: Sequence[DeviceId]) -> None:
         self._board = TurnBoard(board)
         self._library, self._devices = library, tuple(devices)
         self._row: TurnRow | None = None
-        self._waker: socket.socket | None = None
-        """The socket on which others wake this engine, while it has a row."""
+        self._waker: socket.socket | None = None  # the socket on which others wake this engine, while it has a row
         self._joined = False
         self._seen, self._shared = -1, False
         self._swept_at = 0.0
 
     @property
     def shared(self) -> bool:
-        """True if another library on the board has one of its devices too. Computed when libraries join or leave."""
+        """True if another library on the board has one of its devices too."""
         return self._present_row() is not None and self._shared
 
     def begin(
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
     ) -> None:
-        """Wait for a turn and hold it. A library that holds one passes it on first if another is more urgent.
+        """Wait for a turn and hold it. A held turn passes on first if another library is more urgent.
 
-        `due_at`: due time of the most urgent token of its requests, on `time.monotonic`; `step_s`: expected length of
-        the iteration, 0 if unknown; `work`: returns what to publish, after the next library is woken.
+        `due_at`: when the most urgent token is due, on `time.monotonic`; `step_s`: expected length of the iteration, 0
+        if unknown; `work`: returns what to publish, after the next library is woken.
         """
         row = self._present_row()
         if row is None:
@@ -81,16 +289,20 @@ class LibraryTurns:
         now = time.monotonic()
         row.due_at, row.since, row.step_s = due_at, now, step_s
         has_turn = self._takes_turn_at_once(row, now)
-        self._write_work(row, work)
+        if work is not None:
+            self._board.write_work(row.number, packed(self._library, work()))
         while not has_turn and not self._holds():
             if time.monotonic() > now + _LONGEST_WAIT_S:
                 log.warning("no turn has come in %.0f s; this library computes without one", _LONGEST_WAIT_S)
                 return
-            if not self._woken():
+            assert self._waker is not None
+            try:
+                self._waker.recv(1)
+            except OSError:  # no wake-up in time
                 self._take_lost_turns(row)
 
     def end(self) -> None:
-        """The library wants no further iteration for now. No-op if it holds no turn."""
+        """The library wants no further iteration for now."""
         row = self._present_row() if self._row is not None else None
         if row is None or row.state is TurnState.IDLE:
             return
@@ -98,36 +310,35 @@ class LibraryTurns:
         if not self._shared:
             self._board.write(row)
             return
-        with self._board.lock():
+        with self._board.lock:
             self._board.write(row)
             next_ones = self._hand_on(time.monotonic())
         self._wake(next_ones)
 
     def publish(self, work: EngineWork) -> None:
-        """Let others see what the engine has to do: the pilot's agent weighs offers by it."""
+        """Publish the engine's work, by which the agent weighs offers."""
         row = self._present_row()
         if row is not None:
-            self._write_work(row, lambda: work)
+            self._board.write_work(row.number, packed(self._library, work))
 
     def close(self) -> None:
         """Leave the board; the devices go to the next."""
         row, self._row, self._joined = self._row, None, True
         try:
             if row is not None:
-                self._leave(row)
+                with self._board.lock:
+                    if self._board.has(row):
+                        # While the row is still this engine's: the next engine in it has a socket of the same name.
+                        Path(_waker_of(self._board, row.number)).unlink(missing_ok=True)
+                        self._board.clear(row)
+                    next_ones = self._hand_on(time.monotonic())
+                self._wake(next_ones)
         finally:
             if self._waker is not None:
                 self._waker.close()
             self._board.close()
 
-    # ---- the board
-
     def _present_row(self) -> TurnRow | None:
-        """Return this engine's row on the board; None if there is no room for it.
-
-        The engine joins with its first turn: a library without an engine never asks for one. It joins again if another
-        library took it for dead and freed its row. Computed when libraries join or leave.
-        """
         if not self._joined:
             self._join()
         row, changes = self._row, self._board.changes
@@ -159,23 +370,10 @@ class LibraryTurns:
             waker.bind(path)
         except OSError as error:
             log.warning("this engine computes without turns: %s: %s", path, error)
-            with self._board.lock():
+            with self._board.lock:
                 self._board.clear(row)
             self._row = None
         return self._row
-
-    def _write_work(self, row: TurnRow, work: Callable[[], EngineWork] | None) -> None:
-        if work is not None:
-            self._board.write_work(row.number, packed(self._library, work()))
-
-    def _leave(self, row: TurnRow) -> None:
-        with self._board.lock():
-            if self._board.has(row):
-                # While the row is still this engine's: the next engine in it has a socket of the same name.
-                Path(_waker_of(self._board, row.number)).unlink(missing_ok=True)
-                self._board.clear(row)
-            next_ones = self._hand_on(time.monotonic())
-        self._wake(next_ones)
 
     def _takes_turn_at_once(self, row: TurnRow, now: float) -> bool:
         """Hold a turn if the devices are not shared, or if this library keeps one. Otherwise ask for one."""
@@ -192,11 +390,13 @@ class LibraryTurns:
         return True
 
     def _hands_on(self, row: TurnRow, now: float) -> bool:
-        """Ask for the next turn, and give the devices to the library whose turn it is. False if this library holds a
-        turn and keeps it; a library that asks a moment later waits for one more step."""
         if now > self._swept_at + _SWEEP_S:
             self._swept_at = now
-            self._sweep()
+            gone = [other for other in self._board.rows() if other.number != row.number and _is_gone(other.pid)]
+            if gone:
+                with self._board.lock:
+                    for other in gone:
+                        self._board.clear(other)
         board = self._board
         read = board.snapshot()
         rows = {other.number: other for other in board.rows(read)}
@@ -205,8 +405,8 @@ class LibraryTurns:
         if chosen == [row.number] and mine is not None and mine.state is TurnState.HOLDS:
             return False
         row.state = TurnState.WAITS
-        with board.lock():
-            if board.snapshot() == read:  # nobody has written meanwhile: what was worked out holds
+        with board.lock:
+            if board.snapshot() == read:  # the board is unchanged, so the choice holds
                 rows[row.number] = row
                 board.write(row)
                 self._give(chosen, rows, now)
@@ -217,21 +417,19 @@ class LibraryTurns:
         return True
 
     def _holds(self) -> bool:
-        """True if another library has given the turn to this one."""
         assert self._row is not None
         row = self._board.row(self._row.number)
-        if row is None or not row.is_of(self._row):  # somebody took it for dead
+        if row is None or not row.is_of(self._row):  # another library took it for dead
             self._join()
             return True
         self._row.state, self._row.held_at = row.state, row.held_at
         return row.state is TurnState.HOLDS
 
     def _take_lost_turns(self, row: TurnRow) -> None:
-        """After a wait without a wake-up: hand lost turns on, and ask again if others took this library for lost."""
         now, rows = time.monotonic(), self._board.rows()
         if row.state is not TurnState.IDLE and not _next(rows) and not any(_is_lost(other, now) for other in rows):
             return
-        with self._board.lock():
+        with self._board.lock:
             if row.state is TurnState.IDLE:
                 row.state = TurnState.WAITS
                 self._board.write(row)
@@ -241,13 +439,6 @@ class LibraryTurns:
                     self._board.write(other)
             next_ones = self._hand_on(now)
         self._wake(next_ones)
-
-    def _sweep(self) -> None:
-        gone = [row for row in self._board.rows() if row.number != self._number and _is_gone(row.pid)]
-        if gone:
-            with self._board.lock():
-                for row in gone:
-                    self._board.clear(row)
 
     def _hand_on(self, now: float) -> list[int]:
         """Give free devices to those whose turn it is, under the lock. Returns the rows to wake, without the lock."""
@@ -263,40 +454,23 @@ class LibraryTurns:
             self._board.write(row)
 
     def _wake(self, numbers: Iterable[int]) -> None:
+        own = self._row.number if self._row is not None else -1
         for number in numbers:
-            if number != self._number and self._waker is not None:
-                with contextlib.suppress(OSError):  # it looks by itself a little later
+            if number != own and self._waker is not None:
+                with contextlib.suppress(OSError):  # it looks at the board a little later
                     self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_of(self._board, number))
-
-    def _woken(self) -> bool:
-        assert self._waker is not None
-        try:
-            self._waker.recv(1)
-        except OSError:
-            return False
-        return True
-
-    @property
-    def _number(self) -> int:
-        return self._row.number if self._row is not None else -1
 
 
 def _next(rows: Iterable[TurnRow], asks: TurnRow | None = None) -> list[int]:
     """Return the rows that get turns: of the waiting ones, and of a row that `asks` in addition."""
     waiting, busy = list[TurnRequest](), set[DeviceId]()
-    for row in rows:
-        if row.state is TurnState.WAITS:
-            waiting.append(_request(row))
+    for row in rows if asks is None else (*rows, asks):
+        if row is asks or row.state is TurnState.WAITS:
+            # The row's number stands for the library, which may have several engines.
+            waiting.append(TurnRequest(LibraryId(row.number), row.devices, row.due_at, row.since))
         elif row.state is TurnState.HOLDS:
             busy.update(row.devices)
-    if asks is not None:
-        waiting.append(_request(asks))
     return [int(library) for library in next_turns(waiting, busy)] if waiting else []
-
-
-def _request(row: TurnRow) -> TurnRequest:
-    # The row's number stands for the library, which may have several engines.
-    return TurnRequest(LibraryId(row.number), row.devices, row.due_at, row.since)
 
 
 def _waker_of(board: TurnBoard, number: int) -> str:
@@ -312,17 +486,10 @@ def _is_lost(row: TurnRow, now: float) -> bool:
 
 
 def _is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:  # somebody else's
-        return False
-    except (OSError, OverflowError):
-        return True
-    return False
+    return not _process_state(pid)
 
 
 def _process_state(pid: int) -> str:
-    """The letter that Linux gives a process's state (proc(5)); empty if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

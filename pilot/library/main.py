@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import gc
 import os
 import signal
@@ -13,7 +12,6 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from stoker.contexts import ambient, carried_modules
@@ -29,10 +27,19 @@ from stoker.pilot.library.connection import BatchReports, Settings
 from stoker.pilot.library.failures import Place
 from stoker.pilot.library.functions import SideBySide, clean
 from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.process import LibraryFault, ProcessGuard, leave_child
+from stoker.pilot.library.process import (
+    ClearedFolder,
+    LibraryFault,
+    ProcessGuard,
+    ScratchGuard,
+    Workplace,
+    leave_child,
+    links_of,
+    stand_apart,
+    use_temporary,
+)
 from stoker.pilot.library.runner import Runner
 from stoker.pilot.library.server import LibraryServer
-from stoker.pilot.library.workplace import ClearedFolder, ScratchGuard, Workplace, links_of, stand_apart, use_temporary
 from stoker.protocol import wire
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import DeviceId, LibraryId
@@ -44,22 +51,24 @@ _YOUNG_S = 2.0
 _LOADS = 10
 """A library that is younger, or whose age is less than 10 times its load time, does not end itself for a function with
 other modules: so functions that take turns cost at most a tenth of the time."""
-_LEAST_ROOM_BYTES = 64 << 10
-"""A scratch disk that refuses 64 KiB is full."""
+_LEAST_ROOM_BYTES = 64 << 10  # a scratch disk that refuses 64 KiB is full
 
 
 def serve(number: int) -> None:
-    """Be the library on this socket: load the context, serve calls, return when told to stop."""
-    _leave_ends_to_the_agent()
+    """Be the library on this socket until it is told to stop."""
+    # A batch system sends SIGTERM to every process of a job, and the agent decides what happens to calls. Child
+    # processes of user code keep the default.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     process.forget_tracker()
     process.register_created_segments_only()
     sock = socket.socket(fileno=number)
     sock.set_inheritable(False)
     sock.setblocking(True)
-    settings = _settings(_read_exactly(sock))
+    settings = _read_settings(sock)
     sys.path.extend(place for place in settings.search_path if place not in sys.path)
     sock.sendall(connection.pack([Hello(library=settings.library, pid=os.getpid())]))
-    messages = wire.to_library_decoder()(_read_exactly(sock)).messages
+    messages = wire.to_library_decoder()(_read_frame(sock)).messages
     order = messages[0]
     if not isinstance(order, Load):
         raise SystemExit(f"the agent's first order is {type(order).__name__}, not Load")
@@ -104,9 +113,14 @@ def serve(number: int) -> None:
     )
 
     if slots == 1:
-        carried_modules.before_replacing = functools.partial(
-            _make_way, server, time.monotonic() + max(_YOUNG_S, _LOADS * loaded[1].load_s)
-        )
+        old_at = time.monotonic() + max(_YOUNG_S, _LOADS * loaded[1].load_s)
+
+        def make_way() -> None:
+            if time.monotonic() > old_at:  # a fresh process imports the other version
+                what = "a function came with other versions of modules that it has imported"
+                server.leave(LibraryFault(infrastructure.OTHER_MODULES, what))
+
+        carried_modules.before_replacing = make_way
 
     def make_runner(slot: int) -> Runner:
         own = temporary if slots == 1 else ClearedFolder(os.path.join(settings.folder, f"tmp-{slot}"))
@@ -150,36 +164,7 @@ def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> No
     sock.sendall(connection.pack([LoadFailed(failure=failure)]))
 
 
-def _make_way(server: LibraryServer, not_before: float) -> None:
-    """End the library before a module is replaced by another version, so that a fresh process imports it; before
-    this time the module is imported again in this process."""
-    if time.monotonic() > not_before:
-        server.leave(
-            LibraryFault(
-                infrastructure.OTHER_MODULES, "a function came with other versions of modules that it has imported"
-            )
-        )
-
-
-def _leave_ends_to_the_agent() -> None:
-    """Ignore SIGTERM: a batch system sends it to every process of a job, and the agent decides what happens to calls.
-    Child processes of user code keep the default."""
-
-    def nothing(number: int, frame: FrameType | None) -> None:
-        del number, frame
-
-    signal.signal(signal.SIGTERM, nothing)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-
-
-def _offer_turns(order: Load, settings: Settings) -> None:
-    if settings.turns:
-        board, library = Path(settings.turns), LibraryId(settings.library)
-        offer_turns(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
-
-
 def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workplace) -> tuple[Any, Loaded] | None:
-    """Load the context and return it with its measurements; None if that failed and was reported."""
 
     def offer(form: str, folder: str, made_s: float) -> None:
         sock.sendall(connection.pack([SnapshotMade(form=form, folder=folder, made_s=made_s)]))
@@ -187,7 +172,9 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
     ambient.enter_library(
         device=order.devices, objects=order.objects, offer=offer, device_memory_bytes=order.device_memory_bytes
     )
-    _offer_turns(order, settings)
+    if settings.turns:
+        board, library = Path(settings.turns), LibraryId(settings.library)
+        offer_turns(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
     started, pid = time.monotonic(), os.getpid()
     hub = HubWatch()
     ground = ScratchGuard(os.path.dirname(settings.folder))
@@ -232,8 +219,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
 
 
 def _refusal(settings: Settings) -> OSError | None:
-    """How the scratch disk refuses to be written; None if it does not. A loader fails there through no fault of its
-    own, and in many ways."""
+    """How the scratch disk refuses to be written; None if it does not."""
     place = os.path.join(settings.folder, "room")
     try:
         with open(place, "wb") as file:
@@ -247,7 +233,6 @@ def _refusal(settings: Settings) -> OSError | None:
 
 
 def _no_room(error: OSError, settings: Settings) -> str:
-    """Why a library cannot even begin, and what to do; no fault of its context."""
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = f"the scratch disk is full ({settings.folder})" if is_full else f"its folder cannot be used: {error}"
     return f"lib-{settings.library} on {settings.pilot}: {what}; make room there, or give [pilot] scratch another disk"
@@ -264,7 +249,6 @@ def _memory() -> tuple[int, int]:
 
 
 def _device_memory(devices: tuple[str, ...]) -> int:
-    """Bytes that PyTorch holds on the fullest of this library's GPUs; 0 without PyTorch or GPUs."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return 0
@@ -274,20 +258,20 @@ def _device_memory(devices: tuple[str, ...]) -> int:
     )
 
 
-def _settings(data: bytes) -> Settings:
+def _read_settings(sock: socket.socket) -> Settings:
+    data = _read_frame(sock)
     try:
         return connection.decode_settings(data)
     except UNREADABLE as error:
         raise ProtocolError(f"{len(data)} bytes that are not a library's settings: {error}") from None
 
 
-def _read_exactly(sock: socket.socket) -> bytes:
-    """One frame, and not a byte more. Ends the process if the agent is gone."""
-    head = _exactly(sock, connection.HEAD_BYTES)
-    return _exactly(sock, connection.length_of(head))
+def _read_frame(sock: socket.socket) -> bytes:
+    return _exactly(sock, connection.length_of(_exactly(sock, connection.HEAD_BYTES)))
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
+    """Read this many bytes, and not one more. Ends the process if the agent is gone."""
     data = bytearray(count)
     view = memoryview(data)
     while view:

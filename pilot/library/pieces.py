@@ -1,16 +1,16 @@
-"""The pieces that calls yield, from the generator to the agent.
+"""What a running call exchanges with others: the pieces that it yields, and the address where its gang meets.
 
-A call may be a window of pieces ahead of what its client has acknowledged; then its slot waits. It waits once more
-after its function has ended, until the client has all pieces: the call's end says how many there were. A call that
-waits says so with its last pieces, because the client otherwise acknowledges later. With one slot, the thread that
-waits reads the acknowledgements.
+A call may be one window of pieces ahead of its client, then its slot waits. It waits again after its function has
+ended, until the client has all pieces. Pieces of all calls gather for a moment that grows with the number of calls, so
+that they share frames. The first pieces of a call leave at once.
 
-A frame costs agent, manager and client more than its pieces do. So pieces of all calls gather for a moment that grows
-with the number of calls (`PieceGathering`). The first pieces of a call leave at once: a person looks at an empty page.
+Rank 0 of a gang listens, and the other ranks are told its address, perhaps before the call arrives.
 """
 
 from __future__ import annotations
 
+import hmac
+import socket
 import threading
 import time
 from collections import deque
@@ -19,11 +19,80 @@ from contextlib import suppress
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
-from stoker.contexts.ambient import CallStop
-from stoker.protocol.calls import WINDOW_BYTES, WINDOW_PIECES
+from stoker.contexts.ambient import CallStop, Gang
+from stoker.errors import GangBroken
+from stoker.protocol.calls import WINDOW_BYTES, WINDOW_PIECES, GangPlace
 from stoker.protocol.ids import CallId
-from stoker.protocol.to_agent import Yielded
+from stoker.protocol.to_agent import Listens, Yielded
 from stoker.protocol.to_library import Taken
+from stoker.units import show_seconds
+
+# ---- meetings
+
+
+_KEPT = 64  # calls whose address is remembered although they have not asked: more are in no library's hands at a time
+
+
+class GangMeetings:
+    """The gangs of one library. `say` sends a message to the agent; `key` is the secret of the calls' keys."""
+
+    def __init__(self, *, host: str, say: Callable[[Listens], None], key: bytes = b"") -> None:
+        self._host = host
+        self._say = say
+        self._key = key
+        self._addresses: dict[int, str] = {}
+        self._changed = threading.Condition()
+
+    def told(self, call: int, address: str) -> None:
+        """Note where rank 0 of a call's gang listens; empty: this rank is called off."""
+        with self._changed:
+            self._addresses[call] = address
+            while len(self._addresses) > _KEPT:
+                del self._addresses[next(iter(self._addresses))]
+            self._changed.notify_all()
+
+    def over(self, call: int) -> None:
+        """Forget a rank whose part has ended."""
+        if self._addresses:  # usually empty
+            with self._changed:
+                self._addresses.pop(call, None)
+
+    def seat(self, call: CallId, place: GangPlace, *, limit_s: float) -> Gang:
+        """Return a rank's place, once its gang's address is known. Raises GangBroken."""
+        if place.size == 1:
+            return Gang(rank=0, size=1)
+        if place.rank == 0:
+            return self._listen(call, place)
+        ends_at = time.monotonic() + limit_s
+        with self._changed:
+            while call not in self._addresses and not place.rendezvous:
+                if not self._changed.wait(ends_at - time.monotonic()):
+                    raise GangBroken(
+                        f"rank {place.rank} of {place.size} was not told within {show_seconds(limit_s)} where rank 0"
+                        " is: did it not begin, or does it not call stoker.gang()?",
+                        rank=place.rank, size=place.size,
+                    )  # fmt: skip
+            address = self._addresses.pop(call, "") or place.rendezvous
+        if not address:
+            raise GangBroken(f"rank {place.rank} of {place.size} was called off", rank=place.rank, size=place.size)
+        return Gang(rank=place.rank, size=place.size, rendezvous=address, key=self._key_of(call))
+
+    def _listen(self, call: CallId, place: GangPlace) -> Gang:
+        try:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            listener = socket.create_server((self._host, 0), family=family, backlog=place.size + 64)
+        except OSError as error:
+            raise GangBroken(
+                f"rank 0 of {place.size} cannot listen on {self._host}: {error}", rank=0, size=place.size
+            ) from error
+        port = listener.getsockname()[1]
+        self._say(Listens(call=call, port=port))
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        return Gang(rank=0, size=place.size, rendezvous=f"{shown}:{port}", listener=listener, key=self._key_of(call))
+
+    def _key_of(self, call: CallId) -> bytes:
+        return hmac.digest(self._key, f"call {call}".encode(), "sha256")
+
 
 # ---- generators
 
@@ -39,8 +108,7 @@ def can_be_drained(result: Any) -> bool:
 
 
 def drain(result: Any, put: Callable[[Any], bool], stop: CallStop) -> bool:
-    """Hand each piece to `put`, in order. Ends early, and closes the generator, when `put` answers False; returns
-    whether it came to its end."""
+    """Hand each piece to `put`, in order."""
     if not hasattr(result, "__anext__"):
         try:
             return all(put(piece) for piece in result)
@@ -74,8 +142,7 @@ def as_list(result: Any, stop: CallStop) -> list[Any]:
 
 
 def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
-    """Run a coroutine in its own event loop. When the call is told to stop, cancel the coroutine's task and raise
-    Evicted."""
+    """Run a coroutine in its own event loop."""
     import asyncio  # takes 50 ms, which libraries without coroutines save
 
     async def run() -> Any:
@@ -106,32 +173,25 @@ def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
 
 # ---- gathering
 
-
-GATHER_EACH_S, GATHER_S = 0.000_05, 0.004
-"""Frames are so far apart for each call that yields, and at most so far."""
-GATHER_BYTES = 250_000
-"""Pieces leave at once when they reach 250 kB."""
+GATHER_EACH_S, GATHER_S = 0.000_05, 0.004  # frames are so far apart for each call that yields, and at most so far
+GATHER_BYTES = 250_000  # pieces leave at once when they reach 250 kB
 _now = time.monotonic
 
 
 class PieceGathering:
-    """Hands pieces to `send`, in order, from any thread: one that yields, or one that sends what has waited."""
+    """Passes pieces to `send`, in order, from any thread."""
 
     def __init__(self, send: Callable[[list[Yielded]], None]) -> None:
-        self.calls = 0
-        """How many calls yield."""
+        self.calls = 0  # how many calls yield
         self._send = send
-        self._waiting: dict[int, Yielded] = {}
-        """By the number of their run."""
+        self._waiting: dict[int, Yielded] = {}  # by the number of their run
         self._bytes = 0
-        self._due = 0.0
-        """Pieces that come before this wait for it."""
-        self._came = threading.Condition()
-        """Held while pieces are sent: one that came later would overtake them."""
+        self._due = 0.0  # pieces that come before this wait for it
+        self._came = threading.Condition()  # held while pieces are sent: one that came later would overtake them
         self._sender: threading.Thread | None = None
 
     def add(self, pieces: Yielded, *, at_once: bool) -> None:
-        """Take the next pieces of a run. `at_once`: send them, and everything that waits, now."""
+        """Take the next pieces of a run."""
         with self._came:
             before = self._waiting.get(pieces.run)
             if before is None:
@@ -154,7 +214,6 @@ class PieceGathering:
             self._waiting.pop(run, None)
 
     def _send_all(self) -> None:
-        """The caller holds the lock."""
         waiting, self._waiting, self._bytes = self._waiting, {}, 0
         if waiting:
             self._send(list(waiting.values()))
@@ -174,17 +233,13 @@ class PieceGathering:
 
 # ---- the window of pieces
 
-
-TURN_S = 0.1
-"""Seconds between two checks whether a waiting call has to end."""
-FIRST_PIECES = 3
-"""The first 3 pieces of a call leave at once: its client has nothing to show yet."""
+TURN_S = 0.1  # seconds between two checks whether a waiting call has to end
+FIRST_PIECES = 3  # the first 3 pieces of a call leave at once: its client has nothing to show yet
 _RUN_BITS = 32
 
 
 class PieceLane:
-    """The pieces of one library. `read(seconds)` waits up to that long for news from the agent and takes it; None if
-    another thread does that."""
+    """The pieces of one library. `read(seconds)` reads messages of the agent; None if another thread does."""
 
     def __init__(self, library: int, *, send: Callable[[list[Yielded]], None]) -> None:
         self.read: Callable[[float], None] | None = None
@@ -194,8 +249,7 @@ class PieceLane:
         self.changed = threading.Condition()
 
     def begin(self, call: CallId, *, is_to_end: Callable[[], bool], on_waited: Callable[[float], None]) -> YieldingRun:
-        """Begin a call that yields. `is_to_end` returns True if its pieces are no longer wanted; `on_waited` receives
-        the seconds waited in total after each wait."""
+        """Begin a call that yields."""
         with self.changed:
             number, self._next_run = self._next_run, self._next_run + 1
             run = self._runs[call] = YieldingRun(self, call, number, is_to_end=is_to_end, on_waited=on_waited)
@@ -250,10 +304,8 @@ class YieldingRun:
     ) -> None:
         self.call = call
         self.number = number
-        self.count = 0
-        """Pieces that were yielded."""
-        self.waited_s = 0.0
-        """How long it has waited for its reader."""
+        self.count = 0  # pieces that were yielded
+        self.waited_s = 0.0  # how long it has waited for its reader
         self._lane = lane
         self._is_to_end = is_to_end
         self._on_waited = on_waited
@@ -261,7 +313,7 @@ class YieldingRun:
         self._bytes = 0
 
     def put(self, piece: bytes) -> bool:
-        """Send a piece as soon as there is room. False if it is no longer wanted."""
+        """Send a piece once there is room. False if it is not wanted any more."""
         if not self._wait(lambda: self._has_room(len(piece))):
             return False
         with self._lane.changed:

@@ -1,18 +1,18 @@
-"""The state of a library's process that later calls share: what is restored after a call, and what ends the library.
+"""What calls may change in a library's process: folders, umask, environment, descriptors; and what ends the library.
 
-A library is disposable. After each call it restores the environment variables and descriptors 0 to 2. Each call
-begins with its own working folder and umask (`workplace`) and its own context variables (`runner`). The library looks
-for other damage before a call that may take long, after a failed call, and every 20 ms between short calls. Damage ends
-the library with an exit code, and calls that it has not begun run elsewhere. The state that the loader left is normal.
+A call runs in the folder of its program where this process sees it, with the program's umask. Elsewhere it runs in an
+empty folder of the slot, and files that it leaves there are reported before they are removed. `TMPDIR` is private in
+both cases. A `ClearedFolder` has a change time far in the past, so one `fstat` tells whether it was touched.
 
-Threads, children, `sys.path`, random states and replaced functions are no damage: a package may keep them.
-
-Below: a fix for shared memory segments that a call only attaches to, and the end of children that user code forks.
+After each call the environment variables and descriptors 0 to 2 are restored. Other damage ends the library, and calls
+that it has not begun run elsewhere. The library looks for damage before a call that may take long, after a failed call,
+and every 20 ms between short calls. Threads, children, `sys.path` and random states are no damage.
 """
 
 from __future__ import annotations
 
 import builtins
+import ctypes
 import errno
 import fcntl
 import functools
@@ -20,25 +20,248 @@ import gc
 import os
 import resource
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import traceback
-from multiprocessing import resource_tracker, shared_memory
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing import process, resource_tracker, shared_memory
 from typing import Any, NamedTuple, NoReturn
 
 from stoker import connections
+from stoker.contexts.folders import ProgramFolder, is_seen_here, umask_now
+from stoker.contexts.recipe import Recipe
 from stoker.pilot.core import infrastructure
 from stoker.pilot.library.call_records import stream_to
-from stoker.pilot.library.workplace import ClearedFolder, clear_temporary
+from stoker.protocol.calls import CallOptions, LeftFiles
+
+# ---- scratch folders
+
+_LONG_AGO_NS = 1_000_000_000
+_LONGEST = 60  # `multiprocessing` adds 31 characters, and a socket path has at most 107
+
+
+class ScratchGuard:
+    """Detects that the pilot's scratch folder was cleared."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._is = _identity(folder)
+        with suppress(OSError):  # while it is open, its inode's number is not given to a folder made in its place
+            os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    @property
+    def is_gone(self) -> bool:
+        """True if the folder was removed, even if it was made again."""
+        return self._is is None or _identity(self._folder) != self._is
+
+
+def _identity(place: str | int) -> tuple[int, int] | None:
+    try:
+        facts = os.stat(place)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+class ClearedFolder:
+    """A folder that `clear` empties, except for what `keep` has seen. Raises OSError."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._kept: frozenset[str] = frozenset()
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        self._open = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.clear()
+
+    def is_touched(self) -> bool:
+        """True if an entry, or the folder, changed since it was cleared."""
+        try:
+            facts = os.fstat(self._open)
+        except OSError:  # a call has closed it
+            return True
+        return facts.st_mtime_ns != self._changed_ns or facts[1:4] != self._is
+
+    @property
+    def short_path(self) -> str:
+        """A path short enough for Unix sockets."""
+        if len(os.fsencode(self.path)) <= _LONGEST:
+            return self.path
+        return f"/proc/{os.getpid()}/fd/{self._open}"
+
+    def names(self) -> list[str]:
+        """The names of what `clear` removes; none if the folder cannot be read."""
+        try:
+            return sorted(set(os.listdir(self.path)) - self._kept)
+        except OSError:
+            return []
+
+    def keep(self) -> None:
+        """Keep all that is in the folder now."""
+        self._kept = frozenset(os.listdir(self.path))
+        self._remember_state()
+
+    def clear(self) -> None:
+        """Empty the folder; make it again if a call has removed it."""
+        was = os.fstat(self._open)
+        if not os.path.exists(self.path):
+            os.mkdir(self.path, mode=0o700)
+            number = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.dup2(number, self._open, inheritable=False)  # `short_path` has this number
+            os.close(number)
+        elif not os.path.samestat(was, os.stat(self.path)):
+            raise FileExistsError(errno.EEXIST, "another one was made in its place", self.path)
+        with os.scandir(self.path) as listing:
+            for entry in listing:
+                if entry.name in self._kept:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
+        self._remember_state()
+
+    def _remember_state(self) -> None:
+        os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
+        facts = os.fstat(self._open)
+        self._is = facts[1:4]  # inode, device, links: a slice costs less than three attributes
+        self._changed_ns = facts.st_mtime_ns
+
+
+def clear_temporary(folder: ClearedFolder) -> None:
+    """Empty a temporary folder, and reset `multiprocessing`'s own. Raises OSError."""
+    folder.clear()
+    made = getattr(process.current_process(), "_config", {}).get("tempdir")
+    if made is not None and not os.path.isdir(made):
+        process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
+
+
+# ---- a slot's folders
+
+_CLONE_FS = 0x200
+_MOST_NAMES = 5
+_LONGEST_NAME = 80
+_MOST_LINKS = 20
+
+
+def stand_apart() -> bool:
+    """Give this thread its own working folder and umask. False if not allowed."""
+    code: int = ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS)
+    return code == 0
+
+
+def links_of(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, str]:
+    """Local paths of files that travelled with a context, by the relative paths in `files`."""
+    return {path: objects[name] for path, name in recipe.named if name in objects}
+
+
+class Workplace:
+    """The folders of one slot. `own` is the path of its own folder; `temporary` is cleared after each call."""
+
+    def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str] | None = None) -> None:
+        self.temporary = temporary
+        self._own_path = own
+        self._own: ClearedFolder | None = None
+        self._links = dict(links or {})
+        self._umask = umask_now()
+        self._seen: dict[ProgramFolder, bool] = {}
+        self._home: ProgramFolder | None = None
+        self._is_in_own = False
+
+    def enter(self, options: CallOptions) -> None:
+        """Enter a call's folder, and set its umask. Raises OSError."""
+        home = options.home
+        if not options.folder:
+            self.enter_home(home)
+            return
+        os.umask(self._umask if home is None else home.umask)
+        self._home, self._is_in_own = None, False
+        os.makedirs(options.folder, exist_ok=True)
+        os.chdir(options.folder)
+
+    def enter_home(self, home: ProgramFolder | None) -> None:
+        """Enter the program's folder if it is seen here, else the slot's. Raises OSError."""
+        os.umask(self._umask if home is None else home.umask)
+        is_known = home is self._home and not self._is_in_own  # the calls of a frame share their options
+        self._home, self._is_in_own = home, False
+        if home is not None and not is_known and home not in self._seen:
+            self._seen[home] = is_seen_here(home)
+        if home is not None and (is_known or self._seen[home]):
+            try:
+                os.chdir(home.path)
+                return
+            except OSError:  # it was removed, or closed to this user
+                self._seen[home] = False
+        self._is_in_own = True
+        if self._own is None:
+            self._own = ClearedFolder(self._own_path)
+            self._link(self._own)
+        os.chdir(self._own_path)
+
+    def _link(self, folder: ClearedFolder) -> None:
+        for name, target in self._links.items():
+            place = os.path.join(folder.path, name)
+            with suppress(OSError):
+                os.makedirs(os.path.dirname(place), exist_ok=True)
+                os.symlink(target, place)
+        folder.keep()
+
+    def left(self, function: str) -> LeftFiles | None:
+        """Files that the call left in the slot's folder; None without files."""
+        if not self._is_in_own or self._own is None or not self._own.is_touched():
+            return None
+        names = self._own.names()
+        if not names:
+            return None
+        shown = tuple(name.encode("utf-8", "replace").decode()[:_LONGEST_NAME] for name in names[:_MOST_NAMES])
+        return LeftFiles(function, shown, len(names), self._home.path if self._home is not None else "")
+
+    def advice(self, error: BaseException) -> str:
+        """Advice about a file that is missing because the program's folder is not seen here."""
+        if not self._is_in_own or self._home is None:
+            return ""
+        link: BaseException | None = error
+        for _ in range(_MOST_LINKS):
+            if link is None:
+                break
+            if isinstance(link, OSError) and link.errno == errno.ENOENT and isinstance(link.filename, str | bytes):
+                path = os.fsdecode(link.filename)
+                if path and not os.path.isabs(path):
+                    return (
+                        f"this pilot does not see the program's folder {self._home.path}, where {path!r} is looked for;"
+                        f' have it travel with the context: @context(files=("{path}",)), or name a path that pilots see'
+                    )
+            link = link.__cause__ or link.__context__
+        return ""
+
+    def is_clean(self) -> bool:
+        """True if the call left no files behind in the folders that are cleared."""
+        if self.temporary.is_touched():
+            return False
+        return not self._is_in_own or self._own is None or not self._own.is_touched()
+
+    def clean(self) -> None:
+        """Remove the files that the call left. Raises OSError."""
+        if self._is_in_own and self._own is not None and self._own.is_touched():
+            self._own.clear()
+            if not os.listdir(self._own.path):  # it was made again
+                self._link(self._own)
+        if self.temporary.is_touched():
+            clear_temporary(self.temporary)
+
+
+def use_temporary(folder: str) -> None:
+    """Have temporary files of this process and its children made in `folder`."""
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
 
 # ---- damage
 
-
-EVERY_S = 0.02
-"""Seconds between two looks for damage while calls are short."""
-_MARGIN = 64
-"""A process with fewer free descriptors is damaged: the next call may need some."""
+EVERY_S = 0.02  # seconds between two looks for damage while calls are short
+_MARGIN = 64  # a process with fewer free descriptors is damaged: the next call may need some
 _LIMITS = {
     f"RLIMIT_{name}": getattr(resource, f"RLIMIT_{name}")
     for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
@@ -48,15 +271,14 @@ _MODULES = ("sys", "builtins", "os", "pickle", "stoker.contexts.ambient")
 
 
 class LibraryFault(NamedTuple):
-    """Why a library can run no more calls, and the exit code that says so."""
+    """Why a library can run no more calls, and its exit code."""
 
     code: int
     text: str
 
 
 class ProcessGuard:
-    """The process as it was when its context had been loaded. `temporary`: the folder of temporary files that the slots
-    of this library share, if it has several."""
+    """The process as it was when its context had been loaded. `temporary`: the shared folder of several slots."""
 
     def __init__(self, *, temporary: ClearedFolder | None = None) -> None:
         self._temporary = temporary
@@ -81,12 +303,9 @@ class ProcessGuard:
         poll = select.poll()
         for number in self._outputs:
             poll.register(number, 0)
-        self._closed = poll.poll
-        """Returns the standard descriptors that are closed, in one system call."""
-        self.unchecked = 0
-        """Number of calls that began since the last look."""
-        self.checked_at = 0.0
-        """The time of the last look, on `time.perf_counter`."""
+        self._closed = poll.poll  # returns the standard descriptors that are closed, in one system call
+        self.unchecked = 0  # number of calls that began since the last look
+        self.checked_at = 0.0  # the time of the last look, on `time.perf_counter`
 
     def restore(self) -> None:
         """Restore environment variables, and standard descriptors that are closed."""
@@ -96,7 +315,7 @@ class ProcessGuard:
             self._restore_outputs()
 
     def check(self, now: float) -> LibraryFault | None:
-        """Restore, and return what damage there is. Only while no call runs."""
+        """Restore, and return what damage there is."""
         self.restore()
         self._restore_outputs()
         self._restore_streams()
@@ -122,8 +341,9 @@ class ProcessGuard:
             if sys.modules.get(name) is not module:
                 return f"removed or replaced sys.modules[{name!r}]"
         for name, which in _LIMITS.items():
-            if any(map(_is_lower, resource.getrlimit(which), self._limits[which])):
-                return f"lowered {name}"
+            for now, was in zip(resource.getrlimit(which), self._limits[which], strict=True):
+                if now != was and now != resource.RLIM_INFINITY and (was == resource.RLIM_INFINITY or now < was):
+                    return f"lowered {name}"
         for name in _BUILTINS:
             if not callable(getattr(builtins, name, None)):
                 return f"removed {name} from builtins"
@@ -170,7 +390,6 @@ class ProcessGuard:
 
 
 def _signals() -> tuple[bool, bool, bool]:
-    """Whether a timer runs, SIGTERM ends the process, and the ends of children are ignored."""
     return (
         signal.getitimer(signal.ITIMER_REAL)[0] > 0,
         signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
@@ -184,7 +403,6 @@ def _kept(number: int) -> int:
 
 
 def _lowest_free() -> int | None:
-    """The lowest free descriptor; None if all are taken."""
     try:
         number = os.dup(2)
     except OSError as error:
@@ -193,24 +411,11 @@ def _lowest_free() -> int | None:
     return number
 
 
-def _identity(number: int) -> tuple[int, int] | None:
-    try:
-        facts = os.fstat(number)
-    except OSError:
-        return None
-    return facts.st_dev, facts.st_ino
-
-
-def _is_lower(now: int, was: int) -> bool:
-    return now != was and now != resource.RLIM_INFINITY and (was == resource.RLIM_INFINITY or now < was)
-
-
 # ---- shared memory segments
 
 
 def register_created_segments_only() -> None:
-    """From now on this process and its forks leave segments that they attach to alone. Python programs that it starts
-    do not, `multiprocessing`'s `spawn` and `forkserver` among them."""
+    """Have this process register only shared memory segments that it creates."""
     within = threading.local()
     register, unregister = resource_tracker.register, resource_tracker.unregister
     make = shared_memory.SharedMemory.__init__
@@ -238,8 +443,7 @@ def register_created_segments_only() -> None:
 
 
 def forget_tracker() -> None:
-    """In a fork: start a separate resource tracker when one is needed, which ends with this process and its children.
-    The parent's tracker ends with the parent."""
+    """In a fork: forget the parent's resource tracker, which ends with the parent."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
         os.close(tracker._fd)
@@ -250,7 +454,7 @@ def forget_tracker() -> None:
 
 
 def leave_fork() -> None:
-    """End a forked child that has returned from the user's function, without the parent's exit handlers."""
+    """End a forked child that returned from the user's function."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -260,7 +464,7 @@ def leave_fork() -> None:
 
 
 def leave_child(error: BaseException | None) -> NoReturn:
-    """End a child that user code forked and did not end: only the library itself reports a call's end."""
+    """End a child that user code forked: only the library reports a call's end."""
     code = error.code if isinstance(error, SystemExit) else error
     try:
         if error is not None and not isinstance(error, SystemExit):

@@ -1,7 +1,6 @@
-"""One slot of a library. It runs one call after another, and returns how each ended.
+"""One slot of a library: runs one call after another and returns how each ended.
 
-This is the hot path: a call that does nothing should cost its library a few tens of microseconds. So the code makes no
-system call twice for the same answer, and rare paths have functions of their own.
+This is the hot path: a call that does nothing costs a few tens of microseconds. Rare paths have functions of their own.
 """
 
 from __future__ import annotations
@@ -27,10 +26,17 @@ from stoker.pilot.library.call_records import NOWHERE, LogTail, Marker, ThreadTa
 from stoker.pilot.library.connection import Settings
 from stoker.pilot.library.failures import in_short
 from stoker.pilot.library.functions import Packer, RunnableCall, TransferError
-from stoker.pilot.library.meetings import GangMeetings
-from stoker.pilot.library.pieces import PieceLane, YieldingRun, as_list, can_be_drained, drain, in_event_loop, yields
-from stoker.pilot.library.process import LibraryFault, ProcessGuard, leave_child, leave_fork
-from stoker.pilot.library.workplace import ScratchGuard, Workplace
+from stoker.pilot.library.pieces import (
+    GangMeetings,
+    PieceLane,
+    YieldingRun,
+    as_list,
+    can_be_drained,
+    drain,
+    in_event_loop,
+    yields,
+)
+from stoker.pilot.library.process import LibraryFault, ProcessGuard, ScratchGuard, Workplace, leave_child, leave_fork
 from stoker.protocol.calls import (
     PIECE_BYTES,
     CallEnd,
@@ -48,15 +54,13 @@ _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 """Types of results whose work has not been done yet."""
 _PARSLS_FAILURE = "RemoteExceptionWrapper"
 """The class that a function of Parsl returns instead of raising, inside wrappers that the program cannot remove."""
-NO_CALL = -1
-"""Stands for a call's id while no call runs; ids count from 0."""
+NO_CALL = -1  # stands for a call's id while no call runs; ids count from 0
 _now = time.perf_counter
 _clock_ns = time.monotonic_ns
 
 
 class Runner:
-    """One slot. `context` is the first argument of functions that take one; `report` sends a call's progress; `leave`
-    ends the library for a fault that `process` finds; `place` is the context in which exceptions are judged."""
+    """One slot."""
 
     def __init__(
         self,
@@ -88,31 +92,23 @@ class Runner:
         self._leave = leave
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
-        self._yielding: YieldingRun | None = None
-        """The call that runs, if it gives its result in pieces."""
+        self._yielding: YieldingRun | None = None  # the call that runs, if it gives its result in pieces
         self._may_checkpoint = True
         self._log_from = NOWHERE
         self._pid = os.getpid()
         self._set_decimal = _decimal_setter()
         self._ground = ScratchGuard(os.path.dirname(settings.folder))
         self._scratch = workplace.temporary.path
-        self.call = NO_CALL
-        """The id of the call that runs."""
-        self.taken = NO_CALL
-        """The id of the call that this slot has taken, until the outbox has its end."""
-        self.begun = 0
-        """How many calls have begun, counted by the caller of `run`. A watcher compares it between two looks."""
-        self.stop = CallStop()
-        """Another thread asks it to end the call."""
-        self.forked = False
-        """True in a forked child of this process, which must not continue as the library."""
-        self.is_clean = True
-        """False if the last call left files that `clean` has to remove."""
-        self.ended_at = 0.0
-        """When the last call ended, on `time.perf_counter`."""
+        self.call = NO_CALL  # the id of the call that runs
+        self.taken = NO_CALL  # the id of the call that this slot has taken, until the outbox has its end
+        self.begun = 0  # how many calls have begun, counted by the caller of `run`
+        self.stop = CallStop()  # another thread asks it to end the call
+        self.forked = False  # true in a forked child of this process, which must not continue as the library
+        self.is_clean = True  # false if the last call left files that `clean` has to remove
+        self.ended_at = 0.0  # when the last call ended, on `time.perf_counter`
 
     def take(self, call: int) -> None:
-        """This slot runs a call next: from now on it may be asked to end."""
+        """Note the call that this slot runs next: it may be told to stop from now on."""
         self.stop = CallStop()
         self.taken = call
 
@@ -180,9 +176,10 @@ class Runner:
             if isinstance(error, GangBroken) and work.run.gang is not None:
                 failure = packer.failure(str(error), kind=FailureKind.GANG)
             else:
-                raised, failure = self._in_short(error), self._infrastructure(error)
+                said = failures.explain_bash_failure(error, log=packer.log, log_from=self._log_from)
+                raised, failure = said or in_short(error), self._infrastructure(error)
                 payload = packer.pack_error(call, error)
-                if failure is not None and isinstance(payload, ObjectRef):  # nobody would fetch it
+                if failure is not None and isinstance(payload, ObjectRef):  # no client would fetch it
                     os.unlink(payload.source)
                     payload = b""
         if self.forked:
@@ -201,8 +198,7 @@ class Runner:
         return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised, left)
 
     def clean(self) -> LibraryFault | None:
-        """Remove the files that the last call left. Returns a fault if that fails: the library can run no further call.
-        It may take long, so the call's end is sent before."""
+        """Remove the files that the last call left."""
         self._marker.idle(self._slot)  # its time is over
         try:
             self._workplace.clean()
@@ -224,7 +220,6 @@ class Runner:
     # ---- functions that yield
 
     def _result_of(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
-        """Return the value of a coroutine; None for a result sent in pieces; the list of a generator's values."""
         if type(result) is CoroutineType:  # an `async def` function
             result = run(in_event_loop, result, self.stop)
         if not work.run.options.stream:
@@ -272,7 +267,6 @@ class Runner:
         return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 
     def _leave_if_damaged(self) -> None:
-        """End the library if the pilot or an earlier call may have made this call fail; the call runs elsewhere."""
         if self._ground.is_gone:
             os._exit(infrastructure.FOLDER_GONE)  # the agent has every call of this library run elsewhere
         if self._guard is not None and self._leave is not None and self._guard.unchecked > 1:
@@ -304,16 +298,7 @@ class Runner:
         self.is_clean = self._workplace.is_clean()
         return self._tail.take()
 
-    def _in_short(self, error: BaseException) -> str:
-        """The exception in short; of a `bash_app` of Parsl its command and last lines."""
-        if type(error).__name__ == failures.BASH_FAILURE:
-            said = failures.explain_bash_failure(error, log=self._packer.log, log_from=self._log_from)
-            if said:
-                return said
-        return in_short(error)
-
     def _infrastructure(self, error: BaseException) -> Failure | None:
-        """Return the failure if the infrastructure caused this exception; None if it is the user's."""
         try:
             found = failures.find_infrastructure_cause(error, self._place)
         except Exception:  # whatever it holds, the exception still goes to its user
@@ -325,7 +310,7 @@ class Runner:
         return msgspec.structs.replace(failure, device=failed) if failed else failure
 
     def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
-        if os.getpid() != self._pid:  # a process that the call has forked has nobody to tell
+        if os.getpid() != self._pid:  # a forked process of the call reports no progress
             return False
         if state and not self._may_checkpoint:
             raise StokerError(
@@ -339,8 +324,9 @@ class Runner:
 
 
 def _decimal_setter() -> Callable[[], None] | None:
-    """A function that gives a call the loader's decimal context; None if the loader set none. Each call needs a copy of
-    its own, because copied context variables share the object."""
+    """A function that gives a call a copy of the loader's decimal context, which copied context variables would
+    share.
+    """
     for variable, value in contextvars.copy_context().items():
         if variable.name == "decimal_context":
             import decimal  # the loader has imported it

@@ -1,20 +1,11 @@
 """The library's loop.
 
-With one slot, the main thread does everything by itself: it reads frames when it has nothing to run, runs calls in
-order, and sends their ends. No thread hands anything to another, which is what makes a call that does nothing cheap.
+With one slot, the main thread reads frames, runs calls in order and sends their ends, so no thread switches delay a
+call. While a call runs, the *attendant* thread looks every 20 ms: if the same call still runs, it sends waiting ends
+and reads frames in the main thread's place. Frames are handled, and calls are taken from the queue, under one lock.
 
-That leaves a library deaf while a call runs. The *attendant* is a second thread that sleeps while calls are short; it
-ticks every 20 ms while the library is busy, and when it finds the same call still running it does the main thread's
-talking: it sends ends that wait, and reads frames (work is queued, calls are given back, an eviction is noted).
-
-A call is taken from the queue under the lock under which frames are read and carried out: whatever one of them says of
-a call finds it in the queue or taken, and a call that was read to be given back does not run.
-
-An end is sent before the library waits for more work, when it is older than a millisecond, and before a call whose
-function is known to be slow or not known at all; so none waits for the call behind it, and short calls share frames.
-
-With several slots, calls run in threads and the main thread only reads. A call whose modules clash with those of a
-running one waits its turn, and those behind it wait too (`functions.SideBySide`).
+An end is sent before the library waits for work, when it is older than 1 ms, and before a call that may be slow. With
+several slots, calls run in threads and the main thread only reads.
 """
 
 from __future__ import annotations
@@ -38,39 +29,24 @@ from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import connection
 from stoker.pilot.library.connection import LibraryOutbox
 from stoker.pilot.library.functions import Functions, RunnableCall, SideBySide
-from stoker.pilot.library.meetings import GangMeetings
-from stoker.pilot.library.pieces import PieceLane
+from stoker.pilot.library.pieces import GangMeetings, PieceLane
 from stoker.pilot.library.process import EVERY_S, LibraryFault, ProcessGuard
 from stoker.pilot.library.runner import NO_CALL, Runner
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
-from stoker.protocol.to_agent import GivenBack, Resized, Yielded
-from stoker.protocol.to_library import (
-    Evict,
-    GiveBack,
-    Load,
-    Meet,
-    Resize,
-    Run,
-    Stop,
-    Taken,
-    ToLibrary,
-)
+from stoker.protocol.to_agent import GivenBack, Resized
+from stoker.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Stop, Taken, ToLibrary
 
-_PATIENCE_S = 0.001
-"""How long an end may wait for company, and how long the library is deaf between short calls."""
-_SLOW_S = 0.0005
-"""Calls of a function that takes longer do not share frames."""
+_PATIENCE_S = 0.001  # how long an end may wait for company, and how long the library is deaf between short calls
+_SLOW_S = 0.0005  # calls of a function that takes longer do not share frames
 _TICK_S = 0.02
-_FAULTS = 3
-"""A library ends after this many calls in a row failed by a fault of the node: another one may do better."""
-NOT_RESIZED = -1
-"""Answers a resize that the context refused."""
+_FAULTS = 3  # a library ends after this many calls in a row failed by a fault of the node: another one may do better
+NOT_RESIZED = -1  # answers a resize that the context refused
 _now = time.perf_counter
 
 
 class LibraryServer:
-    """Serves calls on one socket until told to stop, or until the library has served `calls_allowed` (0 = any)."""
+    """Serves calls on one socket until told to stop, or for `calls_allowed` calls (0 = any)."""
 
     def __init__(
         self,
@@ -92,7 +68,7 @@ class LibraryServer:
         self._functions = Functions()
         self.outbox = LibraryOutbox(sock, lost=self._lost)
         self.meetings = GangMeetings(host=host, say=self.send, key=gang_key)
-        self.lane = PieceLane(library, send=self._send_pieces)
+        self.lane = PieceLane(library, send=self.outbox.send_pieces)
         self._reads_for_call = False
         """Whether the thread that runs calls reads frames just now, because its call waits for its reader."""
         self._queue: FirstCome[RunnableCall] = FirstCome()
@@ -103,20 +79,16 @@ class LibraryServer:
         self._slots = 1
         self._stopping = False
         self._served = 0
-        self._idle: Callable[[], None] = _nothing
         self._bell = threading.Event()
         self._parked = True
         self._resizer = _resizer(context)
         self._resizes: deque[int] = deque()
-        self._fault: LibraryFault | None = None
-        """Why the library ends as soon as no call runs."""
-        self._faults = 0
-        """Calls in a row that failed of the infrastructure."""
+        self._fault: LibraryFault | None = None  # why the library ends as soon as no call runs
+        self._faults = 0  # calls in a row that failed of the infrastructure
 
     def serve(self, runner: Runner, *, idle: Callable[[], None]) -> None:
-        """Run calls in this thread. `idle` is called whenever there is nothing to run."""
+        """Run calls in this thread."""
         self._runners = [runner]
-        self._idle = idle
         self.lane.read = self._read_for_call
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
         take, run, ends = self._queue.take, runner.run, self.outbox.ends
@@ -130,7 +102,7 @@ class LibraryServer:
                 if entry is not None:
                     runner.take(entry[0])
             if entry is None:
-                self._idle()
+                idle()
                 self.outbox.send_waiting()
                 if runner.ended_at - guard.checked_at > EVERY_S:
                     self._leave_if_unfit(runner)
@@ -157,7 +129,7 @@ class LibraryServer:
             if now - read_at > _PATIENCE_S:
                 self._receive_at_once()
                 read_at = now
-        self._idle()
+        idle()
         self.outbox.send_waiting()
 
     def serve_threads(
@@ -242,8 +214,6 @@ class LibraryServer:
         runner.taken = NO_CALL
 
     def _leave_if_failing(self, failure: Failure | None, own: Runner) -> None:
-        """End the library if its device has failed, or after three failures by its node in a row. Calls that then run
-        elsewhere count as not begun."""
         if failure is None or failure.kind is not FailureKind.INFRASTRUCTURE:
             self._faults = 0
             return
@@ -253,15 +223,10 @@ class LibraryServer:
         if self._faults >= _FAULTS:
             with self._handling:
                 if self._is_alone(own):
-                    self.leave(
-                        LibraryFault(
-                            infrastructure.NODE_FAILED, f"{self._faults} calls in a row failed: {failure.message}"
-                        )
-                    )
+                    what = f"{self._faults} calls in a row failed: {failure.message}"
+                    self.leave(LibraryFault(infrastructure.NODE_FAILED, what))
 
     def _clean(self, runner: Runner) -> None:
-        """Clear away what a call has left, once its end is sent. If that fails, the library ends when its other slots
-        have ended their calls, and begins none before."""
         self.outbox.send_waiting()
         fault = runner.clean()
         if fault is not None:
@@ -271,8 +236,6 @@ class LibraryServer:
                     self.leave(fault)
 
     def _leave_if_unfit(self, own: Runner) -> None:
-        """End the library if calls have left it unfit for more. Between calls: then none that it holds has begun, and
-        none begins meanwhile."""
         guard = self._guard
         if guard.unchecked:
             with self._handling:
@@ -285,8 +248,8 @@ class LibraryServer:
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:
-        """End the process because it is unfit for further calls: the calls that it holds run elsewhere."""
-        self.outbox.send_waiting()  # and wait for what another thread sends just now
+        """End this process; the calls that it holds run elsewhere."""
+        self.outbox.send_waiting()  # also waits for sends of other threads
         for runner in self._runners:
             runner.forgive()
         with suppress(OSError):  # a call may have lowered the limit of file sizes
@@ -300,16 +263,11 @@ class LibraryServer:
         self.outbox.send([message])
 
     def _lost(self, error: OSError, untold: list[int]) -> NoReturn:
-        """End after the socket was lost. If a call closed it, the running calls and those with `untold` ends are
-        suspects."""
-        if _is_closed_here(error) and self._runners:
+        if error.errno not in (errno.EBADF, errno.ENOTSOCK):
+            os._exit(1)
+        if self._runners:
             self._runners[0].suspect([*untold, *(end.call for end in self.outbox.ends)])
-        _leave(error)
-
-    def _send_pieces(self, pieces: list[Yielded]) -> None:
-        if self.outbox.ends:
-            self.outbox.send_waiting()
-        self.outbox.send(pieces)
+        os._exit(infrastructure.SOCKET_LOST)
 
     def _read_for_call(self, seconds: float) -> None:
         self._reads_for_call = True
@@ -322,7 +280,6 @@ class LibraryServer:
             self._reads_for_call = False
 
     def _receive_at_once(self) -> None:
-        """Read what has come, in the attendant or between calls. No call is taken meanwhile."""
         with self._handling:
             self._receive(block=False)
 
@@ -343,7 +300,7 @@ class LibraryServer:
             if not here:
                 if over is not None and over():
                     return
-                _leave(None)
+                os._exit(1)
             with self._handling:
                 while (frame := self._reader.next()) is not None:
                     for message in self._decode(frame).messages:
@@ -399,7 +356,6 @@ class LibraryServer:
             add(spec.call, RunnableCall(spec, message, function))
 
     def _resize(self) -> None:
-        """Tell the context, if it can be told, how much memory of each device it may hold. Between calls, in order."""
         while self._resizes:
             size = self._resizes.popleft()
             if self._resizer is not None:
@@ -433,21 +389,7 @@ class LibraryServer:
                 self._bell.set()
 
 
-def _nothing() -> None:
-    pass
-
-
-def _leave(error: OSError | None) -> NoReturn:
-    """End the process: the agent is gone, or user code has closed the socket."""
-    os._exit(infrastructure.SOCKET_LOST if _is_closed_here(error) else 1)
-
-
-def _is_closed_here(error: OSError | None) -> bool:
-    return error is not None and error.errno in (errno.EBADF, errno.ENOTSOCK)
-
-
 def _resizer(context: Any) -> Callable[..., Any] | None:
-    """A context's `resize(device_memory_bytes)`; an array's or an image's `resize` means something else."""
     method = getattr(context, "resize", None)
     try:
         known = callable(method) and "device_memory_bytes" in inspect.signature(method).parameters

@@ -2,13 +2,9 @@
 
     start.pyz HERE [--begun DIR] --session DIR ...
 
-`HERE` is the folder with `environment.json`. What follows are the pilot's options; `--walltime-s` is reduced by the
-time that starting took. Ends by becoming the pilot (exit code 1 and a line on standard error when it cannot).
-
-The archive of the packages comes from the session's seed and from other pilots that start, or from a path. Each of
-them serves the parts that it has, also while it unpacks; they find each other at the seed
-(`stoker.pilot.transfer.meeting`), so that 1,000 nodes that start at once read the session's host about once. Each part
-is checked against the archive's name.
+`HERE` is the folder with `environment.json`. The remaining options go to the pilot. The archive of the packages comes
+from the session's seed and from other starting pilots, or from a path. Starting pilots serve the parts that they have,
+so the session's host is read about once.
 """
 
 from __future__ import annotations
@@ -31,8 +27,7 @@ from stoker.connections import split_address
 from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode, proves
 from stoker.pilot.starter.place import KEPT_S, Environments, StartError, base_folder, environ_for, finish
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import ObjectSource
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import ObjectCopy, ObjectSource
 from stoker.pilot.transfer.fetch import SEED_FILE, ObjectFetch, SourceAccess, read_key
 from stoker.pilot.transfer.meeting import TRIES, meet
 from stoker.pilot.transfer.server import ObjectServer, bits_of
@@ -40,18 +35,13 @@ from stoker.whole_files import draft_of
 
 # ---- getting the packages
 
-
 _MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds between looks for other pilots: pilots that start together find each other early."""
-_ALONE_S = 10.0
-"""Seconds until the starter gives up the seed and the others."""
+_ALONE_S = 10.0  # seconds until the starter gives up the seed and the others
 
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
-    """Put the archive at that path, whole and proven. Others that start may be getting it from here then.
-
-    Raises StartError, and OSError if the disk does not take it.
-    """
+    """Put the archive at that path, verified. Raises StartError, OSError."""
     name, source = str(packages["name"]), str(packages["source"])
     if archive.exists() and _is(archive, name):
         return None
@@ -78,8 +68,7 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
 
 
 class Serving:
-    """The archive on its way here, and on from here: it is served until it is closed, or this process becomes the
-    pilot. Raises OSError, ValueError."""
+    """The archive on its way here, served to other starters. Raises OSError, ValueError."""
 
     def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
         self._name, self._archive, self._seed, self._key = name, archive, seed, key
@@ -88,7 +77,11 @@ class Serving:
         self._lost: set[str] = set()
         self._none_left = False
         self._fetch = ObjectFetch(
-            name, self._draft, means=SourceAccess(key=key), lost=self._lose, begun=self._served.hold
+            name,
+            self._draft,
+            means=SourceAccess(key=key),
+            lost=lambda source, _why: self._lost.add(source.address),
+            begun=self._served.hold,
         )
         self._server = ObjectServer(self._served, key=key, host=wire.route_to(split_address(seed)[0]))
         self._whole = threading.Event()
@@ -110,13 +103,10 @@ class Serving:
         self._closed.set()
         self._server.close()
 
-    def _lose(self, source: ObjectSource, _why: str) -> None:
-        self._lost.add(source.address)
-
     def _keep_meeting(self) -> None:
         others: list[str] = []
         for pause_s in chain(_MEET_S, repeat(_MEET_S[-1])):
-            with suppress(wire.PeerError):  # it is busy, or away: those that are known go on
+            with suppress(wire.PeerError):  # the seed is busy or away: known sources continue
                 others = self._meet()
             self._fetch.offer(
                 [ObjectSource(address=self._seed, origin=True), *(ObjectSource(address=one) for one in others)]
@@ -143,28 +133,22 @@ class Serving:
 
 
 class _ServedCopy:
-    """The one object that a starting pilot fetches and serves."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._copy: ObjectCopy | None = None
 
     def hold(self, copy: ObjectCopy) -> None:
-        """There is a copy now."""
         self._copy = copy
 
     def pieces(self) -> bytes:
-        """Which pieces are here, a bit each."""
         copy = self._copy
         return bits_of(list(copy.arrivals), len(copy.pieces)) if copy is not None else b""
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """See `stoker.pilot.transfer.server.ServedObjects`."""
         yield self._copy if name == self._name else None
 
     def expects(self, name: str) -> bool:
-        """Whether it is the one."""
         return name == self._name
 
 
@@ -248,7 +232,6 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _enter(given: argparse.Namespace, facts: dict[str, Any]) -> tuple[Path, Path]:
-    """The environment's folder on this node, and the archive that it was made from."""
     packages, named = facts["packages"], facts["interpreter"]
     kept_s = KEPT_S if given.cache_age is None else given.cache_age
     home = Environments(base_folder(given.scratch), kept_s=kept_s)

@@ -1,17 +1,13 @@
-"""Where environments are on a node: unpacked once, shared by a user's pilots, removed when unused or for room.
+"""Environments on a node: unpacked once, shared by a user's pilots, removed when unused or for room.
 
     <scratch>/stoker-<uid>/environments/
-        NAME/                 an environment, whole or not there: it comes by a rename
-        NAME.files            how many files it has: one that has lost some (a cleaner of /tmp) gets them again
-        NAME.used             held (a shared flock) by every pilot that runs in it; its time says when it was last used
-        NAME.making           held by the process that fetches and unpacks; others wait for it
+        NAME/                 a complete environment: it arrives by a rename
+        NAME.files            its number of files: an environment that lost some is completed again
+        NAME.used             a shared lock of every pilot that runs in it; its time is the time of last use
+        NAME.making           a lock of the process that fetches and unpacks
         NAME.tar.gz           the archive, until the pilot has put it into its object cache
 
-The kernel drops a lock when its holder dies, so no crash leaves an environment half made or in use.
-
-A virtual environment is a file that says where the interpreter is, and a link to it. Both are written here, without
-the `venv` module, which some systems leave out. Programs that are started from it find their packages by
-`sys.executable`.
+A virtual environment here is `pyvenv.cfg` and a link to the interpreter, because some systems lack the `venv` module.
 """
 
 from __future__ import annotations
@@ -31,26 +27,18 @@ from pathlib import Path
 
 # ---- environments
 
-
-Getter = Callable[[Path], object]
-"""Puts an archive at a path."""
-KEEP_BYTES = 20_000_000_000
-"""Bound of all environments together, the needed one included."""
-KEPT_S = 14 * 86400.0
-"""Seconds that an unused environment stays, unless a site says otherwise."""
-_NAMES = 5
-"""Names to try: another user may have made a folder of this user's name."""
+Getter = Callable[[Path], object]  # puts an archive at a path
+KEEP_BYTES = 20_000_000_000  # bound of all environments together, the needed one included
+KEPT_S = 14 * 86400.0  # seconds that an unused environment stays, unless a site says otherwise
+_NAMES = 5  # names to try: another user may have made a folder of this user's name
 
 
 class StartError(Exception):
-    """The pilot cannot start on this node. The message says why, and what to do."""
+    """The pilot cannot start on this node."""
 
 
 def base_folder(given: str) -> Path:
-    """Where this user's pilots keep their files on this node: the same place as `stoker.pilot.agent.scratch` takes.
-
-    Raises StartError.
-    """
+    """This user's scratch folder on this node, as `stoker.pilot.agent.scratch` chooses it."""
     parent = os.path.expandvars(given)
     if parent.startswith("$"):
         raise StartError(f"this node sets no {parent}, which [pilot] scratch names; give it a folder that is there")
@@ -67,8 +55,7 @@ def base_folder(given: str) -> Path:
 
 
 def own_folder(first: Path) -> Path | None:
-    """Return a private folder of this user at `first`, or at a similar name if another user owns that. None if all are
-    taken. Raises OSError."""
+    """A private folder of this user at `first`, or at a similar name; None if all are taken."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # it is no folder
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,12 +79,7 @@ class Environments:
         return self._root / f"{name}.tar.gz"
 
     def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:
-        """Return the folder of an environment, and make it first if it is not here. It stays while this process lives,
-        whatever program it becomes.
-
-        `get` puts the archive at a path; `finish` makes an environment of the unpacked files, again each time it is
-        entered. Raises StartError.
-        """
+        """Return an environment's folder, made first if needed. Raises StartError."""
         used = self._open(f"{name}.used")
         _lock(used, fcntl.LOCK_SH)
         os.set_inheritable(used, True)
@@ -129,10 +111,10 @@ class Environments:
 
     def _make(self, folder: Path, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> None:
         self._make_room(folder, room_bytes)
-        folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # until all of it is there
+        folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # until it is complete
         archive = self.archive(folder.name)
         get(archive)
-        if folder.is_dir():  # it has lost files, and others may run in it: what is there stays
+        if folder.is_dir():  # it has lost files, and other pilots may run in it: complete files stay
             unpack(archive, folder, missing_only=True)
             finish(folder)
         else:
@@ -151,7 +133,6 @@ class Environments:
             return False
 
     def _make_room(self, wanted: Path, room_bytes: int) -> None:
-        """Remove unused environments, the least recently used first, until there is room."""
         here = [(place, _size(place)) for place in self._by_use() if place != wanted]
         total = room_bytes + sum(size for _, size in here)
         for place, size in here:
@@ -170,7 +151,7 @@ class Environments:
         lock = self._open(f"{place.name}.used")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # somebody runs in it
+        except OSError:  # a pilot runs in it
             return False
         else:
             gone = place.with_name(f"{place.name}.gone")
@@ -213,19 +194,17 @@ def _checked(tar: tarfile.TarFile, folder: Path, *, missing_only: bool) -> Itera
 
 
 def _is_there(place: Path, member: tarfile.TarInfo) -> bool:
-    """Whether a member was unpacked, to its end; one that was cut short goes."""
     try:
         facts = place.lstat()
     except OSError:
         return False
     if member.issym() or facts.st_size >= member.size:
         return True
-    place.unlink()  # not to be written over: somebody may have it mapped
+    place.unlink()  # not overwritten: another process may have it mapped
     return False
 
 
 def _count(folder: Path) -> int:
-    """Files below a folder, but for compiled bytecode, which comes and goes."""
     return sum(len(files) for below, _, files in os.walk(folder) if os.path.basename(below) != "__pycache__")
 
 
@@ -239,7 +218,6 @@ def _size(folder: Path) -> int:
 
 
 def _lock(descriptor: int, how: int) -> None:
-    """Lock a file; without a lock on a file system that has none, where environments are never removed."""
     try:
         fcntl.flock(descriptor, how)
     except OSError as error:
@@ -249,15 +227,13 @@ def _lock(descriptor: int, how: int) -> None:
 
 # ---- virtual environments
 
-
 _TRY = "import ctypes, hashlib, ssl, sqlite3, zlib, sys; print('%d.%d' % sys.version_info[:2])"
 _LIMIT_S = 60.0
 _MARK = "needs-bundled"
 
 
 def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
-    """Make `folder` an environment for Python `version`: of the interpreter that the node calls `named`, or of the one
-    in the archive `base`. Raises StartError when it does not run here, or is another version, and OSError."""
+    """Make `folder` an environment for the node's interpreter `named`, or for the one in the archive `base`."""
     if named:
         interpreter = _on_this_node(named, version)
     else:
@@ -272,8 +248,7 @@ def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
 
 
 def environ_for(folder: Path, *, begun: str = "") -> dict[str, str]:
-    """This process's environment variables, as a program of the environment in `folder` should have them. `begun` is a
-    folder that will be gone."""
+    """The environment variables of a program in this environment."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
     environ["VIRTUAL_ENV"] = str(folder)
     environ["PATH"] = os.pathsep.join([str(folder / "bin"), environ.get("PATH") or "/usr/local/bin:/usr/bin:/bin"])
@@ -298,7 +273,6 @@ def _on_this_node(named: str, version: str) -> Path:
 
 
 def _check_base(folder: Path, interpreter: Path) -> None:
-    """Check that the interpreter runs here with this node's shared libraries, or else with its own."""
     said, wrong = _run(interpreter)
     if said:
         return
@@ -312,7 +286,6 @@ def _check_base(folder: Path, interpreter: Path) -> None:
 
 
 def _run(interpreter: Path, *, libraries: Path | None = None) -> tuple[str, str]:
-    """The interpreter's version; or empty, and the last line of its output."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_LIBRARY_PATH"))}
     if libraries is not None:
         environ["LD_LIBRARY_PATH"] = str(libraries)

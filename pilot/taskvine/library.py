@@ -35,9 +35,8 @@ from stoker.pilot.library.call_records import LogTail, Marker
 from stoker.pilot.library.connection import Settings
 from stoker.pilot.library.failures import Place
 from stoker.pilot.library.functions import Function, Functions, RunnableCall, clean
-from stoker.pilot.library.process import ProcessGuard
+from stoker.pilot.library.process import ClearedFolder, ProcessGuard, Workplace, links_of, use_temporary
 from stoker.pilot.library.runner import Runner
-from stoker.pilot.library.workplace import ClearedFolder, Workplace, links_of, use_temporary
 from stoker.pilot.taskvine import messages
 from stoker.pilot.zygote.processes import MemoryLimit, resident_bytes
 from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind

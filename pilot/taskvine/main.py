@@ -27,7 +27,7 @@ from types import FrameType
 from stoker.errors import ConfigError, StokerError
 from stoker.folders import folders_here
 from stoker.log_files import keep_log
-from stoker.pilot.agent.link import ManagerLink
+from stoker.pilot.agent.agent import ManagerLink
 from stoker.pilot.core import presence
 from stoker.pilot.core.events import DeviceAway, EngineEnded, FromManager, HelloDue, Signalled, Tick, UsageMeasured
 from stoker.pilot.core.state import PilotFacts
@@ -195,7 +195,7 @@ class PoolLoop:
         if not self._devices:
             return  # no worker yet: there is nothing to say
         self._link.flush()
-        self._pool.handle(HelloDue(self._link.before(), self._link.acknowledged, ()))
+        self._pool.handle(HelloDue(self._link.before(), self._link.outbox.acknowledged, ()))
 
     # ---- the end
 

@@ -101,7 +101,7 @@ ANY_BYTES = 1 << 62
 
 
 class ManagerPort(Protocol):
-    """The pool's connection to its manager: `stoker.pilot.agent.link.ManagerLink`."""
+    """The pool's connection to its manager: `stoker.pilot.agent.agent.ManagerLink`."""
 
     def post(self, message: FromPilot) -> None:
         """Say something that must arrive."""

@@ -1,28 +1,192 @@
-"""Which piece of an object to ask which source for next, and what the threads of one fetch share.
+"""An object on this disk, which of its pieces to ask which source for next, and the shared state of one fetch.
 
-Rarest first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003): pieces that
-few sources have are copied first, so that many can serve them, and pilots that fetch the same object at once choose
-different pieces. Where we differ: the source that reads the object's origin is asked only for pieces that no other
-source has or is about to have, because the origin should be read once.
+A new copy is laid out in full first: folders, links, and files with holes where pieces are missing. Another process may
+continue it: `recheck` reads what is there and keeps the pieces that are right.
 
-Near the end a piece may hang at a slow source while others are idle: it is then asked for a second time elsewhere, and
-the first answer counts. A choice looks at a sample, so its cost does not grow with the object. `Picker` is pure.
+Rarest first, ties by chance, as in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003). Where we
+differ: the source that reads the object's origin is asked only for pieces that no other source has or is about to have,
+because the origin should be read once. Near the end, a piece that hangs at a slow source is requested again
+elsewhere. A choice looks at a sample, so its cost does not grow with the object. `Picker` is pure.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.contexts.manifest import (
+    PART_BYTES,
+    Entry,
+    EntryKind,
+    Manifest,
+    Slice,
+    is_right,
+    piece_bytes,
+    pieces,
+    read_manifest,
+)
+
+# ---- copy
+
+
+class ObjectCopy:
+    """One object at one place, for several threads. `arrivals` are the pieces that are here, in order of arrival."""
+
+    def __init__(self, root: Path, name: str, data: bytes, *, whole: bool) -> None:
+        """`data` is the manifest. Raises ValueError if it is not, OSError if the place cannot be opened or laid out."""
+        self.name = name
+        self.data = data
+        self.manifest = read_manifest(name, data)
+        self.pieces = pieces(self.manifest)
+        self.first_hand = False  # whether it is being read from where the object comes from
+        self.changed = threading.Condition()
+        self.arrivals: Sequence[int] = range(len(self.pieces))
+        self._made: list[int] = []
+        self._here = bytearray(len(self.pieces))
+        self._folder = self.manifest.kind is EntryKind.FOLDER
+        if not whole:
+            self.arrivals = self._made
+            _lay_out(root, self.manifest)
+        how = os.O_DIRECTORY if self._folder else (os.O_RDONLY if whole else os.O_RDWR)
+        self._root = os.open(root, how | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._root)  # not earlier: a late thread must not write to another file
+
+    @property
+    def complete(self) -> bool:
+        """Whether every piece is here."""
+        return len(self.arrivals) == len(self.pieces)
+
+    def recheck(self) -> int:
+        """Keep the right pieces of an earlier try; returns their bytes. Raises OSError."""
+        kept = 0
+        buffer = memoryview(bytearray(PART_BYTES))
+        for index, piece in enumerate(self.pieces):
+            if any(self._is_hole(part) for part in piece):
+                continue
+            size = piece_bytes(piece)
+            if self.read(index, buffer[:size]) and is_right(piece, buffer[:size]):
+                self._arrive(index)
+                kept += size
+        return kept
+
+    def write(self, index: int, data: memoryview) -> bool:
+        """Write a piece; False if the bytes are wrong. Raises OSError."""
+        piece = self.pieces[index]
+        if not is_right(piece, data):
+            return False
+        offset = 0
+        for part in piece:
+            with self._open(part.entry, os.O_WRONLY) as file:
+                _write(file, data[offset : offset + part.size_bytes], part.offset)
+            offset += part.size_bytes
+        self._arrive(index)
+        return True
+
+    def read(self, index: int, into: memoryview) -> bool:
+        """Read a piece; False if a file is too short. Raises OSError."""
+        offset = 0
+        for part in self.pieces[index]:
+            with self._open(part.entry, os.O_RDONLY) as file:
+                if not _read(file, into[offset : offset + part.size_bytes], part.offset):
+                    return False
+            offset += part.size_bytes
+        return True
+
+    @contextmanager
+    def file_of(self, part: Slice) -> Iterator[int]:
+        """A descriptor of the file that a part is in, for `sendfile`. Raises OSError."""
+        with self._open(part.entry, os.O_RDONLY) as file:
+            yield file
+
+    def give_up(self) -> None:
+        """Free its room, even while it is open elsewhere."""
+        if not self._folder and os.fstat(self._root).st_nlink <= 1:
+            os.ftruncate(self._root, 0)
+
+    def has(self, index: int) -> bool:
+        """Whether a piece is here."""
+        return self.arrivals is not self._made or bool(self._here[index])
+
+    def _arrive(self, index: int) -> None:
+        with self.changed:
+            if not self._here[index]:
+                self._here[index] = 1
+                self._made.append(index)
+                self.changed.notify_all()
+
+    @contextmanager
+    def _open(self, entry: int, how: int) -> Iterator[int]:
+        if not self._folder:
+            yield self._root
+            return
+        name = self.manifest.entries[entry].name
+        file = os.open(name, how | os.O_CLOEXEC, dir_fd=self._root)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def _is_hole(self, part: Slice) -> bool:
+        with self._open(part.entry, os.O_RDONLY) as file:
+            try:
+                return os.lseek(file, part.offset, os.SEEK_DATA) >= part.offset + part.size_bytes
+            except OSError as error:
+                return error.errno == errno.ENXIO
+
+
+def _lay_out(root: Path, manifest: Manifest) -> None:
+    place = os.fsencode(root)
+    if manifest.kind is EntryKind.FILE:
+        _make_file(place, manifest.entries[0])
+        return
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    for entry in manifest.entries:
+        path = os.path.join(place, entry.name)
+        if entry.kind is EntryKind.FILE:
+            _make_file(path, entry)
+        elif entry.kind is EntryKind.FOLDER:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        elif not os.path.islink(path):
+            os.symlink(entry.target, path)
+
+
+def _make_file(path: bytes, entry: Entry) -> None:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, f"{os.fsdecode(path)} is no file")
+        os.ftruncate(file, entry.size_bytes)
+        os.fchmod(file, 0o700 if entry.executable else 0o600)
+    finally:
+        os.close(file)
+
+
+def _write(file: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(file, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _read(file: int, into: memoryview, offset: int) -> bool:
+    while into:
+        count = os.preadv(file, [into], offset)
+        if not count:
+            return False
+        into, offset = into[count:], offset + count
+    return True
+
 
 # ---- the choice of pieces
-
 
 S = TypeVar("S")
 
@@ -30,8 +194,7 @@ SAMPLE = 48
 AGAIN_S, AGAIN = 1.0, 3.0
 """At the end a piece may be asked for elsewhere too, `AGAIN_S` after it was asked for, and `AGAIN` times as long as
 pieces took lately."""
-SPARED_S = 5.0
-"""Seconds: the origin is not asked for pieces of other sources while pieces come at least this often."""
+SPARED_S = 5.0  # seconds: the origin is not asked for pieces of other sources while pieces come at least this often
 
 
 @dataclass(slots=True)
@@ -42,8 +205,6 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Offer:
-    """The pieces that one source has: missing ones (and some that have come, until they are looked at)."""
-
     origin: bool
     pieces: list[int] = field(default_factory=list)
     known: bytearray = field(default_factory=bytearray)
@@ -84,7 +245,7 @@ class Picker(Generic[S]):
                     offer.pieces.append(index)
 
     def has_not(self, source: S, index: int) -> None:
-        """A source was asked for a piece and does not give it now; it will say when it does."""
+        """A source does not give a piece now."""
         offer = self._offers[source]
         self._unask(offer, index)
         if offer.known[index]:
@@ -120,24 +281,20 @@ class Picker(Generic[S]):
         return True
 
     def take(self, source: S, now: float) -> int | None:
-        """Return the piece to ask this source for, and mark it as asked for. None if there is no such piece now."""
+        """The piece to ask this source for, marked as asked; None without one."""
         offer = self._offers.get(source)
         if offer is None:
             return None
         found = self._free(offer, now)
-        if found is None:
-            found = self._late(offer, now)
+        found = self._late(offer, now) if found is None else found
         if found is not None:
             asked = self._asked.get(found)
             self._asked[found] = _Asked(1 + (asked.sources if asked else 0), now)
             offer.asked.add(found)
         return found
 
-    # ---- inside
-
     def _free(self, offer: _Offer, now: float) -> int | None:
-        """The rarest piece in a sample that was not asked for; all pieces are looked at if the sample has none (except
-        for the origin, which is asked again soon)."""
+        """The rarest piece of a sample that was not asked for, or else of all (except for the origin)."""
         spared = offer.origin and now - self._moved_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
         for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
@@ -186,10 +343,7 @@ class Picker(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """A source of an object: another host's `address`, or a `path` here.
-
-    `origin`: it is the object's origin, or stands for it. `label` is its name for people.
-    """
+    """A source of an object: an `address`, or a `path` here. `origin`: it is, or stands for, the object's origin."""
 
     address: str = ""
     path: str = ""
@@ -202,7 +356,7 @@ class ObjectSource:
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """How an object came: bytes read from its origin and from peers, bytes that an earlier try had left, seconds."""
+    """Bytes from the origin, from peers and from an earlier try, and seconds."""
 
     origin_bytes: int
     peer_bytes: int
@@ -215,32 +369,25 @@ class WrongBytesError(Exception):
 
 
 class Board:
-    """The state of one fetch. Every method may be called from any thread.
+    """The state of one fetch, for any thread. `begun` gets the copy early, so that it can be served while it grows."""
 
-    `begun` gets the copy as soon as there is one, so that it can be served while it grows.
-    """
-
-    def __init__(self, name: str, root: Path, *, chance: random.Random, begun: Callable[[ObjectCopy], None]) -> None:
+    def __init__(self, name: str, root: Path, *, begun: Callable[[ObjectCopy], None]) -> None:
         self.name = name
         self._root = root
-        self._chance = chance
+        self._chance = random.Random()
         self._begun = begun
         self._news = threading.Condition()
         self._making = threading.Lock()
-        self._picker: Picker[ObjectSource] = Picker(0, chance=chance)
+        self._picker: Picker[ObjectSource] = Picker(0, chance=self._chance)
         self._from_origin = self._from_peers = self._kept = 0
         self._started_at = self.moved_at = time.monotonic()
-        self.told = b""
-        """The manifest, where it is known beforehand."""
+        self.told = b""  # the manifest, where it is known beforehand
         self.copy: ObjectCopy | None = None
         self.over = False
         self.failure: Exception | None = None
 
     def establish(self, manifest: bytes) -> ObjectCopy:
-        """The manifest is known: there is a copy from now on. Raises WrongBytesError if it is not this object's.
-
-        A disk that does not take the copy ends the fetch, and raises OSError.
-        """
+        """Make the copy from its manifest. Raises WrongBytesError, OSError."""
         with self._making:
             if self.copy is not None:
                 return self.copy
@@ -280,12 +427,12 @@ class Board:
             self._picker.has(source, has)
 
     def take(self, source: ObjectSource) -> int | None:
-        """Return the piece to ask this source for; None if there is no such piece now, or the fetch is over."""
+        """The piece to ask this source for; None without one, or after the end."""
         with self._news:
             return None if self.over else self._picker.take(source, time.monotonic())
 
     def arrive(self, source: ObjectSource, index: int, data: memoryview) -> None:
-        """A source has given a piece. Raises WrongBytesError; a disk that does not take it ends the fetch."""
+        """Keep a piece. Raises WrongBytesError."""
         copy = self.copy
         if copy is None:
             raise ValueError("a piece came before the manifest")

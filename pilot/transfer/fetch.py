@@ -1,12 +1,7 @@
-"""Brings one object to this disk from several sources at once; single exchanges with the seed at the end.
+"""Fetches one object from several sources at once, and has single exchanges with the seed.
 
-A thread reads each source until the fetch is over or the source is of no use. Sources are other pilots (which may still
-be fetching and then tell which pieces arrived), the session's seed, or a path that this host sees. Each piece is
-checked before it is kept, so a source can only waste time; one that served a wrong piece is not asked again. A
-connection that breaks after it served something is made again and continues. `Picker` (`board`) chooses the pieces.
-
-The caller says where the object may be had (`offer`), again whenever that changes, and is told which sources failed
-(`lost`).
+A thread reads each source: another pilot, the session's seed, or a path. Each piece is checked before it is kept, and a
+source that served a wrong piece is not asked again. `Picker` (`board`) chooses the pieces.
 """
 
 from __future__ import annotations
@@ -15,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import random
 import threading
 import time
 from collections import deque
@@ -27,17 +21,13 @@ from typing import Any
 from stoker.contexts.manifest import MOST_BYTES, PART_BYTES, piece_bytes
 from stoker.errors import StokerError
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import Board, FetchOutcome, ObjectSource, WrongBytesError
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import Board, FetchOutcome, ObjectCopy, ObjectSource, WrongBytesError
 from stoker.pilot.transfer.wire import PeerError
 
 # ---- sources
 
-
-DEPTH = 2
-"""Pieces that a quick peer is asked for at one time: one is on its way while another is checked."""
-SLOW_S = 0.1
-"""Seconds per piece beyond which a peer is asked for one piece at a time, so that it is the rarest by then."""
+DEPTH = 2  # pieces requested from a quick peer at one time: one travels while another is checked
+SLOW_S = 0.1  # a peer that takes longer per piece gets one request at a time
 
 _CHANGED = (
     "it no longer has the content that the recipe was made from: it was changed or is damaged; make the recipe again"
@@ -49,7 +39,7 @@ _IDLE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """Access to a source: the transfer key, patience, and the function that makes manifests of paths."""
+    """The transfer key, time limits, and the function that makes manifests of paths."""
 
     key: bytes
     limits: wire.WireLimits = wire.LIMITS
@@ -57,8 +47,7 @@ class SourceAccess:
 
 
 class SourceReader:
-    """Reads one source. `ended` is called once, on its thread: why it was given up (empty: it was told to stop, or all
-    pieces are here), and whether it served wrong bytes."""
+    """Reads one source. `ended` receives why it stopped (empty: complete), and whether its bytes were wrong."""
 
     def __init__(
         self,
@@ -89,8 +78,6 @@ class SourceReader:
             self._why = why
             if self._channel is not None:
                 self._channel.close()
-
-    # ---- inside
 
     @property
     def _done(self) -> bool:
@@ -136,7 +123,6 @@ class SourceReader:
             channel.close()
 
     def _open(self, channel: wire.Channel) -> ObjectCopy | None:
-        """Ask for the object until it is there, and for the manifest if it is still unknown."""
         board, busy_until = self._board, time.monotonic() + _BUSY_S
         while not self._done:
             channel.send({"op": "open", "object": board.name, "manifest": board.copy is None and not board.told})
@@ -165,7 +151,8 @@ class SourceReader:
             raise wire.PeerError("it does not say which pieces it has")
         self._board.join(self.source, has)
         if data and count == 1:
-            self._arrived(0, data)
+            self._board.arrive(self.source, 0, data)
+            self._useful += 1
         return copy
 
     def _converse(self, channel: wire.Channel, copy: ObjectCopy) -> None:
@@ -197,14 +184,10 @@ class SourceReader:
             raise wire.PeerError("it answered what it was not asked")
         channel.receive_body(buffer[:size])
         self._board.hear(self.source, has)
-        self._arrived(index, buffer[:size])
-
-    def _arrived(self, index: int, data: memoryview) -> None:
-        self._board.arrive(self.source, index, data)
+        self._board.arrive(self.source, index, buffer[:size])
         self._useful += 1
 
     def _read_path(self) -> None:
-        """Copy from a path that this host sees, piece by piece, the pieces that no other source has."""
         board = self._board
         copy = board.copy
         if copy is None:
@@ -223,11 +206,11 @@ class SourceReader:
             data = buffer[: piece_bytes(copy.pieces[index])]
             if not original.read(index, data):
                 raise OSError(f"{self.source.path} is shorter than it was")
-            self._arrived(index, data)
+            board.arrive(self.source, index, data)
+            self._useful += 1
 
 
 def _body(channel: wire.Channel, header: dict[str, Any], field: str, *, most: int) -> memoryview:
-    """The part of a message's body that `field` of its header counts (without a name: no body is allowed)."""
     size = header.get(field, 0) if field else header["body"]
     if type(size) is not int or not 0 <= size <= most:
         raise wire.PeerError(f"it announced {size} bytes where at most {most} make sense")
@@ -245,22 +228,15 @@ def _indices(header: dict[str, Any], count: int) -> list[int]:
 
 # ---- fetches
 
-
 log = logging.getLogger("stoker.transfer")
 
-STALL_S = 60.0
-"""When no source has sent anything for this long, all of them are given up."""
+STALL_S = 60.0  # when no source has sent anything for this long, all of them are given up
 _POLL_S = 0.5
-_REASONS = 4
-"""At most this many reasons are told when the last source has failed."""
+_REASONS = 4  # at most this many reasons are told when the last source has failed
 
 
 class ObjectFetch:
-    """One object on its way to `root`, a place that may hold parts from an earlier try.
-
-    `lost` is called, on threads of the fetch, with each source that is given up, and why; `begun` gets the copy as soon
-    as it exists.
-    """
+    """Fetches one object to `root`, which may hold parts of an earlier try."""
 
     def __init__(
         self,
@@ -270,11 +246,10 @@ class ObjectFetch:
         means: SourceAccess,
         lost: Callable[[ObjectSource, str], None] = lambda _source, _why: None,
         begun: Callable[[ObjectCopy], None] = lambda _copy: None,
-        chance: random.Random | None = None,
     ) -> None:
         self._means = means
         self._lost = lost
-        self._board = Board(name, root, chance=chance or random.Random(), begun=begun)
+        self._board = Board(name, root, begun=begun)
         self._lock = threading.Lock()
         self._workers: dict[ObjectSource, SourceReader] = {}
         self._wrong: set[ObjectSource] = set()
@@ -282,10 +257,7 @@ class ObjectFetch:
         self._reasons: deque[str] = deque(maxlen=_REASONS)
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        """Replace the sources; former sources are dropped. Returns at once.
-
-        `manifest` must be this object's; empty if unknown.
-        """
+        """Replace the sources; former sources are dropped."""
         self._board.told = manifest or self._board.told
         offered = set(sources)
         with self._lock:
@@ -303,12 +275,13 @@ class ObjectFetch:
             self._lost(source, "it served wrong bytes before")
 
     def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
-        """Wait until the object is complete, and return how it came; a copy that was begun is closed then.
-
-        Raises the disk's errors; PeerError if it was stopped, or if it had no source for `alone_s`.
-        """
+        """Wait until the object is complete. Raises OSError, PeerError."""
         board, alone_at = self._board, time.monotonic()
-        self._take_up()
+        if board.told:  # check the parts of an earlier try before a source answers
+            try:
+                board.establish(board.told)
+            except (OSError, WrongBytesError) as error:
+                board.end(error)
         try:
             while not board.over:
                 board.wait(_POLL_S)
@@ -319,7 +292,11 @@ class ObjectFetch:
                     why = dict.fromkeys([f"no source of {board.name} is left", *self._reasons])
                     board.end(PeerError("; ".join(why)))
                 if now - board.moved_at > STALL_S:
-                    self._stalled(now)
+                    board.moved_at = now
+                    with self._lock:
+                        workers = list(self._workers.values())
+                    for worker in workers:
+                        worker.stop(f"nothing came for {STALL_S:g} s")
         finally:
             self.stop()
         if isinstance(board.failure, WrongBytesError):
@@ -340,8 +317,6 @@ class ObjectFetch:
         for worker in workers:
             worker.stop()
 
-    # ---- inside
-
     def _ended(self, worker: SourceReader, why: str, wrong: bool) -> None:
         with self._lock:
             known = self._workers.get(worker.source) is worker and not self._board.over
@@ -358,30 +333,13 @@ class ObjectFetch:
             with self._lock:
                 self._telling -= 1
 
-    def _stalled(self, now: float) -> None:
-        self._board.moved_at = now
-        with self._lock:
-            workers = list(self._workers.values())
-        for worker in workers:
-            worker.stop(f"nothing came for {STALL_S:g} s")
-
-    def _take_up(self) -> None:
-        """With a known manifest, check the parts of an earlier try before any source is there."""
-        if self._board.told:
-            try:
-                self._board.establish(self._board.told)
-            except (OSError, WrongBytesError) as error:
-                self._board.end(error)
-
 
 # ---- single exchanges
-
 
 _CHUNK = 1 << 20
 
 
-SEED_FILE = "seed.address"
-"""In the session's folder, once its seed listens: its `host:port`."""
+SEED_FILE = "seed.address"  # in the session's folder, once its seed listens: its `host:port`
 
 
 def read_key(file: str | os.PathLike[str]) -> bytes:
@@ -395,10 +353,7 @@ def read_key(file: str | os.PathLike[str]) -> bytes:
 def get(
     name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits: wire.WireLimits = wire.LIMITS
 ) -> FetchOutcome:
-    """Bring an object to `target`, whole or not at all; the next try uses the parts of a failed one.
-
-    Raises PeerError if none of the addresses serves it, OSError if the disk refuses it.
-    """
+    """Fetch an object to `target`, complete or not at all."""
     draft = target.with_name(f".{target.name}.draft")
     fetch = ObjectFetch(name, draft, means=SourceAccess(key=key, limits=limits))
     fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)
@@ -410,7 +365,7 @@ def get(
 def put(
     name: str, parts: Sequence[wire.Buffer], *, address: str, key: bytes, limits: wire.WireLimits = wire.LIMITS
 ) -> str:
-    """Hand a result to the seed; returns the path at which it lies there. Raises PeerError."""
+    """Send a result to the seed; returns its path there. Raises PeerError."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(part)

@@ -1,15 +1,9 @@
-"""Where those find each other who want the same object and have no manager yet to plan for them: at the session's seed.
+"""Where pilots that want the same object meet before they have a manager: at the session's seed.
 
-A pilot that starts on a bare node fetches its environment before it can speak to the manager. It says to the seed what
-it wants, where it serves what it has already, and what that is, again every few seconds; pilots that run in that
-environment say it too, seldom. The seed answers with whom to get it from: a few others, the same ones as long as they
-are there and have what he lacks, and each is named to so few that it has a place free for all of them. Everybody has
-fewer sources than places, so one that comes later finds somebody who has a place.
-
-While several are there the seed itself gives each piece away once (`server`). Who asks for it again gets it only when
-nobody has said to have it, or when those who have do not get it to him either. So a hundred pilots that start at once
-read the seed about once, and the rest from each other. One that is alone waits for nobody, and neither does one who
-cannot reach those that were named to him.
+A pilot that starts on a bare node tells the seed every few seconds what it wants and which pieces it has. The seed
+names a few others that have what it lacks, each to so few that every pilot finds a free place. While several are there,
+the seed gives each piece away once (`server`), and again only if no pilot reports it, or if those that have it do not
+serve the asking one. So a hundred pilots that start at once read the seed about once.
 """
 
 from __future__ import annotations
@@ -23,26 +17,22 @@ from typing import Any
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import MOST
 
-SOURCES = MOST - 1
-"""Number of others that a pilot is told."""
-TRIES = 2 * SOURCES
-"""A host that has got nothing from this many others is taken to be cut off from them."""
-FORGOTTEN = 4.0
-"""A pilot is gone after this many of its own intervals of silence."""
+SOURCES = MOST - 1  # number of others that a pilot is told
+TRIES = 2 * SOURCES  # a host that has got nothing from this many others is taken to be cut off from them
+FORGOTTEN = 4.0  # a pilot is gone after 4 of its intervals without a report
 UNHEARD_S, HELD_S = 4.0, 15.0
 """Seconds that the seed keeps back a piece that it has given away, until another pilot reports it, and afterwards."""
 _CHECK_S = 0.5
 _MOST = 20_000
-_ALL = -1
-"""Every piece, a bit each."""
+_ALL = -1  # every piece, a bit each
 
 
 class SeedMeetings:
     """The seed's side: who is here for which object. Any thread may call it."""
 
-    def __init__(self, *, chance: random.Random | None = None) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._chance = chance or random.Random()
+        self._chance = random.Random()
         self._meetings: dict[str, _Meeting] = {}
 
     def meet(
@@ -56,9 +46,7 @@ class SeedMeetings:
         alone: bool = False,
         again_s: float = 2.0,
     ) -> list[str]:
-        """Report that the pilot at this address has pieces of the object (`have`: a bit each), or all of it (then it
-        `wants` none), and will report again after `again_s`. `lost` were of no use to it; all are if it is `alone`.
-        Return the addresses of its sources."""
+        """Record the pieces of the pilot at this address (all if it `wants` none). Returns its sources."""
         with self._lock:
             meeting = self._meetings.setdefault(name, _Meeting())
             now = time.monotonic()
@@ -76,7 +64,7 @@ class SeedMeetings:
             return list(one.sources)
 
     def spared_s(self, name: str, index: int, host: str) -> float:
-        """How long one on this host had better wait for a piece that another was given; 0 when there is no other."""
+        """Seconds that this host should wait for a piece that another pilot was given."""
         with self._lock:
             meeting, now = self._meetings.get(name), time.monotonic()
             if meeting is None:
@@ -88,14 +76,11 @@ class SeedMeetings:
 
 
 class _One:
-    """A pilot that is here. It was `named` to this many others; `sources` were named to it; `lost` are useless."""
-
     __slots__ = ("alone", "have", "lost", "named", "sources", "until")
 
     def __init__(self) -> None:
         self.alone = False
-        self.have = 0
-        """The pieces that he has, a bit each."""
+        self.have = 0  # the pieces that he has, a bit each
         self.until = 0.0
         self.named = 0
         self.sources: dict[str, None] = {}
@@ -103,25 +88,19 @@ class _One:
 
 
 class _Meeting:
-    """The pilots that are here for one object."""
-
     def __init__(self) -> None:
         self.here: dict[str, _One] = {}
-        self.held_until: dict[int, float] = {}
-        """By piece: until when a holder of it counts as here."""
-        self.alone: set[str] = set()
-        """Hosts with a pilot that no other pilot serves."""
+        self.held_until: dict[int, float] = {}  # by piece: until when a holder of it counts as here
+        self.alone: set[str] = set()  # hosts with a pilot that no other pilot serves
         self._check_at = 0.0
 
     def hold(self, have: bytes, *, until: float) -> None:
-        """Note that a pilot has these pieces."""
         for place, bits in enumerate(have):
             for index in range(8 * place, 8 * place + 8):
                 if bits >> (index & 7) & 1:
                     self.held_until[index] = max(until, self.held_until.get(index, 0.0))
 
     def forget(self, now: float) -> None:
-        """Drop pilots that were silent for too long."""
         if now < self._check_at:
             return
         self._check_at = now + _CHECK_S
@@ -131,7 +110,6 @@ class _Meeting:
         self.alone = {address.rpartition(":")[0].strip("[]") for address, one in self.here.items() if one.alone}
 
     def choose(self, address: str, one: _One, *, count: int, chance: random.Random) -> None:
-        """Name others to a pilot until it has enough: first the ones that were named to the fewest."""
         for source in [x for x in one.sources if x in one.lost or x not in self.here or not count]:
             del one.sources[source]
             self._unname(source)
@@ -141,7 +119,7 @@ class _Meeting:
         others = [x for x in self.here if x != address and x not in one.sources and x not in one.lost]
         chance.shuffle(others)
         others.sort(key=lambda x: self.here[x].named)
-        if len(one.sources) == count:  # they get it from each other alone, it seems: somebody else has more
+        if len(one.sources) == count:  # its sources have no more than it has: name one that has
             others = [x for x in others if self.here[x].have & ~one.have][:1]
             for source in list(one.sources)[: len(others)]:
                 del one.sources[source]
@@ -158,8 +136,7 @@ class _Meeting:
 def meet(
     name: str, address: str, *, seed: str, key: bytes, limits: wire.WireLimits = wire.LIMITS, **more: Any
 ) -> list[str]:
-    """Tell the seed that this address has an object, or gets it; returns the addresses of others. `more` is what
-    `SeedMeetings.meet` takes. Raises PeerError."""
+    """Tell the seed about this pilot's pieces; returns other pilots. Raises PeerError."""
     channel = wire.connect(seed, key=key, limits=limits)
     try:
         more["have"] = more.get("have", b"").hex()
@@ -173,7 +150,7 @@ def meet(
 
 
 def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
-    """The seed's answer to such a request. Raises PeerError for a senseless one."""
+    """The seed's answer to a `meet` request. Raises PeerError for a malformed one."""
     lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
     if not isinstance(lost, list) or not isinstance(again_s, (int, float)):
         raise wire.PeerError("somebody meets others in words that are not known here")

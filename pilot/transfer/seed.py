@@ -1,10 +1,7 @@
 """`python -m stoker.pilot.transfer.seed --session DIR`: serves a session's objects to pilots that see no shared files.
 
-It runs beside the manager and hands out what clients have published (the files of their recipes, from where they lie)
-and what is in the session's folder of objects (large arguments); large results come in the same way. It writes the
-address that it listens at into `seed.address` in the session folder, takes the same port again when it is started
-again, and ends when the session does. One that finds another there waits to follow it, for as long as the manager that
-started it is there: the next manager starts another.
+It runs next to the manager, serves the files of recipes and large arguments, and takes large results. It writes its
+address to `seed.address` in the session folder, and ends with the session.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import ObjectCopy
 from stoker.pilot.transfer.fetch import SEED_FILE, read_key
 from stoker.pilot.transfer.meeting import SeedMeetings, answer
 from stoker.pilot.transfer.server import ObjectServer
@@ -39,8 +36,7 @@ from stoker.whole_files import draft_of, write_whole
 
 log = logging.getLogger("stoker.transfer")
 
-MOST = 32
-"""Pilots that get bytes at one time: an object has one reader here, but every pilot gets its own arguments."""
+MOST = 32  # pilots that get bytes at one time: an object has one reader here, but every pilot gets its own arguments
 
 _RESULT = re.compile(r"result-[0-9a-f]{1,16}-[0-9a-f]{12}")
 _CHUNK = 1 << 20
@@ -77,19 +73,16 @@ class Seed:
         """Nothing is on its way here."""
         return False
 
-    # ---- inside
-
     def _find(self, name: str) -> ObjectRef | None:
         if not is_object_name(name):
             return None
         with self._lock:
             ref = self._published.find(name)
-        if ref is None:  # arguments: each client has a file of its own
+        if ref is None:  # arguments: each client has its own file
             ref = next((ObjectRef(name, 0, str(place)) for place in self._objects.glob(f"{name}~*")), None)
         return ref
 
     def _meet(self, channel: wire.Channel, request: dict[str, Any]) -> None:
-        """Tell a pilot which others want the same object (see `meeting`)."""
         channel.send({"others": answer(self._meetings, request)})
 
     def _put(self, channel: wire.Channel, request: dict[str, Any]) -> None:
@@ -110,7 +103,6 @@ class Seed:
 
 
 def _receive(channel: wire.Channel, into: Path, size: int) -> str:
-    """Write the next bytes of a connection to a new file; returns their digest. Raises OSError, PeerError."""
     whole = hashlib.sha256()
     buffer = memoryview(bytearray(_CHUNK))
     with os.fdopen(os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
@@ -122,11 +114,6 @@ def _receive(channel: wire.Channel, into: Path, size: int) -> str:
             while chunk:
                 chunk = chunk[file.write(chunk) :]
     return whole.hexdigest()
-
-
-def address_file(session: SessionFolder) -> Path:
-    """The file that says where a session's seed listens: `host:port`, once it does."""
-    return session.path / SEED_FILE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,8 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tell_address(session: SessionFolder, address: str) -> str:
-    """Write where the seed listens; why that cannot be, or nothing."""
-    file = address_file(session)
+    file = session.path / SEED_FILE
     try:
         write_whole(file, address.encode())
     except OSError as error:
@@ -177,13 +163,11 @@ def _is_over(session: SessionFolder) -> bool:
 
 
 def _listen(session: SessionFolder) -> ObjectServer:
-    """Listen where the manager does, and where an earlier seed of the session did, if that can be, so that pilots need
-    not look again. Raises OSError, ValueError, StokerError."""
     seed = Seed(session.objects)
     key = read_key(session.key_file("transfer"))
     host, _ = split_address(session.read().address.removeprefix("tcp://"))
     with suppress(OSError, ValueError):
-        before = split_address(address_file(session).read_text())
+        before = split_address((session.path / SEED_FILE).read_text())
         if before[0] == host:
             return seed.serve(key=key, host=host, ports=(before[1], before[1]))
     sites = [load_site(file) for file in sorted(session.sites.glob("*.toml"))]

@@ -1,13 +1,9 @@
-"""Serves objects to peers: whole ones, and the pieces that are here of those that are still being fetched.
+"""Serves objects to peers: complete ones, and the pieces that are here of those that are being fetched.
 
-A thread serves one connection. A bounded number of connections get bytes; further ones are told that this pilot is
-busy.
-
-A piece that is on its way to one peer is not sent to another at the same time: the other is told "later", and may get
-it from the first. The pilot that reads an object's origin gives each piece away once while it reads, and again only to
-a peer that still asks after a while. So one copy of a new piece leaves, and its receiver serves the others.
-(BitTorrent's super-seeding reaches this by showing each peer other pieces.) The session's seed does the same for pilots
-that start together, because its host serves all of them; `meeting` says how long it keeps a piece back.
+One thread serves one connection, up to a limit; further peers are told that this pilot is busy. A piece that one peer
+is receiving is not sent to a second one at the same time: it may get the piece from the first. The pilot that reads an
+object's origin gives each piece away once, and again only to a peer that still asks after a while (BitTorrent's
+super-seeding has the same effect). The seed does the same for pilots that start together.
 """
 
 from __future__ import annotations
@@ -24,13 +20,11 @@ from stoker.connections import UnprovenPlaces, join_address
 from stoker.contexts.manifest import Piece, piece_bytes
 from stoker.log_files import SeldomLog
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import ObjectCopy
 
 # ---- which peer gets a piece
 
-
-_LATER_S = 3.0
-"""Seconds after which a piece that one peer takes slowly may go to another as well."""
+_LATER_S = 3.0  # seconds after which a piece that one peer takes slowly may go to another as well
 _PATIENCE_S, _PATIENCE = 1.0, 8.0
 """How long a reader keeps back a piece that it has given away: these seconds, plus a multiple of the time to send one.
 """
@@ -41,8 +35,7 @@ _REMEMBERED = 256
 
 
 class Sending:
-    """Which pieces are being sent, and which were (see the module's text). Any thread may use it. `spares` returns the
-    seconds for which a piece that was given away should come from its receiver; 0 = from here."""
+    """The pieces that are being sent or were sent. For any thread."""
 
     def __init__(self, *, spares: Spares = lambda _name, _index, _host: 0.0) -> None:
         self._spares = spares
@@ -50,16 +43,14 @@ class Sending:
         self._objects: dict[str, _Object] = {}
 
     def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
-        """Whether this piece may be sent to one more peer now; if so it counts as being sent."""
-        now = time.monotonic()
+        """Begin to send a piece, if one more peer may have it now."""
         with self._lock:
-            object = self._objects.setdefault(copy.name, _Object())
-            sent = object.pieces.setdefault(index, _Sent())
-            if object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) > now:
+            object, sent, wait_s = self._state_of(copy, index, host)
+            if wait_s > 0:
                 return False
             object.under_way += sent.since is None
             object.given += not sent.before
-            sent.since, sent.before, sent.asked_at = now, True, None
+            sent.since, sent.before, sent.asked_at = time.monotonic(), True, None
             return True
 
     def end(self, copy: ObjectCopy, index: int) -> None:
@@ -76,28 +67,27 @@ class Sending:
                 self._objects = {name: one for name, one in self._objects.items() if one.under_way}
 
     def free_in(self, copy: ObjectCopy, index: int, *, host: str = "") -> float:
-        """Seconds until this piece may be sent to one more peer, as far as that can be told."""
-        now = time.monotonic()
+        """Seconds until one more peer may have this piece."""
         with self._lock:
-            object = self._objects.setdefault(copy.name, _Object())
-            sent = object.pieces.setdefault(index, _Sent())
-            return object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) - now
+            return self._state_of(copy, index, host)[2]
+
+    def _state_of(self, copy: ObjectCopy, index: int, host: str) -> tuple[_Object, _Sent, float]:
+        now = time.monotonic()
+        object = self._objects.setdefault(copy.name, _Object())
+        sent = object.pieces.setdefault(index, _Sent())
+        return object, sent, object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) - now
 
 
 class _Object:
-    """One object that is served: its sent pieces, the number on their way, and the time to send one."""
-
     __slots__ = ("given", "pieces", "took_s", "under_way")
 
     def __init__(self) -> None:
         self.pieces: dict[int, _Sent] = {}
-        self.given = 0
-        """Pieces that were sent at least once."""
+        self.given = 0  # pieces that were sent at least once
         self.under_way = 0
         self.took_s = 0.0
 
     def free_at(self, copy: ObjectCopy, sent: _Sent, now: float, *, spared_s: float) -> float:
-        """When this piece may be sent to one more peer."""
         if sent.since is not None:
             return sent.since + _LATER_S
         if not sent.before or not (spared_s or (copy.first_hand and not copy.complete)):
@@ -110,8 +100,6 @@ class _Object:
 
 
 class _Sent:
-    """One piece: since when it is being sent, whether it was sent before, and since when it is asked for again."""
-
     __slots__ = ("asked_at", "before", "since")
 
     def __init__(self) -> None:
@@ -122,16 +110,12 @@ class _Sent:
 
 # ---- the server
 
-
 log = logging.getLogger("stoker.transfer")
 
-MOST = 4
-"""Peers that get bytes at one time."""
-WAIT_S = 0.5
-"""Seconds within which a peer's question for more is answered, before its patience ends."""
+MOST = 4  # peers that get bytes at one time
+WAIT_S = 0.5  # seconds within which a peer's question for more is answered, before its patience ends
 
-_UNPROVEN = 32
-"""Connections that may wait to prove the session's key: a thread each."""
+_UNPROVEN = 32  # connections that may wait to prove the session's key: a thread each
 _TOLD_AT_ONCE = 4000
 
 
@@ -139,19 +123,14 @@ class ServedObjects(Protocol):
     """Where a server finds what it serves."""
 
     def lend(self, name: str) -> AbstractContextManager[ObjectCopy | None]:
-        """The object's copy, which stays where it is until it is given back; None if it is not here (yet)."""
+        """The object's copy, which stays in place meanwhile; None if it is not here."""
 
     def expects(self, name: str) -> bool:
         """Whether an object that is not here is on its way."""
 
 
 class ObjectServer:
-    """Listens at `address` until it is closed: at a free port of `host`, or at the socket that it is given.
-
-    `more` are further requests that it answers: each gets the connection and the request, and raises PeerError when the
-    connection is of no use any more. `spares` is for who is to serve little itself (see `Sending`). Raises OSError if
-    it cannot listen.
-    """
+    """Listens at `address` until it is closed. `more` answers further requests. Raises OSError if it cannot listen."""
 
     def __init__(
         self,
@@ -170,13 +149,13 @@ class ObjectServer:
         self._key = key
         self._limits = limits
         self._more = dict(more or {})
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._unproven: UnprovenPlaces[socket.socket] = UnprovenPlaces(most=_UNPROVEN)
         self._lines = SeldomLog(log)
         self._serving = 0
         self._most = most
         self._open: set[wire.Channel] = set()
-        self._sending = Sending(spares=spares)
+        self.sending = Sending(spares=spares)  # which pieces are on their way
         self._closed = threading.Event()
         self.sent_bytes = 0
         self._socket = listener or _listen(host, ports)
@@ -197,7 +176,7 @@ class ObjectServer:
         except OSError:
             pass
         self._socket.close()
-        with self._lock:
+        with self.lock:
             channels = list(self._open)
         for channel in channels:
             channel.close()
@@ -219,21 +198,18 @@ class ObjectServer:
                 threading.Thread(target=self._begin, args=(sock, peer), name="transfer-serve", daemon=True).start()
             except RuntimeError as error:  # no thread more
                 self._lines.warning("thread", f"{peer[0]} cannot be served: {error}")
-                self._unseat(sock)
+                with self.lock:
+                    self._unproven.remove(sock)
                 sock.close()
 
     def _seat(self, sock: socket.socket, address: str) -> None:
         """Let a connection prove its key. If it is one too many, the oldest of the address with the most is cut."""
-        with self._lock:
+        with self.lock:
             self._unproven.add(sock, address=address)
             surplus = self._unproven.surplus()
             if surplus is not None:
-                with suppress(OSError):  # it has ended by itself; its thread closes it
+                with suppress(OSError):  # it has ended already; its thread closes it
                     surplus[0].shutdown(socket.SHUT_RDWR)
-
-    def _unseat(self, sock: socket.socket) -> None:
-        with self._lock:
-            self._unproven.remove(sock)
 
     def _begin(self, sock: socket.socket, peer: Any) -> None:
         try:
@@ -242,8 +218,9 @@ class ObjectServer:
             self._lines.warning(peer[0], f"{peer[0]}: {error}")
             return
         finally:
-            self._unseat(sock)
-        with self._lock:
+            with self.lock:
+                self._unproven.remove(sock)
+        with self.lock:
             self._open.add(channel)
         try:
             if not self._closed.is_set():
@@ -253,12 +230,11 @@ class ObjectServer:
         except Exception:
             log.exception("serving %s failed", peer[0])
         finally:
-            with self._lock:
+            with self.lock:
                 self._open.discard(channel)
             channel.close()
 
     def _converse(self, channel: wire.Channel, host: str) -> None:
-        """Answer requests until the peer hangs up (which ends it with PeerError)."""
         request = channel.receive()
         while True:
             what = str(request.get("op"))
@@ -291,36 +267,23 @@ class ObjectServer:
 
     @contextmanager
     def _slot(self) -> Iterator[bool]:
-        with self._lock:
+        with self.lock:
             free = self._serving < self._most
             self._serving += free
         try:
             yield free
         finally:
-            with self._lock:
+            with self.lock:
                 self._serving -= free
-
-    def count(self, sent: int) -> None:
-        """Count sent bytes of an object."""
-        with self._lock:
-            self.sent_bytes += sent
-
-    @property
-    def sending(self) -> Sending:
-        """Which pieces are on their way."""
-        return self._sending
 
 
 class _Lending:
-    """One object served on one connection."""
-
     def __init__(self, server: ObjectServer, channel: wire.Channel, copy: ObjectCopy, *, host: str) -> None:
         self._server, self._channel, self._copy, self._host = server, channel, copy, host
         self._told = 0
         self._later: set[int] = set()
 
     def serve(self, *, wants_manifest: bool) -> dict[str, Any]:
-        """Answer the request that opened it and the following ones; return the first for something else."""
         copy, channel = self._copy, self._channel
         self._answer_open(wants_manifest)
         while True:
@@ -335,7 +298,6 @@ class _Lending:
                 return request
 
     def _answer_open(self, wants_manifest: bool) -> None:
-        """The manifest if it is wanted, which pieces are here, and the object itself if it is one piece."""
         copy = self._copy
         whole = copy.complete
         manifest = copy.data if wants_manifest else b""
@@ -396,7 +358,8 @@ class _Lending:
             for part in piece:
                 with self._copy.file_of(part) as file:
                     self._channel.send_file(file, part.offset, part.size_bytes)
-                self._server.count(part.size_bytes)
+                with self._server.lock:
+                    self._server.sent_bytes += part.size_bytes
         except OSError as error:  # removed or damaged under us, after its bytes were announced
             raise wire.PeerError(f"{self._copy.name} can't be read any more: {error}") from error
 

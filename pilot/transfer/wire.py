@@ -1,7 +1,6 @@
-"""What two hosts say to each other when one has an object that the other wants. Standard library alone.
+"""The protocol of two hosts that transfer an object. Standard library alone.
 
-A connection begins with both proving that they know the session's transfer key, before anything else is read; neither
-sends the key, and neither can use the other's proof (the roles are part of it):
+Both sides prove first that they know the session's transfer key, without sending it:
 
     client                                      server
     MAGIC, 32 random bytes             ->
@@ -10,17 +9,10 @@ sends the key, and neither can use the other's proof (the roles are part of it):
     request                            ->       (goes with the proof)
                                        <-       answer
 
-A message is a header, and as many bytes of body as the header says:
-
-    length of the header (4 bytes) · MAC of it (16) · header (JSON, an object; "body": bytes that follow)
-
-The MAC is made with a key of this connection and direction, and counts messages, so nobody on the way can put one in,
-leave one out, or repeat one. Bodies are checked by content: a piece against the object's manifest, the manifest against
-the object's name, what is put against the digest in its header. Bodies are not encrypted.
-
-Time: a peer from which nothing comes for `silence_s` is cut, one that trickles when a body takes longer than `body_s`.
-Sockets block, with the kernel's own time limits: a wait for a whole piece is then one system call, and the agent's
-loop, which shares this process, is not woken by every packet.
+A message is a header and a body: length of the header (4 bytes) · MAC of it (16) · header (JSON, with "body": bytes
+that follow). The MAC has a key per connection and direction, and counts messages. Bodies are checked by content and not
+encrypted. A peer that is silent for `silence_s`, or takes longer than `body_s` for a body, is cut. Sockets block with
+the kernel's time limits, so a wait for a whole piece is one system call.
 """
 
 from __future__ import annotations
@@ -31,6 +23,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,12 +40,12 @@ _HEAD = struct.Struct("!I")
 
 
 class PeerError(StokerError):
-    """A peer could not be reached, was cut, or said what is not in the protocol."""
+    """A peer could not be reached, was cut, or broke the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """How long a peer is waited for, in seconds, and how much of a header is read."""
+    """Time limits in seconds, and the longest header."""
 
     connect_s: float = 5.0
     handshake_s: float = 5.0
@@ -65,7 +58,7 @@ LIMITS = WireLimits()
 
 
 class Channel:
-    """One connection whose other end has proven that it knows the key. One thread at a time."""
+    """A connection to a peer that has proven the key. For one thread at a time."""
 
     def __init__(self, sock: socket.socket, *, send_key: bytes, receive_key: bytes, limits: WireLimits) -> None:
         self._socket = sock
@@ -90,29 +83,24 @@ class Channel:
     def send_body(self, data: Buffer) -> None:
         """Send bytes that a header has announced. Raises PeerError."""
         rest = memoryview(data)
-        until = time.monotonic() + self._limits.body_s
-        while rest:
-            try:
-                rest = rest[self._socket.send(rest) :]
-            except OSError as error:
-                raise _cut(error, "took nothing", self._limits.silence_s) from error
-            if rest and time.monotonic() > until:
-                raise PeerError(f"the other side is too slow: it did not take its bytes in {self._limits.body_s:g} s")
+        self._send_all(len(rest), lambda done: self._socket.send(rest[done:]))
 
-    def send_file(self, descriptor: int, offset: int, count: int) -> None:
-        """Send bytes of a file that a header has announced, without them coming through here. Raises PeerError."""
-        end = offset + count
-        until = time.monotonic() + self._limits.body_s
-        while offset < end:
+    def _send_all(self, count: int, send: Callable[[int], int]) -> None:
+        done, until = 0, time.monotonic() + self._limits.body_s
+        while done < count:
             try:
-                sent = os.sendfile(self._socket.fileno(), descriptor, offset, end - offset)
+                sent = send(done)
             except OSError as error:
                 raise _cut(error, "took nothing", self._limits.silence_s) from error
             if not sent:
                 raise PeerError("the file became shorter while it was sent")
-            offset += sent
-            if offset < end and time.monotonic() > until:
+            done += sent
+            if done < count and time.monotonic() > until:
                 raise PeerError(f"the other side is too slow: it did not take its bytes in {self._limits.body_s:g} s")
+
+    def send_file(self, descriptor: int, offset: int, count: int) -> None:
+        """Send announced bytes of a file with `sendfile`. Raises PeerError."""
+        self._send_all(count, lambda done: os.sendfile(self._socket.fileno(), descriptor, offset + done, count - done))
 
     def receive(self) -> dict[str, Any]:
         """The next header; its body must be read before the next. Raises PeerError."""
@@ -184,7 +172,7 @@ def connect(address: str, *, key: bytes, limits: WireLimits = LIMITS) -> Channel
 
 
 def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
-    """The server's side of `connect`, on a connection that has just come. Raises PeerError, and hangs up then."""
+    """The server's side of `connect`. Raises PeerError."""
     try:
         _prepare(sock, limits)
         theirs = _nonce(_exactly(sock, len(MAGIC) + _NONCE_BYTES))
@@ -199,14 +187,11 @@ def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> C
 
 
 def route_to(host: str) -> str:
-    """The address of the interface by which this machine reaches `host`: the one that others can reach it at."""
+    """This machine's address on the way to `host`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
         return str(probe.getsockname()[0])
-
-
-# ---- inside
 
 
 def _prepare(sock: socket.socket, limits: WireLimits) -> None:
@@ -222,7 +207,6 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
-    """Read this number of bytes of a handshake within its time. Raises PeerError, OSError."""
     data = bytearray(count)
     got = sock.recv_into(data, count, socket.MSG_WAITALL)
     if got < count:

@@ -1,4 +1,4 @@
-"""`python -P -m stoker.pilot.zygote SOCKET PARENT SCRATCH`: started by an agent, never by hand."""
+"""`python -P -m stoker.pilot.zygote SOCKET PARENT SCRATCH`: an agent starts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main() -> None:
     os.set_inheritable(number, False)
     for folder in folders_here():
         if folder not in sys.path:
-            sys.path.append(folder)  # modules beside the user's program, where the pilot started there
+            sys.path.append(folder)  # modules next to the user's program, if the pilot started there
     ZygoteServer(socket.socket(fileno=number), scratch=scratch).run()
 
 

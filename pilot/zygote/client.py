@@ -1,6 +1,6 @@
-"""The agent's end of a zygote, and the messages between the two: one MessagePack packet each, over a socket pair.
+"""The agent's end of a zygote, and their messages: one MessagePack packet each, over a socket pair.
 
-A library's socket travels with its `Fork` as a file descriptor, so no library has a path that others could connect to.
+A library's socket travels with its `Fork` as a file descriptor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from stoker.decoding import UNREADABLE
 from stoker.log_files import SeldomLog
 
 # ---- messages
-
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -49,11 +48,7 @@ class Preload(_Message, frozen=True, tag="preload"):
 
 
 class Fork(_Message, frozen=True, tag="fork"):
-    """Start a library. The packet carries its socket.
-
-    `entry` is `module:function`, called with the number of the socket. `fresh` runs it in a new interpreter instead
-    of a fork. `environment` is set on top of the zygote's own; `cores` empty = as the zygote.
-    """
+    """Start a library. `entry` is `module:function`, called with the socket's number; `fresh`: in a new interpreter."""
 
     library: int
     entry: str
@@ -79,10 +74,7 @@ ToZygote = Preload | Fork | Kill
 
 
 class Preloaded(_Message, frozen=True, tag="preloaded"):
-    """Imports are done. `failed` says which could not be imported, and why; `threads` which modules have started
-    threads, and the threads' names (a process that has some must not fork, so libraries then start in a new
-    interpreter); `asked_for_gpus` that one of them asked PyTorch for GPUs (see `server`: libraries that have
-    some start in a new interpreter)."""
+    """Imports are done."""
 
     failed: dict[str, str]
     seconds: float
@@ -117,12 +109,10 @@ class Exited(_Message, frozen=True, tag="exited"):
 
 FromZygote = Preloaded | Forked | ForkFailed | Exited
 
-LIMIT_BYTES = 200_000
-"""No packet is longer."""
+LIMIT_BYTES = 200_000  # no packet is longer
 
 
 # ---- the agent's end
-
 
 _decode = msgspec.msgpack.Decoder[FromZygote](FromZygote).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -131,13 +121,12 @@ _ENTRY_MODULES = ("stoker.pilot.library.main",)
 
 
 class Zygote:
-    """A zygote for one set of preloaded modules. It is made from the thread that it dies with."""
+    """A zygote for one set of preloaded modules; it dies with the thread that made it."""
 
     def __init__(
         self, preload: tuple[str, ...], *, log: Path, scratch: Path, environ: Mapping[str, str], umask: int = -1
     ) -> None:
-        """Start it. `scratch` is the folder that it removes if this process dies without a word, `umask` the one that
-        its libraries have (-1: this process's). Raises OSError."""
+        """Start it. Raises OSError."""
         self.preload = preload
         self.log = log
         self.ready = False
@@ -170,7 +159,8 @@ class Zygote:
             )
         connections.restore_descriptor_limit(self._process.pid)
         self._sock.setblocking(False)
-        self._send(Preload(modules=(*_ENTRY_MODULES, *preload)))
+        self._unsent.append((_encode(Preload(modules=(*_ENTRY_MODULES, *preload))), None))
+        self.push()
 
     @property
     def pid(self) -> int:
@@ -187,7 +177,7 @@ class Zygote:
         return bool(self._unsent)
 
     def fork(self, order: Fork, sock: socket.socket) -> None:
-        """Ask for a library that talks over `sock`, which this process then no longer has. Raises OSError."""
+        """Ask for a library on `sock`, which this process then closes. Raises OSError."""
         self._unsent.append((_encode(order), sock))
         try:
             self._push()
@@ -197,7 +187,7 @@ class Zygote:
         self.libraries.add(order.library)
 
     def push(self) -> None:
-        """Send what waits, as far as there is room. A zygote to which nothing can be sent ends: `receive` says so."""
+        """Send what waits, as far as there is room."""
         try:
             self._push()
         except OSError:
@@ -220,7 +210,8 @@ class Zygote:
 
     def kill(self, library: int, how: int = signal.SIGKILL) -> None:
         """Send a signal to a library."""
-        self._send(Kill(library=library, signal=how))
+        self._unsent.append((_encode(Kill(library=library, signal=how)), None))
+        self.push()
 
     def receive(self) -> list[FromZygote] | None:
         """Return the zygote's messages; None when it has ended."""
@@ -258,14 +249,9 @@ class Zygote:
 
     def destroy(self) -> None:
         """Kill it, and with it its libraries."""
-        self._drop_unsent()
-        self._sock.close()
+        self.close()
         self._process.kill()
         self._process.wait()
-
-    def _send(self, message: ToZygote) -> None:
-        self._unsent.append((_encode(message), None))
-        self.push()
 
     def _drop_unsent(self) -> None:
         for _, sock in self._unsent:

@@ -1,9 +1,7 @@
 """Linux processes: end with a parent, adopt orphans, find descendants, measure them, and remove what killed ones leave.
 
-Killed processes leave two kinds of memory. POSIX segments and semaphores (`/dev/shm`) do not name their maker. The
-resource trackers of Python and joblib and torch's shared memory manager know them, and unlink them after their
-processes have ended: so trackers are not killed with a library, and get LIMIT_S to end. A System V segment names its
-maker, so this module removes it.
+Resource trackers (Python, joblib) and torch's shared memory manager unlink POSIX segments after their processes have
+ended, so trackers are not killed with a library, and get LIMIT_S to end. System V segments are removed by maker.
 """
 
 from __future__ import annotations
@@ -14,21 +12,19 @@ import os
 import signal
 import time
 from collections.abc import Collection, Container, Iterable, Iterator
+from contextlib import suppress
 
 import psutil
 
 # ---- leftovers
 
-
-LIMIT_S = 5.0
-"""torch's manager waits 2 s after the last user of its segments."""
+LIMIT_S = 5.0  # torch's manager waits 2 s after the last user of its segments
 
 _TRACKS = b"resource_tracker import main"
 _TORCH = b"torch_shm_manager"
 _SYSTEM_V = "/proc/sysvipc/shm"
 _IPC_RMID = 0
-_EXITING = 0x4
-"""Of the flags in /proc/PID/stat."""
+_EXITING = 0x4  # Of the flags in /proc/PID/stat
 _BEGINS_S = 1.0
 """A process that has just begun its program shows no command line until the kernel has given it a moment."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -44,25 +40,21 @@ def is_tracker(pid: int) -> bool:
 
 
 def _command_line(pid: int) -> bytes:
-    """The beginning of a process's command line. Waits for it if the process has just begun its program."""
     until = time.monotonic() + _BEGINS_S
     while True:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             command = file.read(4096)
-        if command or _is_ending(pid) or time.monotonic() > until:
+        if command or time.monotonic() > until:
             return command
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *_, flags = file.read().rpartition(b")")[2].split()[:7]
+        if state in (b"Z", b"X") or int(flags) & _EXITING:
+            return b""
         time.sleep(0.001)
 
 
-def _is_ending(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        state, *_, flags = file.read().rpartition(b")")[2].split()[:7]
-    return state in (b"Z", b"X") or bool(int(flags) & _EXITING)
-
-
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
-    """Remove the segments that these processes of this user, which have ended, have made since a time (of the wall
-    clock), and that no process is attached to; how many there were."""
+    """Remove unused segments that these ended processes of this user made since a wall-clock time; returns how many."""
     removed = 0
     try:
         with open(_SYSTEM_V) as file:
@@ -79,11 +71,9 @@ def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
 
 # ---- processes
 
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_stuck: set[int] = set()
-"""Children that were killed, waited for, and have not ended."""
+_stuck: set[int] = set()  # children that were killed, waited for, and have not ended
 
 
 def _prctl(option: int, value: int) -> None:
@@ -98,12 +88,12 @@ def die_with_parent(how: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none slips away by forking twice."""
+    """Adopt descendants whose parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(pid: int, *, of_main: bool = False) -> list[int]:
-    """Return the direct children of a process. `of_main`: those that its main thread has made or adopted."""
+    """Return the direct children of a process."""
     found: list[int] = []
     try:
         tasks = [str(pid)] if of_main else os.listdir(f"/proc/{pid}/task")
@@ -115,17 +105,13 @@ def children(pid: int, *, of_main: bool = False) -> list[int]:
                 found += map(int, file.read().split())
         except FileNotFoundError:  # this thread has ended meanwhile
             if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
-                return [child.pid for child in _psutil_children(pid)]  # a kernel without CONFIG_PROC_CHILDREN
+                try:  # a kernel without CONFIG_PROC_CHILDREN
+                    return [child.pid for child in psutil.Process(pid).children()]
+                except psutil.Error:
+                    return []
         except OSError:
             continue
     return found
-
-
-def _psutil_children(pid: int) -> list[psutil.Process]:
-    try:
-        return list(psutil.Process(pid).children())
-    except psutil.Error:
-        return []
 
 
 def tree(pid: int) -> Iterator[int]:
@@ -137,25 +123,19 @@ def tree(pid: int) -> Iterator[int]:
         todo += children(one)
 
 
-def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> int:
-    """Send a signal to processes; returns how many there still were."""
-    sent = 0
+def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
+    """Send a signal to processes, if they still exist."""
     for pid in pids:
-        try:
+        with suppress(OSError):
             os.kill(pid, how)
-            sent += 1
-        except OSError:
-            continue
-    return sent
 
 
 def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
-    """Kill every child of this process that is not in `known`, and theirs, until none is left; which children.
+    """Kill all children that are not `known`, and theirs; returns the children.
 
-    Works because this process adopts orphans: whatever a killed one leaves behind becomes a child of this process, and
-    of its main thread. So `of_main` spares what its other threads have made and wait for. Trackers of shared memory are
-    spared: they clean up after the others and end by themselves (`end_trackers`). One that the kernel does not let end
-    (a driver that hangs) is waited for once.
+    This process adopts orphans, so leftovers of killed ones become children of its main thread; `of_main` spares
+    children of other threads. Trackers are spared. A child that the kernel does not end (a hanging driver) is waited
+    for once.
     """
     killed: set[int] = set()
     until = time.monotonic() + wait_s
@@ -181,8 +161,7 @@ def trackers() -> list[int]:
 
 
 def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
-    """Wait until the trackers among the children of this process have ended; kill those that do not. `known` trackers
-    serve this process, and end after it."""
+    """Wait until trackers among the children have ended, then kill the rest."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in trackers() if pid not in known]:
         for pid in left:
@@ -194,7 +173,7 @@ def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> Non
 
 
 def reap(pid: int) -> tuple[int, int, int] | None:
-    """Take a child's end if it has ended: pid, wait status, and its peak memory in bytes. `pid` -1 = any child."""
+    """Reap a child if it has ended: pid, status, and peak memory in bytes."""
     try:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
     except ChildProcessError:
@@ -204,13 +183,12 @@ def reap(pid: int) -> tuple[int, int, int] | None:
 
 # ---- measurements
 
-
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and its descendants. Pages that they share count once for each."""
+    """Resident memory of a process and its descendants."""
     total = 0
     for one in tree(pid):
         try:
@@ -236,9 +214,8 @@ def proportional_bytes(pid: int) -> int:
 class MemoryLimit:
     """Detects whether a library takes more memory than its limit.
 
-    The cheap measure counts shared pages several times (a starting child shares all of them), so it only raises a
-    suspicion. The exact measure is repeated when the cheap one has grown by the remaining room, or after `AGAIN_S`:
-    when a process ends, the users of its shared pages are charged more.
+    The cheap measure counts shared pages several times, so it only raises a suspicion. The exact one is repeated when
+    the cheap one has grown by the remaining room, or after `AGAIN_S`.
     """
 
     AGAIN_S = 2.0
@@ -248,7 +225,7 @@ class MemoryLimit:
         self._measured_at = -math.inf
 
     def excess(self, pid: int, limit_bytes: int, *, now: float) -> int:
-        """Bytes that a library really takes, if that is more than its limit; else 0. `now`: a clock in seconds."""
+        """A library's exact memory in bytes if that exceeds its limit; else 0."""
         resident = resident_bytes(pid)
         if resident <= limit_bytes:
             return 0
@@ -270,7 +247,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def tail(path: str, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
-    """The last lines of a log file from the byte `start` on, as text that fits a message."""
+    """The last lines of a log from the byte `start` on."""
     try:
         with open(path, "rb") as file:
             file.seek(max(start, os.fstat(file.fileno()).st_size - most_bytes))

@@ -1,15 +1,11 @@
-"""What a forked child does to become a library, and the zygote's loop: import, freeze, then fork on request.
+"""The zygote's loop (import, freeze, then fork on request), and what a forked child does to become a library.
 
-The zygote stays single-threaded and runs no tensor operation: a thread pool from before a fork does not exist after it.
-It survives whatever its children do (they are in their own sessions and hold none of its sockets), and adopts and kills
-the descendants that a library leaves. When the agent is gone it kills everything, removes the pilot's scratch folder
-and ends; a signal and its socket tell it. Until its imports are done it has no children and simply dies.
+The zygote is single-threaded. It adopts and kills the descendants that a library leaves. When the agent is gone it
+kills everything, removes the pilot's scratch folder and ends.
 
-Modules may do two things in the zygote that a fork cannot bear. *Threads*: a lock that another thread held is never
-released in the child. A zygote with threads starts libraries in new interpreters, unless the threads are known to be
-harmless. *GPUs*: asking CUDA would initialise it, so the zygote sees no GPU. A module that asks hears that there is
-none, and may keep that answer (`DEVICE = "cuda" if torch.cuda.is_available() else "cpu"`). Libraries with GPUs then
-start in a new interpreter, where the answer is right.
+If modules have started threads, libraries start in new interpreters: a lock that another thread held is never released
+in a fork. The zygote sees no GPU. If a module has asked PyTorch for GPUs, it may keep the wrong answer, so libraries
+with GPUs start in new interpreters too.
 """
 
 from __future__ import annotations
@@ -27,8 +23,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
@@ -36,28 +34,13 @@ import msgspec
 
 from stoker.decoding import UNREADABLE
 from stoker.pilot.core import infrastructure
-from stoker.pilot.zygote import processes
-from stoker.pilot.zygote.client import (
-    LIMIT_BYTES,
-    THREAD_VARIABLES,
-    Exited,
-    Fork,
-    Forked,
-    ForkFailed,
-    FromZygote,
-    Kill,
-    Preload,
-    Preloaded,
-    ToZygote,
-)
+from stoker.pilot.zygote import client, processes
 
 # ---- threads
 
-
 HARMLESS = frozenset({"jemalloc_bg_thd"})
 """jemalloc's thread (in pyarrow, which pandas imports) returns memory; a child works without it."""
-_NAMED_S = 0.05
-"""A thread names itself a moment after it has started."""
+_NAMED_S = 0.05  # a thread names itself a moment after it has started
 
 
 class ImportedThreads:
@@ -67,13 +50,12 @@ class ImportedThreads:
         self._started = dict.fromkeys(_threads(), "what came before the imports")
 
     def attribute_to(self, module: str) -> None:
-        """Threads that were not here before are of this module, which was imported just now."""
+        """Attribute new threads to this module, which was imported just now."""
         for thread in _threads():
             self._started.setdefault(thread, module)
 
     def harmful(self) -> dict[str, str]:
-        """The names of this process's threads, by the module that started them, except the main thread and harmless
-        ones."""
+        """Names of harmful threads, by the module that started them."""
         found = self._harmful()
         if found:
             time.sleep(_NAMED_S)
@@ -101,13 +83,12 @@ def _threads() -> dict[int, str]:
 
 # ---- questions for GPUs
 
-
 _MODULE = "torch.cuda"
 _QUESTIONS = ("is_available", "device_count", "init")
 
 
 class Listener(MetaPathFinder):
-    """Listens from `start` to `stop`. `asked`: whether a question was put."""
+    """Notes whether a module asks PyTorch for GPUs, from `start` to `stop`."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -121,25 +102,29 @@ class Listener(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
-        """Listen no more: PyTorch is as it was."""
+        """Restore PyTorch."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        module = sys.modules.get(_MODULE)
         for name, plain in self._plain.items():
-            setattr(module, name, plain)
+            setattr(sys.modules.get(_MODULE), name, plain)
         self._plain.clear()
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module as others do, with a loader that reports it."""
-        del path, target
+        """Find the module as others do, and listen to it once it is loaded."""
         if fullname != _MODULE:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._listen)
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self._listen(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
     def _listen(self, module: ModuleType) -> None:
@@ -147,42 +132,17 @@ class Listener(MetaPathFinder):
             plain = getattr(module, name, None)
             if callable(plain):
                 self._plain[name] = plain
-                setattr(module, name, self._noting(plain))
+                setattr(module, name, functools.partial(self._ask, plain))
 
-    def _noting(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)
-        def ask(*args: Any, **kwargs: Any) -> Any:
-            self.asked = True
-            return plain(*args, **kwargs)
-
-        return ask
-
-
-class _Loader(Loader):
-    """A loader that calls a function after it has loaded the module."""
-
-    def __init__(self, inner: Any, then: Callable[[ModuleType], None]) -> None:
-        self._inner = inner
-        self._then = then
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the other."""
-        made: ModuleType | None = self._inner.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Load the module, then call the function."""
-        self._inner.exec_module(module)
-        self._then(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def _ask(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.asked = True
+        return plain(*args, **kwargs)
 
 
 # ---- the child
 
 
-def become_library(order: Fork, sock: int, *, parent: int) -> NoReturn:
+def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
     """Run a library in this process; never returns."""
     code = infrastructure.NOT_SETTLED
     try:
@@ -193,7 +153,9 @@ def become_library(order: Fork, sock: int, *, parent: int) -> NoReturn:
             module = order.entry.rpartition(".")[0]
             os.execv(sys.executable, [sys.executable, "-P", "-m", module, str(sock)])
         set_threads(order.threads)
-        _reseed()
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None and hasattr(numpy, "random"):  # the standard library reseeds itself
+            numpy.random.seed()
         module, _, name = order.entry.partition(":")
         getattr(importlib.import_module(module), name)(sock)
         code = 0
@@ -210,7 +172,7 @@ def become_library(order: Fork, sock: int, *, parent: int) -> NoReturn:
             os._exit(code)
 
 
-def _settle(order: Fork, parent: int) -> None:
+def _settle(order: client.Fork, parent: int) -> None:
     processes.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -224,37 +186,26 @@ def _settle(order: Fork, parent: int) -> None:
         os.dup2(source, target)
     os.close(null)
     os.close(log)
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(order.threads)) | order.environment)
+    os.environ.update(dict.fromkeys(client.THREAD_VARIABLES, str(order.threads)) | order.environment)
     os.chdir(order.folder)
     if order.cores:
         os.sched_setaffinity(0, order.cores)
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:  # when memory runs out: a library, never the agent
-            file.write("500")
-    except OSError:
-        pass
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")  # when memory runs out: a library, never the agent
 
 
 def set_threads(count: int) -> None:
-    """Size the thread pools that this process will have (PyTorch's too, if it is imported), before there is one."""
-    for name in THREAD_VARIABLES:
+    """Size the thread pools of this process, PyTorch's included."""
+    for name in client.THREAD_VARIABLES:
         os.environ[name] = str(count)
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):
         torch.set_num_threads(count)
 
 
-def _reseed() -> None:
-    """Forks of one process must not draw the same numbers (the standard library sees to its own)."""
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and hasattr(numpy, "random"):
-        numpy.random.seed()
-
-
 # ---- the loop
 
-
-_decode = msgspec.msgpack.Decoder[ToZygote](ToZygote).decode
+_decode = msgspec.msgpack.Decoder[client.ToZygote](client.ToZygote).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -264,8 +215,7 @@ class ZygoteServer:
     def __init__(self, sock: socket.socket, *, scratch: str) -> None:
         self._sock = sock
         self._scratch = scratch
-        self._libraries: dict[int, int] = {}
-        """Library by pid."""
+        self._libraries: dict[int, int] = {}  # library by pid
         self._own_trackers: frozenset[int] = frozenset()
         """Trackers of shared memory that preloaded modules have started: they go when this process does."""
         self._trackers: dict[int, float] = {}
@@ -278,37 +228,33 @@ class ZygoteServer:
 
     def run(self) -> None:
         """Serve until the agent is gone."""
+
+        def end(_signal: int, _frame: FrameType | None) -> None:
+            self._over = True
+
         self._sock.setblocking(False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _nothing)
-        signal.signal(signal.SIGUSR1, self._end)
-        signal.signal(signal.SIGTERM, _nothing)  # a batch system tells every process; what to do is the agent's affair
+        signal.signal(signal.SIGUSR1, end)
+        signal.signal(signal.SIGTERM, _nothing)  # a batch system sends it to every process; the agent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
         while not self._over:
             poller.poll(1000.0 if self._trackers else None)
-            self._drain_wake()
+            with suppress(BlockingIOError):
+                while os.read(self._wake_read, 512):
+                    pass
             self._reap()
             self._kill_late_trackers()
             self._receive()
         self._clean()
 
-    def _end(self, _signal: int, _frame: FrameType | None) -> None:
-        self._over = True
-
-    def _drain_wake(self) -> None:
-        try:
-            while os.read(self._wake_read, 512):
-                pass
-        except BlockingIOError:
-            pass
-
     def _receive(self) -> None:
         while not self._over:
             try:
-                data, fds, _, _ = socket.recv_fds(self._sock, LIMIT_BYTES, 4)
+                data, fds, _, _ = socket.recv_fds(self._sock, client.LIMIT_BYTES, 4)
             except BlockingIOError:
                 return
             except OSError:
@@ -319,24 +265,23 @@ class ZygoteServer:
             try:
                 order = _decode(data)
             except UNREADABLE as error:
-                print(f"the zygote refused {len(data)} bytes that are no order: {error}", file=sys.stderr)  # noqa: T201
-                _close_all(fds)
-                continue
-            if isinstance(order, Fork) != (len(fds) == 1):
-                print("the zygote refused an order without its socket, or with too many", file=sys.stderr)  # noqa: T201
-                _close_all(fds)
-                if isinstance(order, Fork):
-                    self._send(ForkFailed(library=order.library, reason="the order came without the library's socket"))
-                continue
+                order = None
+                _refuse(fds, f"{len(data)} bytes that are no order: {error}")
             match order:
-                case Preload(modules=modules):
-                    self._preload(modules)
-                case Fork():
+                case client.Fork() if len(fds) == 1:
                     self._fork(order, fds[0])
-                case Kill(library=library, signal=how):
+                case client.Fork():
+                    _refuse(fds, "an order without its socket")
+                    why = "the order came without the library's socket"
+                    self._send(client.ForkFailed(library=order.library, reason=why))
+                case client.Preload() | client.Kill() if fds:
+                    _refuse(fds, "an order with a socket")
+                case client.Preload(modules=modules):
+                    self._preload(modules)
+                case client.Kill(library=library, signal=how):
                     processes.kill_all([pid for pid, here in self._libraries.items() if here == library], how)
 
-    def _send(self, message: FromZygote) -> None:
+    def _send(self, message: client.FromZygote) -> None:
         self._sock.setblocking(True)  # the agent reads all the time; a packet is never dropped
         try:
             self._sock.send(_encode(message))
@@ -351,7 +296,7 @@ class ZygoteServer:
         threads = ImportedThreads()
         listener = Listener()
         listener.start()
-        gc.disable()  # what modules make stays, and to look for garbage among it takes a fifth of PyTorch's import
+        gc.disable()  # objects of modules stay, and collecting takes a fifth of PyTorch's import
         for name in modules:
             module, _, attribute = name.partition(":")
             try:
@@ -363,20 +308,18 @@ class ZygoteServer:
             threads.attribute_to(name)
         gc.enable()
         listener.stop()
-        self._asked_for_gpus = listener.asked
         set_threads(1)
         gc.collect()
         gc.freeze()
         self._own_trackers = frozenset(processes.trackers())
         harmful = threads.harmful()
-        self._has_threads = bool(harmful)
-        # From now on there are children to clean up after: be told of the agent's end instead of being killed by it.
+        self._has_threads, self._asked_for_gpus = bool(harmful), listener.asked
+        # From now on there are children to clean up: get a signal when the agent ends instead of SIGKILL.
         processes.adopt_orphans()
         processes.die_with_parent(signal.SIGUSR1)
-        seconds = time.monotonic() - started
-        self._send(Preloaded(failed=failed, seconds=seconds, threads=harmful, asked_for_gpus=self._asked_for_gpus))
+        self._send(client.Preloaded(failed, time.monotonic() - started, harmful, self._asked_for_gpus))
 
-    def _fork(self, order: Fork, sock: int) -> None:
+    def _fork(self, order: client.Fork, sock: int) -> None:
         has_gpus = bool(order.environment.get("CUDA_VISIBLE_DEVICES"))
         if self._has_threads or (self._asked_for_gpus and has_gpus):
             order = msgspec.structs.replace(order, fresh=True)
@@ -387,7 +330,7 @@ class ZygoteServer:
             pid = os.fork()
         except OSError as error:
             os.close(sock)
-            self._send(ForkFailed(library=order.library, reason=str(error)))
+            self._send(client.ForkFailed(library=order.library, reason=str(error)))
             return
         if pid == 0:
             self._sock.close()
@@ -397,7 +340,7 @@ class ZygoteServer:
             become_library(order, sock, parent=parent)
         os.close(sock)
         self._libraries[pid] = order.library
-        self._send(Forked(library=order.library, pid=pid))
+        self._send(client.Forked(library=order.library, pid=pid))
 
     def _reap(self) -> None:
         while (ended := processes.reap(-1)) is not None:
@@ -409,27 +352,16 @@ class ZygoteServer:
             orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # those had ended
             processes.remove_system_v_segments({pid, *orphans}, since=self._began)
             until = time.monotonic() + processes.LIMIT_S
-            for tracker in processes.trackers():
-                if tracker not in self._own_trackers:
-                    self._trackers.setdefault(tracker, until)
+            for tracker in set(processes.trackers()) - self._own_trackers:
+                self._trackers.setdefault(tracker, until)
             code = os.waitstatus_to_exitcode(status)
-            self._send(
-                Exited(
-                    library=library,
-                    pid=pid,
-                    signal=max(0, -code),
-                    exit_code=max(0, code),
-                    peak_bytes=peak,
-                    orphans=len(orphans),
-                )
-            )
+            self._send(client.Exited(library, pid, max(0, -code), max(0, code), peak, len(orphans)))
 
     def _kill_late_trackers(self) -> None:
-        if not self._trackers:
-            return
-        here = set(processes.trackers())  # the number of one that was reaped may be another process's by now
-        self._trackers = {pid: until for pid, until in self._trackers.items() if pid in here}
-        processes.kill_all(pid for pid, until in self._trackers.items() if time.monotonic() > until)
+        if self._trackers:
+            here = set(processes.trackers())  # the number of one that was reaped may be another process's by now
+            self._trackers = {pid: until for pid, until in self._trackers.items() if pid in here}
+            processes.kill_all(pid for pid, until in self._trackers.items() if time.monotonic() > until)
 
     def _clean(self) -> None:
         libraries = set(self._libraries)
@@ -440,7 +372,8 @@ class ZygoteServer:
         processes.end_trackers(self._own_trackers)
 
 
-def _close_all(descriptors: Iterable[int]) -> None:
+def _refuse(descriptors: Iterable[int], what: str) -> None:
+    print(f"the zygote refused {what}", file=sys.stderr)  # noqa: T201  # into its log
     for descriptor in descriptors:
         os.close(descriptor)
 

@@ -31,7 +31,7 @@ pytestmark = [
 @stoker.app
 def write(model, prompt):
     """A text, and the libraries whose engines stand on the board of turns that this library has mapped."""
-    from stoker.pilot.library.turn_board import TurnBoard
+    from stoker.pilot.library.library_turns import TurnBoard
 
     text = model.generate([prompt], max_new_tokens=60)[0]
     [board] = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("/turns")}

@@ -8,7 +8,7 @@ from conformance.processes import ModelProcess
 from conformance.shell import Loads, Shell, answer_to
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
-from stoker.pilot.agent.link import said_in
+from stoker.pilot.agent.agent import said_in
 from stoker.pilot.core import commands, limits
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (

@@ -10,7 +10,7 @@ from conformance.shell import Loads, Shell, answer_to
 from taskvine.stand_in import GB, PoolOfSlots
 
 from stoker.contexts.recipe import ObjectRef, Recipe
-from stoker.pilot.agent.link import said_in
+from stoker.pilot.agent.agent import said_in
 from stoker.pilot.core.events import HelloDue, Signalled, Tick
 from stoker.pilot.taskvine import messages
 from stoker.protocol import wire

@@ -17,8 +17,7 @@ from polling import PATIENCE_S, polls
 from stoker.contexts.device_turns import EngineWork, offer_turns
 from stoker.contexts.inference.adapter import EngineLoad, Finish, GenerationRequest, NewToken, Sampling
 from stoker.contexts.inference.engine_thread import EngineThread
-from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.turn_board import TurnBoard, rows_in, unpacked
+from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, rows_in, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
 

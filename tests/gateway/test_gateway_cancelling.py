@@ -20,7 +20,7 @@ from gateway.running import LIMIT_S, RunningGateway, until
 from tiny_encoder import write_tiny_encoder
 from tiny_model import write_tiny_model
 
-from stoker.pilot.core.running import MOST_GRACE_S
+from stoker.pilot.core.lifecycle import MOST_GRACE_S
 
 pytestmark = pytest.mark.slow
 MODELS = """

@@ -33,7 +33,7 @@ class Model:
         return found
 
 
-def test_a_report_is_sent_when_the_batch_has_changed_and_not_too_often() -> None:
+def test_report_is_sent_if_the_batch_changed_and_is_not_too_frequent() -> None:
     model, said = Model(), list[BatchReport]()
     reports = BatchReports(model, say=said.append, every_s=10)
     reports.send_if_due(0.0)

@@ -92,10 +92,7 @@ def test_a_file_on_the_same_disk_is_linked(cache: ObjectCache, tmp_path: Path) -
     assert os.path.samefile(pin.path, tmp_path / "weights")
 
 
-def test_a_file_that_was_rewritten_after_it_was_named_does_not_come_in_under_the_old_name(
-    cache: ObjectCache, tmp_path: Path
-) -> None:
-    """Fresh eyes found it: checkpoints of one architecture are of one size, and `torch.save` writes in place."""
+def test_file_rewritten_after_naming_does_not_enter_as_the_old_one(cache: ObjectCache, tmp_path: Path) -> None:
     ref = _settled(tmp_path, "weights", b"w" * 100)
     (tmp_path / "weights").write_bytes(b"x" * 100)
     with pytest.raises(CacheError, match="no longer has the content that the recipe was made from"):
@@ -113,9 +110,7 @@ def test_a_file_that_was_only_touched_after_it_was_named_is_copied(cache: Object
     assert Path(pin.path).read_bytes() == b"w" * 100
 
 
-def test_a_file_that_was_replaced_by_one_of_its_size_and_time_is_not_taken_for_it(
-    cache: ObjectCache, tmp_path: Path
-) -> None:
+def test_file_replaced_by_one_of_same_size_and_time_is_detected(cache: ObjectCache, tmp_path: Path) -> None:
     """Unpacked archives and package stores give all files one time of change."""
     ref = _settled(tmp_path, "weights", b"w" * 100)
     other = tmp_path / "other"
@@ -126,9 +121,7 @@ def test_a_file_that_was_replaced_by_one_of_its_size_and_time_is_not_taken_for_i
         have(cache, ref)
 
 
-def test_a_file_that_is_written_to_through_a_map_that_was_open_before_is_not_taken_for_it(
-    cache: ObjectCache, tmp_path: Path
-) -> None:
+def test_file_written_through_an_earlier_map_is_detected(cache: ObjectCache, tmp_path: Path) -> None:
     if subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True).stdout == "tmpfs\n":
         pytest.skip("tmpfs keeps no time of writes through a map")
     path = tmp_path / "weights"
@@ -169,9 +162,7 @@ def test_a_file_that_was_written_just_before_it_was_named_is_copied(cache: Objec
 
 
 @pytest.mark.parametrize("part", ["", "drafts", "objects", "entries", "manifests"])
-def test_a_cache_that_is_cleared_away_while_a_pilot_runs_is_made_again(
-    part: str, cache: ObjectCache, tmp_path: Path
-) -> None:
+def test_cache_that_is_removed_while_a_pilot_runs_is_made_again(part: str, cache: ObjectCache, tmp_path: Path) -> None:
     have(cache, _file(tmp_path, "first", 100)).release()
     until(lambda: list((cache.folder / "safe").iterdir()))  # nothing writes there any more
     shutil.rmtree(cache.folder / part)
@@ -198,10 +189,9 @@ def test_the_least_recently_used_goes_first_and_pins_stay(cache: ObjectCache, tm
     assert Path(pins[0].path).exists()
 
 
-def test_a_copy_that_was_not_on_the_disk_before_a_crash_is_brought_again(
+def test_copy_not_synced_before_a_crash_is_fetched_again(
     cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fresh eyes found it: after a power loss the cache gave out a file of the right length, full of zeros."""
     copied, linked = _file(tmp_path, "fresh", 100), _settled(tmp_path, "old", b"w" * 200)
     have(cache, copied).release()
     have(cache, linked).release()
@@ -219,7 +209,6 @@ def test_a_copy_that_was_not_on_the_disk_before_a_crash_is_brought_again(
 def test_an_entry_is_read_once_however_often_the_cache_is_listed(
     cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each load lists the cache: with a hundred objects in it that took longer than the load."""
     for number in range(3):
         have(cache, _file(tmp_path, f"f{number}", 100)).release()
     sizes, read, read_again = cache.sizes(), disk.read_facts, list[str]()
@@ -253,7 +242,6 @@ def test_a_pin_ends_with_its_process(cache: ObjectCache, tmp_path: Path) -> None
     code = "bringing = begin(1000)\npin = bringing.run(alone_s=0.0)\nprint('here', flush=True); time.sleep(60)"
     other = subprocess.Popen(_program(code, tmp_path, ref), stdout=subprocess.PIPE)
     try:
-        assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(CacheError, match="running libraries use"):
             have(cache, _file(tmp_path, "two", 800))
@@ -409,7 +397,7 @@ def test_recipes_get_their_objects(served: FakeManager, tmp_path: Path, awarenes
 
 
 @pytest.mark.parametrize("awareness", list(Awareness))
-def test_a_file_that_was_rewritten_since_the_recipe_was_made_fails_the_load(
+def test_file_rewritten_since_its_recipe_was_made_fails_the_load(
     served: FakeManager, tmp_path: Path, awareness: Awareness
 ) -> None:
     ref = _settled(tmp_path, "weights", b"first")
@@ -417,7 +405,6 @@ def test_a_file_that_was_rewritten_since_the_recipe_was_made_fails_the_load(
     served.start(recipe(_read, ObjectPath(ref.name), objects=(ref,), awareness=awareness))
     left = served.gone()
     assert left.loading
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.CONTEXT
     assert str(tmp_path / "weights") in left.failure.message
     assert "make the recipe again" in left.failure.message
@@ -428,7 +415,6 @@ def test_an_object_that_is_nowhere_fails_the_load(served: FakeManager) -> None:
     served.start(recipe(_read, ObjectPath(ref.name), objects=(ref,)))
     left = served.gone()
     assert left.loading
-    assert left.failure is not None
     assert "/nowhere/at/all" in left.failure.message
 
 

@@ -11,15 +11,7 @@ from polling import PATIENCE_S
 
 from stoker.contexts import payloads
 from stoker.protocol.calls import CallSpec
-from stoker.protocol.to_pilot import (
-    Ack,
-    CancelCalls,
-    HelloAgain,
-    PilotRefused,
-    PilotWelcome,
-    RunCalls,
-    StopLibrary,
-)
+from stoker.protocol.to_pilot import Ack, CancelCalls, HelloAgain, PilotRefused, PilotWelcome, RunCalls, StopLibrary
 
 
 def _pid() -> int:
@@ -55,7 +47,7 @@ def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) 
     assert served.results(served.run(_pid, [()])) == [pid]
 
 
-def test_unacknowledged_frames_come_again_and_the_hello_speaks_of_before_them(served: FakeManager) -> None:
+def test_hello_describes_the_state_before_unacknowledged_frames(served: FakeManager) -> None:
     served.acks = False
     served.ready(recipe())
     calls = served.run(_sleep, [(0.0,), (0.0,)])
@@ -96,8 +88,7 @@ def _note(path: str, text: str) -> None:
         file.write(text)
 
 
-def test_orders_from_before_the_manager_had_read_the_last_hello_are_dropped(served: FakeManager) -> None:
-    """It finds no trace of them in the hello, and gives them again: they would be carried out twice."""
+def test_orders_from_before_the_last_hello_are_dropped(served: FakeManager) -> None:
     served.ready(recipe())
     notes = served.base / "notes"
     served.results(served.run(_note, [(str(notes), "first ")]))
@@ -140,7 +131,6 @@ def test_a_call_that_is_held_already_is_not_taken_again(served: FakeManager) -> 
 def test_a_refused_pilot_ends_and_its_job_s_output_says_why(
     manager: FakeManager, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The factory tells of the last lines that a job printed."""
     manager.welcomes = False
     pilot = manager.start_pilot()
     manager.hello()
@@ -160,7 +150,6 @@ def test_a_pilot_without_its_manager_ends_after_the_lease(served: FakeManager) -
 
 
 def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: FakeManager) -> None:
-    """Its manager had nobody to tell, and it waited a minute for a manager that was not to come."""
     manager.hang_up()
     pilot = manager.start_pilot()
     manager.folder.lease.write_text('{"over": "its client is gone"}')
@@ -170,7 +159,7 @@ def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: Fake
     manager.listen()
 
 
-def test_a_pilot_that_was_cut_off_when_its_session_ended_leaves_at_once(served: FakeManager) -> None:
+def test_cut_off_pilot_leaves_at_once_when_its_session_ended(served: FakeManager) -> None:
     served.ready(recipe())
     served.hang_up()
     served.folder.lease.write_text('{"over": "stoker down"}')
@@ -201,7 +190,6 @@ def test_no_session_is_said_in_one_line(manager: FakeManager) -> None:
 
 
 def test_a_pilot_whose_folder_was_removed_serves_calls(manager: FakeManager) -> None:
-    """A program's folder may be removed while its session goes on: its libraries did not start any more."""
     import shutil
 
     folder = manager.base / "gone"

@@ -9,7 +9,7 @@ from core.pilot_shell import CoreShell
 
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
-from stoker.pilot.core.running import MOST_GRACE_S
+from stoker.pilot.core.lifecycle import MOST_GRACE_S
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_pilot as order
 from stoker.protocol.calls import WINDOW_PIECES, CallProgress
@@ -54,7 +54,7 @@ def test_pieces_are_passed_on_and_kept_until_they_are_acknowledged(pilot: CoreSh
     assert passed(pilot) == [(2, [b"c"], True)]
 
 
-def test_after_each_welcome_all_that_is_not_acknowledged_is_said_again(pilot: CoreShell) -> None:
+def test_unacknowledged_pieces_are_sent_again_after_each_welcome(pilot: CoreShell) -> None:
     yielded(pilot, 0, b"a", b"b")
     taken(pilot, 1).forget()
     pilot.give(HelloDue(UnacknowledgedFacts(), 0, ()))
@@ -89,7 +89,7 @@ def test_nothing_is_kept_of_a_call_that_has_ended(pilot: CoreShell) -> None:
 
 
 @pytest.mark.parametrize("wrong", [(1, [b"a"]), (0, [b"x"] * (WINDOW_PIECES + 1))])
-def test_a_library_that_sends_pieces_out_of_order_or_too_many_is_ended(pilot: CoreShell, wrong: Any) -> None:
+def test_library_that_sends_pieces_out_of_order_or_too_many_ends(pilot: CoreShell, wrong: Any) -> None:
     first, items = wrong
     yielded(pilot, first, *items)
     assert pilot.take(commands.KillProcess).library == 1
@@ -97,9 +97,7 @@ def test_a_library_that_sends_pieces_out_of_order_or_too_many_is_ended(pilot: Co
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_a_cancelled_call_that_yields_is_asked_to_end_and_stopped_only_if_it_does_not(
-    pilot: CoreShell, running: bool
-) -> None:
+def test_cancelled_call_that_yields_is_asked_to_end_then_stopped(pilot: CoreShell, running: bool) -> None:
     yielded(pilot, 0, b"a")
     pilot.hear(order.CancelCalls(LibraryId(1), (CallId(1),), running=running))
     assert pilot.take(to_library.Evict).call == 1

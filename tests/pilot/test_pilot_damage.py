@@ -5,10 +5,7 @@ from __future__ import annotations
 import decimal
 import os
 import resource
-import signal
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,12 +53,11 @@ def _keep_files() -> None:
     time.sleep(0.01)
 
 
-def test_a_library_that_leaks_descriptors_ends_before_a_call_fails_of_it(served: FakeManager) -> None:
+def test_library_that_leaks_descriptors_ends_before_a_call_fails(served: FakeManager) -> None:
     served.ready(recipe(_limited))
     for library in range(1, 4):
         calls = served.run(_leak, [(5,)] * 60, library=library)
         left = served.gone(library)
-        assert left.failure is not None
         assert left.failure.kind is FailureKind.DIED
         assert "file descriptors" in left.failure.message
         assert "it may have 128" in left.failure.tail
@@ -73,7 +69,7 @@ def test_a_library_that_leaks_descriptors_ends_before_a_call_fails_of_it(served:
             served.ready(recipe(_limited), library=library + 1)
 
 
-def test_a_call_that_takes_all_descriptors_keeps_its_exception_and_the_next_runs_elsewhere(served: FakeManager) -> None:
+def test_call_that_takes_all_descriptors_keeps_its_exception(served: FakeManager) -> None:
     served.ready(recipe(_limited))
     good, bad, after = (served.run(call, [()])[0] for call in (_open_one, _leak_all, _open_one))
     left = served.gone()
@@ -88,14 +84,13 @@ def test_a_call_that_takes_all_descriptors_keeps_its_exception_and_the_next_runs
 
 
 @pytest.mark.long
-def test_a_call_that_fails_of_what_short_calls_before_it_left_open_is_tried_elsewhere(served: FakeManager) -> None:
+def test_call_that_fails_because_of_earlier_leaks_runs_elsewhere(served: FakeManager) -> None:
     """Short calls share a look at the process: one of them took the last descriptor just before this one."""
     served.ready(recipe(_limited))
     served.results(served.run(_open_or_leak, [(False,)] * 50))
     calls = served.run(_open_or_leak, [(False,)] * 3 + [(True,), (False,), (False,)])
     left = served.gone()
     served.until(lambda: {*served.ends(), *left.running, *left.unstarted} >= set(calls))
-    assert left.failure is not None
     assert "file descriptors" in left.failure.message
     assert all(end.ok for end in served.ends().values())
 
@@ -115,7 +110,7 @@ def test_files_in_rings_of_references_do_not_end_a_library(served: FakeManager) 
 
 
 @pytest.mark.long
-def test_a_loader_that_leaves_hardly_any_descriptors_is_not_loaded_again_and_again(served: FakeManager) -> None:
+def test_loader_that_leaves_few_descriptors_is_not_loaded_repeatedly(served: FakeManager) -> None:
     def load() -> None:
         _limited()
         _leak_all_in_silence()
@@ -137,7 +132,6 @@ def test_a_loader_that_leaves_no_descriptor_says_so(served: FakeManager) -> None
 
     served.start(recipe(load))
     left = served.gone()
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.CONTEXT
     assert "Too many open files" in left.failure.message
 
@@ -152,20 +146,16 @@ def test_a_sibling_slot_is_not_disturbed_by_a_leak(served: FakeManager) -> None:
     assert {*served.ends(), *left.running, *left.unstarted} == {slow, *leaks}
 
 
-# ---- the interpreter
-
-
-def _clear_modules() -> None:
-    sys.modules.clear()
+def _do(code: str) -> None:
+    exec(code)
 
 
 def test_a_call_that_empties_the_modules_costs_no_other(served: FakeManager) -> None:
     served.ready(recipe())
-    calls = served.run(_clear_modules, [()])
+    calls = served.run(_do, [("import sys; sys.modules.clear()",)])
     left = served.gone()
     assert served.results(calls) == [None]
     assert left.running == ()
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.DIED
     assert "sys.modules" in left.failure.message
     assert "removed or replaced sys.modules['sys']" in left.failure.tail
@@ -173,35 +163,24 @@ def test_a_call_that_empties_the_modules_costs_no_other(served: FakeManager) -> 
     assert served.results(served.run(len, [("four",)], library=2)) == [4]
 
 
-def _close_output() -> None:
-    os.close(1)
-    os.close(2)
-
-
-def _redirect_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _close_stdout() -> None:
-    sys.stdout.close()
-
-
-def _lose_stdout() -> None:
-    sys.stdout = None  # type: ignore[assignment]
-
-
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("harm", [_close_output, _redirect_output, _close_stdout, _lose_stdout])
-def test_output_that_a_call_closed_is_back_for_the_next(
-    served: FakeManager, harm: Callable[[], None], slots: int
-) -> None:
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "import os; os.close(1); os.close(2)",
+        "import os; os.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
+        "import sys; sys.stdout.close()",
+        "import sys; sys.stdout = None",
+    ],
+)
+def test_output_that_a_call_closed_is_back_for_the_next(served: FakeManager, harm: str, slots: int) -> None:
     def say() -> int:
         print("hello from the next call")
         return os.getpid()
 
     served.ready(recipe(slots=slots))
     before = served.results(served.run(_pid, [()]))
-    assert served.results(served.run(harm, [()])) == [None]
+    assert served.results(served.run(_do, [(harm,)])) == [None]
     (call,) = served.run(say, [()])
     assert served.results([call]) == before
     printed = served.ends()[call].printed
@@ -211,67 +190,29 @@ def test_output_that_a_call_closed_is_back_for_the_next(
         assert log.read(printed.end - printed.start) == b"hello from the next call\n"
 
 
-def _remove_builtin() -> None:
-    import builtins
-
-    del builtins.open  # type: ignore[attr-defined]
-
-
-def _spoil_builtin() -> None:
-    import builtins
-
-    builtins.open = None  # type: ignore[assignment]
-
-
-def _lower_files() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-
-def _lower_file_size() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-
-def _lower_recursion() -> None:
-    sys.setrecursionlimit(60)
-
-
-def _set_alarm() -> None:
-    signal.setitimer(signal.ITIMER_REAL, 600.0)
-
-
-def _ignore_children() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-
-
-def _block_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGCHLD})
-
-
-def _default_sigterm() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+LIMIT = "import resource; resource.setrlimit(resource.{0}, ({1}, resource.getrlimit(resource.{0})[1]))"
 
 
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (_remove_builtin, "removed open from builtins"),
-        (_spoil_builtin, "removed open from builtins"),
-        (_lower_files, "lowered RLIMIT_NOFILE"),
-        (_lower_file_size, ""),  # nothing can be written to the log any more
-        (_lower_recursion, "recursion limit"),
-        (_set_alarm, "left a timer"),
-        (_ignore_children, "SIGCHLD"),
-        (_block_signals, "blocked signals"),
-        (_default_sigterm, "SIGTERM"),
+        ("import builtins; del builtins.open", "removed open from builtins"),
+        ("import builtins; builtins.open = None", "removed open from builtins"),
+        (LIMIT.format("RLIMIT_NOFILE", 4), "lowered RLIMIT_NOFILE"),
+        (LIMIT.format("RLIMIT_FSIZE", 0), ""),  # nothing can be written to the log any more
+        ("import sys; sys.setrecursionlimit(60)", "recursion limit"),
+        ("import signal; signal.setitimer(signal.ITIMER_REAL, 600.0)", "left a timer"),
+        ("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "SIGCHLD"),
+        ("from signal import *; pthread_sigmask(SIG_BLOCK, {SIGALRM, SIGCHLD})", "blocked signals"),
+        ("import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)", "SIGTERM"),
     ],
 )
-def test_damage_ends_the_library_after_the_result(served: FakeManager, harm: Callable[[], None], said: str) -> None:
+def test_damage_ends_the_library_after_the_result(served: FakeManager, harm: str, said: str) -> None:
     served.ready(recipe())
-    calls = served.run(harm, [()])
+    calls = served.run(_do, [(harm,)])
     left = served.gone()
     assert served.results(calls) == [None]
     assert left.running == ()
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.DIED
     assert said in left.failure.tail
     assert "can run no more calls" in left.failure.message
@@ -298,9 +239,7 @@ def test_threads_and_children_that_a_call_keeps_are_no_damage(served: FakeManage
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_a_calls_context_variables_are_its_own_and_begin_with_those_of_the_loader(
-    served: FakeManager, slots: int
-) -> None:
+def test_context_variables_of_a_call_begin_with_those_of_the_loader(served: FakeManager, slots: int) -> None:
     def loader() -> None:
         decimal.getcontext().prec = 7
 

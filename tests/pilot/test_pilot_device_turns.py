@@ -22,7 +22,7 @@ def test_the_shortest_headroom_goes_first() -> None:
     assert next_turns([wants(1, 2.2), wants(2, 1.9), wants(3, 2.0)], ()) == [2]  # Figure 14
 
 
-def test_a_token_that_somebody_waits_for_comes_before_one_that_nobody_does() -> None:
+def test_token_with_an_objective_comes_before_one_without() -> None:
     assert next_turns([wants(1, math.inf), wants(2, 7.0)], ()) == [2]
 
 
@@ -32,7 +32,7 @@ def test_libraries_on_different_devices_compute_side_by_side() -> None:
     assert next_turns([wants(1, 2.0), wants(2, 3.0, devices=other)], ONE) == [2]
 
 
-def test_nobody_begins_on_a_device_that_a_more_urgent_library_waits_for() -> None:
+def test_no_library_begins_on_a_device_a_more_urgent_one_waits_for() -> None:
     assert next_turns([wants(1, 1.0, devices=TWO), wants(2, 2.0, devices=(DeviceId("gpu:1"),))], ONE) == []
     assert next_turns([wants(1, 1.0, devices=TWO), wants(2, 2.0)], ()) == [1]
 

@@ -20,7 +20,7 @@ from stoker.errors import ConfigError
 from stoker.manager.cli import doctor_machine
 from stoker.pilot import devices
 from stoker.pilot.core.events import MemoryShortage
-from stoker.pilot.devices import cpu, find_devices, gpu, memory, visible
+from stoker.pilot.devices import cpu, find_devices, gpu, monitor, visible
 from stoker.site import ProviderKind
 
 Driver = Callable[..., tuple[Any, Machine]]
@@ -236,7 +236,7 @@ def test_a_driver_that_hangs_is_waited_for_no_longer_than_that(driver: Driver) -
 def test_whose_memory_is_whose(
     by_process: Any, processes: Any, taken: int, trusted: bool, expected: dict[int, int]
 ) -> None:
-    found = memory.divide_memory(by_process, processes, taken_bytes=taken, bare_bytes=20, trusted=trusted)
+    found = monitor.divide_memory(by_process, processes, taken_bytes=taken, bare_bytes=20, trusted=trusted)
     assert found == expected
 
 
@@ -271,8 +271,7 @@ def test_memory_is_the_smallest_of_all_limits(tmp_path: Path) -> None:
     plain = _machine(tmp_path / "plain", {})
     assert cpu.memory_bytes({}, root=plain) == 1000 * 1024
     two = _machine(
-        tmp_path / "v2",
-        {"sys/fs/cgroup/job/memory.max": "600000\n", "sys/fs/cgroup/job/step/memory.max": "max\n"},
+        tmp_path / "v2", {"sys/fs/cgroup/job/memory.max": "600000\n", "sys/fs/cgroup/job/step/memory.max": "max\n"}
     )
     assert cpu.memory_bytes({}, root=two) == 600_000
     one = _machine(
@@ -296,7 +295,6 @@ def test_memory_is_the_smallest_of_all_limits(tmp_path: Path) -> None:
 
 
 def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: Path) -> None:
-    """What is not this pilot's own, below the limit that leaves the least room, belongs to others."""
     files = {
         "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 600 kB\n",
         "proc/vmstat": "pgfault 7\noom_kill 3\n",
@@ -305,16 +303,16 @@ def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: 
     }
     root = _machine(tmp_path / "v2", files)
     now = [0.0]
-    kills = memory.OomKills(lambda: 150_000, root=root, clock=lambda: now[0])
+    kills = monitor.OomKills(lambda: 150_000, root=root, clock=lambda: now[0])
     assert kills.shortage() is None, "nothing was killed since"
     (root / "proc/vmstat").write_text("pgfault 9\noom_kill 4\n")
     short = MemoryShortage(room_bytes=100_000, others_bytes=250_000)  # nobody knows whose the shared memory is
     assert kills.shortage() == short
-    now[0] += memory.FRESH_S / 2
+    now[0] += monitor.FRESH_S / 2
     assert kills.shortage() == short, "one shortage may end several libraries"
-    now[0] += memory.FRESH_S
+    now[0] += monitor.FRESH_S
     assert kills.shortage() is None, "it is over"
-    unknown = memory.OomKills(lambda: None, root=root, clock=lambda: now[0])
+    unknown = monitor.OomKills(lambda: None, root=root, clock=lambda: now[0])
     (root / "proc/vmstat").write_text("oom_kill 5\n")
     assert unknown.shortage() is None, "what this pilot holds cannot be read"
     one = _machine(
@@ -326,20 +324,20 @@ def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: 
             "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 10 kB\n",
         },
     )
-    kills = memory.OomKills(lambda: 0, root=one)
+    kills = monitor.OomKills(lambda: 0, root=one)
     (one / "proc/vmstat").write_text("oom_kill 1\n")
     assert kills.shortage() == MemoryShortage(room_bytes=10 * 1024, others_bytes=990 * 1024), "the node's own memory"
 
 
 def test_memory_of_processes_is_what_they_would_have_to_give_up() -> None:
-    before = memory.anonymous_bytes(iter([os.getpid()]))
+    before = monitor.anonymous_bytes(iter([os.getpid()]))
     with mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as kept:  # no memory that was freed
         kept.write(os.urandom(32 << 20))
-        after = memory.anonymous_bytes(iter([os.getpid()]))
+        after = monitor.anonymous_bytes(iter([os.getpid()]))
     assert before is not None
     assert after is not None
     assert after - before > 20 << 20
-    assert memory.anonymous_bytes(iter([0])) == 0
+    assert monitor.anonymous_bytes(iter([0])) == 0
 
 
 def test_cores_are_the_fewest_of_all_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +387,6 @@ def test_gpus_that_are_asked_for_and_not_granted(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("kind", list(ProviderKind))
 def test_a_pilot_knows_the_jobs_of_every_batch_system(kind: ProviderKind) -> None:
-    """A pilot that does not know that it is a job takes every GPU of its node, those of other jobs too."""
     systems = set(gpu.JOB_VARIABLES.values())
     seen_whole = {ProviderKind.LOCAL, ProviderKind.KUBERNETES}  # a container sees the GPUs of its own pod alone
     assert (kind.title in systems) == (kind not in seen_whole)

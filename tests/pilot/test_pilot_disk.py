@@ -52,7 +52,6 @@ def blamed(manager: FakeManager, library: int = 1) -> str:
     """What was said of a library that could not be, for which the pilot takes the blame."""
     left = manager.gone(library)
     assert left.loading
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.PILOT
     return left.failure.message
 
@@ -81,7 +80,7 @@ def test_a_full_scratch_disk_is_told(manager: FakeManager) -> None:
 
 
 @small_disks
-def test_an_object_that_is_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeManager) -> None:
+def test_object_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeManager) -> None:
     start_on_disk(manager, "4m")
     large, small = (some_object(manager.base, f"weights-{size}", size=size) for size in (8_000_000, 500_000))
     manager.start(recipe(length, ObjectPath(large.name), objects=(large,)))
@@ -91,8 +90,7 @@ def test_an_object_that_is_larger_than_the_disk_is_no_fault_of_its_context(manag
 
 
 @small_disks
-def test_what_nobody_uses_leaves_a_disk_that_is_smaller_than_the_cache_may_grow(manager: FakeManager) -> None:
-    """Fresh eyes found it: the bound of 50 GB was far, the disk was full of models of yesterday, and calls failed."""
+def test_unused_objects_leave_a_disk_smaller_than_the_cache_bound(manager: FakeManager) -> None:
     start_on_disk(manager, "8m")
     things = [some_object(manager.base, f"weights-{number}", size=2_500_000) for number in range(4)]
     for number, thing in enumerate(things[:3], start=1):
@@ -105,7 +103,6 @@ def test_what_nobody_uses_leaves_a_disk_that_is_smaller_than_the_cache_may_grow(
     manager.wait_for(LibraryReady, library=5)  # in place of the one that is left of those that nobody uses
     manager.start(recipe(length, ObjectPath(things[1].name), objects=(things[1],)), library=6)
     left = manager.gone(6)
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.PILOT
     assert "running libraries use 7.5 MB of it" in left.failure.message
     assert 0 < left.cache_lacks_bytes <= 2_500_000, "the manager ends an idle one for it"
@@ -150,7 +147,6 @@ def test_large_arguments_that_find_no_room_go_elsewhere(keyed: FakeManager, sand
     keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # as the manager does then
     left = keyed.gone()
     assert not left.loading
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.PILOT
 
 
@@ -165,7 +161,6 @@ def test_an_object_that_a_cache_of_this_size_never_holds(manager: FakeManager) -
 def test_a_loader_that_fails_for_itself_is_blamed(served: FakeManager) -> None:
     served.start(recipe(length, "/not/here"))
     left = served.gone()
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.CONTEXT
 
 
@@ -174,7 +169,6 @@ def test_a_log_that_cannot_be_opened_is_told(served: FakeManager) -> None:
     (folder / "lib-1.log").mkdir()
     served.start(recipe())
     left = served.gone()
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.PILOT
     assert "could not open its log" in left.failure.message
     assert left.failure.exit_code

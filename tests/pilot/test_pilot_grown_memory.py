@@ -14,8 +14,7 @@ from stoker.protocol.to_pilot import ResizeLibrary
 HOST = (DeviceFacts(DeviceId("cpu:0"), "cpu", 24 * GIB),)
 
 
-def test_a_library_that_was_told_to_grow_may_take_more_than_its_recipe_declares() -> None:
-    """It was killed for it: its limit was what the recipe said, whatever it had been given since."""
+def test_library_told_to_grow_may_take_more_than_its_recipe_declares() -> None:
     recipe = Recipe("k", "model", needs=Needs(device_memory_bytes=4 * GIB))
     pilot = CoreShell(HOST).join().ready(1, recipe, device="cpu:0", device_memory_bytes=4 * GIB)
     assert limits.memory_limit(pilot.core.state, pilot.library(1)) == 4 * GIB
@@ -30,8 +29,7 @@ def test_a_library_that_declares_nothing_has_no_limit() -> None:
     assert limits.memory_limit(pilot.core.state, pilot.library(1)) == 0
 
 
-def test_a_library_that_shrinks_and_grows_again_keeps_what_it_was_told_last() -> None:
-    """The growth came before the shrink was answered and made no claim; another library was given its memory."""
+def test_library_that_shrinks_and_grows_keeps_its_last_size() -> None:
     pilot = CoreShell(HOST).join().ready(1, device="cpu:0", device_memory_bytes=20 * GIB)
     pilot.hear(ResizeLibrary(LibraryId(1), 4 * GIB)).hear(ResizeLibrary(LibraryId(1), 18 * GIB))
     pilot.say(1, to_agent.Resized(4 * GIB))

@@ -62,7 +62,7 @@ def read_nothing_mapped() -> bytes:
 # ---- what the kernel raises
 
 
-def test_what_the_kernel_raises_counts_and_what_the_users_code_raises_does_not() -> None:
+def test_exceptions_of_the_kernel_count_and_those_of_users_do_not() -> None:
     def raised() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -256,7 +256,6 @@ def test_a_full_temporary_folder_is_still_known_to_be_the_nodes(tiny: Path, monk
 
 
 def test_a_file_of_the_users_that_is_not_written_proves_nothing(tiny: Path) -> None:
-    """Its disk is more than half full, as most disks are, and has room."""
     (tiny / "others").write_bytes(bytes(600_000))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -301,7 +300,7 @@ def test_what_a_file_wraps_is_not_asked_where_it_is_the_users(tiny: Path) -> Non
     assert find(write, Place(str(tiny))) == ""
 
 
-def test_a_limit_of_file_sizes_is_the_users_on_a_disk_that_is_half_full(tiny: Path) -> None:
+def test_file_size_limit_is_the_users_fault_on_a_half_full_disk(tiny: Path) -> None:
     """NumPy says of every short write that so many were written: only a disk that is nearly full proves more."""
     numpy = pytest.importorskip("numpy")
     (tiny / "others").write_bytes(bytes(600_000))
@@ -315,7 +314,7 @@ def test_a_limit_of_file_sizes_is_the_users_on_a_disk_that_is_half_full(tiny: Pa
         signal.signal(signal.SIGXFSZ, ignored)
 
 
-def test_a_device_that_is_always_full_is_the_users_whatever_else_is_full(tiny: Path) -> None:
+def test_device_that_is_always_full_is_the_users_fault(tiny: Path) -> None:
     def print_to_nowhere() -> None:
         with open("/dev/full", "w") as file:
             print("a line", file=file, flush=True)
@@ -341,7 +340,6 @@ def test_a_quota_is_the_users() -> None:
 
 
 # ---- devices: the exact texts
-
 
 ECC = """CUDA error: uncorrectable ECC error encountered
 CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
@@ -423,7 +421,7 @@ def test_pytorchs_own_types() -> None:
         ("import os; os.abort()", True),
     ],
 )
-def test_a_launch_failure_counts_only_on_a_device_that_fails_its_probe(probe: str, counts: bool) -> None:
+def test_launch_failure_counts_only_if_the_device_fails_its_probe(probe: str, counts: bool) -> None:
     place = Place("/tmp", ("cuda:0",), probe=(sys.executable, "-c", probe))
     assert bool(find(lambda: by_c(RuntimeError, "CUDA error: unspecified launch failure"), place)) is counts
     assert find(lambda: by_c(RuntimeError, "CUDA error: device-side assert triggered"), place) == ""
@@ -446,7 +444,7 @@ OOM = (
         (20, 19, 1, 4, False),
     ],
 )
-def test_out_of_device_memory_counts_within_the_budget_of_a_device_that_others_filled(
+def test_lack_of_device_memory_counts_only_within_the_budget(
     monkeypatch: pytest.MonkeyPatch, budget: int, held: int, free: int, asked: int, counts: bool
 ) -> None:
     class OutOfMemoryError(RuntimeError):
@@ -503,18 +501,16 @@ def test_a_library_whose_device_failed_ends_and_says_so(served: FakeManager, tmp
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.device) == (FailureKind.INFRASTRUCTURE, "cpu:0")
     assert "RuntimeError: CUDA error: uncorrectable ECC error encountered" in failure.message
-    assert left.failure is not None
     assert (left.failure.kind, left.running, left.loading) == (FailureKind.PILOT, (), False)
     assert "its device failed" in left.failure.message
     assert left.unstarted == (after,)
 
 
-def test_a_library_goes_on_after_a_disk_failed_a_call_and_ends_after_three_in_a_row(served: FakeManager) -> None:
+def test_library_ends_after_three_disk_failures_in_a_row(served: FakeManager) -> None:
     served.ready(recipe())
     calls = [served.run(act, [()])[0] for act in (*[read_nothing_mapped, os.getpid] * 3, *[read_nothing_mapped] * 3)]
     left = served.gone()
     failures = served.results(calls)
     assert [isinstance(each, Failure) for each in failures] == [True, False] * 3 + [True] * 3
-    assert left.failure is not None
     assert (left.failure.kind, left.running, left.unstarted) == (FailureKind.PILOT, (), ())
     assert "calls in it fail one after the other" in left.failure.message

@@ -168,7 +168,7 @@ def until(is_so: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def test_a_call_that_the_attendant_has_read_to_give_back_does_not_begin(served: Served) -> None:
+def test_call_that_the_attendant_gives_back_does_not_begin(served: Served) -> None:
     """The attendant is slow at it: the result of the call before is packed meanwhile."""
     decode, (runner,) = served.server._decode, served.runners
     read = threading.Event()
@@ -197,7 +197,7 @@ def test_a_call_that_the_attendant_has_read_to_give_back_does_not_begin(served: 
 
 
 @pytest.mark.parametrize("message", [Evict(NEXT), Resize(5)], ids=["evict", "resize"])  # type: ignore[arg-type]
-def test_what_the_attendant_reads_late_finds_the_call_that_was_taken_meanwhile(served: Served, message: Any) -> None:
+def test_late_messages_of_the_attendant_find_the_call_already_taken(served: Served, message: Any) -> None:
     """It saw a call run, was held up by a socket that is full, and reads when the next call is taken and not begun."""
     (runner,) = served.runners
     send = served.server.outbox.send_waiting
@@ -278,7 +278,7 @@ def leaves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return codes
 
 
-def test_a_library_that_leaves_has_sent_the_ends_that_another_thread_is_sending(leaves: list[int]) -> None:
+def test_leaving_library_has_sent_the_ends_of_other_threads(leaves: list[int]) -> None:
     served = Served()
     outbox, sock = served.server.outbox, _SlowSocket()
     outbox._sock = sock  # type: ignore[assignment]
@@ -324,8 +324,6 @@ def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell(leaves: li
 
 
 def test_a_slot_that_fails_ends_its_library(two_slots: Served, leaves: list[int]) -> None:
-    """As in a library with one slot: or its call would be answered by nobody."""
-
     def broken(slot: int) -> Any:
         raise OSError(28, f"no room for slot {slot}")
 
@@ -353,7 +351,6 @@ def test_end_is_sent_before_what_the_call_left_is_cleared(served: Served) -> Non
 def test_failed_clearing_waits_for_calls_in_other_slots(
     two_slots: Served, leaves: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library begins no further call, and ends when its last call has ended."""
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     two_slots.may_make.set()
     for each in two_slots.runners:

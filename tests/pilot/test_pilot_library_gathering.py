@@ -46,7 +46,7 @@ def test_the_first_piece_of_a_call_takes_along_all_that_wait(waiting, frames):
     ]  # fmt: skip
 
 
-def test_a_call_that_waits_for_its_reader_says_so_at_once_behind_its_pieces(waiting, frames):
+def test_call_waiting_for_its_reader_says_so_behind_its_pieces(waiting, frames):
     waiting.add(piece(1, 1), at_once=False)
     waiting.add(Yielded(CallId(1), 1, 2, [], waits=True), at_once=False)
     assert frames == [[Yielded(CallId(1), 1, 1, [b"1/1"], waits=True)]]

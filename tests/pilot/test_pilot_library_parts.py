@@ -27,7 +27,7 @@ from stoker.pilot.library import connection
 from stoker.pilot.library.call_records import NOWHERE, Marker, Running, running
 from stoker.pilot.library.connection import FrameReader, LibraryOutbox, pack, pack_raw
 from stoker.pilot.library.functions import Function, Functions
-from stoker.pilot.library.workplace import ClearedFolder
+from stoker.pilot.library.process import ClearedFolder
 from stoker.pilot.starter.place import base_folder as base_folder_of_starter
 from stoker.pilot.zygote import processes
 from stoker.protocol import wire
@@ -85,7 +85,7 @@ def test_a_packed_frame_is_read_back() -> None:
     [b"garbage!", b"\n" * 8, b"x" + pack(["a"]), pack(["a"])[1:] + pack(["a"]), b"\xff" * 8, b"\0" * 8],
     ids=["text", "lines", "a byte too many", "a byte too few", "endless", "zeros"],
 )
-def test_bytes_that_are_no_frame_are_refused_at_once_and_take_no_memory(stray: bytes) -> None:
+def test_bytes_that_are_no_frame_are_refused_without_taking_memory(stray: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         reader = FrameReader(ours)
@@ -100,7 +100,6 @@ def test_bytes_that_are_no_frame_are_refused_at_once_and_take_no_memory(stray: b
 
 
 def test_evicted_call_keeps_a_checkpoint_that_was_not_sent() -> None:
-    """A call that waits for a model is stopped there, without a checkpoint of that moment."""
     here, there = socket.socketpair()
     with here, there:
         outbox = LibraryOutbox(here, lost=lambda error, untold: pytest.fail(str(error)))
@@ -127,7 +126,6 @@ def test_functions_are_forgotten_least_recently_used_first() -> None:
     functions.find("c", blob("c"))
     assert functions.find("b", None) is None
     assert functions.find("a", None) is first
-    assert first is not None
     assert first.open() == (len, False)
 
 
@@ -219,9 +217,7 @@ def test_the_marker_tells_where_output_of_other_calls_ends(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("base", [base_folder, base_folder_of_starter])
-def test_a_scratch_folder_of_the_users_name_that_somebody_else_made_is_left_alone(
-    tmp_path: Path, base: Callable[[str], Path]
-) -> None:
+def test_scratch_folder_of_another_user_is_left_alone(tmp_path: Path, base: Callable[[str], Path]) -> None:
     mine = f"stoker-{os.getuid()}"
     (tmp_path / "other").mkdir()
     (tmp_path / mine).symlink_to(tmp_path / "other")
@@ -235,7 +231,7 @@ def test_a_scratch_folder_of_the_users_name_that_somebody_else_made_is_left_alon
         base(str(tmp_path))
 
 
-def test_scratch_folders_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
+def test_scratch_folders_of_dead_pilots_alone_are_swept(tmp_path: Path) -> None:
     base = base_folder(str(tmp_path))
     assert base.stat().st_mode & 0o777 == 0o700
     here = Scratch(base, pilot="here")
@@ -247,8 +243,7 @@ def test_scratch_folders_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_
     assert not list(base.glob("pilot-*"))
 
 
-def test_a_scratch_folder_without_its_lock_file_is_swept_unless_its_pilot_lives(tmp_path: Path) -> None:
-    """A full disk had no room for the file, or a pilot was killed while it removed its folder."""
+def test_scratch_folder_without_lock_is_swept_unless_its_pilot_lives(tmp_path: Path) -> None:
     base = base_folder(str(tmp_path))
     here = Scratch(base, pilot="here")
     (here.path / "alive").unlink()
@@ -276,7 +271,7 @@ def test_memory_is_measured_exactly_before_anybody_is_accused() -> None:
     assert processes.MemoryLimit().excess(os.getpid(), 1_000_000, now=0.0) > 1_000_000
 
 
-def test_exact_memory_is_measured_again_when_it_may_have_passed_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_memory_is_measured_again_when_it_may_exceed_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     resident, exact, asked = 150, 50, []
     monkeypatch.setattr(processes, "resident_bytes", lambda pid: resident)
     monkeypatch.setattr(processes, "proportional_bytes", lambda pid: asked.append(pid) or exact)
@@ -358,7 +353,6 @@ def _rebuild() -> Slow:
 
 
 def test_slots_that_get_a_functions_first_calls_share_one_function() -> None:
-    """Each rebuilt it, or found its bytes gone."""
     together = threading.Barrier(3)
     function = Function(FunctionBlob(key="f", name="f", blob=payloads.dumps((Slow(), False))))  # type: ignore[arg-type]
 

@@ -130,7 +130,6 @@ def test_an_object_that_nobody_has_fails_the_load(keyed: FakeManager, big: Objec
     keyed.send(FetchObject(ref))
     left = keyed.gone()
     assert left.loading
-    assert left.failure is not None
     assert "/not/seen/here" in left.failure.message
     keyed.wait_for(ObjectsGone, names=(ref.name,))
 
@@ -200,10 +199,9 @@ def test_one_that_leaves_hands_on_what_it_is_serving(keyed: FakeManager, other: 
     other.manager.wait_for(PilotLeaving)
 
 
-def test_one_that_leaves_stays_for_what_only_it_has_until_another_has_it(
+def test_leaving_pilot_stays_until_another_has_what_only_it_has(
     keyed: FakeManager, other: Other, big: ObjectRef
 ) -> None:
-    """The manager lets the first go, and tells the other to get what it has, although nothing there wants it."""
     have(other.manager, big)
     other.manager.send(Exit(reason="drained", drain=True, hand_on_s=300.0))
     other.manager.until(lambda: "leaving" in other.manager.logs())
@@ -223,9 +221,6 @@ def test_one_that_was_to_stay_leaves_when_the_time_for_it_is_up(other: Other, bi
     have(other.manager, big)
     other.manager.send(Exit(reason="drained", drain=True, hand_on_s=0.5))
     other.manager.wait_for(PilotLeaving)
-
-
-# ---- without shared files
 
 
 @pytest.fixture
@@ -285,21 +280,17 @@ def test_files_that_can_never_be_there_together_are_refused_at_once(manager: Fak
     manager.start_pilot("--devices", "cpu:1", "--cache-size", "1 MB")
     manager.start(recipe(_length, ObjectPath(first.name), objects=(first, second)))
     left = manager.gone()
-    assert left.failure is not None
     assert left.failure.kind is FailureKind.PILOT
     assert "its files (1.3 MB) are larger than the whole cache (1.0 MB)" in left.failure.message
     assert left.cache_lacks_bytes == 0, "no other library is in the way"
 
 
-def test_a_context_beside_whose_files_those_of_others_have_no_room_says_how_much_is_lacking(
-    manager: FakeManager, tmp_path: Path
-) -> None:
+def test_context_without_cache_room_says_how_many_bytes_are_lacking(manager: FakeManager, tmp_path: Path) -> None:
     here, first, second = made_of(tmp_path, 400_000, 300_000, 500_000)
     manager.start_pilot("--devices", "cpu:2", "--cache-size", "1 MB")
     manager.ready(wanting(here))
     manager.start(recipe(_length, ObjectPath(first.name), objects=(first, second)), library=2, devices=("cpu:1",))
     left = manager.gone(2)
-    assert left.failure is not None
     assert "running libraries use what is here" in left.failure.message
     assert left.cache_lacks_bytes == 200_000
 

@@ -84,7 +84,7 @@ def test_nothing_is_said_against_a_call_while_steps_are_not_measured(pilot: Pilo
     assert pilot.shell.take(to_library.Run)
 
 
-def test_what_the_manager_knew_of_steps_counts_until_they_are_measured(tmp_path: Path) -> None:
+def test_step_times_of_the_manager_count_until_steps_are_measured(tmp_path: Path) -> None:
     shell = CoreShell().join().start(1, MODELS[0], steps=TIMES)
     assert shell.core.state.step_times["one", "A10"] == TIMES
     wrong = msgspec.structs.replace(TIMES, decode=(msgspec.structs.replace(TIMES.decode[0], seconds=math.nan),))
@@ -118,7 +118,7 @@ def test_a_call_is_refused_for_the_tokens_of_another_engine(pilot: Pilot) -> Non
     assert pilot.shell.take(to_library.Run)
 
 
-def test_calls_that_were_taken_a_moment_ago_count_until_an_engine_has_them(pilot: Pilot) -> None:
+def test_recently_accepted_calls_count_until_an_engine_has_them(pilot: Pilot) -> None:
     pilot.measure()
     assert pilot.outlook(pilot.offer(1, ttft_s=5.0, tokens=100), 1).prompts == ()
     second = pilot.offer(2, ttft_s=1.5, tokens=1000)
@@ -186,12 +186,11 @@ def test_a_pilot_wants_no_more_memory_than_the_manager_reserves(
 def test_a_call_that_has_waited_is_due_earlier(pilot: Pilot) -> None:
     pilot.measure()
     found = pilot.offer(ttft_s=5.0, waited_s=2.0)
-    assert found.new is not None
     assert found.new.due_at == 103.0
     assert pilot.shell.take(to_library.Run).waited_s == 2.0
 
 
-def test_a_token_that_became_late_since_the_step_began_forbids_nothing(pilot: Pilot) -> None:
+def test_token_that_became_late_since_the_step_began_refuses_no_call(pilot: Pilot) -> None:
     pilot.measure()
     pilot.engines[1].publish(EngineWork(1, 150.0, 99.5, 0.25, math.inf, [], 1, 200))
     other = pilot.outlook(pilot.offer(), 2)

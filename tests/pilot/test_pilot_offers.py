@@ -53,7 +53,7 @@ def test_a_shell_that_sees_no_engine_has_nothing_against_it(pilot: CoreShell) ->
     assert pilot.take(to_library.Run)
 
 
-def test_a_call_that_the_cache_has_no_room_for_is_refused_with_what_it_takes(pilot: CoreShell) -> None:
+def test_call_without_cache_room_is_refused_with_the_bytes_it_needs(pilot: CoreShell) -> None:
     pilot.give(OfferWeighed(offer(pilot), required_bytes=9 * GIB))
     back = pilot.take(told.CallsReturned)
     assert (back.required_bytes, back.refused) == (9 * GIB, "lib-1 needs 9.7 GB of device memory for it")

@@ -26,9 +26,6 @@ from stoker.pilot.zygote import processes
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts, DeviceFault
 
-# ---- test pilot probe
-
-
 DEVICE = PilotDevice(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
 
 
@@ -111,7 +108,7 @@ def test_a_probe_that_cannot_be_started() -> None:
     assert "could not be started" in said
 
 
-def test_a_probe_lives_on_when_the_pilot_clears_away_what_libraries_left(tmp_path: Path) -> None:
+def test_probe_survives_the_cleanup_of_what_libraries_left(tmp_path: Path) -> None:
     known = processes.children(os.getpid())
     said: list[tuple[ProbeVerdict, str]] = []
     gate = tmp_path / "gate"
@@ -128,7 +125,6 @@ def test_a_probe_lives_on_when_the_pilot_clears_away_what_libraries_left(tmp_pat
 
 
 def test_a_child_that_does_not_end_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that a driver holds: each clearing up would stop the pilot's loop."""
     monkeypatch.setattr(processes, "children", lambda pid, **more: [4_000_000] if pid == os.getpid() else [])
     monkeypatch.setattr(processes, "_stuck", set())
     began = time.monotonic()
@@ -220,9 +216,6 @@ def test_a_real_gpu_is_sound() -> None:
             ProbeVerdict.SOUND,
             "",
         )
-
-
-# ---- test pilot cuda
 
 
 OUT_OF_MEMORY, NO_COMPILER, LAUNCH_FAILED = 2, 221, 719

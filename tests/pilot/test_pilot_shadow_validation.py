@@ -81,7 +81,7 @@ def test_a_request_that_is_late_already_may_get_later() -> None:
     assert judged(idle(), late(by_s=0.1), new=prompt(400, 0.7)) == ""
 
 
-def test_an_engine_with_a_late_request_has_its_turns_first_until_it_is_not_late_any_more() -> None:
+def test_engine_with_a_late_request_goes_first_until_it_is_punctual() -> None:
     assert judged(idle(), late(by_s=0.1, decode=0.15), new=prompt(700, 0.9)).startswith("its first token would come")
     assert judged(idle(), writing(decode=0.15, due_in=5.0), new=prompt(700, 0.9)) == ""
 
@@ -95,7 +95,7 @@ def test_nobody_waits_for_a_request_without_an_objective() -> None:
     assert judged(idle(), new=UnreadPrompt(50_000)) == ""
 
 
-def test_a_request_without_an_objective_has_its_turn_after_eight_seconds_at_the_latest() -> None:
+def test_request_without_objective_has_its_turn_within_eight_seconds() -> None:
     busy = writing(due_in=2.0, decode=0.17)
     assert judged(idle(), busy, new=UnreadPrompt(3_000)) == ""
     assert judged(idle(), busy, new=UnreadPrompt(50_000)).startswith("a token of another request would come")

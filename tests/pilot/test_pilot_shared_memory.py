@@ -208,10 +208,9 @@ def test_a_system_v_segment_goes_with_its_library(served: FakeManager) -> None:
     assert not there(own)
 
 
-def test_a_program_that_calls_itself_a_tracker_is_killed_after_a_while(tmp_path: Path) -> None:
+def test_program_that_poses_as_a_tracker_is_killed_after_a_while(tmp_path: Path) -> None:
     text = "import time; a = 'multiprocessing.resource_tracker import main'; print(flush=True); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
-    assert child.stdout is not None
     child.stdout.readline()
     assert child.pid in processes.trackers()
     others = {pid for pid in processes.trackers() if pid != child.pid}

@@ -76,7 +76,6 @@ def pause() -> str:
 
 
 def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager, folder: Path) -> None:
-    """Fresh eyes found it: with four slots a third of the calls ran the other program's module."""
     served.ready(recipe(slots=4))
     log = folder / "log"
     programs = [blob(note_and_import, folder, whose=whose) for whose in ("a", "b")]
@@ -98,9 +97,7 @@ def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager
     assert most == 3  # those of one program run side by side, also after they have waited
 
 
-def test_a_call_that_waits_for_its_modules_can_be_given_back_and_is_not_overtaken(
-    served: FakeManager, folder: Path
-) -> None:
+def test_call_that_waits_for_its_modules_can_be_given_back(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=3))
     log, go = folder / "log", folder / "go"
     (first,) = served.run(blob(note_and_import, folder, whose="a"), [(str(log), str(go))])
@@ -141,7 +138,7 @@ class Slow:
         time.sleep(0.3)
 
 
-def test_a_slot_that_unpickles_slowly_leaves_the_modules_of_others_alone(served: FakeManager, folder: Path) -> None:
+def test_slot_that_unpickles_slowly_keeps_the_modules_of_others(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=8))
     programs = [blob(import_often, folder, whose=whose) for whose in "abcdef"]
     expected: list[str] = []
@@ -177,8 +174,6 @@ def test_a_table_of_modules_that_is_garbage_fails_its_call_alone(served: FakeMan
 
 
 def test_a_function_is_unpickled_again_after_a_module_was_replaced(served: FakeManager, folder: Path) -> None:
-    """Its globals would hold a class of the replaced module, while its body imports another one."""
-
     def of(number: int) -> FunctionBlob:
         (folder / "sbs_util.py").write_text(f"class Kind:\n    number = {number}\n{'#' * number}\n")
         sys.modules.pop("sbs_util", None)
@@ -199,9 +194,6 @@ def test_a_function_is_unpickled_again_after_a_module_was_replaced(served: FakeM
     sys.modules.pop("sbs_util", None)
     calls = [served.run(functions[number], [()])[0] for number in order]
     assert served.results(calls) == [(True, number) for number in order]
-
-
-# ---- who may begin
 
 
 def work(call: int, function: Function, payload: bytes | ObjectRef = b"") -> RunnableCall:
@@ -242,7 +234,6 @@ def test_what_arguments_bring_counts_too(folder: Path, in_a_file: bool) -> None:
     assert queue.give_back(1) == [5]
     assert slots.end(0)
     third = slots.take(queue, 2)
-    assert third is not None
     assert third.spec.call == 3
     assert slots.take(queue, 0) is None  # the fourth, which clashes with the third
     assert slots.end(2)
@@ -250,9 +241,7 @@ def test_what_arguments_bring_counts_too(folder: Path, in_a_file: bool) -> None:
     assert not len(queue)
 
 
-def test_a_function_with_another_version_than_the_contexts_runs_beside_no_call(folder: Path) -> None:
-    """The others may call methods of the context, which import the context's version."""
-
+def test_function_with_another_version_than_its_context_runs_alone(folder: Path) -> None:
     def load() -> None:
         import sbs_util  # noqa: F401
 

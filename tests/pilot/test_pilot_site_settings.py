@@ -95,7 +95,7 @@ def test_what_was_not_used_for_the_age_that_the_site_says_is_gone(manager: FakeM
     assert kept(manager) == {hour.name}, "two weeks is the default: the site's day has decided"
 
 
-def test_the_files_of_a_context_travel_and_its_loader_gets_the_local_path(manager: FakeManager, tmp_path: Path) -> None:
+def test_files_of_a_context_travel_and_its_loader_gets_local_paths(manager: FakeManager, tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.write_text("some weights")
     start(manager)

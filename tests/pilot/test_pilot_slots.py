@@ -70,7 +70,7 @@ def test_it_is_asked_once_with_what_its_recipe_declares(served: FakeManager) -> 
 
 
 @pytest.mark.parametrize("context", [Roomy(1), {"slots": 9}, None], ids=["one", "no method", "none"])
-def test_a_context_for_one_call_at_a_time_is_served_by_the_main_thread(served: FakeManager, context: Any) -> None:
+def test_context_for_one_call_at_a_time_is_served_by_the_main_thread(served: FakeManager, context: Any) -> None:
     assert served.ready(recipe(_load, context, slots=0)).slots == 1
     assert served.results(served.run(_where, [(1,)], takes_context=True)) == [(1, "MainThread")]
 
@@ -89,10 +89,7 @@ def test_an_answer_that_is_no_number_of_calls_is_a_failed_load(served: FakeManag
     assert "returned 'many': it has to be a whole number of calls" in failure.message
 
 
-# ---- the pilot's core
-
-
-def test_a_pilot_tells_the_slots_of_a_library_when_it_is_ready_and_with_each_hello() -> None:
+def test_pilot_reports_slots_of_a_library_when_ready_and_in_hellos() -> None:
     pilot = CoreShell().join().forget()
     pilot.start(1, Recipe(key="k", name="model", slots=0, needs=Needs(device_memory_bytes=8 * GIB)),
                 device_memory_bytes=9 * GIB)  # fmt: skip

@@ -47,7 +47,7 @@ def _cores(found: GrantedDevices) -> dict[str, tuple[int, ...]]:
     return {device.facts.device: device.cores for device in found.offered}
 
 
-def test_each_gpu_keeps_the_first_cores_of_its_part_and_the_others_are_shared(find: Find) -> None:
+def test_each_gpu_keeps_its_first_cores_and_the_others_are_shared(find: Find) -> None:
     found = find("gpu+cpu:2", gpus=2, cores=12)
     assert _cores(found) == {"cuda:0": (0, 1), "cuda:1": (6, 7), "cpu:0": (2, 3, 4, 5), "cpu:1": (8, 9, 10, 11)}
     assert [device.facts.spare for device in found.offered] == [False, False, True, True]
@@ -84,7 +84,7 @@ def test_where_no_core_is_left_the_gpus_are_offered_and_it_is_said(find: Find) -
     )
 
 
-def test_a_pilot_without_the_gpu_that_it_is_to_have_does_not_start_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pilot_without_its_expected_gpu_does_not_start_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigError, match=r"--devices gpu\+cpu:1: no GPU was granted"):
         find_devices("gpu+cpu:1")
@@ -130,9 +130,7 @@ def test_gpus_and_spare_cores_are_devices_of_one_pilot(manager: FakeManager, tmp
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves none beside a GPU")
-def test_a_library_on_spare_cores_is_held_to_its_host_memory_and_one_on_the_gpu_is_not(
-    manager: FakeManager, tmp_path: Path
-) -> None:
+def test_library_on_spare_cores_has_a_host_memory_limit_on_gpus_not(manager: FakeManager, tmp_path: Path) -> None:
     environment = Machine(tmp_path, {}).environment | {"CUDA_VISIBLE_DEVICES": "0"}
     manager.start_pilot("--devices", "gpu+cpu:1", "--gpu-cores", "1", "--probe", "never", **environment)
     manager.hello()

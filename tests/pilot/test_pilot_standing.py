@@ -16,7 +16,7 @@ from fake_manager import FakeManager, gone, recipe
 from polling import PATIENCE_S, polls
 
 from stoker.pilot.agent.scratch import Parent
-from stoker.pilot.library.workplace import ScratchGuard
+from stoker.pilot.library.process import ScratchGuard
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.session import PYTHON
 from stoker.protocol.to_manager import LibraryGone, PilotLeaving
@@ -62,7 +62,7 @@ def raise_when_cleared(folder: str) -> None:
     raise ImportError("a part of the environment that lay there")
 
 
-def test_a_pilot_whose_scratch_folder_is_cleared_leaves_and_its_calls_go_elsewhere(served: FakeManager) -> None:
+def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(served: FakeManager) -> None:
     served.ready(recipe())
     folder = scratch_of(served)
     running, waiting = served.run(write_when_cleared, [(str(folder),), (str(folder),)])
@@ -88,11 +88,11 @@ def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(served: FakeManag
     assert served.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
 
 
-_LOOKS_NOT_BY_ITSELF = "from unittest.mock import Mock; from stoker.pilot.agent import loop; loop.job = Mock()"
+_LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = lambda _agent: False"
 """So that the order comes first: a pilot that looks every second may find the folder gone before that."""
 
 
-def test_a_library_that_is_ordered_after_the_folder_is_gone_is_the_pilot_s_fault(manager: FakeManager) -> None:
+def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: FakeManager) -> None:
     manager.start_pilot(settings=_LOOKS_NOT_BY_ITSELF)
     manager.hello()
     clear(scratch_of(manager))
@@ -143,7 +143,6 @@ def test_a_pilot_of_a_batch_job_leaves_when_its_parent_has_ended(
 
 
 def test_a_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrapper has left before the pilot began."""
     monkeypatch.setattr(os, "getppid", lambda: 1)
     parent = Parent(watched=True)
     monkeypatch.setattr(os, "getppid", lambda: 77)
@@ -151,7 +150,6 @@ def test_a_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_folder_that_went_before_the_first_call_is_gone_too(tmp_path: Path) -> None:
-    """A library says that it is ready before it has looked."""
     folder = tmp_path / "pilot"
     assert ScratchGuard(str(folder)).is_gone
     folder.mkdir()
@@ -163,7 +161,7 @@ def test_a_folder_that_went_before_the_first_call_is_gone_too(tmp_path: Path) ->
     assert ground.is_gone
 
 
-def test_a_pilot_of_another_python_than_its_session_takes_no_work_and_says_why(manager: FakeManager) -> None:
+def test_pilot_of_another_python_than_its_session_takes_no_work(manager: FakeManager) -> None:
     manager.folder.write(msgspec.structs.replace(manager.folder.read(), python="3.0"))
     manager.start_pilot()
     hello = manager.hello()

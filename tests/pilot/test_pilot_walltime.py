@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_manager import FakeManager, recipe
 
-from stoker.pilot.agent import job as agent_job
+from stoker.pilot.agent import observing
 from stoker.protocol.to_manager import PilotLeaving, WalltimeUpdate
 
 NOW = 1_800_000_000.0
@@ -40,16 +40,16 @@ def in_seconds(seconds: float) -> str:
 def test_what_variables_and_ads_say(tmp_path: Path) -> None:
     ad = tmp_path / "job.ad"
     ad.write_text(AD)
-    assert agent_job.walltime_in_variables({}, now=NOW) == agent_job.NO_END
-    assert agent_job.walltime_in_variables({"SLURM_JOB_END_TIME": f"{NOW + 60:.0f}"}, now=NOW) == 60
-    assert agent_job.walltime_in_variables({"SLURM_JOB_END_TIME": f"{NOW - 60:.0f}"}, now=NOW) == 0
-    assert agent_job.walltime_in_variables({"SLURM_JOB_END_TIME": "soon"}, now=NOW) == agent_job.NO_END
-    assert agent_job.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == 3500
+    assert observing.walltime_in_variables({}, now=NOW) == observing.NO_END
+    assert observing.walltime_in_variables({"SLURM_JOB_END_TIME": f"{NOW + 60:.0f}"}, now=NOW) == 60
+    assert observing.walltime_in_variables({"SLURM_JOB_END_TIME": f"{NOW - 60:.0f}"}, now=NOW) == 0
+    assert observing.walltime_in_variables({"SLURM_JOB_END_TIME": "soon"}, now=NOW) == observing.NO_END
+    assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == 3500
     ad.write_text(AD + "AllowedExecuteDuration = 1000\n")
-    assert agent_job.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == 900
+    assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == 900
     ad.write_text("ClusterId = 7\n")
-    assert agent_job.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == agent_job.NO_END
-    assert agent_job.walltime_in_variables({"_CONDOR_JOB_AD": str(tmp_path / "none")}, now=NOW) == agent_job.NO_END
+    assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == observing.NO_END
+    assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(tmp_path / "none")}, now=NOW) == observing.NO_END
 
 
 @pytest.mark.parametrize(
@@ -60,23 +60,23 @@ def test_what_variables_and_ads_say(tmp_path: Path) -> None:
         pytest.param(60.0, 3440.0, id="a little ahead"),
     ],
 )
-def test_an_ad_whose_start_is_of_another_clock_says_no_time_that_cannot_be(
+def test_ad_with_a_start_of_another_clock_gives_no_impossible_time(
     tmp_path: Path, ahead_s: float, left_s: float
 ) -> None:
     ad, now = tmp_path / "job.ad", NOW + ahead_s
     ad.write_text(AD)
     os.utime(ad, (now - 10, now - 10))
-    assert agent_job.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=now) == left_s
+    assert observing.walltime_in_variables({"_CONDOR_JOB_AD": str(ad)}, now=now) == left_s
 
 
 @pytest.mark.parametrize(
     ("name", "job", "text", "expected"),
     [
         ("squeue", "SLURM_JOB_ID", "[ \"$*\" = '-h -j 88 -o %e' ] && echo TOMORROW", 86400.0),
-        ("squeue", "SLURM_JOB_ID", "echo N/A", agent_job.NO_END),
-        ("squeue", "SLURM_JOB_ID", "echo 'Invalid job id specified' >&2; exit 1", agent_job.NO_END),
+        ("squeue", "SLURM_JOB_ID", "echo N/A", observing.NO_END),
+        ("squeue", "SLURM_JOB_ID", "echo 'Invalid job id specified' >&2; exit 1", observing.NO_END),
         ("bjobs", "LSB_JOBID", "echo '1:30 L'", 5400.0),
-        ("bjobs", "LSB_JOBID", "echo '-'", agent_job.NO_END),
+        ("bjobs", "LSB_JOBID", "echo '-'", observing.NO_END),
     ],
 )
 def test_what_commands_say(
@@ -84,7 +84,7 @@ def test_what_commands_say(
 ) -> None:
     text = text.replace("TOMORROW", in_seconds(86400))
     monkeypatch.setenv("PATH", command(tmp_path / "bin", name, text)["PATH"])
-    said = agent_job.ask_batch_system({job: "88"})
+    said = observing.ask_batch_system({job: "88"})
     assert said == expected or abs(said - expected) < 60
 
 
@@ -92,14 +92,14 @@ def test_a_task_of_an_array_asks_for_itself(tmp_path: Path, monkeypatch: pytest.
     """Its job id may be that of the whole array, of which squeue shows every task."""
     text = f"[ \"$*\" = '-h -j 88_2 -o %e' ] && echo {in_seconds(600)}"
     monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", text)["PATH"])
-    said = agent_job.ask_batch_system({"SLURM_JOB_ID": "88", "SLURM_ARRAY_JOB_ID": "88", "SLURM_ARRAY_TASK_ID": "2"})
+    said = observing.ask_batch_system({"SLURM_JOB_ID": "88", "SLURM_ARRAY_JOB_ID": "88", "SLURM_ARRAY_TASK_ID": "2"})
     assert 500 < said <= 600
 
 
 def test_a_command_that_hangs_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_job, "_COMMAND_LIMIT_S", 0.2)
+    monkeypatch.setattr(observing, "_COMMAND_LIMIT_S", 0.2)
     monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", "exec sleep 100")["PATH"])
-    assert agent_job.ask_batch_system({"SLURM_JOB_ID": "88"}) == agent_job.NO_END
+    assert observing.ask_batch_system({"SLURM_JOB_ID": "88"}) == observing.NO_END
 
 
 def test_no_limit_is_said_as_none(served: FakeManager) -> None:
@@ -112,7 +112,6 @@ def test_the_site_file_is_believed_where_nobody_else_says(manager: FakeManager) 
 
 
 def test_slurm_corrects_what_the_site_file_says(manager: FakeManager, tmp_path: Path) -> None:
-    """The pilot does not wait for squeue, and does not say hello again: that would deny what it was told since."""
     answers = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo {in_seconds(1800)}"
     environ = command(tmp_path / "bin", "squeue", answers)
     manager.start_pilot("--devices", "cpu:1", "--walltime-s", "60000", SLURM_JOB_ID="88", **environ)
@@ -127,7 +126,6 @@ def test_slurm_corrects_what_the_site_file_says(manager: FakeManager, tmp_path: 
 
 @pytest.mark.slow
 def test_it_ends_by_itself_before_the_axe(manager: FakeManager) -> None:
-    """A manager that says nothing: what runs may finish, what has not begun comes back, and the pilot ends clean."""
     pilot = manager.start_pilot("--devices", "cpu:1", "--walltime-s", "16")
     ends_at = manager.hello().ends_in_s + time.monotonic()
     manager.ready(recipe())

@@ -19,8 +19,7 @@ from stoker.contexts import payloads, scratch
 from stoker.contexts.folders import ProgramFolder, program_folder
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function, RunnableCall, SideBySide
-from stoker.pilot.library.process import EVERY_S
-from stoker.pilot.library.workplace import ClearedFolder
+from stoker.pilot.library.process import EVERY_S, ClearedFolder
 from stoker.protocol.calls import CallOptions, CallSpec, LeftFiles
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob
@@ -59,8 +58,6 @@ def test_calls_of_two_programs_run_in_the_folder_of_each(served: FakeManager, tm
 
 
 def test_slots_serve_programs_in_two_folders_at_once(served: FakeManager, tmp_path: Path) -> None:
-    """Each thread has a working folder and a umask of its own."""
-
     def meet(name: str, place: str) -> tuple[str, str, str]:
         Path(place, name).touch()
         end = time.monotonic() + 60
@@ -79,8 +76,6 @@ def test_slots_serve_programs_in_two_folders_at_once(served: FakeManager, tmp_pa
 
 
 def test_files_and_folders_have_the_programs_modes(served: FakeManager, tmp_path: Path) -> None:
-    """Those of the loader, of a call, and of a process that a call starts."""
-
     def modes(found: list[str]) -> list[str]:
         import subprocess
 
@@ -133,8 +128,6 @@ def test_manager_of_multiprocessing_works_in_two_calls(served: FakeManager, tmp_
 
 
 def test_sockets_of_multiprocessing_work_in_calls_of_slots(served: FakeManager, tmp_path: Path) -> None:
-    """Its temporary folder is in that of the library, which is cleared before each call that is not short."""
-
     def listens() -> bool:
         from multiprocessing.connection import Listener
 
@@ -241,8 +234,6 @@ def test_seen_folder_that_is_removed_is_seen_no_more(served: FakeManager, tmp_pa
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_result_arrives_though_the_scratch_is_gone(served: FakeManager, tmp_path: Path, slots: int) -> None:
-    """What cannot be cleared away ends the library after the result, and costs none."""
-
     def outlives(folder: str, touches: bool) -> str:
         if touches:
             (scratch() / "left").write_text("x")
@@ -290,15 +281,12 @@ def test_where_threads_share_a_folder_two_programs_take_turns(tmp_path: Path) ->
     turns.end(1)
     for call in (2, 3, 4):  # the folders of their own are one folder there
         taken = turns.take(queue, 0)
-        assert taken is not None
         assert taken.spec.call == call
         assert turns.take(queue, 1) is None
         turns.end(0)
 
 
 def test_each_short_call_finds_the_process_as_it_was(served: FakeManager, tmp_path: Path) -> None:
-    """Also when it follows within a moment, and the call before has replaced `os.environ`."""
-
     def changes(n: int) -> tuple[Any, ...]:
         mask = os.umask(0o777)
         found = os.environ.get("LEFT"), os.getcwd(), mask, os.fstat(0).st_rdev, type(os.environ).__name__
@@ -315,7 +303,6 @@ def test_each_short_call_finds_the_process_as_it_was(served: FakeManager, tmp_pa
 
 
 def test_temporary_folder_has_a_short_path_for_sockets(tmp_path: Path) -> None:
-    """A job's scratch folder may lie deep. The path holds in children."""
     place = tmp_path / ("deep" * 20) / "tmp"
     place.parent.mkdir(parents=True)
     short = ClearedFolder(str(place)).short_path

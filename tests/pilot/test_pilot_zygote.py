@@ -16,9 +16,6 @@ from stoker.pilot.library import connection
 from stoker.pilot.zygote.client import Exited, Fork, Forked, FromZygote, Zygote
 from stoker.pilot.zygote.server import ImportedThreads
 
-# ---- test pilot zygote orders
-
-
 LIMIT_S = 30.0
 COUNT = 1_000
 """More than its socket has room for."""
@@ -76,9 +73,6 @@ def test_a_zygote_that_is_gone_is_told_nothing_and_says_so(tmp_path: Path) -> No
     assert not zygote.unsent
     assert zygote.receive() is None
     zygote.destroy()
-
-
-# ---- test pilot imported threads
 
 
 @contextmanager

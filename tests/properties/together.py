@@ -18,7 +18,7 @@ from stoker.manager.core.events import Event as ManagerEvent
 from stoker.manager.core.nouns import Device, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, Policies, Resize, Unload, View
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
-from stoker.pilot.agent.link import said_in
+from stoker.pilot.agent.agent import said_in
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (

@@ -13,7 +13,7 @@ from fake_manager import FakeManager
 from taskvine.stand_in import Vine
 
 from stoker.contexts.recipe import BARE
-from stoker.pilot.agent.link import ManagerLink
+from stoker.pilot.agent.agent import ManagerLink
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import FinishedTicket, VinePlan, VineWorker

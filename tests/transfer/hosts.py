@@ -16,8 +16,7 @@ from stoker.connections import join_address, split_address
 from stoker.contexts.manifest import PART_BYTES
 from stoker.contexts.objects import manifest_of, matches, object_of
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource
 from stoker.pilot.transfer.fetch import ObjectFetch, SourceAccess
 from stoker.pilot.transfer.server import ObjectServer
 

@@ -117,7 +117,7 @@ def test_who_fetches_serves_what_it_has(host: Hosts, big: Original) -> None:
     between.close()
 
 
-def test_what_one_reads_from_the_origin_others_have_from_each_other_too(host: Hosts, big: Original) -> None:
+def test_pieces_read_from_the_origin_reach_others_from_each_other(host: Hosts, big: Original) -> None:
     """One reads an origin that is slow, as the manager's plan has it; were the others served by it alone, it would send
     seven copies. (That the plan has the origin read once: `test_core_objects_swarm`, `test_transfer_network`.)"""
     origin = host(most=8)
@@ -139,9 +139,6 @@ def test_what_one_reads_from_the_origin_others_have_from_each_other_too(host: Ho
     assert not [one.lost for one in hosts if one.lost]
     assert hosts[0].server.sent_bytes < 5.5 * big.ref.size_bytes
     slow.close()
-
-
-# ---- what goes wrong
 
 
 def test_a_wrong_part_is_dropped_and_its_source_named(host: Hosts, big: Original, tmp_path: Path) -> None:
@@ -180,7 +177,6 @@ def test_a_source_that_was_changed_is_told_so(host: Hosts, folder: Original) -> 
 
 
 def test_half_an_object_is_gone_on_with(host: Hosts, big: Original) -> None:
-    """The connection is cut in the middle, again and again: what has come is kept, the rest is asked for anew."""
     one, two = host(), host()
     one.hold(big)
     between = Between(one.server.address, spoil=lambda chunk, before: chunk if before < 3.5 * PART else None)

@@ -112,11 +112,7 @@ def test_the_origin_is_spared_what_others_have() -> None:
     assert one.take("origin", 1.0 + SPARED_S) == 0  # but the peer does not give it
 
 
-@given(
-    count=st.integers(1, 200),
-    seed=st.integers(0, 99),
-    shares=st.lists(st.floats(0, 1), min_size=1, max_size=4),
-)
+@given(count=st.integers(1, 200), seed=st.integers(0, 99), shares=st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_all_that_anybody_has_comes(count: int, seed: int, shares: list[float]) -> None:
     chance = random.Random(seed)
     one: Picker[int] = Picker(count, chance=chance)

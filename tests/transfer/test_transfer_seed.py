@@ -147,7 +147,6 @@ def test_one_that_was_killed_is_followed_at_the_same_place(start: Start, session
 
 
 def test_one_that_cannot_write_its_address_serves_and_writes_it_later(session: SessionFolder) -> None:
-    """The disk of the session was full: each seed ended, and the manager started one after the other."""
     in_its_way = session.path / SEED_FILE
     in_its_way.mkdir()
     seed = subprocess.Popen([sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)])
@@ -163,7 +162,6 @@ def test_one_that_cannot_write_its_address_serves_and_writes_it_later(session: S
 
 
 def test_one_that_waits_leaves_with_the_manager_that_started_it(start: Start, session: SessionFolder) -> None:
-    """The next manager starts another: those that wait do not pile up."""
     serving = start()
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(20)

@@ -14,7 +14,7 @@ from transfer.hosts import KEY, Host
 from stoker.connections import split_address
 from stoker.contexts.objects import manifest_of, object_of
 from stoker.pilot.transfer import fetch, wire
-from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.board import ObjectCopy
 from stoker.pilot.transfer.seed import Seed
 from stoker.pilot.transfer.server import ObjectServer
 
