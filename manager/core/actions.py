@@ -61,9 +61,6 @@ from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_pilot import EvictCall, RunCalls
 
-# ---- actions
-
-
 _SHOWN_ACTIONS = 4
 
 
@@ -138,8 +135,6 @@ def _no_action(answer: Never) -> NoReturn:
 
 
 # ---- what actions name
-
-
 def _waiting(manager: Manager, id: int) -> Call:
     call = manager.state.calls.get(id)
     if call is None or call.state is not CallState.WAITING:
@@ -180,8 +175,6 @@ def _with_room(manager: Manager, id: int, call: Call) -> Library:
 
 
 # ---- calls
-
-
 def _send(manager: Manager, action: Send) -> None:
     call = _waiting(manager, action.call)
     library, group = _with_room(manager, action.library, call), call.group
@@ -250,8 +243,6 @@ def _take_back(manager: Manager, action: TakeBack) -> None:
 
 
 # ---- advice
-
-
 def _ask(manager: Manager, action: Ask) -> None:
     about = OfContext(RecipeKey(action.about)) if isinstance(action.about, str) else action.about
     name, log, start = "", "", 0
@@ -274,8 +265,6 @@ def _ask(manager: Manager, action: Ask) -> None:
 
 
 # ---- pilots and libraries
-
-
 def _quarantine(manager: Manager, action: Quarantine) -> None:
     pilot = _pilot(manager, action.pilot)
     if not 0 < action.for_s < math.inf:
@@ -333,8 +322,6 @@ def _resize(manager: Manager, action: Resize) -> None:
 
 
 # ---- advice
-
-
 def take_advice(manager: Manager, event: AdviceArrived) -> None:
     """Take advice, and tell the policies of it."""
     about, advice = event.about, event.advice

@@ -41,9 +41,6 @@ from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes, show_seconds
 
-# ---- whether to try again
-
-
 # After this many losses a call runs alone; the next loss is its end.
 ALONE_AFTER = 3
 
@@ -142,20 +139,13 @@ def awaits_word(trial: Trial) -> bool:
 
 
 # ---- verdicts
-
-
 AGAIN_S = 60.0
-SOON_S = 2.0
-"""The second question comes so long after the first at the soonest."""
-FORGET_S = 600.0
-"""A function that has not failed for so long begins anew."""
-MOST_NAMES = 64
-"""Failures of at most so many functions are asked about on a pilot."""
+SOON_S = 2.0  # The second question comes so long after the first at the soonest
+FORGET_S = 600.0  # A function that has not failed for so long begins anew
+MOST_NAMES = 64  # Failures of at most so many functions are asked about on a pilot
 SHOWN_LINES = 2
-LEAST_SURE = 0.5
-"""A verdict that is less sure is not shown as one. Policies and `stoker explain --json` get it too."""
-KEPT = 20
-"""The last so many verdicts on a pilot are kept."""
+LEAST_SURE = 0.5  # A verdict that is less sure is not shown as one. Policies and `stoker explain --json` get it too
+KEPT = 20  # The last so many verdicts on a pilot are kept
 SAID_CHARACTERS = 4_000
 NO_CALL = CallId(-1)
 
@@ -239,12 +229,9 @@ def log_of(library: Library) -> str:
 
 
 # ---- progress that calls print
-
-
 PRINTING_TIMER = "pace"
 EVERY_S = 15.0
-MOST = 64
-"""At most so many calls are asked about at once; the others come the next time."""
+MOST = 64  # At most so many calls are asked about at once; the others come the next time
 
 
 def watch_printing(manager: Manager, library: Library) -> None:
@@ -277,15 +264,15 @@ def _question(manager: Manager, library: Library) -> AskAdvice | None:
 
 
 # ---- pilots that lack something
+UNFIT_RETRY_S = (
+    5.0,
+    20.0,
+    80.0,
+    300.0,
+)  # Seconds until an unfit pilot is tried again; the last counts for all further tries
+LASTING_TIMES = 3  # A pilot that was found unfit so often in a row is not expected to become fit soon
 
-
-UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)
-"""A pilot that was found unfit is tried again after so long; the last of these counts for all further tries."""
-LASTING_TIMES = 3
-"""A pilot that was found unfit so often in a row is not expected to become fit soon."""
-
-EVERY = ""
-"""In place of a recipe's key: every context."""
+EVERY = ""  # In place of a recipe's key: every context
 
 
 def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:

@@ -20,8 +20,6 @@ from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 from stoker.units import show_seconds
 
-# ---- block orders
-
 
 def define_sources(manager: Manager, sources: Iterable[Source]) -> None:
     """The session's sources, as its site files have them now."""
@@ -133,8 +131,6 @@ def release_all_blocks(manager: Manager) -> None:
 
 
 # ---- reports of the factory
-
-
 _STOPPED = "its source is stopped"
 
 

@@ -29,11 +29,7 @@ from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Source
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
 
-# ---- losses
-
-
-SETTLE_S = 60.0
-"""A loss that the batch system has not explained for so long stays unexplained."""
+SETTLE_S = 60.0  # A loss that the batch system has not explained for so long stays unexplained
 
 
 def record_explained(pilot: Pilot) -> bool | None:
@@ -135,18 +131,14 @@ def _count(state: State, loss: LossReason, change: int) -> None:
 
 
 # ---- blocks
-
-
-YOUNG_S = 60.0
-"""A pilot that died before was of no use, unless something had been loaded on it."""
+YOUNG_S = 60.0  # A pilot that died before was of no use, unless something had been loaded on it
 
 # So many blocks that are over are kept for their stories.
 KEPT_BLOCKS = 1000
 BLOCK_GAP = 100
 
+
 # ---- sources
-
-
 def set_sources(state: State, sources: Iterable[Source]) -> None:
     """The session's sources, as its site files have them now."""
     before = state.sources
@@ -172,8 +164,6 @@ def set_factory_trouble(state: State, reason: str) -> None:
 
 
 # ---- a block's way
-
-
 def next_block_id(state: State) -> BlockId:
     """The number of the next block."""
     id = BlockId(f"b{state.next_block}")
@@ -393,8 +383,6 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
 
 
 # ---- what is remembered of a source, for whoever plans with it
-
-
 def wait_record(block: Block, pilot: Pilot) -> RecordWait:
     """What it took until the first pilot of a block came, which has just happened."""
     first = next((device.facts for device in pilot.devices.values()), None)
@@ -412,8 +400,6 @@ def record_pilot_count(manager: Manager, source: SourceState) -> None:
 
 
 # ---- the factory
-
-
 def factory_of(state: State) -> Client | None:
     """The one that hears of blocks; None if none is connected, as far as anybody knows."""
     return next((client for client in state.clients.values() if client.factory and client.connected), None)

@@ -73,8 +73,7 @@ _Entry = tuple[float, float, int, int, C]
 NOT_QUEUED = -1
 _SWEEP_AT = 1000
 
-YIELDS = 10.0
-"""A call lets shorter ones pass for this many times its own expected run time."""
+YIELDS = 10.0  # A call lets shorter ones pass for this many times its own expected run time
 _MOST_EXAMINED = 64
 
 

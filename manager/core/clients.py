@@ -57,11 +57,7 @@ from stoker.protocol.to_manager import (
 from stoker.protocol.to_pilot import Exit
 from stoker.units import show_bytes, show_seconds
 
-# ---- joining
-
-
-MOST_CLIENTS = 1 << 20
-"""A client's number is the high part of its calls' ids, which must fit 63 bits."""
+MOST_CLIENTS = 1 << 20  # A client's number is the high part of its calls' ids, which must fit 63 bits
 
 
 def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
@@ -124,8 +120,6 @@ def disconnect_all(state: State) -> None:
 
 
 # ---- submitting
-
-
 def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
     """True if the context or function of these calls was defined in a lost part of the journal: the client sends all of
     it again."""
@@ -207,16 +201,10 @@ def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
 
 
 # ---- leaving
-
-
-KEPT_S = 86_400.0
-"""A session that outlives programs keeps the results of one that is gone for a day,"""
-MOST_KEPT_BYTES = 64_000_000
-"""and no more bytes of them than this; files of large results are not counted."""
-SETTLE_S = 60.0
-"""The size is looked at so long after the client was given up, when the ends of its calls are there."""
-KEPT_BANNED = 1000
-"""The session remembers at most this many programs that must not come back."""
+KEPT_S = 86_400.0  # A session that outlives programs keeps the results of one that is gone for a day,
+MOST_KEPT_BYTES = 64_000_000  # and no more bytes of them than this; files of large results are not counted
+SETTLE_S = 60.0  # The size is looked at so long after the client was given up, when the ends of its calls are there
+KEPT_BANNED = 1000  # The session remembers at most this many programs that must not come back
 
 
 def client_gone(manager: Manager, id: ClientId) -> None:
@@ -311,8 +299,6 @@ def _forget_unused(manager: Manager, id: str) -> None:
 
 
 # ---- the end of the session
-
-
 def end_session(manager: Manager, reason: str) -> None:
     """End every call that is left, let the pilots go, and stop the manager."""
     state = manager.state
@@ -337,8 +323,6 @@ def end_session(manager: Manager, reason: str) -> None:
 
 
 # ---- holes in the journal
-
-
 def records_lost(manager: Manager, event: RecordsLost) -> None:
     """Records of the journal are lost here."""
     state = manager.state
@@ -370,12 +354,8 @@ def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[Ca
 
 
 # ---- refused events
-
-
-ROUND_PAUSE_S = 60.0
-"""A policy that raised in its round has its next one so much later."""
-MOST_OF_ONE = 3
-"""A client whose events were refused so often is refused itself."""
+ROUND_PAUSE_S = 60.0  # A policy that raised in its round has its next one so much later
+MOST_OF_ONE = 3  # A client whose events were refused so often is refused itself
 
 
 def refusal_of(event: Event, reason: str) -> EventRefused:

@@ -55,13 +55,8 @@ from stoker.protocol.calls import CallForecast, Failure, FailureKind
 from stoker.protocol.to_client import Forecasts
 from stoker.units import forecast_tolerance_s, show_seconds
 
-# ---- deadlines
-
-
-KNOWN_RUNS = 3
-"""One slow first run must not make every later call look lost."""
-_SOON_S = 0.001
-"""A timer that fires this much early does not ask for another one in no time."""
+KNOWN_RUNS = 3  # One slow first run must not make every later call look lost
+_SOON_S = 0.001  # A timer that fires this much early does not ask for another one in no time
 
 
 def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
@@ -138,8 +133,6 @@ def _tell_late(manager: Manager, call: Call) -> None:
 
 
 # ---- forecasts
-
-
 def note_forecast(manager: Manager, action: Forecast) -> None:
     """A policy says what it expects of a call."""
     state = manager.state
@@ -183,30 +176,20 @@ def send_forecasts(manager: Manager) -> None:
 
 
 # ---- walltime
+MARGIN_S = 20.0  # What is left of a walltime when a pilot of short calls is drained
+MOST_OF_IT = 0.25  # The margin is no more than this part of the whole time, so that short jobs do some work
 
-
-MARGIN_S = 20.0
-"""What is left of a walltime when a pilot of short calls is drained."""
-MOST_OF_IT = 0.25
-"""The margin is no more than this part of the whole time, so that short jobs do some work."""
-
-CAUTION = 1.5
-"""A call is taken to run this much longer than the mean."""
+CAUTION = 1.5  # A call is taken to run this much longer than the mean
 _GRACE_S = 2.0
-_LOAD_CAUTION = 1.2
-"""A load is taken to last this much longer than was measured."""
+_LOAD_CAUTION = 1.2  # A load is taken to last this much longer than was measured
 _CUT_LOADS = 2
 
-SLACK_S = 60.0
-"""A pilot that goes so long before the end of its walltime goes because of it; of a short walltime a quarter."""
+SLACK_S = 60.0  # A pilot that leaves this close to its walltime's end (or in its last quarter) leaves because of it
 _SLACK_PART = 0.25
 
-_FRESH = 0.9
-"""A pilot that has this part of its walltime left, or of the longest one, is as good as any."""
-_WHOLE = 0.6
-"""A cut counts if the call had this part of its pilot's whole time."""
-_LAST_S = 4.0
-"""A pilot that hands its objects on keeps this much of its walltime for its own end."""
+_FRESH = 0.9  # A pilot that has this part of its walltime left, or of the longest one, is as good as any
+_WHOLE = 0.6  # A cut counts if the call had this part of its pilot's whole time
+_LAST_S = 4.0  # A pilot that hands its objects on keeps this much of its walltime for its own end
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:
@@ -215,8 +198,6 @@ def walltime_left_s(pilot: Pilot, now: float) -> float:
 
 
 # ---- calls
-
-
 def call_fits(view: View, library: Library, call: Call) -> bool:
     """True if a call is expected to end before the library's pilot does."""
     pilot = library.pilot
@@ -256,8 +237,6 @@ def cut_of(view: View, library: Library, call: Call) -> Cut:
 
 
 # ---- loads
-
-
 def load_fits(view: View, context: Context, device: Device) -> bool:
     """True if a context would be loaded, and a call done, before the walltime of the device's pilot is over."""
     pilot = device.pilot
@@ -288,8 +267,6 @@ def _load_s(context: Context, kind: str) -> float:
 
 
 # ---- the end of a pilot
-
-
 def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
     """How long before its end a pilot is drained that lasts so long in all and whose calls run so long."""
     return min(max(MARGIN_S, CAUTION * run_s + _GRACE_S), MOST_OF_IT * lasts_s)

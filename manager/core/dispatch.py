@@ -36,11 +36,7 @@ from stoker.protocol.calls import CallEnd, CallProgress, CallSpec
 from stoker.protocol.ids import ClientId
 from stoker.protocol.to_manager import CallsProgress, CallsReturned
 
-# ---- feeding
-
-
-ASK_PAUSE_S = 0.05
-"""Contexts without a library are asked about when a library falls idle, no more often than this."""
+ASK_PAUSE_S = 0.05  # Contexts without a library are asked about when a library falls idle, no more often than this
 
 
 def feed_library(manager: Manager, library: Library) -> None:
@@ -146,8 +142,6 @@ def serve_queue(manager: Manager, context: Context) -> None:
 
 
 # ---- placing
-
-
 def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
     """Accept calls of one group: each goes to a library with room, or waits."""
     fresh = holding.accept(manager, group, specs)
@@ -220,8 +214,6 @@ def retry_call(manager: Manager, call: Call, *, why: str) -> None:
 
 
 # ---- calls that ended
-
-
 def calls_ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
     """Calls of a library have ended."""
     open_calls = manager.state.calls
@@ -320,8 +312,6 @@ def _may_count(call: Call, library: Library) -> bool:
 
 
 # ---- calls that go on or come back
-
-
 def calls_returned(manager: Manager, library: Library, message: CallsReturned) -> None:
     """A library gives calls back that it has not begun, or refuses them."""
     state = manager.state
@@ -393,8 +383,6 @@ def call_evicted(manager: Manager, library: Library, progress: CallProgress) -> 
 
 
 # ---- stuck libraries
-
-
 def requeue_stuck_backlogs(manager: Manager) -> None:
     """Take the backlog of every stuck library back to the queue."""
     state = manager.state

@@ -26,11 +26,7 @@ from stoker.protocol.calls import CallEnd, Failure, FailureGroup, FailureKind
 from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.units import first_words
 
-# ---- failure groups
-
-
-MOST = 200
-"""Groups that are told apart. Failures of further kinds are counted together."""
+MOST = 200  # Groups that are told apart. Failures of further kinds are counted together
 _OTHERS = ("", "other failures", "")
 _EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
 _MOST_CHARACTERS = 300
@@ -101,8 +97,6 @@ def _signal(number: int) -> str:
 
 
 # ---- ending
-
-
 # So many failed calls are kept for `stoker explain`.
 KEPT_FAILURES = 1000
 
@@ -232,8 +226,6 @@ def cancel_call(manager: Manager, call: Call, *, reason: str, running: bool) -> 
 
 
 # ---- costs
-
-
 # A mean run time follows the last runs with at least this weight.
 _NEW_WEIGHT = 0.2
 _CHANGED = 1.5

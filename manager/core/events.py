@@ -19,8 +19,6 @@ from stoker.protocol.blocks import LossReason, PilotEnd, Source
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
 
-# ---- what advice is about
-
 
 class OfContext(msgspec.Struct, frozen=True, array_like=True, tag="context"):
     """What a context costs: its loads and its memory."""
@@ -55,8 +53,6 @@ About = OfContext | OfFunction | OfFailure | OfPace
 
 
 # ---- events
-
-
 class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
 
@@ -249,8 +245,6 @@ Event = (
 
 
 # ---- commands
-
-
 class ToPilot(msgspec.Struct, frozen=True, gc=False):
     """Send a message to a pilot."""
 
@@ -375,10 +369,7 @@ Command = ToPilot | ToClient | SetTimer | AskAdvice | Record | DiscardObject | E
 
 
 # ---- messages of the advisor
-
-
-LONGEST_MESSAGE = 65_536
-"""Longer ones are not sent."""
+LONGEST_MESSAGE = 65_536  # Longer ones are not sent
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -23,10 +23,8 @@ from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, G
 from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_pilot import MeetGang, RunCalls
 
-_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)
-"""How the end of a member's part breaks its gang, and the call goes on."""
-MOST_BREAKS = 10
-"""A call whose ranks lose each other so often, although their libraries live, is given up."""
+_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Ends of a rank that break its gang; the call runs again
+MOST_BREAKS = 10  # A call whose ranks lose each other so often, although their libraries live, is given up
 
 
 def start_gang(manager: Manager, call: Call, members: tuple[Library, ...]) -> None:

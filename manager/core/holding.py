@@ -29,8 +29,6 @@ from stoker.protocol.ids import CallId
 from stoker.protocol.to_client import ProgressReports
 from stoker.protocol.to_pilot import TakeBack
 
-# ---- reservations
-
 
 def places_changed(manager: Manager, context: Context) -> None:
     """Libraries of a context, or their pilots, have changed: calls that are apart may find a place now."""
@@ -79,8 +77,6 @@ def free_reserved_pilot(manager: Manager, trial: Trial) -> None:
 
 
 # ---- call records
-
-
 def record_progress(state: State, progress: CallProgress) -> None:
     """A call has said how far it is."""
     state.reports[progress.call] = progress
@@ -166,8 +162,6 @@ def drop_records_of_ended(state: State, ends: list[CallEnd]) -> None:
 
 
 # ---- calls of libraries
-
-
 # What a member of a gang that is taken apart has to end by itself, before its library is ended for it.
 GANG_GRACE_S = 10.0
 
@@ -189,8 +183,6 @@ def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
 
 
 # ---- calls come to libraries
-
-
 def takes(manager: Manager, library: Library, call: Call) -> bool:
     """Whether a library may be given one more call of this kind just now."""
     group = call.group
@@ -264,8 +256,6 @@ def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
 
 
 # ---- they leave them
-
-
 def end_good(
     manager: Manager,
     library: Library,
@@ -395,8 +385,6 @@ def progressed(manager: Manager, library: Library) -> None:
 
 
 # ---- slots that stay taken
-
-
 def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_gang: bool = False) -> None:
     """A library is told to drop a call that it does not hold any more (`running`: even if it runs), when the event is
     over. The call takes a slot there until the pilot says that it is gone."""
@@ -430,8 +418,6 @@ def now_occupies(library: Library, listed: Container[int]) -> None:
 
 
 # ---- backlogs
-
-
 def ask_back(manager: Manager, library: Library, count: int) -> None:
     """Ask a library to give back calls that it has not begun."""
     library.taking += count

@@ -33,9 +33,6 @@ from stoker.protocol.to_manager import LibraryPhase, LibraryReady, LibraryResize
 from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
-# ---- loads
-
-
 # A context whose loads have failed this often in a row, with none between that worked, cannot be loaded.
 LOAD_TRIES = 2
 
@@ -151,8 +148,6 @@ def forget_pilots(state: State) -> None:
 
 
 # ---- snapshots
-
-
 def snapshot_made(manager: Manager, pilot: Pilot, message: SnapshotHere) -> None:
     """A pilot has a snapshot. It stays the one that others get for as long as somebody has it."""
     if message.recipe not in manager.state.contexts:
@@ -180,18 +175,13 @@ def _to_be_had(manager: Manager, snapshot: Snapshot) -> bool:
 
 
 # ---- libraries
-
-
-_MOST_MEASURED = 64
-"""Measurements of a library's memory that are kept, the newest."""
+_MOST_MEASURED = 64  # Measurements of a library's memory that are kept, the newest
 
 LIBRARY_GAP = 1000
-KEPT_LIBRARIES = 200
-"""So many libraries that are gone are kept for their stories."""
+KEPT_LIBRARIES = 200  # So many libraries that are gone are kept for their stories
+
 
 # ---- promises
-
-
 def promise(library: Library, memory_bytes: int) -> None:
     """Change what a library should come to hold of each of its devices. Raises PolicyError where that exceeds the
     budget. (One that is told to end keeps what it has until it is gone.)"""
@@ -269,8 +259,6 @@ def update_tier(manager: Manager, device: Device) -> None:
 
 
 # ---- loading
-
-
 def attach_library(manager: Manager, library: Library) -> None:
     """A library is one of its context's, its pilot's and its devices'."""
     state = manager.state
@@ -320,8 +308,6 @@ def load_library(
 
 
 # ---- the end
-
-
 def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
     """Tell a library to end after what it runs. Its memory stays promised until the pilot says that it is gone."""
     if library.state in (LibraryState.STOPPING, LibraryState.GONE):

@@ -39,34 +39,27 @@ class Manager:
         self.heartbeat_s = heartbeat_s
         self.lease_s = lease_s
         self.out: list[Command] = []
-        self.sends: dict[Library, list[Call]] = {}
-        """Calls that go to libraries when the event is over (`holding`)."""
-        self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}
-        """Calls that libraries are told to drop when the event is over (`holding`)."""
-        self.results: dict[Client, list[CallEnd]] = {}
-        """Ends that go to clients when the event is over."""
-        self.forecasts: dict[Client, list[CallForecast]] = {}
-        """Forecasts that go to clients when the event is over."""
-        self.returned: dict[Context, None] = {}
-        """Contexts whose calls came back, or whose queues are to be served again."""
-        self.dirty: dict[Context, None] = {}
-        """Contexts about which residency is to be asked."""
-        self.supply_changed = False
-        """Devices came or went, or have more room: contexts with waiting calls are asked about."""
-        self.apart_due = False
-        """Calls that are apart (`retries`) may find a place, or their end."""
-        self.demand_changed = False
-        """Provisioning is asked, once residency has made of it what it can."""
+        self.sends: dict[Library, list[Call]] = {}  # Calls that go to libraries when the event is over (`holding`)
+        self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}  # Calls that libraries drop (`holding`)
+        self.results: dict[Client, list[CallEnd]] = {}  # Ends that go to clients when the event is over
+        self.forecasts: dict[Client, list[CallForecast]] = {}  # Forecasts that go to clients when the event is over
+        self.returned: dict[Context, None] = {}  # Contexts whose queues are to be served
+        self.dirty: dict[Context, None] = {}  # Contexts about which residency is to be asked
+        self.supply_changed = (
+            False  # Devices joined, left or have more room: contexts with waiting calls are asked about
+        )
+        self.apart_due = False  # Calls that are apart (`retries`) may find a place, or their end
+        self.demand_changed = False  # Provisioning is asked, once residency has made of it what it can
         self.seams: dict[str, Rounds] = {
             "dispatch": policies.dispatch,
             "residency": policies.residency,
             "provisioning": policies.provisioning,
         }
-        self.changes = {name: Changes() for name, seam in self.seams.items() if seam.period_s > 0}
-        """What changed since the last round of each policy that works in rounds."""
+        self.changes = {
+            name: Changes() for name, seam in self.seams.items() if seam.period_s > 0
+        }  # For each policy's next round
         self.tracked = tuple(self.changes.values())
-        self.resting: list[str] = []
-        """Policies that need no round until something changes."""
+        self.resting: list[str] = []  # Policies that need no round until something changes
         for name in self.changes:
             self.set_timer(f"round/{name}", state.now + self.seams[name].period_s)
 

@@ -30,49 +30,34 @@ from stoker.protocol.pace import Counts, WorkPace
 from stoker.protocol.to_manager import DeviceFacts, LibraryPhase, MapReport
 from stoker.protocol.wire import Inbox
 
-# ---- states
-
 
 class CallState(enum.Enum):
     """Where a call is."""
 
-    WAITING = "waiting"
-    """In its context's queue."""
-    HELD = "held"
-    """Sent to a library (or a gang of them), which runs it or will."""
-    ENDED = "ended"
-    """Its one end has been made; the object lingers only for its story."""
+    WAITING = "waiting"  # In its context's queue
+    HELD = "held"  # Sent to a library (or a gang of them), which runs it or will
+    ENDED = "ended"  # Its one end has been made; the object lingers only for its story
 
 
 class LibraryState(enum.Enum):
     """What a library is doing, as far as the manager knows."""
 
-    LOADING = "loading"
-    """Told to start; fetches, starts, loads."""
-    READY = "ready"
-    """Holds its context and serves calls."""
-    STOPPING = "stopping"
-    """Told to stop; it has its memory until the pilot says that it is gone, and what comes in its place waits there."""
-    GONE = "gone"
-    """Ended."""
+    LOADING = "loading"  # Told to start; fetches, starts, loads
+    READY = "ready"  # Holds its context and serves calls
+    STOPPING = "stopping"  # Told to stop; keeps its memory until the pilot says that it is gone
+    GONE = "gone"  # Ended
 
 
 class PilotState(enum.Enum):
     """What the manager knows of a pilot."""
 
-    HERE = "here"
-    """Connected."""
-    CUT = "cut"
-    """Its connection broke; it may come back with everything it held."""
-    DRAINING = "draining"
-    """Told to end when its running calls are done; gets nothing new."""
-    GONE = "gone"
-    """Ended or lost."""
+    HERE = "here"  # Connected
+    CUT = "cut"  # Its connection broke; it may come back with everything it held
+    DRAINING = "draining"  # Told to end when its running calls are done; gets nothing new
+    GONE = "gone"  # Ended or lost
 
 
 # ---- client
-
-
 class MapRecord:
     """The last report of an open map, and its pace."""
 
@@ -96,33 +81,23 @@ class Client:
         self.id = id
         self.number = number
         self.observer = observer
-        self.factory = False
-        """Whether it is the one that submits blocks."""
+        self.factory = False  # Whether it is the one that submits blocks
         self.connected = True
         self.gone = False
         self.gone_at = 0.0
         self.inbox = Inbox()
         self.unacked: deque[CallEnd] = deque()
         self.first_unacked = 0
-        self.defined: set[str] = set()
-        """Keys of the functions and recipes that it has defined."""
-        self.refusals = 0
-        """How many of its events made the core raise."""
-        self.known_ends: int | None = None
-        """From a restart of the manager to the client's next hello: how many ends the journal knew of."""
-        self.unnamed: set[int] | None = None
-        """While the client submits its calls again: those that it has not named yet, of its calls that are open or have
-        ended since the manager came back. It is told of no end meanwhile."""
-        self.last_call = -1
-        """The highest id among its calls."""
-        self.maps: dict[int, MapRecord] = {}
-        """Its open maps, as it reports them."""
+        self.defined: set[str] = set()  # Keys of the functions and recipes that it has defined
+        self.refusals = 0  # How many of its events made the core raise
+        self.known_ends: int | None = None  # Ends in the journal, from a restart to the client's next hello
+        self.unnamed: set[int] | None = None  # While the client submits again: its calls that it has not named yet
+        self.last_call = -1  # The highest id among its calls
+        self.maps: dict[int, MapRecord] = {}  # Its open maps, as it reports them
         self.open_calls = 0
 
 
 # ---- nouns
-
-
 # When, and what happened.
 Note = tuple[float, str]
 
@@ -161,8 +136,7 @@ class CallPast:
     def __init__(self) -> None:
         self.notes: list[Note] = []
         self.kills = 0
-        self.cuts_beside = 0
-        """How often its library was ended for the sake of another call while it ran there."""
+        self.cuts_beside = 0  # How often its library was ended for the sake of another call while it ran there
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
@@ -181,12 +155,9 @@ class Call(msgspec.Struct, gc=False, eq=False):
     sent_at: float = 0.0
     ticket: int = 0
     offered: bool = False
-    late: bool = False
-    """True once it can no longer be in time: its deadline does not count any more."""
-    by_itself: bool = False
-    """Whether it is to have a library for itself: it may end others there, or is ended there again and again."""
-    past: CallPast | None = None
-    """What happened to it out of the ordinary; None for nearly every call."""
+    late: bool = False  # True once it can no longer be in time: its deadline does not count any more
+    by_itself: bool = False  # True if it must have a library for itself
+    past: CallPast | None = None  # What happened to it out of the ordinary; None for nearly every call
 
     @property
     def notes(self) -> list[Note]:
@@ -219,10 +190,8 @@ class Gang:
 
     def __init__(self, members: tuple[Library, ...]) -> None:
         self.members = members
-        self.address = ""
-        """Where rank 0 awaits the others, once it has said so."""
-        self.report: tuple[float, float] | None = None
-        """When it said last how many items were done, and how many."""
+        self.address = ""  # Where rank 0 awaits the others, once it has said so
+        self.report: tuple[float, float] | None = None  # When it said last how many items were done, and how many
         self.ends: dict[LibraryId, CallEnd] = {}
 
 
@@ -240,57 +209,35 @@ class Context:
         self.recipe = recipe
         self.queue: Queue[Call] = Queue(by_deadline=by_deadline, by_run_time=by_run_time)
         self.libraries: dict[LibraryId, Library] = {}
-        self.index: LoadIndex[Library] = LoadIndex()
-        """Its libraries that serve calls, by what they have to do."""
-        self.advice: dict[str, ContextAdvice] = {}
-        """By device kind: what was measured, or else advised."""
-        self.advised_by = ""
-        """Where advice came from, if nothing was measured before it came; empty: from nowhere."""
-        self.paces = Paces()
-        """How long work takes on gangs of each size."""
-        self.ask_at = 1
-        """Residency is asked again when so many calls wait."""
-        self.asked_at = 0.0
-        """When it was asked last."""
-        self.load_failures = 0
-        """Loads that failed since one worked."""
+        self.index: LoadIndex[Library] = LoadIndex()  # Its libraries that serve calls, by what they have to do
+        self.advice: dict[str, ContextAdvice] = {}  # By device kind: what was measured, or else advised
+        self.advised_by = ""  # Where advice came from, if nothing was measured before it came; empty: from nowhere
+        self.paces = Paces()  # How long work takes on gangs of each size
+        self.ask_at = 1  # Residency is asked again when so many calls wait
+        self.asked_at = 0.0  # When it was asked last
+        self.load_failures = 0  # Loads that failed since one worked
         self.last_failure: Failure | None = None
-        self.failed_on: dict[PilotId, int] = {}
-        """Loads that failed on each pilot since one worked there."""
-        self.cut_loads = 0
-        """Loads that were under way when the walltime of their pilots was over, since one worked."""
-        self.apart_lacks = False
-        """Whether a call that is apart (see `retries`) can run in none of its libraries."""
-        self.lost_loads: list[Pilot] = []
-        """Pilots that were lost while they loaded it and did nothing else, since one loaded it."""
-        self.cut_after_s = 0.0
-        """The longest that such a load had lasted."""
-        self.starved_since: float | None = None
-        """Since when calls wait and no library of a connected pilot holds the context or loads it."""
-        self.slots = recipe.slots or 1
-        """How many calls one of its libraries runs at once: as its recipe says, else as the last one that was loaded
-        has said; 1 while none has."""
+        self.failed_on: dict[PilotId, int] = {}  # Loads that failed on each pilot since one worked there
+        self.cut_loads = 0  # Loads that were under way when the walltime of their pilots was over, since one worked
+        self.apart_lacks = False  # Whether a call that is apart (see `retries`) can run in none of its libraries
+        self.lost_loads: list[Pilot] = []  # Pilots lost while they only loaded it, since a load worked
+        self.cut_after_s = 0.0  # The longest that such a load had lasted
+        self.starved_since: float | None = None  # Since when calls wait without any usable library
+        self.slots = recipe.slots or 1  # Calls that one library runs at once, as its recipe or last load says
         self.loads = 0
         self.load_s = 0.0
         self.load_total_s = 0.0
         self.resident_bytes = 0
-        self.ended = 0
-        """Its calls that ended, also those that were cancelled before they ran."""
-        self.served = 0
-        """Calls that its libraries ran to their end; a gang's call counts once for each library."""
-        self.rate: Counts = deque()
-        """Its calls that ended in each of the last seconds."""
+        self.ended = 0  # Its calls that ended, also those that were cancelled before they ran
+        self.served = 0  # Calls that its libraries ran to their end; a gang's call counts once for each library
+        self.rate: Counts = deque()  # Its calls that ended in each of the last seconds
         self.runs = 0
         self.run_s = 0.0
         self.run_total_s = 0.0
-        self.limits = NO_LIMITS
-        """How many libraries there may be, and how long an idle one stays: what holds of all that was wished for."""
-        self.said_limits: dict[ClientId, LibraryLimits] = {}
-        """What each program wished for last, also of those that are gone and may come back."""
-        self.lists: dict[str, Context] = {}
-        """Other contexts that can serve its calls, by recipe key: those that the calls list (see `variants`)."""
-        self.listed_by: dict[str, Context] = {}
-        """Contexts whose calls list this one."""
+        self.limits = NO_LIMITS  # Limits on its libraries, combined over all programs
+        self.said_limits: dict[ClientId, LibraryLimits] = {}  # By program, also of absent ones
+        self.lists: dict[str, Context] = {}  # Variants that its calls list, by recipe key
+        self.listed_by: dict[str, Context] = {}  # Contexts whose calls list this one
 
     @property
     def idle(self) -> OrderedDict[LibraryId, Library]:
@@ -350,12 +297,9 @@ class Device:
         self.id = facts.device
         self.libraries: dict[LibraryId, Library] = {}
         self.promised_bytes = 0
-        self.reported = facts.fault
-        """What its pilot says is wrong with it; empty while it is well."""
-        self.quarantine: Note | None = None
-        """Until when it is kept free because of what went wrong on it, and why; None: it is not."""
-        self.fault = facts.fault
-        """Why nothing more is loaded on it, for whichever of the two reasons; empty while it is in use."""
+        self.reported = facts.fault  # What its pilot says is wrong with it; empty while it is well
+        self.quarantine: Note | None = None  # End and reason of its quarantine
+        self.fault = facts.fault  # Why nothing is loaded on it; empty while it is in use
         self.tier = "cold"
         self.tier_since = now
 
@@ -393,38 +337,26 @@ class Library:
         """How many calls it runs at once: what it has said, or until then what is known of its context."""
         self.state = LibraryState.LOADING
         self.phase = LibraryPhase.STARTING
-        self.line = ""
-        """What it has printed last, if it loads for long."""
-        self.held: dict[int, Call] = {}
-        """Calls sent and not ended, oldest first."""
-        self.zombies: dict[int, bool] = {}
-        """Calls that were taken away but take a slot here until the pilot says that they are gone, and whether they
-        were to be stopped even if they run."""
-        self.functions: set[FunctionKey] = set()
-        """Functions that it has been sent."""
-        self.stuck = False
-        """Whether its calls run for so long that none is to wait behind them (see `queues`)."""
-        self.taking = 0
-        """Calls that it was asked to give back and has not yet."""
-        self.required_bytes = 0
-        """What it would have had to hold of each device for the call that its pilot refused last; 0 if that was refused
-        for something else, or none was."""
-        self.resizing: list[int] = []
-        """Sizes that it was told to take on and has not answered, oldest first."""
-        self.printed_to = 0
-        """Where in its log the output of the calls ends that have ended here, in bytes."""
+        self.line = ""  # What it has printed last, if it loads for long
+        self.held: dict[int, Call] = {}  # Calls sent and not ended, oldest first
+        self.zombies: dict[
+            int, bool
+        ] = {}  # Calls withdrawn that still take a slot, and whether running ones are stopped
+        self.functions: set[FunctionKey] = set()  # Functions that it has been sent
+        self.stuck = False  # Whether its calls run for so long that none is to wait behind them (see `queues`)
+        self.taking = 0  # Calls that it was asked to give back and has not yet
+        self.required_bytes = 0  # Device memory that the last refused call needed; 0 = refused for another reason
+        self.resizing: list[int] = []  # Sizes that it was told to take on and has not answered, oldest first
+        self.printed_to = 0  # Where in its log the output of the calls ends that have ended here, in bytes
         self.started_at = now
         self.ready_at = now
         self.used_at = now
-        self.ended_at = now
-        """When a call of it ended, or was taken away, last."""
+        self.ended_at = now  # When a call of it ended, or was taken away, last
         self.served = 0
         self.memory_bytes = 0
         self.device_bytes = 0
-        self.measured: list[tuple[float, int]] = []
-        """When its memory was measured and had changed, and the larger of the two sizes; the last ones."""
-        self.batch: EngineLoad | None = None
-        """How full the batch of its engine was last; None if it has none."""
+        self.measured: list[tuple[float, int]] = []  # Times and sizes of the last memory measurements
+        self.batch: EngineLoad | None = None  # How full the batch of its engine was last; None if it has none
         self.batch_at = now
         self.notes: list[Note] = [(now, f"told to load on {', '.join(d.id for d in devices)}")]
 
@@ -483,47 +415,30 @@ class Pilot:
         self.devices: dict[DeviceId, Device] = {}
         self.libraries: dict[LibraryId, Library] = {}
         self.inbox = Inbox()
-        self.hellos_asked = 0
-        """How often it was asked for a newer hello since its last good one. Until then its frames are not taken."""
-        self.used_at = now
-        """When it came, or its last library that is gone had gone."""
-        self.asked_why: dict[str, tuple[float, int]] = {}
-        """When it was asked last why something of this name has failed here, and how often by then (`blame`)."""
-        self.verdicts: list[Judged] = []
-        """The last verdicts on what has failed here, the oldest first."""
-        self.unfit: dict[str, Note] = {}
-        """Until when it cannot hold a context, by recipe key, and why (see `blame`)."""
-        self.unfit_times: dict[str, int] = {}
-        """How often in a row it was found so, by the same keys."""
-        self.source = ""
-        """The source of its block, if that is known."""
-        self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = None
-        """Of one that was given up: libraries that it may come back with, what each was promised, and its state then.
-        None: it is not to come back."""
-        self.was = PilotState.HERE
-        """Of one that was given up: its state before."""
-        self.reserved: Call | None = None
-        """The call that is to run alone here, or does (see `retries`)."""
-        self.released = False
-        """Whether the manager told it to end."""
-        self.loss: LossReason | None = None
-        """Why it was lost, as far as is known; None: it was not lost (see `blocks`)."""
-        self.loss_settled = False
-        """Whether that will not change any more."""
+        self.hellos_asked = 0  # Newer hellos asked for in a row; until one arrives its frames are refused
+        self.used_at = now  # When it came, or its last library that is gone had gone
+        self.asked_why: dict[str, tuple[float, int]] = {}  # Last question about each failing name, and their count
+        self.verdicts: list[Judged] = []  # The last verdicts on what has failed here, the oldest first
+        self.unfit: dict[str, Note] = {}  # Until when it cannot hold a context, by recipe key, and why (see `blame`)
+        self.unfit_times: dict[str, int] = {}  # How often in a row it was found so, by the same keys
+        self.source = ""  # The source of its block, if that is known
+        self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = (
+            None  # Libraries it may return with, their promises and states; None = may not return
+        )
+        self.was = PilotState.HERE  # Of one that was given up: its state before
+        self.reserved: Call | None = None  # The call that is to run alone here, or does (see `retries`)
+        self.released = False  # Whether the manager told it to end
+        self.loss: LossReason | None = None  # Why it was lost, as far as is known; None: it was not lost (see `blocks`)
+        self.loss_settled = False  # Whether that will not change any more
         self.lost_at = 0.0
-        self.lasts_s = 0.0
-        """The most that was ever left of its walltime; 0 = no limit."""
-        self.ends_at = 0.0
-        """When its walltime is over; 0 = never."""
+        self.lasts_s = 0.0  # The most that was ever left of its walltime; 0 = no limit
+        self.ends_at = 0.0  # When its walltime is over; 0 = never
         self.ended = 0
-        self.rate: Counts = deque()
-        """Calls that it ended in each of the last seconds."""
+        self.rate: Counts = deque()  # Calls that it ended in each of the last seconds
         self.cache_bytes = 0
         self.refused_frames = 0
-        self.troubles: tuple[str, ...] = ()
-        """What is wrong with what its batch system granted it."""
-        self.lacks = ""
-        """What its site asks for and it has not; empty: it is of use."""
+        self.troubles: tuple[str, ...] = ()  # What is wrong with what its batch system granted it
+        self.lacks = ""  # What its site asks for and it has not; empty: it is of use
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
 
     def note(self, now: float, *texts: str) -> None:

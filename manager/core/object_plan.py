@@ -64,13 +64,8 @@ from stoker.protocol.status import ObjectStatus
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
-# ---- objects of leaving pilots
-
-
-MOST_S = 120.0
-"""A leaving pilot stays no longer than this for its objects."""
-_TRIES = 3
-"""Pilots that are told to get an object, one after the other, should they fail."""
+MOST_S = 120.0  # A leaving pilot stays no longer than this for its objects
+_TRIES = 3  # Pilots that are told to get an object, one after the other, should they fail
 
 
 def begin_hand_on(manager: Manager, peer: Peer) -> float:
@@ -155,8 +150,6 @@ def _needed(manager: Manager) -> Iterator[str]:
 
 
 # ---- transfers in words
-
-
 _SHOWN = 4
 
 
@@ -263,8 +256,6 @@ def _some(names: Collection[str]) -> str:
 
 
 # ---- orders to pilots
-
-
 def send_plan(manager: Manager) -> None:
     """Tell pilots from whom they get objects now. The manifest goes along once."""
     transfers = manager.state.transfers
@@ -296,8 +287,6 @@ def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
 
 
 # ---- object plan
-
-
 # Of those that wait, so many are looked at for one that a peer can serve.
 _MOST_EXAMINED = 16
 

@@ -14,10 +14,7 @@ from stoker.manager.core.nouns import Pilot, PilotState
 from stoker.manager.core.transfers import Fetch, Peer, Transfers, Way
 from stoker.protocol.to_manager import FetchFailed, ObjectArrival, PilotHello
 
-_BLAMED = 3
-"""A peer that failed this many pilots, and more than it served, is no source for any pilot."""
-
-# ---- pilots come and go
+_BLAMED = 3  # A peer that failed this many pilots, and more than it served, is no source for any pilot
 
 
 def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
@@ -89,8 +86,6 @@ def pilot_drains(manager: Manager, pilot: Pilot) -> float:
 
 
 # ---- what pilots and clients say
-
-
 def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
     """The digests of an object's parts, for pilots that are told to get it from now on."""
     object = manager.state.transfers.object(name)

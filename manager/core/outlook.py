@@ -37,11 +37,7 @@ from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.status import MapStatus
 from stoker.protocol.to_manager import MapReport
 
-# ---- maps
-
-
-MOST_MAPS = 1000
-"""A program's open maps that are remembered."""
+MOST_MAPS = 1000  # A program's open maps that are remembered
 
 
 def record_map_report(state: State, client: Client, report: MapReport) -> None:
@@ -111,13 +107,9 @@ def _status(state: State, client: Client, record: MapRecord) -> MapStatus:
 
 
 # ---- outlook
+_ROUNDS = 2  # A measured rate counts once every slot has ended about so many calls within its window
 
-
-_ROUNDS = 2
-"""A measured rate counts once every slot has ended about so many calls within its window."""
-
-_MEASURED_S = 5.0
-"""A measured rate counts from this time after the first result: first results come one by one, whatever the rate."""
+_MEASURED_S = 5.0  # A measured rate counts only this long after the first result
 
 _HERE = (PilotState.HERE, PilotState.CUT)
 
@@ -229,8 +221,6 @@ def _ready_in_s(state: State, context: Context) -> float:
 
 
 # ---- pilots that are here, and that are expected
-
-
 def _devices_here(state: State) -> int:
     """Of pilots that are connected, or may be again in a moment: after a restart of the manager all of them are."""
     here = (pilot for pilot in state.pilots.values() if pilot.state in _HERE)

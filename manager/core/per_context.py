@@ -40,9 +40,6 @@ from stoker.protocol.calls import Features
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- load of libraries
-
-
 CLOSED = -2
 FREE = -1
 FULL = 0
@@ -77,8 +74,7 @@ class LoadIndex(Generic[L]):
         # Ordered, because plain dicts find their ends in O(n).
         self.free: OrderedDict[LibraryId, L] = OrderedDict()
         self._levels: dict[int, OrderedDict[LibraryId, L]] = {CLOSED: OrderedDict(), FREE: self.free}
-        self._order: list[int] = []
-        """The levels from `FULL` on, in order."""
+        self._order: list[int] = []  # The levels from `FULL` on, in order
         self._level_of: dict[LibraryId, int] = {}
         self.burst: Burst[L] | None = None
 
@@ -153,24 +149,13 @@ class LoadIndex(Generic[L]):
 
 
 # ---- paces
-
-
-_NEW_WEIGHT = 0.2
-"""The mean follows the last measurements with at least this weight."""
-_SERIAL = 0.05
-"""What of a unit's time no second replica takes away, until it is measured."""
-_REMEMBERED, _FEW, _KINDS = 64, 8, 64
-"""So many calls of a kind are remembered by what they did; before the second number of them has ended nothing is known.
-Of more kinds the one that came first is forgotten."""
-_Kind = tuple[str, bool]
-"""What a call says of itself, and whether it does something before its first item."""
-_CAUTION = 2.0
-"""So many mean deviations above the mean is called a bound."""
-LEAST_S = 0.001
-"""A measurement below this is counted as this. What passes before a gang's first item is an estimate, and may be longer
-than the whole run; a pace of zero would say that a call takes no time at all."""
-MEET_S = 2.0
-"""What a gang of several may take until its ranks have met (§5.1: at most 2 s)."""
+_NEW_WEIGHT = 0.2  # The mean follows the last measurements with at least this weight
+_SERIAL = 0.05  # What of a unit's time no second replica takes away, until it is measured
+_REMEMBERED, _FEW, _KINDS = 64, 8, 64  # Ends kept of each kind, ends needed before a kind counts, and kinds kept
+_Kind = tuple[str, bool]  # What a call says of itself, and whether it does something before its first item
+_CAUTION = 2.0  # So many mean deviations above the mean is called a bound
+LEAST_S = 0.001  # Shortest measurement: a pace of zero would say that a call takes no time
+MEET_S = 2.0  # What a gang of several may take until its ranks have met (§5.1: at most 2 s)
 
 
 class Paces:
@@ -180,12 +165,9 @@ class Paces:
     __slots__ = ("_ends", "_known", "meet_s", "parts")
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, float, int]] = {}
-        """By size: mean, mean absolute deviation, measurements."""
-        self._ends: dict[_Kind, list[float]] = {}
-        """Which part of its items each of the last calls of a kind did."""
-        self.parts: dict[_Kind, float] = {}
-        """The largest of these, of kinds of which enough have ended."""
+        self._known: dict[int, tuple[float, float, int]] = {}  # By size: mean, mean absolute deviation, measurements
+        self._ends: dict[_Kind, list[float]] = {}  # Which part of its items each of the last calls of a kind did
+        self.parts: dict[_Kind, float] = {}  # The largest of these, of kinds of which enough have ended
         self.meet_s = MEET_S
 
     def tell(self, seconds: Mapping[int, float], *, meet_s: float = MEET_S) -> None:
@@ -266,8 +248,6 @@ def _share(size: int) -> float:
 
 
 # ---- cost
-
-
 class Cost:
     """What runs of one function on one context have cost, whoever asked for them and how."""
 
@@ -278,9 +258,6 @@ class Cost:
         self.recipe = recipe
         self.runs = 0
         self.run_s = 0.0
-        self.ordered_s = 0.0
-        """What a run was expected to take when the queue was put into order last."""
-        self.least_s = math.inf
-        """The shortest run, as far as runs are told apart: the least mean of those that ended together."""
-        self.by_kind: dict[str, list[float]] = {}
-        """Number, seconds and items of runs that are not in the performance history yet, by device kind."""
+        self.ordered_s = 0.0  # What a run was expected to take when the queue was put into order last
+        self.least_s = math.inf  # Least mean run time of calls that ended together
+        self.by_kind: dict[str, list[float]] = {}  # Unrecorded number, seconds and items of runs, by device kind

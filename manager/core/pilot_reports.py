@@ -54,12 +54,8 @@ from stoker.protocol.to_manager import (
 from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
 from stoker.protocol.wire import why_not
 
-# ---- hellos
-
-
 NOT_BACK = "you were given up as lost, and your calls run elsewhere"
-MOST_HELLOS = 4
-"""Newer hellos that a pilot is asked for in a row."""
+MOST_HELLOS = 4  # Newer hellos that a pilot is asked for in a row
 
 
 def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
@@ -224,8 +220,6 @@ def _go_on(manager: Manager, library: Library, facts: LibraryFacts) -> None:
 
 
 # ---- devices and heartbeats
-
-
 def report_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
     """A pilot says in its hello which devices have failed. `lost`: the manager may have missed that one is well."""
     for device in list(pilot.devices.values()):
@@ -241,12 +235,9 @@ def report_fault(manager: Manager, pilot: Pilot, id: str, reason: str) -> None:
     pilots.device_reported(manager, device, reason)
 
 
-_PART = 16
-"""A memory measurement counts as new if it differs from the last one by a 16th of it,"""
-_LEAST_BYTES = 16 << 20
-"""and by at least this much."""
-RECORD_S = 5.0
-"""Costs of runs are recorded no more often than this."""
+_PART = 16  # A memory measurement counts as new if it differs from the last one by a 16th of it,
+_LEAST_BYTES = 16 << 20  # and by at least this much
+RECORD_S = 5.0  # Costs of runs are recorded no more often than this
 
 
 def is_heartbeat(event: FromPilot) -> bool:
@@ -290,8 +281,6 @@ def take_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
 
 
 # ---- libraries
-
-
 # A library that was ended for one call's sake, or its pilot's, is not the fault of the others that it ran.
 BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
 
@@ -420,12 +409,8 @@ def _has_no_hope(context: Context) -> bool:
 
 
 # ---- room in an object cache
-
-
-ENDING_S = 2.0
-"""A library that is told to end has let go of its files after so long, mostly."""
-BUSY_S = 10.0
-"""So often it is tried whether busy libraries have let go of theirs."""
+ENDING_S = 2.0  # A library that is told to end has let go of its files after so long, mostly
+BUSY_S = 10.0  # So often it is tried whether busy libraries have let go of theirs
 
 
 def make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:

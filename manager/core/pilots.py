@@ -48,9 +48,6 @@ from stoker.protocol.to_client import Results
 from stoker.protocol.to_manager import LibraryFacts, PilotHello
 from stoker.units import show_seconds
 
-# ---- pilots come and go
-
-
 # So many pilots that are gone are kept: for their stories, and to tell them should they come back.
 KEPT_PILOTS = 1000
 
@@ -191,8 +188,6 @@ def keep_held(pilot: Pilot) -> None:
 
 
 # ---- draining
-
-
 _POLL_S = 1.0
 
 # A timer that was rounded may fire so much early: it would ask for one in no time at all, for ever.
@@ -227,8 +222,6 @@ def check_walltime(manager: Manager, id: str) -> None:
 
 
 # ---- quarantine
-
-
 QUARANTINE_TIMER = "quarantine"
 
 
@@ -295,10 +288,7 @@ def _settle(device: Device) -> None:
 
 
 # ---- after a lost journal
-
-
-KEPT_FORGOTTEN = 100_000
-"""So many calls are remembered whose clients have their results already."""
+KEPT_FORGOTTEN = 100_000  # So many calls are remembered whose clients have their results already
 
 
 def skip_numbers(state: State) -> None:
@@ -311,8 +301,6 @@ def skip_numbers(state: State) -> None:
 
 
 # ---- clients
-
-
 def ask_client_again(manager: Manager, client: Client) -> None:
     """Note which calls of a client are open, or have ended since the manager came back. If the client
     does not submit a call again, it has the result already. The manager sends it no result until it has submitted."""
@@ -354,8 +342,6 @@ def _tell_of_ends(manager: Manager, client: Client, unnamed: set[int]) -> None:
 
 
 # ---- orphans
-
-
 def is_unheard_of(state: State, id: int) -> bool:
     """Whether a call that is not open was never submitted, as far as this manager knows."""
     number = id >> CLIENT_SHIFT
@@ -416,8 +402,6 @@ def _drop(manager: Manager, library: Library, id: CallId, *, running: bool) -> N
 
 
 # ---- pilots
-
-
 def note_numbers(state: State, message: PilotHello) -> None:
     """Give no number again that this pilot knows a library by."""
     known = max((facts.library for facts in message.libraries), default=0)

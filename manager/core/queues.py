@@ -35,15 +35,9 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Group, Library, LibraryState, PilotState
 from stoker.manager.core.per_context import CLOSED, FREE, FULL
 
-# ---- stuck libraries
-
-
 STUCK_TIMER = "stuck"
-STUCK_S = 1.0
-"""Calls that have taken every slot for so long, and far longer than is usual in their context, hold up what waits
-behind them."""
-LINGERS = 4
-"""Once a call has run this many times longer than its function usually does, nobody can say when it will end."""
+STUCK_S = 1.0  # A library is stuck once its calls have taken every slot for this long, and far longer than usual
+LINGERS = 4  # A call that runs this many times longer than usual has no known end
 
 
 def is_lingering(now: float, library: Library, *, load_s: float) -> bool:
@@ -66,8 +60,6 @@ def full_since(library: Library) -> float | None:
 
 
 # ---- libraries with room
-
-
 def free_slots(manager: Manager, library: Library) -> int:
     """How many calls a library may hold: as many as its policy says, but no more than its slots while it is stuck."""
     window = manager.policies.dispatch.window(manager.state, library)
@@ -130,8 +122,6 @@ def unmark_stuck(library: Library) -> None:
 
 
 # ---- families
-
-
 def note_variants(context: Context, others: Iterable[Context]) -> None:
     """Calls of a context list these others as well."""
     for other in others:
@@ -165,8 +155,6 @@ def libraries_for(context: Context) -> Iterator[Library]:
 
 
 # ---- queues
-
-
 def enqueue(context: Context, calls: list[Call]) -> None:
     """New calls of one group wait."""
     context.queue.extend(calls)

@@ -169,8 +169,7 @@ class Core:
         return out
 
 
-_SETTLE_TURNS = 100
-"""Turns of asking the policies at the end of an event. Policies that want more after these never come to rest."""
+_SETTLE_TURNS = 100  # Turns of asking the policies at the end of an event
 
 
 def react(manager: Manager, event: Event) -> None:
@@ -228,9 +227,6 @@ def on_manager_restarted(manager: Manager) -> None:
         pilots.pilot_disconnected(manager, pilot.id)
     clients.disconnect_all(state)
     registry.ask_advice_again(manager)
-
-
-# ---- pilots
 
 
 def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
@@ -384,8 +380,6 @@ def on_engine_batch(manager: Manager, library: Library, message: LibraryBatch) -
 
 
 # ---- clients
-
-
 def on_client_frame(manager: Manager, event: FromClient) -> None:
     """Take the messages of a client's frame, unless the frame was taken before."""
     state = manager.state
@@ -526,8 +520,6 @@ def on_own_blocks(manager: Manager, client: Client, message: WantPilots) -> None
 
 
 # ---- timers
-
-
 def on_timer(manager: Manager, key: str) -> None:
     """A timer of the core or of a policy fires. Its key names its owner before the first slash."""
     manager.timer_is_over(key)
@@ -573,8 +565,6 @@ def on_round(manager: Manager, name: str) -> None:
 
 
 # ---- the end of an event
-
-
 def settle(manager: Manager) -> None:
     """End an event: serve queues, ask policies, and send what has collected."""
     if manager.state.reserved and retries.may_begin_alone(manager.state):

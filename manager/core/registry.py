@@ -31,9 +31,6 @@ from stoker.protocol.calls import CallOptions
 from stoker.protocol.ids import ClientId, FunctionKey, RecipeKey
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- registry
-
-
 # The session remembers the numbers of at most this many clients that it has forgotten, so that calls of theirs that a
 # pilot still reports are not taken for calls of a program that is to come back.
 KEPT_NUMBERS = 10_000
@@ -42,9 +39,8 @@ KEPT_NUMBERS = 10_000
 KEPT_GROUPS = 1000
 CLIENT_GAP = 100
 
+
 # ---- clients
-
-
 def add_observer(state: State, id: ClientId, *, factory: bool) -> Client:
     """A client that submits nothing, or the factory."""
     client = state.clients[id] = Client(id, number=-1, observer=True)
@@ -84,8 +80,6 @@ def forget_client(state: State, client: Client) -> None:
 
 
 # ---- what they define
-
-
 def define_function(state: State, client: Client, function: FunctionBlob) -> None:
     """A client names a function in its calls from now on."""
     state.functions.setdefault(function.key, function)
@@ -142,8 +136,6 @@ def group_closed(state: State, group: Group) -> None:
 
 
 # ---- what is forgotten
-
-
 def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) -> set[FunctionKey]:
     """A client will not name these functions again. Returns those of all such that no client has defined and no open
     call needs. A function with open calls is kept until these have ended and a client says so of another function."""
@@ -221,8 +213,6 @@ def _forget_objects(state: State) -> None:
 
 
 # ---- limits
-
-
 _HONOURED = frozenset({"min_libraries", "max_libraries", "keep_alive"})
 
 

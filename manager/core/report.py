@@ -25,8 +25,6 @@ from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, P
 from stoker.protocol.to_client import Calls
 from stoker.units import first_words, show_line
 
-# ---- report
-
 
 def session_status(state: State) -> to_client.Status:
     """Everything that `stoker status` shows."""
@@ -157,15 +155,10 @@ def _context(state: State, context: Context) -> ContextStatus:
 
 
 # ---- calls in a list
+MOST = 1000  # So many calls of each state are listed at most
+_MOST_EXAMINED = 10_000  # Entries of a queue that are looked at for them
 
-
-MOST = 1000
-"""So many calls of each state are listed at most."""
-_MOST_EXAMINED = 10_000
-"""Entries of a queue that are looked at for them."""
-
-FAILED = ("raised an exception in your code", "ended without a result")
-"""How the last word of a failed call's story begins."""
+FAILED = ("raised an exception in your code", "ended without a result")  # How the last note of a failed call begins
 _CANCELLED = "ended without a result (cancelled)"
 
 

@@ -55,17 +55,13 @@ from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_seconds
 
-# ---- failures of the infrastructure
-
-
-MOST_PILOTS = 3
-"""A call that the infrastructure failed on this many pilots is given up."""
-MOST_THERE = 3
-"""A call that the infrastructure failed this often on one pilot is given up."""
-AVOIDS_S = (15.0, 30.0)
-"""A call is kept from a pilot that failed it for so long; the last of these counts for all further times."""
-PAUSE_S = (0.0, 10.0)
-"""So long it is sent nowhere after its first fault, and after each further one."""
+MOST_PILOTS = 3  # A call that the infrastructure failed on this many pilots is given up
+MOST_THERE = 3  # A call that the infrastructure failed this often on one pilot is given up
+AVOIDS_S = (
+    15.0,
+    30.0,
+)  # Seconds that a call avoids a pilot after each fault there; the last counts for all further ones
+PAUSE_S = (0.0, 10.0)  # So long it is sent nowhere after its first fault, and after each further one
 FAULTS_TIMER = "fault"
 
 
@@ -163,8 +159,6 @@ def _evidence(call: Call, trial: Trial) -> Failure:
 
 
 # ---- calls that may be to blame
-
-
 # ---- what happens
 
 
@@ -244,8 +238,6 @@ def offer_apart(manager: Manager, library: Library) -> None:
 
 
 # ---- what becomes of it
-
-
 def settle_apart(manager: Manager) -> None:
     """At the end of an event: judge the calls that are apart, and send those for which there is a place."""
     for context in tuple(manager.state.hungry.values()):
@@ -268,8 +260,6 @@ def settle_apart(manager: Manager) -> None:
 
 
 # ---- records
-
-
 def _may_run(manager: Manager, library: Library) -> list[Call]:
     """Calls that may have begun in a library. It holds more than it has slots only while calls are so short that any of
     them could have."""
@@ -375,8 +365,6 @@ def _give(manager: Manager, library: Library, call: Call) -> None:
 
 
 # ---- calls that end their libraries
-
-
 SIGKILL = 9
 
 # A call whose library was ended so often for the sake of others has the next one for itself.

@@ -36,8 +36,6 @@ from stoker.manager.core.state import Block, SourceState
 from stoker.protocol.calls import CallForecast, CallOptions, CallProgress, Failure, Features
 from stoker.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, PilotId, RecipeKey
 
-# ---- seams
-
 
 class PolicyError(StokerError):
     """A policy asked for something that cannot be: a bug in the policy. Nothing was changed."""
@@ -99,8 +97,6 @@ class View(Protocol):
 
 
 # ---- actions
-
-
 class Send(msgspec.Struct, frozen=True):
     """Send a waiting call to a ready library. An `offer` may be refused by the pilot. `reserve_bytes`: the library's
     reservation is changed to that for an offer, and stays as it is if that is refused (0: it is not changed)."""
@@ -232,13 +228,12 @@ class Changes(msgspec.Struct):
     libraries: set[int] = msgspec.field(default_factory=set)
     pilots: set[str] = msgspec.field(default_factory=set)
     contexts: set[str] = msgspec.field(default_factory=set)
-    latency_shares: list[float] = msgspec.field(default_factory=list)
-    """Of calls that have ended well and want a latency: how long they took since they came, as shares of it."""
+    latency_shares: list[float] = msgspec.field(
+        default_factory=list
+    )  # Times of ended calls as shares of their wanted latency
 
 
 # ---- seams
-
-
 class Rounds(Protocol):
     """What every policy may have besides its own questions."""
 
@@ -373,8 +368,6 @@ __all__ = [
 
 
 # ---- wishes of calls
-
-
 WISHES = {
     "priority": "a priority",
     "deadline": "a deadline",

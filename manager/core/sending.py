@@ -26,9 +26,6 @@ from stoker.protocol import bounds, to_client, to_manager, to_pilot
 from stoker.protocol.calls import CallSpec
 from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls
 
-# ---- sending
-
-
 _GROUP = attrgetter("group")
 
 
@@ -92,8 +89,6 @@ def send_results(manager: Manager) -> None:
 
 
 # ---- pieces of results
-
-
 def are_pieces(event: FromPilot | FromClient) -> bool:
     """True for a frame of the lane alone."""
     if event.sequence or not event.messages:

@@ -24,9 +24,6 @@ from stoker.protocol.pace import Counts
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- sources
-
-
 # The last so many notes of a block are kept, and its first.
 KEPT_BLOCK_NOTES = 50
 
@@ -41,35 +38,21 @@ class SourceState:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.blocks: dict[BlockId, Block] = {}
-        """Those that are not over."""
-        self.abandoned: dict[BlockId, None] = {}
-        """Of these, those whose jobs are cancelled because their pilots were lost: a batch system that misses the node
-        may say for long that they run, and they stand in nobody's way."""
-        self.staying: dict[BlockId, None] = {}
-        """Blocks that were not let go."""
-        self.coming: dict[BlockId, None] = {}
-        """Of these in turn, those from which pilots may still come."""
-        self.filling: dict[BlockId, None] = {}
-        """Of those that stay, those that have brought some of their pilots: of several nodes, or tasks of an array."""
-        self.devices: tuple[DeviceFacts, ...] = ()
-        """What the last pilot had that came from here."""
-        self.failures = 0
-        """Blocks that were refused or brought no pilot, since one did."""
-        self.short_lived = 0
-        """Blocks whose pilots died young and had loaded nothing, since one loaded something or grew old."""
+        self.blocks: dict[BlockId, Block] = {}  # Those that are not over
+        self.abandoned: dict[BlockId, None] = {}  # Of these, blocks that are cancelled because their pilots were lost
+        self.staying: dict[BlockId, None] = {}  # Blocks that were not let go
+        self.coming: dict[BlockId, None] = {}  # Of these in turn, those from which pilots may still come
+        self.filling: dict[BlockId, None] = {}  # Of those that stay, blocks that have brought some of their pilots
+        self.devices: tuple[DeviceFacts, ...] = ()  # What the last pilot had that came from here
+        self.failures = 0  # Blocks that were refused or brought no pilot, since one did
+        self.short_lived = 0  # Blocks in a row whose pilots died young and loaded nothing
         self.failed_at = 0.0
         self.last_failure = ""
-        self.useless = False
-        """Whether the last failure was a block whose pilots came, without a device that can be used."""
-        self.held_for = ""
-        """What its last block was held for by the batch system; empty once a block ended otherwise."""
-        self.hold = ""
-        """That hold in the batch system's words, and what to do about it."""
-        self.stopped = ""
-        """Why no block is asked of it any more, and what to do; empty while it goes on."""
-        self.trouble = ""
-        """What is wrong with its batch system just now, in that one's words."""
+        self.useless = False  # True if the last failure was a block whose pilots had no usable device
+        self.held_for = ""  # What its last block was held for by the batch system; empty once a block ended otherwise
+        self.hold = ""  # That hold in the batch system's words, and what to do about it
+        self.stopped = ""  # Why no block is asked of it any more, and what to do; empty while it goes on
+        self.trouble = ""  # What is wrong with its batch system just now, in that one's words
 
     @property
     def room(self) -> int:
@@ -94,28 +77,17 @@ class Block:
         self.job = ""
         self.reason = ""
         self.expected_at = 0.0
-        self.emptied_at: float | None = None
-        """When the last of its pilots went although its job runs; None while one is here or may still come."""
-        self.held_for = ""
-        """What its job was last held for by the batch system; empty if it was not."""
-        self.holds = 0
-        """How often the batch system has held its job."""
-        self.abandoned = False
-        """Whether it was let go because of that."""
-        self.loss: LossReason | None = None
-        """Why its job does not run any more, in the batch system's view; None: it runs, or nobody says."""
-        self.unsettled: dict[PilotId, Pilot] = {}
-        """Lost pilots of its for which the batch system has not named the reason yet (see `blocks`)."""
-        self.leaving = ""
-        """Why it was let go; empty while it was not."""
-        self.pilots: dict[PilotId, None] = {}
-        """Those that are here (or cut off)."""
-        self.brought = 0
-        """Pilots that ever came from it."""
-        self.brought_at = 0.0
-        """When the first of them came."""
-        self.proved = False
-        """Whether something was loaded on one of them."""
+        self.emptied_at: float | None = None  # When its last pilot left although its job runs
+        self.held_for = ""  # What its job was last held for by the batch system; empty if it was not
+        self.holds = 0  # How often the batch system has held its job
+        self.abandoned = False  # Whether it was let go because of that
+        self.loss: LossReason | None = None  # Why its job has ended, as the batch system says
+        self.unsettled: dict[PilotId, Pilot] = {}  # Lost pilots without a reason from the batch system yet
+        self.leaving = ""  # Why it was let go; empty while it was not
+        self.pilots: dict[PilotId, None] = {}  # Those that are here (or cut off)
+        self.brought = 0  # Pilots that ever came from it
+        self.brought_at = 0.0  # When the first of them came
+        self.proved = False  # Whether something was loaded on one of them
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
 
     def note(self, now: float, text: str) -> None:
@@ -144,8 +116,6 @@ class Block:
 
 
 # ---- trials
-
-
 class Loss:
     """A pilot or library that was lost while a call may have run there (see `retries`)."""
 
@@ -166,14 +136,10 @@ class Loss:
         self.pilot = pilot
         self.library = library
         self.ran_s = ran_s
-        self.alone = alone
-        """Whether nothing else can have been the cause: nothing else ran on the pilot."""
-        self.failure = failure
-        """How the library died, where its pilot lives."""
-        self.memory_bytes = memory_bytes
-        """The most that the library was measured to use while the call ran; 0 = not known."""
-        self.printed = printed
-        """The call's output, as far as it is known where that begins."""
+        self.alone = alone  # Whether nothing else can have been the cause: nothing else ran on the pilot
+        self.failure = failure  # How the library died, where its pilot lives
+        self.memory_bytes = memory_bytes  # Largest measured use while the call ran; 0 = unknown
+        self.printed = printed  # The call's output, as far as it is known where that begins
 
     @property
     def counts(self) -> bool:
@@ -202,8 +168,7 @@ class Cut:
     ) -> None:
         self.ran_s = ran_s
         self.walltime_s = walltime_s
-        self.whole = whole
-        """Whether no pilot could have given it much more time."""
+        self.whole = whole  # Whether no pilot could have given it much more time
         self.pilot = pilot
         self.library = library
         self.log = log
@@ -230,10 +195,8 @@ class Trial:
         self.losses: list[Loss] = []
         self.cuts: list[Cut] = []
         self.faults: list[Fault] = []
-        self.saved = b""
-        """What it had saved of its progress when the last of these happened."""
-        self.pilot: Pilot | None = None
-        """The pilot that is reserved for it."""
+        self.saved = b""  # What it had saved of its progress when the last of these happened
+        self.pilot: Pilot | None = None  # The pilot that is reserved for it
 
     def gets_on(self, saved: bytes) -> None:
         """The call has saved something since this was written: it is written anew."""
@@ -254,15 +217,10 @@ class Trial:
 
 
 # ---- state
-
-
 JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have said anew what they hold"
-"""A notice of the session."""
 
-KEPT_REFUSALS = 200
-"""What is refused is counted by so many kinds; others count together."""
-KEPT_NOTICES = 20
-"""The last so many notices of a session are kept."""
+KEPT_REFUSALS = 200  # What is refused is counted by so many kinds; others count together
+KEPT_NOTICES = 20  # The last so many notices of a session are kept
 
 
 class State:
@@ -272,101 +230,64 @@ class State:
         self.session = session
         self.started_at = now
         self.now = now
-        self.lease_s = 60.0
-        """How long pilots wait for a manager that is gone. Decisions rest on it, so it is told by an event."""
+        self.lease_s = 60.0  # How long pilots wait for an absent manager
         self.clients: dict[ClientId, Client] = {}
         self.clients_by_number: dict[int, Client] = {}
         self.next_client = 0
-        self.departed: dict[int, None] = {}
-        """Numbers of clients that were gone for so long that the rest of them is forgotten."""
+        self.departed: dict[int, None] = {}  # Numbers of forgotten clients
         self.functions: dict[FunctionKey, FunctionBlob] = {}
-        self.unused_functions: dict[FunctionKey, None] = {}
-        """Those that their clients will not name again, as long as open calls need them."""
+        self.unused_functions: dict[FunctionKey, None] = {}  # Not named again, but open calls need them
         self.groups: dict[object, Group] = {}
-        self.costs: dict[tuple[str, str], Cost] = {}
-        """By function and recipe key."""
-        self.unrecorded: dict[Cost, None] = {}
-        """Those with runs that are not in the performance history yet."""
-        self.recorded_at = 0.0
-        """When costs of runs were recorded last."""
+        self.costs: dict[tuple[str, str], Cost] = {}  # By function and recipe key
+        self.unrecorded: dict[Cost, None] = {}  # Those with runs that are not in the performance history yet
+        self.recorded_at = 0.0  # When costs of runs were recorded last
         self.contexts: dict[str, Context] = {}
         self.calls: dict[int, Call] = {}
-        self.orphans: dict[int, Orphan] = {}
-        """Calls that run and that no client has submitted, as far as the journal knows."""
-        self.streams: dict[int, StreamFacts] = {}
-        """Running calls that have yielded pieces."""
-        self.failed_at: deque[float] = deque(maxlen=100)
-        """When events made the core raise."""
-        self.banned: dict[str, str] = {}
-        """Peers on whose events the core has failed, and what they are told."""
-        self.forgotten: dict[int, None] = {}
-        """Calls that ended before the journal lost that: their clients may still read the files of their results."""
-        self.kept_ends: dict[int, CallEnd] = {}
-        """Ends from before the journal began anew, of calls that their clients may submit again (see `clients`)."""
-        self.failed: dict[int, Call] = {}
-        """The last calls that ended without a result, for their stories."""
+        self.orphans: dict[int, Orphan] = {}  # Running calls that no client has submitted, as the journal knows
+        self.streams: dict[int, StreamFacts] = {}  # Running calls that have yielded pieces
+        self.failed_at: deque[float] = deque(maxlen=100)  # When events made the core raise
+        self.banned: dict[str, str] = {}  # Peers on whose events the core has failed, and what they are told
+        self.forgotten: dict[int, None] = {}  # Calls whose end the journal lost; their results may still be read
+        self.kept_ends: dict[int, CallEnd] = {}  # Ends from before the journal began again
+        self.failed: dict[int, Call] = {}  # The last calls that ended without a result, for their stories
         self.pilots: dict[PilotId, Pilot] = {}
-        self.gone_pilots: dict[PilotId, Pilot] = {}
-        """The last pilots that ended or were lost: for their stories, and to tell them if they come back."""
+        self.gone_pilots: dict[PilotId, Pilot] = {}  # The last ones, for their stories and their return
         self.libraries: dict[LibraryId, Library] = {}
-        self.gone_libraries: dict[LibraryId, Library] = {}
-        """The last libraries that are gone, for their stories."""
-        self.transfers = Transfers()
-        """Objects, and who gets them from whom."""
-        self.hungry: dict[str, Context] = {}
-        """Contexts with waiting calls."""
-        self.reports: dict[int, CallProgress] = {}
-        """Last progress report of each running call that made one."""
-        self.printed: dict[int, CallProgress] = {}
-        """How far running calls are that print it and do not say it."""
-        self.forecasts: dict[int, CallForecast] = {}
-        """When calls are expected to end, as their clients were told last."""
-        self.trials: dict[int, Trial] = {}
-        """What calls have lost that they ran on, by call."""
-        self.reserved: dict[PilotId, Pilot] = {}
-        """The pilots that are kept for a call that is to run alone."""
-        self.breaks: dict[int, int] = {}
-        """How often the ranks of a gang call have lost each other."""
-        self.broken_runs: dict[int, float] = {}
-        """When the last run of a gang call was sent that ended because its ranks had lost each other: until a library
-        is known to have died in it."""
+        self.gone_libraries: dict[LibraryId, Library] = {}  # The last libraries that are gone, for their stories
+        self.transfers = Transfers()  # Objects, and who gets them from whom
+        self.hungry: dict[str, Context] = {}  # Contexts with waiting calls
+        self.reports: dict[int, CallProgress] = {}  # Last progress report of each running call that made one
+        self.printed: dict[int, CallProgress] = {}  # How far running calls are that print it and do not say it
+        self.forecasts: dict[int, CallForecast] = {}  # When calls are expected to end, as their clients were told last
+        self.trials: dict[int, Trial] = {}  # What calls have lost that they ran on, by call
+        self.reserved: dict[PilotId, Pilot] = {}  # The pilots that are kept for a call that is to run alone
+        self.breaks: dict[int, int] = {}  # How often the ranks of a gang call have lost each other
+        self.broken_runs: dict[
+            int, float
+        ] = {}  # Send time of a gang's run that ended because its ranks lost each other
         self.timers: dict[str, float] = {}
         self.sources: dict[str, SourceState] = {}
-        self.blocks: dict[BlockId, Block] = {}
-        """Those that the manager has asked for and that are not over."""
-        self.past_blocks: dict[BlockId, Block] = {}
-        """The last ones that are over, for their stories."""
-        self.ended_blocks: dict[str, int] = {}
-        """How many are over, by how they ended."""
+        self.blocks: dict[BlockId, Block] = {}  # Those that the manager has asked for and that are not over
+        self.past_blocks: dict[BlockId, Block] = {}  # The last ones that are over, for their stories
+        self.ended_blocks: dict[str, int] = {}  # How many are over, by how they ended
         self.next_block = 1
-        self.factory_trouble = ""
-        """Why nobody submits blocks just now; empty while somebody does."""
-        self.said_blocks: dict[str, str] = {}
-        """What a client says of blocks that are its own business."""
-        self.most_pilots: dict[ClientId, int] = {}
-        """How many pilots the blocks of each such client bring at once at most; 0 = any number."""
-        self.notices: dict[str, float] = {}
-        """What the people of the session should know of it, and when it happened last. The oldest comes first."""
-        self.refused: dict[str, int] = {}
-        """What was refused or ignored, by kind, counted."""
+        self.factory_trouble = ""  # Why nobody submits blocks just now; empty while somebody does
+        self.said_blocks: dict[str, str] = {}  # What a client says of blocks that are its own business
+        self.most_pilots: dict[ClientId, int] = {}  # Pilots that each client's own blocks bring at most; 0 = no limit
+        self.notices: dict[str, float] = {}  # What users should know, and when it happened last; the oldest first
+        self.refused: dict[str, int] = {}  # What was refused or ignored, by kind, counted
         self.tier_seconds: dict[str, float] = {"cold": 0.0, "warm": 0.0}
         self.next_library = 1
         self.done = 0
         self.failures = 0
-        self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}
-        """How often what has failed, by function, exception and line (see `ending`)."""
+        self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}  # By function, error, line
         self.cancelled = 0
-        self.losses: dict[LossReason, int] = {}
-        """Pilots that were lost, by reason."""
-        self.pilots_gone = 0
-        """However they went."""
+        self.losses: dict[LossReason, int] = {}  # Pilots that were lost, by reason
+        self.pilots_gone = 0  # However they went
         self.rerun_calls = 0
-        self.rate: Counts = deque()
-        """Calls that ended in each of the last seconds."""
-        self.ending = ""
-        """Why the session ends, once it does."""
-        self.kept = False
-        """Whether the session goes on when its clients have left."""
+        self.rate: Counts = deque()  # Calls that ended in each of the last seconds
+        self.ending = ""  # Why the session ends, once it does
+        self.kept = False  # Whether the session goes on when its clients have left
 
     @property
     def lost_pilots(self) -> int:
@@ -416,12 +337,9 @@ class StreamFacts:
 
     def __init__(self, run: int) -> None:
         self.run = run
-        self.sent = 0
-        """Pieces that its library has sent."""
-        self.taken = 0
-        """Pieces that its client has acknowledged."""
-        self.waits_since: float | None = None
-        """Since when the call waits for its reader; None = it does not."""
+        self.sent = 0  # Pieces that its library has sent
+        self.taken = 0  # Pieces that its client has acknowledged
+        self.waits_since: float | None = None  # Since when the call waits for its reader; None = it does not
 
 
 class Orphan:
@@ -431,5 +349,4 @@ class Orphan:
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self.end: CallEnd | None = None
-        """How it ended, if it has ended before its client submitted it again."""
+        self.end: CallEnd | None = None  # How it ended, if it has ended before its client submitted it again

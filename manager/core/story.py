@@ -29,9 +29,6 @@ from stoker.protocol.show_status import READ_JOB, SILENT_S, is_suspended
 from stoker.protocol.status import StoryLine
 from stoker.units import show_about, show_bytes, show_line, show_seconds
 
-# ---- blocks of programs
-
-
 _NOT_STARTED = ("pending", "unknown", "held")
 _OVER = ("completed", "failed", "cancelled", "timeout", "missing", "scaled_in")
 _RUNNING = "running"
@@ -72,8 +69,6 @@ def _now(state: State, said: str, *, came: bool) -> str:
 
 
 # ---- blocks in words
-
-
 def block_status(now: float, block: Block) -> BlockStatus:
     """A block for `stoker status`."""
     return BlockStatus(
@@ -119,18 +114,12 @@ def source_failure(source: SourceState) -> str:
 
 
 # ---- story
+IN_JOURNAL = "ended; its story is in the journal"  # Said of a call that ended well: only the journal keeps it
 
+_SLOW_READER_S = 1.0  # A call that waits for its reader for less says nothing of it
+PAYLOAD_BYTES = 64_000  # Arguments of more bytes are not sent to an asker
 
-IN_JOURNAL = "ended; its story is in the journal"
-"""What is said of a call that ended well: the manager forgets it, its journal does not."""
-
-_SLOW_READER_S = 1.0
-"""A call that waits for its reader for less says nothing of it."""
-PAYLOAD_BYTES = 64_000
-"""Arguments of more bytes are not sent to an asker."""
-
-_Told = tuple[str, list[Note]]
-"""A headline, and what happened."""
+_Told = tuple[str, list[Note]]  # A headline, and what happened
 
 
 def tell_story(state: State, subject: str) -> to_client.Story:

@@ -20,31 +20,19 @@ import msgspec
 from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import PilotId
 
-# ---- peers
-
-
 _READER_RANK = -1
 
 
 class Limits(msgspec.Struct, frozen=True):
     """Bounds of the plan. Sizes in bytes."""
 
-    sources: int = 3
-    """Peers from which a pilot gets one object at a time."""
-    close: int = 8
-    """Pilots that get an object from so many. Further ones get it from one less: so there are always places free near
-    the origin, and the way from there grows with the logarithm of the pilots, not with their number."""
-    serves: int = 4
-    """Transfers that a pilot serves at a time, of all its objects. The last place is kept for objects that it has
-    whole, or reads from their origin."""
-    readers: int = 4
-    """Pilots that read the origin of an object at a time because no peer could serve them. Otherwise one does."""
-    tries: int = 6
-    """Peers that may fail a pilot before it goes to the origin itself."""
-    origin_tries: int = 8
-    """Pilots that may fail to read an origin before nobody else tries."""
-    small_bytes: int = 16 << 20
-    """An object up to this size comes from one peer: several would not be quicker."""
+    sources: int = 3  # Peers from which a pilot gets one object at a time
+    close: int = 8  # This many pilots get it from `sources` peers, later ones from one less: the tree stays shallow
+    serves: int = 4  # Transfers that a pilot serves at a time; the last place is kept for whole objects
+    readers: int = 4  # Pilots that read an origin at a time because no peer could serve them; otherwise one
+    tries: int = 6  # Peers that may fail a pilot before it goes to the origin itself
+    origin_tries: int = 8  # Pilots that may fail to read an origin before nobody else tries
+    small_bytes: int = 16 << 20  # An object up to this size comes from one peer: several would not be quicker
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -58,18 +46,12 @@ class Snapshot(msgspec.Struct, frozen=True):
 class Way(enum.Enum):
     """How an object comes to a pilot."""
 
-    WAITING = "waiting"
-    """Nobody who is sure to have it has a place free; it may get parts from others meanwhile."""
-    PEERS = "peers"
-    """From peers, one of which has all of it, or is sure to have it earlier."""
-    READER = "reader"
-    """From its origin: the one pilot that reads it for all the others."""
-    STRANDED = "stranded"
-    """No peer could serve it: it waits until it may read the origin for itself alone."""
-    ALONE = "alone"
-    """From its origin, for itself alone."""
-    FOLLOWING = "following"
-    """Another pilot that uses the same cache gets it, or has got it just now."""
+    WAITING = "waiting"  # Nobody who is sure to have it has a place free; it may get parts from others meanwhile
+    PEERS = "peers"  # From peers, one of which has all of it, or is sure to have it earlier
+    READER = "reader"  # From its origin: the one pilot that reads it for all the others
+    STRANDED = "stranded"  # No peer could serve it: it waits until it may read the origin for itself alone
+    ALONE = "alone"  # From its origin, for itself alone
+    FOLLOWING = "following"  # Another pilot that uses the same cache gets it, or has got it just now
 
 
 class Fetch:
@@ -82,17 +64,14 @@ class Fetch:
         self.peer = peer
         self.number = number
         self.way = Way.WAITING
-        self.leader: Fetch | None = None
-        """Of one that follows: the fetch into the same cache that is under way."""
+        self.leader: Fetch | None = None  # Of one that follows: the fetch into the same cache that is under way
         self.sources: dict[PilotId, Peer] = {}
-        self.failed: dict[PilotId, None] = {}
-        """Peers that did not serve it."""
-        self.unreadable = False
-        """The origin could not be read by this pilot."""
-        self.said: tuple[tuple[PilotId, ...], bool] | None = None
-        """What the pilot was told last: from whom, and whether it reads the origin."""
-        self.kept = False
-        """Nobody there has asked for it: it is handed on by one that leaves (`object_plan`)."""
+        self.failed: dict[PilotId, None] = {}  # Peers that did not serve it
+        self.unreadable = False  # The origin could not be read by this pilot
+        self.said: tuple[tuple[PilotId, ...], bool] | None = (
+            None  # The last order: sources, and whether it reads the origin
+        )
+        self.kept = False  # Nobody there has asked for it: it is handed on by one that leaves (`object_plan`)
 
     @property
     def able(self) -> bool:
@@ -133,16 +112,13 @@ class Peer:
         self.has: dict[str, Object] = {}
         self.fetches: dict[str, Fetch] = {}
         self.serves: dict[tuple[str, PilotId], Fetch] = {}
-        self.parked: dict[str, Object] = {}
-        """Objects that it could serve, had it a place free."""
-        self.wants: dict[str, ObjectRef] = {}
-        """What it was getting when its connection broke."""
-        self.hands_on: dict[str, dict[PilotId, None]] = {}
-        """Objects for which it stays, though it is to leave, and who was told to get each."""
-        self.blamed = 0
-        """Pilots that it failed although others served them."""
-        self.served = 0
-        """Pilots that got an object with its help."""
+        self.parked: dict[str, Object] = {}  # Objects that it could serve, had it a place free
+        self.wants: dict[str, ObjectRef] = {}  # What it was getting when its connection broke
+        self.hands_on: dict[
+            str, dict[PilotId, None]
+        ] = {}  # Objects for which it stays, and the pilots told to get each
+        self.blamed = 0  # Pilots that it failed although others served them
+        self.served = 0  # Pilots that got an object with its help
 
     @property
     def serving(self) -> bool:
@@ -162,29 +138,22 @@ class Object:
         self.ref = ObjectRef(name, 0)
         self.manifest = b""
         self.holders: dict[PilotId, Peer] = {}
-        self.whole: dict[PilotId, Peer] = {}
-        """Holders that serve others."""
-        self.open: OrderedDict[PilotId, Peer] = OrderedDict()
-        """Of those, the ones that may have a place free; who was given something last is last."""
-        self.relays: list[tuple[int, PilotId]] = []
-        """A heap by rank of those that are getting it and may have a place free; `queued` tells who is in it."""
+        self.whole: dict[PilotId, Peer] = {}  # Holders that serve others
+        self.open: OrderedDict[PilotId, Peer] = (
+            OrderedDict()
+        )  # Of those, the ones that may have a free place, round robin
+        self.relays: list[tuple[int, PilotId]] = []  # A heap by rank of pilots that get it and may have a free place
         self.queued: dict[PilotId, int] = {}
-        self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()
-        """In the order of their numbers."""
-        self.able: dict[PilotId, Fetch] = {}
-        """Those that do not read its origin, but could for the others."""
+        self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()  # In the order of their numbers
+        self.able: dict[PilotId, Fetch] = {}  # Those that do not read its origin, but could for the others
         self.reader: Fetch | None = None
         self.waiting: OrderedDict[PilotId, Fetch] = OrderedDict()
-        self.hungry: OrderedDict[PilotId, Fetch] = OrderedDict()
-        """Those that are served by fewer peers than they may be."""
+        self.hungry: OrderedDict[PilotId, Fetch] = OrderedDict()  # Served by fewer peers than they may be
         self.stranded: OrderedDict[PilotId, Fetch] = OrderedDict()
         self.alone: dict[PilotId, Fetch] = {}
-        self.lonely: dict[PilotId, None] = {}
-        """Pilots that no peer could serve."""
-        self.unreadable: dict[PilotId, None] = {}
-        """Pilots that could not read its origin."""
-        self.reason = ""
-        """What went wrong last."""
+        self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve
+        self.unreadable: dict[PilotId, None] = {}  # Pilots that could not read its origin
+        self.reason = ""  # What went wrong last
         self.origin_bytes = 0
         self.peer_bytes = 0
 
@@ -195,8 +164,6 @@ class Object:
 
 
 # ---- transfers
-
-
 class Transfers:
     """Everything about objects. Events change facts and list here whom they concern; `objects.settle` then plans."""
 
@@ -204,25 +171,16 @@ class Transfers:
         self.limits = limits or Limits()
         self.objects: dict[str, Object] = {}
         self.peers: dict[PilotId, Peer] = {}
-        self.caches: dict[str, dict[PilotId, Peer]] = {}
-        """Pilots that are here, by the cache that they use."""
-        self.needy: dict[str, Object] = {}
-        """Objects that somebody waits for, or could get from more peers."""
-        self.leaving: dict[PilotId, Peer] = {}
-        """Pilots that stay until others have what only they had (see `object_plan`)."""
-        self.unsettled: dict[Fetch, None] = {}
-        """Fetches that need to be planned."""
-        self.freed: dict[Peer, None] = {}
-        """Peers with a place that nobody was offered yet."""
-        self.changed: dict[Fetch, None] = {}
-        """Fetches whose pilots must be told."""
-        self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}
-        """By recipe key and device kind, then by form."""
-        self.fetches = 0
-        """How many there have been."""
+        self.caches: dict[str, dict[PilotId, Peer]] = {}  # Pilots that are here, by the cache that they use
+        self.needy: dict[str, Object] = {}  # Objects that somebody waits for, or could get from more peers
+        self.leaving: dict[PilotId, Peer] = {}  # Pilots that stay until others have their objects
+        self.unsettled: dict[Fetch, None] = {}  # Fetches that need to be planned
+        self.freed: dict[Peer, None] = {}  # Peers with a place that nobody was offered yet
+        self.changed: dict[Fetch, None] = {}  # Fetches whose pilots must be told
+        self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}  # By recipe key and device kind, then by form
+        self.fetches = 0  # How many there have been
         self.peer_bytes = 0
-        self.lonely: dict[PilotId, None] = {}
-        """Pilots that no peer could serve, whatever they wanted."""
+        self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve, whatever they wanted
 
     def object(self, name: str) -> Object:
         """The object of this name, known or new."""
