@@ -1,31 +1,14 @@
-"""Whose fault a failure is: calls, pilots, devices. Verdicts, and pilots that cannot hold a context.
+"""Whose fault a failure is: calls that lost their pilots, verdicts of the advisor, pilots that cannot hold a
+context.
 
-What the losses of a call say of it: whether it is tried again, and how. Nothing is changed here.
+*Verdicts* of the advisor on failures arrive late or never. The pilot keeps them, stories show them, and policies may
+quarantine a device. Each failing function is asked about twice at once on each pilot, then every `AGAIN_S`.
 
-Why calls and loads have failed: what is asked about them, and what becomes of the answers.
+*Printed progress*: a timer asks the advisor about the logs of calls that do not report progress, if one call at a time
+writes to the log.
 
-The advisor reads logs and says whose fault a failure was. It answers late or never, and the failure has had its effect
-by then: the user has the exception, or the call runs elsewhere (`retries`). A verdict is for what comes next: it is
-kept with the pilot, told in the stories of call and pilot, and policies are told of it: they may quarantine what failed
-(`seams.Quarantine`).
-
-A sweep whose calls all fail asks about each of its functions on a pilot twice at once, so that a node that fails
-everything is soon found out, and then once in `AGAIN_S`.
-
-How far calls are that print it and do not say it: every so often the advisor is asked what their libraries' logs
-tell (`events.OfPace`).
-
-Only where one call at a time writes into a log, and only of calls that have run for a while. A timer looks for them
-while any call is sent or runs; it is not there in simulated worlds, whose pilots have no logs.
-
-Pilots that cannot hold a context, through no fault of the context: their disk is full, or does not take writes.
-
-Counting such a load against the recipe would give up a sound one because of one bad node. So the pilot is left alone,
-for that context where an object of it did not fit, for all where nothing could be written at all, until it is time to
-try again or a load works there. Others take over meanwhile.
-
-Many disks are full for seconds only: another job writes, and cleans up. So the first try comes soon, and further ones
-come ever later (`AGAIN_S`). Calls whose only pilots are unfit wait for the first two tries.
+*Unfit pilots*: a load that fails because a disk is full does not count against its recipe. The pilot is skipped for
+that context, or for all if it could not write at all, and tried again after `UNFIT_RETRY_S`.
 """
 
 from __future__ import annotations
@@ -52,7 +35,7 @@ CUTS = 2
 
 
 def why_apart(state: State, call: Call) -> str:
-    """What a call that is apart waits for, in words."""
+    """Say what a call that waits apart waits for."""
     trial = state.trials.get(call.id)
     if trial is None or call.id not in call.group.context.queue.apart:
         return ""
@@ -71,7 +54,7 @@ def why_apart(state: State, call: Call) -> str:
 
 
 def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
-    """Why a call ends here; None if it is tried again."""
+    """Return the failure that ends a call; None if it is tried again."""
     if sum(cut.whole for cut in trial.cuts) >= CUTS:
         cut = trial.cuts[-1]
         text = (
@@ -106,7 +89,7 @@ def _evidence(state: State, call: Call, loss: Loss) -> str:
 
 
 def last_words(state: State, pilot: Pilot) -> str:
-    """What is known of the end of a pilot."""
+    """Describe the end of a pilot."""
     block = state.block_of(pilot)
     words = [pilot.loss.value if pilot.loss is not None else "", pilot.notes[-1][1] if pilot.notes else ""]
     if block is not None and block.reason:
@@ -115,30 +98,28 @@ def last_words(state: State, pilot: Pilot) -> str:
 
 
 def times(count: int) -> str:
-    """How often, in words."""
+    """Say how often, in words."""
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def is_suspect(trial: Trial) -> bool:
-    """True if a call is to run alone."""
+    """True if a call must run alone."""
     return len(trial.counted) >= ALONE_AFTER
 
 
 def is_apart(manager: Manager, call: Call, trial: Trial) -> bool:
-    """True if a call waits apart: it is to run alone, or on another pilot or one with more time left, or its end is to
-    be told."""
+    """True if a call waits apart: it must run alone or elsewhere, or it is about to fail."""
     if call.group.options.gang[1] > 1 or manager.policies.dispatch.period_s:
         return judge_trial(manager.state, call, trial) is not None
     return is_suspect(trial) or bool(trial.cuts) or bool(trial.faults)
 
 
 def awaits_word(trial: Trial) -> bool:
-    """True if the call would be given up, were it not for what the batch system may still say."""
+    """True if only the batch system's reason can still save the call."""
     counted = trial.counted
     return len(counted) > ALONE_AFTER and counted[-1].alone and not all(loss.is_settled for loss in counted)
 
 
-# ---- verdicts
 AGAIN_S = 60.0
 SOON_S = 2.0  # The second question comes so long after the first at the soonest
 FORGET_S = 600.0  # A function that has not failed for so long begins anew
@@ -152,14 +133,14 @@ NO_CALL = CallId(-1)
 UNASKED = frozenset(
     {
         FailureKind.CANCELLED, FailureKind.DROPPED, FailureKind.TIMEOUT, FailureKind.NO_DEVICE,
-        FailureKind.SERIALIZATION, FailureKind.GANG, FailureKind.CONTEXT,
+        FailureKind.SERIALIZATION, FailureKind.GANG, FailureKind.CONTEXT
     }
 )  # fmt: skip
 """Ends that somebody wanted, that a limit brought, or that say all there is to say."""
 
 
 def ask_why_call_failed(manager: Manager, holder: Library | Gang | None, call: Call, outcome: CallEnd) -> None:
-    """A call has failed where it ran: ask why."""
+    """Ask the advisor why a call failed."""
     failure = outcome.failure
     if not isinstance(holder, Library) or (failure is not None and failure.kind in UNASKED):
         return
@@ -170,14 +151,14 @@ def ask_why_call_failed(manager: Manager, holder: Library | Gang | None, call: C
 
 
 def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) -> None:
-    """A load has failed: ask why."""
+    """Ask the advisor why a load failed."""
     said = "\n".join((failure.message, failure.tail))
     name = library.context.recipe.name
     _ask(manager, library, NO_CALL, name=name, log=failure.log or log_of(library), part=(0, 0), said=said)
 
 
 def take_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
-    """A verdict has come. True if there is still a pilot that it is of."""
+    """Record a verdict. True if its pilot is still here."""
     state = manager.state
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     call = state.failed.get(about.call) or state.calls.get(about.call)
@@ -216,32 +197,30 @@ def _ask(
 
 
 def printed_in(library: Library) -> Printed | None:
-    """The output of the call that runs in a library, or of the one that ran last; None if it may run several at once,
-    or if it has no log that is seen."""
+    """Return the output of a library's current or last call; None without a log, or if several calls share it."""
     log = log_of(library)
     return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
 
 
 def log_of(library: Library) -> str:
-    """Where a library writes, if that is known."""
+    """Return the path of a library's log; empty if unknown."""
     pilot: Pilot = library.pilot
     return f"{pilot.folder}/lib-{library.id}.log" if pilot.folder else ""
 
 
-# ---- progress that calls print
 PRINTING_TIMER = "pace"
 EVERY_S = 15.0
 MOST = 64  # At most so many calls are asked about at once; the others come the next time
 
 
 def watch_printing(manager: Manager, library: Library) -> None:
-    """A library was sent calls."""
+    """Start the timer that asks about printed progress."""
     if PRINTING_TIMER not in manager.state.timers and library.pilot.folder:
         manager.set_timer(PRINTING_TIMER, manager.state.now + EVERY_S)
 
 
-def ask_about_printing(manager: Manager) -> None:
-    """Ask about calls that have run for a while, and look again while any runs."""
+def ask_about_printing(manager: Manager, _: str) -> None:
+    """Ask about calls that have run for a while; repeat while any runs."""
     state = manager.state
     busy = [library for library in state.libraries.values() if library.held and library.pilot.folder]
     asked = [question for library in busy if (question := _question(manager, library)) is not None]
@@ -263,7 +242,6 @@ def _question(manager: Manager, library: Library) -> AskAdvice | None:
     return AskAdvice(about, call.group.function.name, log, start=library.printed_to)
 
 
-# ---- pilots that lack something
 UNFIT_RETRY_S = (
     5.0,
     20.0,
@@ -276,8 +254,10 @@ EVERY = ""  # In place of a recipe's key: every context
 
 
 def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
-    """A library has failed for what its pilot lacks. `waits_s`: other libraries there have it and will let go of it, so
-    that it is tried again after so long, however often; 0 = that is not so."""
+    """Mark a pilot as unfit for a context, or for all.
+
+    `waits_s`: other libraries free the room by then, so try again after it; 0 = unknown.
+    """
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING
     what = "anything" if everything else context.recipe.name
@@ -293,14 +273,14 @@ def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bo
 
 
 def forgive_pilot(pilot: Pilot, key: str) -> None:
-    """A context has loaded there, or is to be tried there again."""
+    """Mark a pilot as fit for a context."""
     for about in (EVERY, key):
         pilot.unfit.pop(about, None)
         pilot.unfit_times.pop(about, None)
 
 
 def why_unfit(pilot: Pilot, key: str, now: float) -> str:
-    """Why a pilot cannot hold a context just now; empty if nothing speaks against it."""
+    """Say why a pilot cannot hold a context now; empty if it can."""
     for about in (EVERY, key):
         until, why = pilot.unfit.get(about, (0.0, ""))
         if now < until:
@@ -309,12 +289,12 @@ def why_unfit(pilot: Pilot, key: str, now: float) -> str:
 
 
 def is_lastingly_unfit(pilot: Pilot, key: str) -> bool:
-    """True if a pilot was found unfit for a context several times in a row: calls need not wait for the next try."""
+    """True if a pilot was unfit for a context several times in a row."""
     return sum(pilot.unfit_times.get(about, 0) for about in (EVERY, key)) >= LASTING_TIMES
 
 
 def pilot_troubles(state: State) -> dict[str, str]:
-    """What pilots lack just now, by pilot."""
+    """Return what pilots lack now, by pilot."""
     found = {}
     for pilot in state.pilots.values():
         said = [why for until, why in pilot.unfit.values() if state.now < until]

@@ -1,8 +1,7 @@
 """The state, the policies, and the out-tray of one event: what every step works on.
 
-A step collects what it wants sent. One event may have many messages for one peer, and the calls for one library and the
-results for one client leave together at the end of the event. Questions for policies are marked here, and asked once
-when the event is complete (`reactor.settle`).
+Messages, and calls by library and results by client, leave together at the end of the event. Questions for policies are
+marked here and asked once then (`reactor.settle`).
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from stoker.protocol.ids import CallId
 
 
 class Manager:
-    """See the module's text. `strict` raises on a policy's illegal action (tests); else the action is refused and
-    counted. `watch` lists calls whose story is wanted: they are kept when they end."""
+    """What every step works on. `strict`: raise on a policy's illegal action, else count it. `watch`: calls that are
+    kept when they end.
+    """
 
     def __init__(
         self,
@@ -55,24 +55,22 @@ class Manager:
             "residency": policies.residency,
             "provisioning": policies.provisioning,
         }
-        self.changes = {
-            name: Changes() for name, seam in self.seams.items() if seam.period_s > 0
-        }  # For each policy's next round
+        self.changes = {name: Changes() for name, seam in self.seams.items() if seam.period_s > 0}
         self.tracked = tuple(self.changes.values())
         self.resting: list[str] = []  # Policies that need no round until something changes
         for name in self.changes:
             self.set_timer(f"round/{name}", state.now + self.seams[name].period_s)
 
     def say(self, pilot: Pilot, message: to_pilot.ToPilot) -> None:
-        """Put a message to a pilot in the out-tray."""
+        """Send a message to a pilot."""
         self.out.append(ToPilot(pilot.id, message))
 
     def tell(self, client: Client, message: to_client.ToClient) -> None:
-        """Put a message to a client in the out-tray."""
+        """Send a message to a client."""
         self.out.append(ToClient(client.id, message))
 
     def results_of(self, client: Client) -> list[CallEnd]:
-        """Ends that go to a client when the event is over."""
+        """Return the list of ends that a client gets after this event."""
         batch = self.results.get(client)
         if batch is None:
             batch = self.results[client] = []
@@ -83,25 +81,17 @@ class Manager:
         self.state.timers[key] = at
         self.out.append(SetTimer(at, key))
 
-    def timer_is_over(self, key: str) -> None:
-        """A timer has fired, or is not to."""
+    def drop_timer(self, key: str) -> None:
+        """A timer fired, or is not needed."""
         self.state.timers.pop(key, None)
 
     def illegal(self, error: PolicyError, *, seam: str) -> None:
-        """A policy asked for what cannot be: nothing was changed, and it is counted (or raised, in tests)."""
+        """Count a policy's illegal action, or raise it in tests."""
         if self.strict:
             raise error
         self.state.refuse(f"plan of {seam}: {error}")
 
     def changed(self, what: Literal["calls", "libraries", "pilots", "contexts"], id: int | str) -> None:
-        """Tell policies that think in rounds that something changed."""
+        """Note a change for policies that work in rounds."""
         for changes in self.tracked:
             getattr(changes, what).add(id)
-
-    def took(self, call: Call) -> None:
-        """Tell policies that think in rounds how long a call took that has ended well, if it wants a latency."""
-        wanted_s = call.group.options.objective.latency_s
-        if wanted_s:
-            share = (self.state.now - call.submitted_at) / wanted_s
-            for changes in self.tracked:
-                changes.latency_shares.append(share)

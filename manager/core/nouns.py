@@ -1,20 +1,13 @@
-"""Calls, contexts, libraries, pilots, devices and clients: the nouns of the manager.
+"""Calls, contexts, libraries, pilots, devices and clients: plain objects that steps change and policies read.
 
-Where calls, libraries and pilots are, as far as the manager knows.
-
-A program that uses the session, as the manager knows it.
-
-The nouns of the manager: calls, contexts, libraries, pilots, devices.
-
-Plain slotted objects that know each other; transitions change them (ARCHITECTURE.md), and policies see them through the
-read-only Protocols of `seams`. What exists only in one state lives in that state's type: a waiting call has no library,
-a held one has exactly one holder (a `Library`, or a `Gang` of them).
+A waiting call has no holder; a held one has one, a `Library` or a `Gang`.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -40,7 +33,7 @@ class CallState(enum.Enum):
 
 
 class LibraryState(enum.Enum):
-    """What a library is doing, as far as the manager knows."""
+    """What a library does, as the manager knows."""
 
     LOADING = "loading"  # Told to start; fetches, starts, loads
     READY = "ready"  # Holds its context and serves calls
@@ -49,7 +42,7 @@ class LibraryState(enum.Enum):
 
 
 class PilotState(enum.Enum):
-    """What the manager knows of a pilot."""
+    """Where a pilot is, as the manager knows."""
 
     HERE = "here"  # Connected
     CUT = "cut"  # Its connection broke; it may come back with everything it held
@@ -57,7 +50,6 @@ class PilotState(enum.Enum):
     GONE = "gone"  # Ended or lost
 
 
-# ---- client
 class MapRecord:
     """The last report of an open map, and its pace."""
 
@@ -70,7 +62,7 @@ class MapRecord:
 
 
 class Client:
-    """Somebody who submits calls."""
+    """A program that uses the session."""
 
     __slots__ = (
         "connected", "defined", "factory", "first_unacked", "gone", "gone_at", "id", "inbox", "known_ends", "last_call",
@@ -97,7 +89,6 @@ class Client:
         self.open_calls = 0
 
 
-# ---- nouns
 # When, and what happened.
 Note = tuple[float, str]
 
@@ -124,26 +115,24 @@ class Group:
 
     @property
     def expected_s(self) -> float:
-        """Seconds that one of them was expected to run when the queue was put into order last; 0 = unknown."""
+        """Expected seconds of a run when the queue was last sorted; 0 = unknown."""
         return self.cost.ordered_s
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CallPast:
-    """What happened to a call out of the ordinary: apart, because there may be a million calls."""
+    """Unusual events of a call, apart because there may be a million calls."""
 
-    __slots__ = ("cuts_beside", "kills", "notes")
-
-    def __init__(self) -> None:
-        self.notes: list[Note] = []
-        self.kills = 0
-        self.cuts_beside = 0  # How often its library was ended for the sake of another call while it ran there
+    notes: list[Note] = field(default_factory=list)
+    kills: int = 0
+    cuts_beside: int = 0  # How often its library was ended for the sake of another call while it ran there
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
-    """One invocation of a function, from its acceptance to its end.
+    """One invocation of a function.
 
-    There may be a million of them, so the garbage collector does not walk them: `holder` is the only way into a cycle,
-    and it is cleared when the call ends. `ticket` is its queue's (see `call_queue`).
+    There may be a million, so the garbage collector does not track them; `holder` is cleared at the end, which breaks
+    the only cycle.
     """
 
     id: CallId
@@ -161,42 +150,40 @@ class Call(msgspec.Struct, gc=False, eq=False):
 
     @property
     def notes(self) -> list[Note]:
-        """What its story tells beside the ordinary steps, which are told from its fields."""
+        """Unusual events for its story."""
         return self.past.notes if self.past is not None else []
 
     @property
     def kills(self) -> int:
-        """How many libraries died while it ran in them."""
+        """Libraries that died while it ran in them."""
         return self.past.kills if self.past is not None else 0
 
     def note(self, now: float, text: str) -> None:
-        """Remember something for the call's story."""
+        """Add a note to the call's story."""
         past = self.remember()
         past.notes.append((now, text))
         if len(past.notes) > KEPT_CALL_NOTES:
             del past.notes[KEPT_CALL_NOTES // 2]
 
     def remember(self) -> CallPast:
-        """The record of what happens to it out of the ordinary."""
+        """Return its past, made on first use."""
         if self.past is None:
             self.past = CallPast()
         return self.past
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Gang:
-    """The libraries that run one call together. The call ends when every member has ended it; rank 0's end counts."""
+    """The libraries that run one call together."""
 
-    __slots__ = ("address", "ends", "members", "report")
-
-    def __init__(self, members: tuple[Library, ...]) -> None:
-        self.members = members
-        self.address = ""  # Where rank 0 awaits the others, once it has said so
-        self.report: tuple[float, float] | None = None  # When it said last how many items were done, and how many
-        self.ends: dict[LibraryId, CallEnd] = {}
+    members: tuple[Library, ...]
+    address: str = ""  # Where rank 0 awaits the others, once it has said so
+    report: tuple[float, float] | None = None  # When it said last how many items were done, and how many
+    ends: dict[LibraryId, CallEnd] = field(default_factory=dict)
 
 
 class Context:
-    """A recipe and everything that the manager knows of it."""
+    """A recipe and what the manager knows of it."""
 
     __slots__ = (
         "advice", "advised_by", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
@@ -246,8 +233,9 @@ class Context:
 
     @property
     def lacking(self) -> tuple[int, float, int] | None:
-        """Set while the first waiting call lacks libraries that it cannot do without: any at all, or some of its gang.
-        The smallest is first in line for devices: by priority, then by how long that has been so."""
+        """Sort key of a context whose first call lacks libraries; None if it lacks none. The smallest gets devices
+        first: by priority, then by time without libraries.
+        """
         head = self.queue.head()
         if head is None:
             return None
@@ -260,8 +248,7 @@ class Context:
 
 
 class CountedFailures:
-    """Failures of one kind (see `ending`). `first_at`, `last_at`: on the manager's clock; `call`: the last one;
-    `message`: what that said."""
+    """Failures of one kind; `call`, `message`: the last one."""
 
     __slots__ = ("call", "count", "first_at", "last_at", "message")
 
@@ -274,8 +261,7 @@ class CountedFailures:
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A verdict on something that failed on a pilot: when it came, and the call (-1: a load). `devices`: those of its
-    library."""
+    """A verdict on a failed call or load (`call` -1) of a pilot."""
 
     at: float
     call: CallId
@@ -284,8 +270,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Device:
-    """One GPU (or CPU allotment) of a pilot. `promised_bytes`: the budgets of its libraries, and what libraries that
-    are told to end still hold."""
+    """One GPU or CPU allotment. `promised_bytes`: budgets of its libraries, stopping ones included."""
 
     __slots__ = (
         "facts", "fault", "id", "libraries", "pilot", "promised_bytes", "quarantine", "reported", "tier", "tier_since"
@@ -305,19 +290,18 @@ class Device:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that no library has or was promised: a library that is loaded into it need not wait."""
+        """Memory that is promised to no library: a load into it need not wait."""
         return max(0, self.facts.memory_bytes - self.promised_bytes)
 
     @property
     def budget_bytes(self) -> int:
-        """Memory that may be promised: what is free, and what libraries that are told to end give back. The pilot holds
-        a load back until it is really free."""
+        """Memory that may be promised: free memory and that of stopping libraries, for which the pilot waits."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.facts.memory_bytes - sum(library.promised_bytes for library in staying)
 
 
 class Library:
-    """A process on a pilot that holds one context, or is on its way to."""
+    """A process that holds one context, or loads it."""
 
     __slots__ = (
         "batch", "batch_at", "context", "device_bytes", "devices", "ended_at", "functions", "held", "id", "line",
@@ -362,36 +346,35 @@ class Library:
 
     @property
     def load(self) -> int:
-        """Calls that take a slot, or wait here for one."""
+        """Calls that take a slot or wait here for one."""
         return len(self.held) + len(self.zombies)
 
     @property
     def suspect(self) -> Call | None:
-        """A call that runs here by itself, although there are more slots: it may have killed a library before."""
+        """The only call here, if it must run by itself."""
         if len(self.held) != 1:
             return None
         (call,) = self.held.values()
         return call if call.by_itself else None
 
     def admits(self, call: Call) -> bool:
-        """Whether nothing between the two forbids it to run here now, room and context left aside: it was not taken
-        away from here a moment ago, and neither it nor what runs here may have to run by itself."""
+        """True unless a reserved pilot, a suspect call or a zombie forbids this call here; room and context aside."""
         alone = call.by_itself and self.load
         free = self.pilot.reserved is None or self.pilot.reserved is call
         return free and self.suspect is None and not alone and call.id not in self.zombies
 
     def note(self, now: float, text: str) -> None:
-        """Remember something for the library's story."""
+        """Add a note to the library's story."""
         self.notes.append((now, text))
 
     def found(self, now: float) -> None:
-        """It was not told to load, as far as the manager knows: its story begins when it was found."""
+        """Begin the story of a library that the manager did not start."""
         places = ", ".join(device.id for device in self.devices)
         self.notes[:] = [(now, f"found on {places}: the manager did not know of it")]
 
     @property
     def usable(self) -> bool:
-        """Whether it serves calls, or will: loading or ready on a pilot that is here."""
+        """True if it serves calls, or will."""
         return self.state in (LibraryState.LOADING, LibraryState.READY) and self.pilot.state is PilotState.HERE
 
 
@@ -442,6 +425,10 @@ class Pilot:
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
 
     def note(self, now: float, *texts: str) -> None:
-        """Remember something for the pilot's story."""
+        """Add notes to the pilot's story."""
         self.notes += [(now, text) for text in texts]
         del self.notes[1:-KEPT_PILOT_NOTES]
+
+
+# What a pilot that was given up may return with: libraries, their promised bytes and states.
+Kept = dict[LibraryId, tuple[Library, int, LibraryState]]

@@ -1,16 +1,10 @@
-"""Everything that the manager knows: sources and blocks, evidence of losses, the session.
-
-Where pilots come from: the sources that site files name, and the blocks that were asked of them.
-
-What calls have lost while they ran: the evidence that `retries` judges by.
-
-Everything that the manager knows, in one object.
-"""
+"""Everything that the manager knows: sources and blocks, evidence of losses, the session."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -28,41 +22,36 @@ from stoker.protocol.to_pilot import FunctionBlob
 KEPT_BLOCK_NOTES = 50
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SourceState:
-    """A source of pilots, and how it has done lately."""
+    """A source of pilots and its health."""
 
-    __slots__ = (
-        "abandoned", "blocks", "coming", "devices", "failed_at", "failures", "filling", "held_for", "hold",
-        "last_failure", "short_lived", "source", "staying", "stopped", "trouble", "useless",
-    )  # fmt: skip
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.blocks: dict[BlockId, Block] = {}  # Those that are not over
-        self.abandoned: dict[BlockId, None] = {}  # Of these, blocks that are cancelled because their pilots were lost
-        self.staying: dict[BlockId, None] = {}  # Blocks that were not let go
-        self.coming: dict[BlockId, None] = {}  # Of these in turn, those from which pilots may still come
-        self.filling: dict[BlockId, None] = {}  # Of those that stay, blocks that have brought some of their pilots
-        self.devices: tuple[DeviceFacts, ...] = ()  # What the last pilot had that came from here
-        self.failures = 0  # Blocks that were refused or brought no pilot, since one did
-        self.short_lived = 0  # Blocks in a row whose pilots died young and loaded nothing
-        self.failed_at = 0.0
-        self.last_failure = ""
-        self.useless = False  # True if the last failure was a block whose pilots had no usable device
-        self.held_for = ""  # What its last block was held for by the batch system; empty once a block ended otherwise
-        self.hold = ""  # That hold in the batch system's words, and what to do about it
-        self.stopped = ""  # Why no block is asked of it any more, and what to do; empty while it goes on
-        self.trouble = ""  # What is wrong with its batch system just now, in that one's words
+    source: Source
+    blocks: dict[BlockId, Block] = field(default_factory=dict)  # Those that are not over
+    abandoned: dict[BlockId, None] = field(default_factory=dict)  # Of these, cancelled because their pilots were lost
+    staying: dict[BlockId, None] = field(default_factory=dict)  # Blocks that were not let go
+    coming: dict[BlockId, None] = field(default_factory=dict)  # Of these, those from which pilots may still come
+    filling: dict[BlockId, None] = field(default_factory=dict)  # Of `staying`, those that brought some of their pilots
+    devices: tuple[DeviceFacts, ...] = ()  # What the last pilot had that came from here
+    failures: int = 0  # Blocks that were refused or brought no pilot, since one did
+    short_lived: int = 0  # Blocks in a row whose pilots died young and loaded nothing
+    failed_at: float = 0.0
+    last_failure: str = ""
+    useless: bool = False  # True if the last failure was a block whose pilots had no usable device
+    held_for: str = ""  # What its last block was held for by the batch system; empty once a block ended otherwise
+    hold: str = ""  # That hold in the batch system's words, and what to do about it
+    stopped: str = ""  # Why no block is asked of it any more, and what to do; empty while it goes on
+    trouble: str = ""  # What is wrong with its batch system just now, in that one's words
 
     @property
     def room(self) -> int:
-        """How many more blocks it may have. Abandoned ones leave their room to others, up to as many again."""
+        """Blocks that may still be requested. Abandoned ones leave room for as many again."""
         most = self.source.most
         return min(most - (len(self.blocks) - len(self.abandoned)), 2 * most - len(self.blocks))
 
 
 class Block:
-    """A batch job that brings pilots, or is to."""
+    """A batch job that brings pilots."""
 
     __slots__ = (
         "abandoned", "brought", "brought_at", "emptied_at", "expected_at", "held_for", "holds", "id", "job", "leaving",
@@ -91,92 +80,70 @@ class Block:
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
 
     def note(self, now: float, text: str) -> None:
-        """Remember something for the block's story."""
+        """Add a note to the block's story."""
         self.notes.append((now, text))
         del self.notes[1:-KEPT_BLOCK_NOTES]
 
     def found(self, now: float) -> None:
-        """It was not asked for, as far as the manager knows: its story begins when it was found."""
+        """Begin the story of a block that the manager did not request."""
         self.notes[:1] = [(now, f"found in the batch system of source {self.source.source.name}")]
 
     @property
     def staying(self) -> bool:
-        """Whether it was not let go."""
+        """True if it was not released."""
         return not self.leaving
 
     @property
     def coming(self) -> bool:
-        """Whether pilots may still come from it."""
+        """True if pilots may still come from it."""
         return not self.leaving and not self.pilots and self.emptied_at is None
 
     @property
     def filling(self) -> bool:
-        """Whether it runs and has brought some of its pilots, not all."""
+        """True if it has brought some of its pilots, but not all."""
         return not self.coming and not self.leaving and 0 < self.brought < self.source.source.nodes
 
 
-# ---- trials
+@dataclass(slots=True, eq=False, repr=False)
 class Loss:
-    """A pilot or library that was lost while a call may have run there (see `retries`)."""
+    """A pilot or library that was lost while a call may have run there."""
 
-    __slots__ = ("alone", "at", "failure", "library", "memory_bytes", "pilot", "printed", "ran_s")
-
-    def __init__(
-        self,
-        at: float,
-        pilot: Pilot,
-        library: LibraryId,
-        ran_s: float,
-        alone: bool,
-        failure: Failure | None,
-        memory_bytes: int,
-        printed: Printed | None,
-    ) -> None:
-        self.at = at
-        self.pilot = pilot
-        self.library = library
-        self.ran_s = ran_s
-        self.alone = alone  # Whether nothing else can have been the cause: nothing else ran on the pilot
-        self.failure = failure  # How the library died, where its pilot lives
-        self.memory_bytes = memory_bytes  # Largest measured use while the call ran; 0 = unknown
-        self.printed = printed  # The call's output, as far as it is known where that begins
+    at: float
+    pilot: Pilot
+    library: LibraryId
+    ran_s: float
+    alone: bool  # Whether nothing else can have been the cause: nothing else ran on the pilot
+    failure: Failure | None  # How the library died, where its pilot lives
+    memory_bytes: int  # Largest measured use while the call ran; 0 = unknown
+    printed: Printed | None  # The call's output, as far as it is known where that begins
 
     @property
     def counts(self) -> bool:
-        """True unless the pilot is back, or went for another reason."""
+        """True unless the pilot returned, or was lost for another reason."""
         return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.explained)
 
     @property
     def is_settled(self) -> bool:
-        """True if no better reason can come any more."""
+        """True if no better reason can arrive."""
         return self.failure is not None or self.pilot.loss_settled
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Cut:
-    """A call that ran when the walltime of its pilot was over."""
+    """A call that a walltime cut off."""
 
-    __slots__ = ("library", "log", "pilot", "ran_s", "walltime_s", "whole")
-
-    def __init__(
-        self,
-        ran_s: float,
-        walltime_s: float,
-        whole: bool,
-        pilot: PilotId,
-        library: LibraryId,
-        log: str,
-    ) -> None:
-        self.ran_s = ran_s
-        self.walltime_s = walltime_s
-        self.whole = whole  # Whether no pilot could have given it much more time
-        self.pilot = pilot
-        self.library = library
-        self.log = log
+    ran_s: float
+    walltime_s: float
+    whole: bool  # Whether no pilot could have given it much more time
+    pilot: PilotId
+    library: LibraryId
+    log: str
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """That a pilot's infrastructure failed a call (see `retries`). `devices`: which devices did; empty: the node did.
-    `avoided_until`: the call is not sent there before; `pauses_until`: nor anywhere."""
+    """A failure of a pilot's infrastructure. `devices`: those that failed; empty: the node. Until `avoided_until`
+    the call avoids them; until `pauses_until` it runs nowhere.
+    """
 
     at: float
     pilot: PilotId
@@ -186,20 +153,18 @@ class Fault(msgspec.Struct, frozen=True):
     failure: Failure
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Trial:
-    """What a call has lost that is not done yet (see `retries`)."""
+    """What an open call has lost."""
 
-    __slots__ = ("cuts", "faults", "losses", "pilot", "saved")
-
-    def __init__(self) -> None:
-        self.losses: list[Loss] = []
-        self.cuts: list[Cut] = []
-        self.faults: list[Fault] = []
-        self.saved = b""  # What it had saved of its progress when the last of these happened
-        self.pilot: Pilot | None = None  # The pilot that is reserved for it
+    losses: list[Loss] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    saved: bytes = b""  # What it had saved of its progress when the last of these happened
+    pilot: Pilot | None = None  # The pilot that is reserved for it
 
     def gets_on(self, saved: bytes) -> None:
-        """The call has saved something since this was written: it is written anew."""
+        """The call saved progress: forget its losses."""
         self.saved = saved
         self.losses.clear()
         self.cuts.clear()
@@ -212,11 +177,10 @@ class Trial:
 
     @property
     def longest_s(self) -> float:
-        """The longest that it ran before it was cut off."""
+        """Longest run before a cut."""
         return max((cut.ran_s for cut in self.cuts), default=0.0)
 
 
-# ---- state
 JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have said anew what they hold"
 
 KEPT_REFUSALS = 200  # What is refused is counted by so many kinds; others count together
@@ -224,7 +188,7 @@ KEPT_NOTICES = 20  # The last so many notices of a session are kept
 
 
 class State:
-    """Everything. `now` is the time of the event being handled; `View` in `seams` is how policies see it."""
+    """Everything that the manager knows; `now` is the time of the current event. Policies see it as `seams.View`."""
 
     def __init__(self, session: str, *, now: float = 0.0) -> None:
         self.session = session
@@ -289,9 +253,17 @@ class State:
         self.ending = ""  # Why the session ends, once it does
         self.kept = False  # Whether the session goes on when its clients have left
 
+    def skip_numbers(self) -> None:
+        """After a restart, skip the numbers that may have been given away."""
+        if self.next_library > 1 or self.next_client:
+            self.next_library += 1000 - self.next_library % 1000
+            self.next_client += 100 - self.next_client % 100
+        if self.next_block > 1:
+            self.next_block += 100 - self.next_block % 100
+
     @property
     def lost_pilots(self) -> int:
-        """Pilots that were lost, for whatever reason."""
+        """Number of lost pilots."""
         return sum(self.losses.values())
 
     @property
@@ -304,7 +276,7 @@ class State:
         return 0
 
     def devices(self) -> Iterator[Device]:
-        """Devices of pilots that can be given work."""
+        """Yield devices that can get work."""
         for pilot in self.pilots.values():
             if pilot.state is PilotState.HERE and pilot.reserved is None:
                 for device in pilot.devices.values():  # a generator of its own for each pilot would cost more
@@ -312,41 +284,37 @@ class State:
                         yield device
 
     def block_of(self, pilot: Pilot) -> Block | None:
-        """The block of a pilot, if the manager asked for it."""
+        """Return the block of a pilot, if the manager requested it."""
         id = BlockId(pilot.block)
         return self.blocks.get(id) or self.past_blocks.get(id)
 
     def notice(self, text: str) -> None:
-        """Keep a sentence for `stoker status`. The same sentence is kept once, with the time of the last time."""
+        """Keep a sentence for `stoker status`, once, with its last time."""
         self.notices.pop(text, None)
         self.notices[text] = self.now
         if len(self.notices) > KEPT_NOTICES:
             del self.notices[next(iter(self.notices))]
 
     def refuse(self, what: str, count: int = 1) -> None:
-        """Count something that was refused or ignored."""
+        """Count something refused or ignored."""
         if len(self.refused) >= KEPT_REFUSALS and what not in self.refused:
             what = "of yet another kind"
         self.refused[what] = self.refused.get(what, 0) + count
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StreamFacts:
-    """What is told of a running call's pieces (see `sending`). It is in no journal, and nothing is decided by it."""
+    """Facts of a call's stream for its story; they decide nothing."""
 
-    __slots__ = ("run", "sent", "taken", "waits_since")
-
-    def __init__(self, run: int) -> None:
-        self.run = run
-        self.sent = 0  # Pieces that its library has sent
-        self.taken = 0  # Pieces that its client has acknowledged
-        self.waits_since: float | None = None  # Since when the call waits for its reader; None = it does not
+    run: int
+    sent: int = 0  # Pieces that its library has sent
+    taken: int = 0  # Pieces that its client has acknowledged
+    waits_since: float | None = None  # Since when the call waits for its reader; None = it does not
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Orphan:
-    """A call that a library runs and that the manager has never heard of (see `pilots`)."""
+    """A running call that the manager never heard of (see `pilots`)."""
 
-    __slots__ = ("end", "library")
-
-    def __init__(self, library: Library) -> None:
-        self.library = library
-        self.end: CallEnd | None = None  # How it ended, if it has ended before its client submitted it again
+    library: Library
+    end: CallEnd | None = None  # How it ended, if it has ended before its client submitted it again

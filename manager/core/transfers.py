@@ -1,11 +1,7 @@
 """Peers, objects and fetches: the facts of the plan of transfers.
 
-Pilots as each other's peers, objects, and fetches between them: the nouns of the plan of transfers (`objects`).
-
-Who has which object, and who gets it from whom: the facts of the plan of transfers, and the edges between them.
-
-`objects` tells the plan; here are only the operations that keep its facts whole: an edge stands in both of its ends, a
-pilot is listed where it can be found as a source, and a fetch is in the queue that its way says.
+`object_plan` explains the plan; the operations here keep its facts whole: an edge is in both of its ends, a pilot is
+listed where it is found as a source, a fetch is in the queue of its way.
 """
 
 from __future__ import annotations
@@ -13,6 +9,7 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 import msgspec
@@ -36,7 +33,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A loaded context in the form of this name, as an object, and the seconds that it took to make."""
+    """A loaded context as an object in a named form, and the seconds that it took to make."""
 
     form: str
     object: ObjectRef
@@ -54,80 +51,69 @@ class Way(enum.Enum):
     FOLLOWING = "following"  # Another pilot that uses the same cache gets it, or has got it just now
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Fetch:
-    """An object on its way to a pilot. `number` counts all fetches, in the order in which they were asked for."""
+    """An object on its way to a pilot. `number` counts all fetches in order."""
 
-    __slots__ = ("failed", "kept", "leader", "number", "object", "peer", "said", "sources", "unreadable", "way")
-
-    def __init__(self, object: Object, peer: Peer, number: int) -> None:
-        self.object = object
-        self.peer = peer
-        self.number = number
-        self.way = Way.WAITING
-        self.leader: Fetch | None = None  # Of one that follows: the fetch into the same cache that is under way
-        self.sources: dict[PilotId, Peer] = {}
-        self.failed: dict[PilotId, None] = {}  # Peers that did not serve it
-        self.unreadable = False  # The origin could not be read by this pilot
-        self.said: tuple[tuple[PilotId, ...], bool] | None = (
-            None  # The last order: sources, and whether it reads the origin
-        )
-        self.kept = False  # Nobody there has asked for it: it is handed on by one that leaves (`object_plan`)
+    object: Object
+    peer: Peer
+    number: int
+    way: Way = Way.WAITING
+    leader: Fetch | None = None  # Of one that follows: the fetch into the same cache that is under way
+    sources: dict[PilotId, Peer] = field(default_factory=dict)
+    failed: dict[PilotId, None] = field(default_factory=dict)  # Peers that did not serve it
+    unreadable: bool = False  # The origin could not be read by this pilot
+    said: tuple[tuple[PilotId, ...], bool] | None = None
+    kept: bool = False  # Nobody there has asked for it: it is handed on by one that leaves (`object_plan`)
 
     @property
     def able(self) -> bool:
-        """Whether its pilot could read the origin for others."""
+        """True if its pilot could read the origin for others."""
         return self.peer.serving and not self.peer.draining and not self.unreadable
 
     @property
     def rank(self) -> int:
-        """Whoever has a smaller one has the object earlier, if nobody is lost."""
+        """Pilots of a smaller rank get the object earlier."""
         return _READER_RANK if self.way is Way.READER else self.number
 
     def is_rooted_in(self, source: Peer) -> bool:
-        """Whether this source is sure to have all of the object, sooner or later, whatever this fetch does."""
+        """True if this source will certainly have the whole object, whatever this fetch does."""
         if source.id in self.object.whole:
             return True
         other = self.object.fetches.get(source.id)
         return other is not None and other.rank < self.rank
 
     def may_come_from(self, peer: Peer) -> bool:
-        """Whether nothing between the two forbids it."""
+        """True unless the peer is itself, already a source, or failed it."""
         return peer is not self.peer and peer.id not in self.sources and peer.id not in self.failed
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Peer:
-    """A pilot, as far as objects go. It serves others if it has an address."""
+    """A pilot in the plan. It serves others if it has an address."""
 
-    __slots__ = (
-        "address", "blamed", "cache", "draining", "fetches", "hands_on", "has", "here", "id", "parked", "served",
-        "serves", "wants",
-    )  # fmt: skip
-
-    def __init__(self, id: PilotId) -> None:
-        self.id = id
-        self.address = ""
-        self.cache = ""
-        self.here = False
-        self.draining = False
-        self.has: dict[str, Object] = {}
-        self.fetches: dict[str, Fetch] = {}
-        self.serves: dict[tuple[str, PilotId], Fetch] = {}
-        self.parked: dict[str, Object] = {}  # Objects that it could serve, had it a place free
-        self.wants: dict[str, ObjectRef] = {}  # What it was getting when its connection broke
-        self.hands_on: dict[
-            str, dict[PilotId, None]
-        ] = {}  # Objects for which it stays, and the pilots told to get each
-        self.blamed = 0  # Pilots that it failed although others served them
-        self.served = 0  # Pilots that got an object with its help
+    id: PilotId
+    address: str = ""
+    cache: str = ""
+    here: bool = False
+    draining: bool = False
+    has: dict[str, Object] = field(default_factory=dict)
+    fetches: dict[str, Fetch] = field(default_factory=dict)
+    serves: dict[tuple[str, PilotId], Fetch] = field(default_factory=dict)
+    parked: dict[str, Object] = field(default_factory=dict)  # Objects that it could serve, had it a place free
+    wants: dict[str, ObjectRef] = field(default_factory=dict)  # What it was getting when its connection broke
+    hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)  # Pilots told to get what only it has
+    blamed: int = 0  # Pilots that it failed although others served them
+    served: int = 0  # Pilots that got an object with its help
 
     @property
     def serving(self) -> bool:
-        """Whether others may be sent to it."""
+        """True if others may get objects from it."""
         return self.here and bool(self.address)
 
 
 class Object:
-    """An object, and where it is, goes, and comes from."""
+    """An object: its holders, fetches and sources."""
 
     __slots__ = (
         "able", "alone", "fetches", "holders", "hungry", "lonely", "manifest", "open", "origin_bytes", "peer_bytes",
@@ -139,9 +125,7 @@ class Object:
         self.manifest = b""
         self.holders: dict[PilotId, Peer] = {}
         self.whole: dict[PilotId, Peer] = {}  # Holders that serve others
-        self.open: OrderedDict[PilotId, Peer] = (
-            OrderedDict()
-        )  # Of those, the ones that may have a free place, round robin
+        self.open: OrderedDict[PilotId, Peer] = OrderedDict()  # Those that may have a free place, round robin
         self.relays: list[tuple[int, PilotId]] = []  # A heap by rank of pilots that get it and may have a free place
         self.queued: dict[PilotId, int] = {}
         self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()  # In the order of their numbers
@@ -159,13 +143,12 @@ class Object:
 
     @property
     def scarcity(self) -> int:
-        """The smaller, the rarer."""
+        """Number of serving holders: the smaller, the rarer."""
         return len(self.whole)
 
 
-# ---- transfers
 class Transfers:
-    """Everything about objects. Events change facts and list here whom they concern; `objects.settle` then plans."""
+    """All facts of the plan. Events change them and list whom they concern; `settle_transfers` then plans."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -183,27 +166,27 @@ class Transfers:
         self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve, whatever they wanted
 
     def object(self, name: str) -> Object:
-        """The object of this name, known or new."""
+        """Return the object of this name, added on first use."""
         found = self.objects.get(name)
         if found is None:
             found = self.objects[name] = Object(name)
         return found
 
     def wants(self, object: Object) -> int:
-        """From how many peers an object should come."""
+        """Number of peers that an object should come from."""
         if object.ref.size_bytes <= self.limits.small_bytes:
             return 1
         return max(1, self.limits.sources - (len(object.fetches) > self.limits.close))
 
     @property
     def patience(self) -> int:
-        """Peers that may fail a pilot. Where peers have never reached each other, one is enough to see it."""
+        """Peers that may fail a pilot; 1 if peers have never reached each other."""
         return 1 if not self.peer_bytes and len(self.lonely) >= 3 else self.limits.tries
 
     # ---- holders
 
     def hold(self, peer: Peer, object: Object) -> None:
-        """A pilot has all of an object."""
+        """A pilot has a whole object."""
         object.holders[peer.id] = peer
         peer.has[object.ref.name] = object
         if peer.serving:
@@ -211,7 +194,6 @@ class Transfers:
             self._sure(peer, object)
 
     def _sure(self, peer: Peer, object: Object) -> None:
-        """A pilot is a sure source from now on, and may be the one that some of those it serves were waiting for."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
                 self.unsettled[child] = None
@@ -219,7 +201,7 @@ class Transfers:
         self.freed[peer] = None
 
     def release(self, peer: Peer, object: Object) -> None:
-        """A pilot has an object no more; who got it from there needs another source."""
+        """A pilot lost an object; its followers need another source."""
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
@@ -227,7 +209,7 @@ class Transfers:
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
-        """Nobody gets this object from this pilot any longer; who waits for a sure source may have lost its last."""
+        """A pilot no longer serves an object; waiting fetches look again."""
         object.whole.pop(peer.id, None)
         object.open.pop(peer.id, None)
         for (name, _), child in list(peer.serves.items()):
@@ -237,7 +219,7 @@ class Transfers:
         self.unsettled.update(dict.fromkeys(object.waiting.values()))
 
     def forget(self, object: Object) -> None:
-        """Drop an object that nobody has or wants; one with a manifest may be wanted yet."""
+        """Drop an object that nobody has or wants and that has no manifest."""
         if not object.fetches:
             object.unreadable.clear()
         if not object.fetches and not object.holders and not object.manifest:
@@ -246,7 +228,7 @@ class Transfers:
     # ---- fetches
 
     def fetch(self, peer: Peer, object: Object) -> Fetch:
-        """A pilot wants an object. Where another has brought it into the same cache, or is about to, it follows."""
+        """A pilot wants an object. It follows a fetch into the same cache, if there is one."""
         self.fetches += 1
         fetch = Fetch(object, peer, self.fetches)
         fetch.leader = self._leader(fetch)  # before it is listed itself
@@ -259,15 +241,15 @@ class Transfers:
         return fetch
 
     def go(self, fetch: Fetch) -> None:
-        """A fetch needs a source of its own."""
+        """A fetch needs its own source."""
         fetch.leader = None
         self.unsettled[fetch] = None
         self.send(fetch, Way.WAITING)
 
     def take_over(self, fetch: Fetch) -> None:
-        """A fetch that follows has said that a source failed it, so it is at work in the cache, and whoever was to
-        bring the object there waits for it: it needs a source of its own, and the others follow it. Should it be the
-        other way round, the other says so when a source fails it."""
+        """A following fetch reported a failed source, so it works in the cache and its leader waits for it: swap
+        them. If it is the other way round, the other one reports a failed source later.
+        """
         near = self._into(fetch.peer.cache, fetch.object)
         self.go(fetch)
         for other in near:
@@ -275,8 +257,6 @@ class Transfers:
                 self._follow(other, fetch)
 
     def _follow(self, fetch: Fetch, leader: Fetch) -> None:
-        """Put a fetch behind another into the same cache. If it asked earlier, it counts as asking now: those that
-        asked in between may count on it, and would else wait for one that may wait for them."""
         object = fetch.object
         if fetch.way is not Way.FOLLOWING:
             for source in list(fetch.sources.values()):
@@ -293,23 +273,21 @@ class Transfers:
         self.changed.pop(fetch, None)
 
     def _leader(self, fetch: Fetch) -> Fetch | None:
-        """Who brings the object into the same cache."""
         under_way = self._into(fetch.peer.cache, fetch.object)
         return next((x for x in under_way if x.way is not Way.FOLLOWING), None)
 
     def _into(self, cache: str, object: Object) -> list[Fetch]:
-        """The fetches of an object by the pilots that use this cache, in the order in which they asked."""
         near = self.caches.get(cache, {})
         found = (fetch for id in near if (fetch := object.fetches.get(id)) is not None)
         return sorted(found, key=lambda fetch: fetch.number)
 
     def near(self, fetch: Fetch) -> Peer | None:
-        """Who has the object in the same cache."""
+        """Return a holder in the same cache."""
         near = self.caches.get(fetch.peer.cache, {})
         return next((peer for id, peer in near.items() if id in fetch.object.holders), None)
 
     def end(self, fetch: Fetch, *, complete: bool = False) -> None:
-        """A fetch is over. Unless the object is complete there, who got it from there needs another source."""
+        """End a fetch. Unless it is complete, those that it serves need another source."""
         object, peer = fetch.object, fetch.peer
         for source in list(fetch.sources.values()):
             self.unlink(fetch, source)
@@ -329,7 +307,6 @@ class Transfers:
         self.next_alone(object)
 
     def _pass_on(self, leader: Fetch, *, complete: bool) -> None:
-        """Those that follow a fetch find the object, or one of them takes its place."""
         fetches = [x for x in self._into(leader.peer.cache, leader.object) if x.leader is leader]
         for fetch in fetches:
             if complete:
@@ -341,7 +318,6 @@ class Transfers:
                 fetch.leader = fetches[0]
 
     def _replace_source(self, peer: Peer, object: Object) -> None:
-        """Those that were told to find an object in this pilot's cache, and have not yet, may not find it any more."""
         for fetch in self._into(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
                 leader = self._leader(fetch)
@@ -351,7 +327,7 @@ class Transfers:
                     self._follow(fetch, leader)
 
     def send(self, fetch: Fetch, way: Way) -> None:
-        """Put a fetch on its way, into the queue that belongs to it."""
+        """Put a fetch into the queue of its way."""
         object, id = fetch.object, fetch.peer.id
         for queue in (object.waiting, object.hungry, object.stranded, object.alone, object.able):
             queue.pop(id, None)
@@ -381,7 +357,7 @@ class Transfers:
         self._reckon(object)
 
     def next_alone(self, object: Object) -> None:
-        """Let those who wait for the origin have it, as far as there is room."""
+        """Let stranded fetches read the origin, as far as there is room."""
         while object.stranded and len(object.alone) < self.limits.readers:
             fetch = next(iter(object.stranded.values()))
             self.send(fetch, Way.ALONE)
@@ -396,7 +372,7 @@ class Transfers:
     # ---- edges
 
     def link(self, fetch: Fetch, source: Peer, *, instead: bool = False) -> None:
-        """A fetch gets its object from this peer, among others, or `instead` of the one that it was given last."""
+        """Add a source to a fetch, or replace the last one (`instead`)."""
         if instead:
             self.unlink(fetch, next(reversed(fetch.sources.values())))
         fetch.sources[source.id] = source
@@ -404,7 +380,7 @@ class Transfers:
         self.changed[fetch] = None
 
     def unlink(self, fetch: Fetch, source: Peer) -> None:
-        """A fetch does not get its object from this peer any longer, which has a place free."""
+        """Remove a source from a fetch, which frees a place there."""
         del fetch.sources[source.id], source.serves[fetch.object.ref.name, fetch.peer.id]
         self.changed[fetch] = None
         self.freed[source] = None
@@ -415,13 +391,13 @@ class Transfers:
     # ---- who can serve
 
     def has_room(self, peer: Peer, object: Object) -> bool:
-        """Whether a peer can serve one more fetch of this object."""
+        """True if a peer can serve one more fetch of this object."""
         fetch = object.fetches.get(peer.id)
         sure = fetch is None or fetch.way is Way.READER
         return len(peer.serves) + (0 if sure else 1) < self.limits.serves
 
     def list_source(self, peer: Peer, object: Object) -> None:
-        """List a peer where sources of an object are looked for, or remember that it has no place free now."""
+        """List a peer as a source, or park it while it has no free place."""
         if not peer.serving or peer.draining:
             return
         fetch = object.fetches.get(peer.id)
@@ -434,7 +410,7 @@ class Transfers:
             heapq.heappush(object.relays, (fetch.rank, peer.id))
 
     def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
-        """A peer that can serve this fetch now; `root`: one that is sure to have all of the object."""
+        """Return a peer that can serve this fetch now; `root`: one that will certainly have the whole object."""
         below = fetch.rank if root else self.fetches + 1
         return self._find_whole(fetch) or self._find_relay(fetch, below=below) or self._find_leaving(fetch)
 
@@ -479,7 +455,6 @@ class Transfers:
         return False
 
     def _find_leaving(self, fetch: Fetch) -> Peer | None:
-        """Who is about to leave serves only where nobody else does."""
         object, reader = fetch.object, fetch.object.reader
         reads = [reader.peer] if reader is not None else []
         staying = (peer for peer in chain(reads, object.open.values()) if not peer.draining)

@@ -27,7 +27,8 @@ def recorded(c: Cluster) -> list[tuple[PilotEnd, LossReason | None]]:
 
 
 def gone(c: Cluster, name: str = "p1") -> bool | None:
-    return blocks.record_explained(c.core.state.gone_pilots[PilotId(name)])
+    pilot = c.core.state.gone_pilots[PilotId(name)]
+    return pilot.loss.explained if pilot.loss is not None and pilot.loss_settled else None
 
 
 def test_a_pilot_that_leaves_in_good_order_because_its_job_is_preempted_is_lost(cluster: Make) -> None:
