@@ -46,7 +46,7 @@ _SHOWN_ACTIONS = 4
 
 
 def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> None:
-    """Carry out a policy's actions in order. A generator produces each action after the one before was carried out."""
+    """Carry out a policy's actions in order; a generator sees the effects of each."""
     if plan is None:  # a slip that policies of other people's own make
         manager.illegal(PolicyError("None is no plan: that is a sequence of actions, () for none"), seam=seam)
         return

@@ -108,7 +108,7 @@ def is_suspect(trial: Trial) -> bool:
 
 
 def is_apart(manager: Manager, call: Call, trial: Trial) -> bool:
-    """True if a call waits apart: it must run alone or elsewhere, or it is about to fail."""
+    """True if a call waits apart."""
     if call.group.options.gang[1] > 1 or manager.policies.dispatch.period_s:
         return judge_trial(manager.state, call, trial) is not None
     return is_suspect(trial) or bool(trial.cuts) or bool(trial.faults)
@@ -197,7 +197,7 @@ def _ask(
 
 
 def printed_in(library: Library) -> Printed | None:
-    """Return the output of a library's current or last call; None without a log, or if several calls share it."""
+    """Return the output of a library's only call; None without a log."""
     log = log_of(library)
     return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
 
@@ -254,10 +254,7 @@ EVERY = ""  # In place of a recipe's key: every context
 
 
 def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
-    """Mark a pilot as unfit for a context, or for all.
-
-    `waits_s`: other libraries free the room by then, so try again after it; 0 = unknown.
-    """
+    """Mark a pilot as unfit for a context, or for all. `waits_s`: other libraries free the room by then."""
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING
     what = "anything" if everything else context.recipe.name

@@ -29,7 +29,7 @@ def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
 
 
 def release_block(manager: Manager, block: Block, reason: str) -> None:
-    """Release a block: its pilots finish their calls, then its job is cancelled; a pending job is cancelled at once."""
+    """Release a block: its pilots finish their calls, then its job is cancelled."""
     if block.leaving:
         return
     blocks.mark_released(block, reason, manager.state.now)
@@ -40,11 +40,8 @@ def release_block(manager: Manager, block: Block, reason: str) -> None:
 
 
 def factory_connected(manager: Manager, client: Client) -> None:
-    """Send a factory all open blocks and cancellations.
-
-    It replaces any factory before it: that one is dead, but its lost connection may show only seconds later, and orders
-    to it would be lost.
-    """
+    """Send a factory all open blocks and cancellations. It replaces any factory before it, whose lost connection may
+    show only seconds later."""
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
@@ -91,7 +88,7 @@ def pilot_rejoined(manager: Manager, pilot: Pilot) -> None:
 
 
 def check_emptied_block(manager: Manager, id: str) -> None:
-    """Cancel a block that has had no pilot for a whole lease although its job runs: its node is unreachable."""
+    """Cancel a block without pilots for a whole lease: its node is unreachable."""
     block = manager.state.blocks.get(BlockId(id))
     if block is None or block.emptied_at is None or block.leaving or block.phase is not BlockPhase.RUNNING:
         return

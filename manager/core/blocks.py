@@ -145,9 +145,7 @@ def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:
 
 
 def record_hold(block: Block, message: BlockUpdate) -> bool:
-    """Record that the batch system held a block. True if the hold before, of any block of the source, had the same
-    cause: the source is stopped.
-    """
+    """Record that a block is held. True if its source is stopped, after two holds for the same cause."""
     source = block.source
     if not message.cause:
         return False
@@ -232,7 +230,7 @@ def _died_young(block: Block, now: float) -> bool:
 
 
 def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
-    """A block brings a pilot. Returns why the block is useless: all its pilots lack what their site asks for."""
+    """A block brings a pilot. Returns why the block is useless, if so."""
     block.pilots[pilot.id] = None
     block.brought += 1
     if block.brought == 1:
@@ -274,9 +272,7 @@ def note_useful(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> None:
-    """A pilot is gone: update its block and source. `loss`: why it was lost; None if it left by itself or on
-    request.
-    """
+    """Update the block and source of a pilot that is gone. `loss` None = not lost."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.pilots.pop(pilot.id, None)

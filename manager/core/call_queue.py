@@ -73,9 +73,7 @@ class _Level(Generic[C]):
 
 
 class Queue(Generic[C]):
-    """A priority queue of calls. `count`: waiting calls; `gangs`, `timed`: how many of them are gangs, have a
-    deadline.
-    """
+    """A priority queue of calls; `gangs` and `timed` count those kinds among `count`."""
 
     __slots__ = (
         "_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "is_by_run_time", "timed"
@@ -105,7 +103,7 @@ class Queue(Generic[C]):
         yield from self.apart.values()
 
     def first(self, limit: int, *, looks: int) -> list[C]:
-        """Return up to `limit` calls from the head, looking at most at `looks` entries of each part."""
+        """Return up to `limit` calls from the head, looking at `looks` entries of each part."""
         found: list[C] = []
         for priority in reversed(self._order):
             level = self._levels[priority]
@@ -135,7 +133,7 @@ class Queue(Generic[C]):
             self.count += len(calls)
 
     def put_back(self, call: C) -> None:
-        """Add a call that was sent before, in the place of its deadline and arrival."""
+        """Add a call that was sent before, in its old place."""
         self._tickets += 1
         call.ticket = self._tickets
         self._enter(call)
@@ -207,9 +205,7 @@ class Queue(Generic[C]):
         return None
 
     def gang(self, *, most: int = 0) -> C | None:
-        """Return the next gang, or None; with `most`, the next that can run on `most` libraries, among the first
-        few.
-        """
+        """Return the next gang, of at most `most` libraries if set, or None."""
         if not self.gangs:
             return None
         for priority in reversed(self._order):
@@ -247,7 +243,7 @@ class Queue(Generic[C]):
         return (-call.group.options.priority, *self._key(call))
 
     def take(self, group: QueueOptions, limit: int) -> list[C]:
-        """Take up to `limit` calls of a group from the head; `single()` is of that group."""
+        """Take up to `limit` calls of the head's group."""
         level = self._levels[group.options.priority]
         taken: list[C] = []
         while level.back and len(taken) < limit:

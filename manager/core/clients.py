@@ -43,7 +43,7 @@ MOST_CLIENTS = 1 << 20  # A client's number is the high part of its calls' ids, 
 
 
 def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
-    """Add a client that is new, or that was in the lost part of the journal."""
+    """Add a client that is new, or that the journal lost."""
     state = manager.state
     if message.observer or message.factory:
         return registry.add_client(state, id, -1, factory=message.factory)
@@ -57,7 +57,7 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
 
 
 def reconcile_received(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
-    """Compare the number of ends that a client has received. True if the manager knows of fewer: it has lost some."""
+    """Compare the number of ends that a client has received. True if the manager lost some."""
     known, client.known_ends = client.known_ends, None
     if is_new:
         client.first_unacked = received
@@ -96,7 +96,7 @@ def mark_connected(manager: Manager, client: Client) -> None:
 
 # ---- submitting
 def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
-    """True if the journal lost the definition of these calls' context or function; the client sends it again."""
+    """True if the journal lost these calls' definitions; the client sends them again."""
     if message.recipe in state.contexts and message.function in state.functions:
         return False
     if not client.inbox.has_hole and client.unnamed is None:
@@ -119,7 +119,7 @@ def options_of(message: Submit, *, now: float) -> CallOptions:
 def why_submit_fails(
     manager: Manager, client: Client, message: Submit, options: CallOptions, *, is_known: bool
 ) -> Failure | None:
-    """Return why calls are not accepted, or None. `is_known`: their group exists, so their wishes are honoured."""
+    """Return why calls are not accepted, or None. `is_known`: their group exists."""
     state = manager.state
     context = state.contexts.get(message.recipe)
     ids = [spec.call for spec in message.calls]
@@ -178,7 +178,7 @@ KEPT_BANNED = 1000  # The session remembers at most this many programs that must
 
 
 def client_gone(manager: Manager, id: ClientId) -> None:
-    """A client did not return: cancel its calls, and end the session if no other client uses it."""
+    """A client did not return: cancel its calls, and end the session after the last one."""
     state = manager.state
     client = state.clients.get(id)
     if client is None or client.gone:
@@ -199,7 +199,7 @@ def client_gone(manager: Manager, id: ClientId) -> None:
 
 
 def forget_gone_client(manager: Manager, id: str) -> None:
-    """Drop the results of a client that is gone, and after a day everything; repeat daily while parts are in use."""
+    """Drop the results of a client that is gone, and after a day everything unused."""
     state = manager.state
     client = state.clients.get(ClientId(id))
     if client is None:
@@ -286,7 +286,7 @@ def end_session(manager: Manager, reason: str) -> None:
 
 # ---- holes in the journal
 def records_lost(state: State) -> None:
-    """Records of the journal are lost here: take each peer's frames until it says hello."""
+    """Records are lost here: take each peer's frames until its hello."""
     state.refuse("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
     inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]
@@ -295,7 +295,7 @@ def records_lost(state: State) -> None:
 
 
 def ends_kept(state: State, ends: list[CallEnd]) -> None:
-    """The journal begins again: keep these ends in case their clients submit the calls again."""
+    """The journal begins again: keep these ends for resubmitted calls."""
     state.kept_ends.update({end.call: end for end in ends})
 
 
@@ -337,7 +337,7 @@ def refusal_of(event: Event, reason: str) -> EventRefused:
 
 
 def event_refused(manager: Manager, event: EventRefused) -> None:
-    """Handle the refusal of an event: fail its calls, give up its pilot, or ban its peer."""
+    """A refused event: fail its calls, give up its pilot, or ban its peer."""
     state = manager.state
     state.failed_at.append(state.now)
     whose = f"the timer {event.name}" if event.role == "timer" else f"a message of {event.role} {event.name}"

@@ -32,7 +32,7 @@ _SOON_S = 0.001  # A timer that fires this much early does not ask for another o
 
 
 def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Drop or mark late new calls of a group that are lost. Returns those that run."""
+    """Drop or mark late new calls that are lost. Returns those that run."""
     kept = []
     for call in fresh:
         if _is_lost(manager.state.now, call):
@@ -176,7 +176,7 @@ def run_fits(view: View, pilot: Pilot, run_s: float) -> bool:
 
 
 def trial_fits(view: View, library: Library, call: Call, trial: Trial) -> bool:
-    """True if a call that was cut off fits a pilot: more time left than it ran, or about as much as any pilot has."""
+    """True if a call that was cut off fits a pilot's remaining time."""
     pilot = library.pilot
     if not run_fits(view, pilot, max(call.group.cost.run_s, trial.longest_s)):
         return False
@@ -189,7 +189,7 @@ def trial_fits(view: View, library: Library, call: Call, trial: Trial) -> bool:
 
 
 def cut_of(view: View, library: Library, call: Call) -> Cut:
-    """Return how long a call ran until the walltime cut it off, and whether more time was available."""
+    """Return the cut of a call that a walltime ended."""
     pilot = library.pilot
     source = view.sources.get(pilot.source)
     walltime_s = source.source.walltime_s if source is not None and source.source.walltime_s else pilot.lasts_s

@@ -28,7 +28,7 @@ ASK_PAUSE_S = 0.05  # Contexts without a library are asked about when a library 
 
 
 def feed_library(manager: Manager, library: Library) -> None:
-    """Give a library with room calls from its context's queue, else from contexts that list it."""
+    """Give a library with room calls from its context's queue, else from others."""
     state, context = manager.state, library.context
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
@@ -111,7 +111,7 @@ def apply_limits(manager: Manager, context: Context) -> None:
 
 
 def serve_queue(manager: Manager, context: Context) -> None:
-    """Offer a queue to the context's libraries with room in the policy's order, then to variants."""
+    """Offer a queue to libraries with room in the policy's order."""
     queue, dispatch = context.queue, manager.policies.dispatch
     for library in dispatch.serve_order(manager.state, context):
         if not queue.count:
@@ -128,7 +128,7 @@ def serve_queue(manager: Manager, context: Context) -> None:
 
 # ---- placing
 def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
-    """Accept new calls of a group: each goes to a library with room, or waits."""
+    """Accept new calls of a group: place or queue them."""
     fresh = holding.accept(manager, group, specs)
     if not fresh:
         return
@@ -167,7 +167,7 @@ def _enter(manager: Manager, context: Context, fresh: list[Call]) -> None:
 
 
 def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
-    """Ask the policy where a call goes that is in no queue. `again`: it was sent before."""
+    """Ask the policy where a call goes. `again`: it was sent before."""
     context = call.group.context
     answer = manager.policies.dispatch.place(manager.state, call)
     if isinstance(answer, int):

@@ -69,9 +69,7 @@ KEPT_FAILURES = 1000
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
-    """End a call. Good ends of ordinary calls take a shorter path (`dispatch.calls_ended`). `waits`: False for a
-    call that is in no queue.
-    """
+    """End a call; `dispatch.calls_ended` has a shorter path. `waits`: False for a call in no queue."""
     state, group, holder = manager.state, call.group, call.holder
     _close_call(manager, call, waits=waits)
     if not outcome.ok:
@@ -196,9 +194,7 @@ _CHANGED = 1.5
 def account_runs(
     manager: Manager, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float
 ) -> int:
-    """Count runs of a group and deliver the ends in `good`; `others`: runs whose ends the caller delivers. Returns
-    the number of runs.
-    """
+    """Count runs of a group and deliver the ends in `good`; `others`: further runs. Returns the number."""
     count = len(good) + others
     if good:
         _count_closed(manager, group, len(good))
@@ -250,9 +246,7 @@ def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> 
 
 
 def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
-    """Take advice on a function that never ran: the slowest device kind that is here, else the fastest of all. True
-    if a run time is known now.
-    """
+    """Take advice on a function that never ran. True if a run time is known now."""
     known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
     if cost.runs or not known:
         return False

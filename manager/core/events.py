@@ -29,7 +29,7 @@ class OfFunction(msgspec.Struct, frozen=True, array_like=True, tag="function"):
 
 
 class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """Whose fault a failed call was, or a failed load (`call` -1). `devices`: those of the library."""
+    """Whose fault a failed call was, or a failed load (`call` -1)."""
 
     pilot: PilotId
     library: LibraryId
@@ -96,8 +96,8 @@ class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     """Expected cost of a context on a device kind, in seconds and bytes; 0 = unknown.
 
-    `sd`: standard deviations. `paces`: seconds for a unit of work by gang size; `meet_s`: seconds until a gang has met.
-    `slots`: calls that a library runs at once. `steps`: step times of its engine.
+    `sd`: standard deviations. `paces`: seconds for a unit of work by gang size; `meet_s`: until a gang has met.
+    `slots`: calls at once. `steps`: step times of its engine.
     """
 
     load_s: float = 0.0
@@ -113,9 +113,7 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):
-    """The session's sources, and how long pilots wait for an absent manager (0 = unknown). The first event, repeated
-    after a restart.
-    """
+    """The session's sources, and how long pilots wait for an absent manager (0 = unknown)."""
 
     sources: tuple[Source, ...] = ()
     lease_s: float = 0.0
@@ -132,15 +130,14 @@ class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
 
 
 class CostAdvice(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
-    """Expected cost of a context, or of a function on it, by device kind (`""` = any)."""
+    """Expected cost by device kind (`""` = any)."""
 
     by_kind: dict[str, ContextAdvice]
 
 
 class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
-    """Whose fault a failure is. `kind`: `user`, `framework` or `infrastructure`; `component`: what failed; `sure`: 0
-    to 1; `means`: what happened; `proof`: log lines.
-    """
+    """Whose fault a failure is, from 0 to 1 `sure`. `kind`: `user`, `framework` or `infrastructure`; `proof`: log
+    lines."""
 
     kind: str
     component: str
@@ -150,9 +147,8 @@ class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict")
 
 
 class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Progress of a call by its output, in its own units; 0 = unknown. `slowed`: lost share of its best rate;
-    `best_ago_s`: age of that rate; `left_s`: seconds until its end.
-    """
+    """Progress of a call by its output; 0 = unknown. `slowed`: lost share of its best rate; `best_ago_s`: age of
+    that rate."""
 
     done: float
     total: float
@@ -183,15 +179,13 @@ class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
 
 
 class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
-    """The manager restarted from its journal: every peer is cut until its hello. `lost`: damaged bytes in the
-    journal.
-    """
+    """The manager restarted from its journal, of which `lost` bytes are damaged."""
 
     lost: int = 0
 
 
 class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
-    """No factory has said hello for a while, and why; empty: there is one again."""
+    """Why no factory has said hello for a while; empty: there is one."""
 
     reason: str
 
@@ -203,9 +197,7 @@ class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
 
 
 class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
-    """An event made the core raise, and the manager restarted without it. `role`, `name`: its sender; `calls`: those
-    it would have made.
-    """
+    """An event of `role` and `name` made the core raise; the manager restarted without it."""
 
     role: str
     name: str
@@ -266,8 +258,8 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
 class AskAdvice(msgspec.Struct, frozen=True):
     """Ask about a subject; the answer is an `AdviceArrived`, later or never.
 
-    `name`: the function as history knows it, or the context. `log`, `start`, `end`: the call's part of its library's
-    log in bytes (`end` 0 = unknown). `said`: text of a failure.
+    `name`: function or context. `log`, `start`, `end`: the call's part of a log in bytes (`end` 0 = unknown). `said`:
+    text of a failure.
     """
 
     about: About
@@ -293,7 +285,7 @@ class RecordLoad(msgspec.Struct, frozen=True):
 
 
 class RecordRuns(msgspec.Struct, frozen=True):
-    """Record the number and total time of calls since the last record. `items`: packed into them."""
+    """Record calls and their total time since the last record. `items`: packed into them."""
 
     recipe: RecipeKey
     function: str
@@ -313,9 +305,7 @@ class RecordPace(msgspec.Struct, frozen=True):
 
 
 class RecordWait(msgspec.Struct, frozen=True):
-    """Record a block's seconds in its source's queue and from job start to first pilot (0 = unknown), and that
-    pilot's devices.
-    """
+    """Record a block's seconds in the queue and until its first pilot, and that pilot's devices."""
 
     source: str
     wait_s: float

@@ -57,9 +57,7 @@ def remind_of_rank0(manager: Manager, library: Library) -> None:
 
 
 def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
-    """Learn the pace of a gang from rank 0's report. A first report with nothing done, or with a checkpoint, only
-    starts the clock.
-    """
+    """Learn the pace of a gang from rank 0's reports; the first may only start the clock."""
     now, before = manager.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _starts_in_s(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
@@ -72,7 +70,7 @@ def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgre
 
 
 def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    """End a member's part. The call ends with the last one, or with the first failure."""
+    """End a member's part. The last one, or a failure, ends the call."""
     gang = call.holder
     if not isinstance(gang, Gang):
         manager.state.refuse("end of a gang that is not one")
@@ -89,9 +87,7 @@ def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: C
 
 
 def gang_lost_memory(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """The kernel killed a rank because others hold the memory. True if the call has ended; otherwise the caller
-    requeues it.
-    """
+    """The kernel killed a rank for memory. True if the call has ended."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
     return _gave_up(
         manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=False)

@@ -97,9 +97,7 @@ def record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bo
 
 
 def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
-    """Count a lost rank and return the count. `by_ranks`: its ranks lost each other, so a library that died in this
-    run may be to blame.
-    """
+    """Count a lost rank and return the count. `by_ranks`: its ranks lost each other."""
     breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
     if by_ranks:
         state.broken_runs[call.id] = call.sent_at
@@ -107,7 +105,7 @@ def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
 
 
 def gang_calls_broken_by(state: State, library: Library, running: Iterable[int]) -> list[Call]:
-    """Return gang calls in which a dead library ran, already withdrawn because other ranks noticed first."""
+    """Return gang calls of a dead library that other ranks broke first."""
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
     # Of ranks that die together one counts; those of a run that was broken off before have nothing to do with it.
     return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
@@ -199,7 +197,7 @@ def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
 
 
 def offer(manager: Manager, library: Library, call: Call) -> None:
-    """Let a library hold a call that its pilot may refuse; the caller sends it."""
+    """Let a library hold a call that its pilot may refuse."""
     give(manager, library, call)
     manager.sends[library].remove(call)
     call.offered = True
@@ -215,7 +213,7 @@ def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> Non
 
 
 def may_go_on(library: Library, call: Call) -> bool:
-    """True if a call that already runs in a library may count as held there."""
+    """True if a library may hold a call that it already runs."""
     suspect = library.suspect is not None or (call.by_itself and library.slots > 1)
     return serves(library, call.group) and call.group.options.gang[1] == 1 and not suspect
 
@@ -240,10 +238,10 @@ def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
 def end_good(
     manager: Manager, library: Library, ends: Iterator[CallEnd], group: Group | None, seconds: float
 ) -> tuple[int, Call | None, Group | None, float]:
-    """End calls of one group that ended well and that a library alone held: the hot path.
+    """End calls of one group that ended well in their only library: the hot path.
 
-    `group`: that of the first, if None. Returns the number of such ends; the call of the next end, taken out (None: the
-    library does not hold it, or no end is left); the group; and `seconds` plus their run times.
+    Returns the number of such ends; the call of the next end, taken out (None: not held, or no end is left); the group;
+    and `seconds` plus their run times.
     """
     held, open_calls, has_ended = library.held, manager.state.calls, CallState.ENDED
     before = len(held)
@@ -302,7 +300,7 @@ def wait_again(manager: Manager, call: Call, *, why: str) -> None:
 
 
 def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
-    """Requeue held calls by arrival, and serve their queues at the end of the event."""
+    """Requeue held calls by arrival, and serve their queues after the event."""
     for call in calls:
         wait_again(manager, call, why=why)
         context = call.group.context
@@ -312,7 +310,7 @@ def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
 
 
 def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
-    """Withdraw a held call from its libraries; its slot stays taken until the pilot frees it."""
+    """Withdraw a held call; its slot stays taken until the pilot frees it."""
     holder = call.holder
     members = holder.members if isinstance(holder, Gang) else (holder,)
     for library in members:
@@ -359,7 +357,7 @@ def progressed(manager: Manager, library: Library) -> None:
 
 # ---- slots that stay taken
 def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_gang: bool = False) -> None:
-    """Tell a library to drop a call that it no longer holds (`running`: even if it runs); its slot stays taken."""
+    """Tell a library to drop a call (`running`: even if it runs); its slot stays taken."""
     library.zombies[id] = running
     manager.drops.setdefault((library, running, GANG_GRACE_S if of_gang else 0.0), []).append(id)
 
@@ -375,7 +373,7 @@ def slot_is_free(library: Library, id: int) -> bool:
 
 
 def now_holds(library: Library, listed: Container[int]) -> list[Call]:
-    """Take out and return the calls that a library should hold and lacks, by its pilot's list."""
+    """Take out and return the calls that a library should hold and lacks."""
     missing = [call for id, call in library.held.items() if id not in listed]
     for call in missing:
         del library.held[call.id]
@@ -401,6 +399,6 @@ def gave_back(library: Library) -> None:
 
 
 def serve_after(manager: Manager, context: Context) -> None:
-    """Serve a context's queue at the end of the event: a gang that libraries were kept for may be gone."""
+    """Serve a context's queue after the event: a gang may have left it."""
     if context.queue.count and context.index:
         manager.returned[context] = None

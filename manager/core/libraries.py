@@ -149,7 +149,7 @@ KEPT_LIBRARIES = 200  # So many libraries that are gone are kept for their stori
 
 
 def promise(library: Library, memory_bytes: int) -> None:
-    """Promise a library memory on each of its devices. A stopping library keeps its memory until it is gone.
+    """Promise a library memory on each of its devices.
 
     Raises:
         PolicyError: it exceeds the budget.
@@ -239,7 +239,7 @@ def note_numbers(state: State, message: PilotHello) -> None:
 def load_library(
     manager: Manager, context: Context, pilot: Pilot, devices: tuple[Device, ...], memory_bytes: int
 ) -> Library:
-    """Promise the memory and tell the pilot to start a library.
+    """Promise memory and start a library.
 
     Raises:
         PolicyError: the memory is not free.
@@ -269,7 +269,7 @@ def load_library(
 
 
 def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
-    """Tell a library to end after its calls. Its memory stays promised until it is gone."""
+    """Tell a library to end after its calls; it keeps its memory until then."""
     if library.state in (LibraryState.STOPPING, LibraryState.GONE):
         return
     library.state = LibraryState.STOPPING
@@ -319,7 +319,7 @@ def detach_library(manager: Manager, library: Library) -> list[Call]:
 
 
 def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: int, is_hot: bool) -> None:
-    """Adopt a library that the manager did not know.
+    """Adopt an unknown library.
 
     Raises:
         PolicyError: its memory is not free.
@@ -393,12 +393,12 @@ def record_use(library: Library, *, memory_bytes: int, device_bytes: int, now: f
 
 
 def used_since(library: Library, at: float) -> int:
-    """Return the most memory that a library used since a time, in bytes; 0 = unknown."""
+    """Return the most memory used since a time, in bytes; 0 = unknown."""
     return max((size for when, size in library.measured if when >= at), default=0)
 
 
 def set_slots(library: Library, slots: int) -> None:
-    """Set how many calls a library runs at once (0 = unknown); the caller relists it."""
+    """Set how many calls a library runs at once (0 = unknown)."""
     if slots:
         library.slots = slots
         library.context.slots = slots

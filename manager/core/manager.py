@@ -18,9 +18,7 @@ from stoker.protocol.ids import CallId
 
 
 class Manager:
-    """What every step works on. `strict`: raise on a policy's illegal action, else count it. `watch`: calls that are
-    kept when they end.
-    """
+    """What every step works on. `strict`: raise on illegal actions. `watch`: calls kept when they end."""
 
     def __init__(
         self,

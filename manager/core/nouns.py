@@ -129,11 +129,8 @@ class CallPast:
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
-    """One invocation of a function.
-
-    There may be a million, so the garbage collector does not track them; `holder` is cleared at the end, which breaks
-    the only cycle.
-    """
+    """One invocation of a function. The garbage collector does not track calls: `holder`, the only cycle, is cleared
+    at the end."""
 
     id: CallId
     spec: CallSpec
@@ -233,9 +230,7 @@ class Context:
 
     @property
     def lacking(self) -> tuple[int, float, int] | None:
-        """Sort key of a context whose first call lacks libraries; None if it lacks none. The smallest gets devices
-        first: by priority, then by time without libraries.
-        """
+        """Sort key of a context whose first call lacks libraries, or None. The smallest gets devices first."""
         head = self.queue.head()
         if head is None:
             return None
@@ -295,7 +290,7 @@ class Device:
 
     @property
     def budget_bytes(self) -> int:
-        """Memory that may be promised: free memory and that of stopping libraries, for which the pilot waits."""
+        """Memory that may be promised, that of stopping libraries included."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.facts.memory_bytes - sum(library.promised_bytes for library in staying)
 
@@ -358,7 +353,7 @@ class Library:
         return call if call.by_itself else None
 
     def admits(self, call: Call) -> bool:
-        """True unless a reserved pilot, a suspect call or a zombie forbids this call here; room and context aside."""
+        """True unless a reserved pilot, a suspect call or a zombie forbids this call."""
         alone = call.by_itself and self.load
         free = self.pilot.reserved is None or self.pilot.reserved is call
         return free and self.suspect is None and not alone and call.id not in self.zombies

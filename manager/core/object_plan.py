@@ -46,7 +46,7 @@ _TRIES = 3  # Pilots that are told to get an object, one after the other, should
 
 
 def begin_hand_on(manager: Manager, peer: Peer) -> float:
-    """Hand on what only a draining pilot has. Returns the seconds that it should stay."""
+    """Hand on what only a draining pilot has. Returns its seconds to stay."""
     pilot = manager.state.pilots[peer.id]
     left_s = deadlines.time_to_hand_on_s(pilot, manager.state.now)
     if not peer.serving or left_s <= 0:

@@ -16,7 +16,7 @@ _BLAMED = 3  # A peer that failed this many pilots, and more than it served, is 
 
 
 def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
-    """A pilot joins or returns with these objects. What it fetched before is planned again."""
+    """A pilot joins or returns: plan its objects and former fetches."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -63,9 +63,7 @@ def pilot_left(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_drains(manager: Manager, pilot: Pilot) -> float:
-    """A pilot will leave: it serves nothing new while others can. Returns the seconds that it should stay to hand on
-    objects.
-    """
+    """A pilot will leave: it serves nothing new while others can. Returns its seconds to stay."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -103,9 +101,7 @@ def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None
 
 
 def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan a pilot's missing objects for a library before it asks. Returns their names; none if the context reads
-    its files from their source or the pilot serves no peers.
-    """
+    """Plan a pilot's missing objects for a library before it asks. Returns their names."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
@@ -132,7 +128,7 @@ def objects_here(manager: Manager, pilot: Pilot, message: ObjectsHere) -> None:
 
 
 def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> None:
-    """A pilot has an object. Peers that failed it are blamed if others did not."""
+    """A pilot has an object; blame the peers that failed it."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:

@@ -76,9 +76,7 @@ _HERE = (PilotState.HERE, PilotState.CUT)
 
 
 class Outlook(NamedTuple):
-    """Seconds until every open call is done, from the first pilot's arrival; seconds until that. 0 = unknown or
-    none.
-    """
+    """Seconds until all is done, from the first pilot's arrival, and until that; 0 = unknown."""
 
     left_s: float = 0.0
     pilot_in_s: float = 0.0

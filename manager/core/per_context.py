@@ -47,7 +47,7 @@ class Burst(Generic[L]):
 
 
 class LoadIndex(Generic[L]):
-    """Ready libraries by load. `free`: those with a free slot, the hottest last; `burst`: the last calls given."""
+    """Ready libraries by load. `free`: with a free slot, the hottest last."""
 
     __slots__ = ("_level_of", "_levels", "_order", "burst", "free")
 
@@ -69,7 +69,7 @@ class LoadIndex(Generic[L]):
     # ---- changes
 
     def put(self, library: L, level: int) -> None:
-        """List a library as the last of a level: `FREE`, `CLOSED`, or its number of waiting calls."""
+        """List a library as the last of a level (see `level_of`)."""
         id, levels = library.id, self._levels
         before = self._level_of.get(id)
         if before == level:
@@ -139,7 +139,7 @@ MEET_S = 2.0  # What a gang of several may take until its ranks have met (§5.1:
 
 
 class Paces:
-    """Seconds for a unit of work by gang size, with mean deviation. `meet_s`: seconds until a gang has met."""
+    """Seconds for a unit of work by gang size. `meet_s`: until a gang has met."""
 
     __slots__ = ("_ends", "_known", "meet_s", "parts")
 
@@ -180,7 +180,7 @@ class Paces:
                 self.parts.pop(oldest, None)
 
     def share_left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
-        """Share of its items that a call has still to do at most; with `learn`, at most as its kind did before."""
+        """Largest share of its items that a call has still to do; with `learn`, by its kind."""
         most = 1.0
         if learn and features is not None and (kind := _kind(features)) in self.parts:
             most = max((part for part in self._ends[kind] if part >= done), default=1.0)
@@ -216,7 +216,7 @@ def _kind(features: Features) -> _Kind:
 
 
 def work_of(features: Features | None) -> float:
-    """Return a call's work: tokens if it says how many an item has, else items."""
+    """Return a call's work in tokens, if known, else in items."""
     return float(features.items * max(1, features.input_length)) if features is not None else 1.0
 
 

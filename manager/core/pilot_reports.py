@@ -43,7 +43,7 @@ MOST_HELLOS = 4  # Newer hellos that a pilot is asked for in a row
 
 
 def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
-    """Say why a pilot is refused; empty if it is welcome, as are unknown pilots with libraries."""
+    """Say why a pilot is refused; empty if it is welcome."""
     if wrong := why_not(message, session=state.session) or bounds.wrong_with(message):
         return wrong
     if state.ending:
@@ -60,7 +60,7 @@ def refuse_pilot(manager: Manager, id: PilotId, reason: str) -> None:
 
 
 def refuse_unknown(manager: Manager, id: PilotId) -> None:
-    """Answer a frame of an unknown pilot; one that was given up may say hello."""
+    """Answer a frame of an unknown pilot."""
     manager.state.refuse("frame of a pilot that is not known")
     gone = manager.state.gone_pilots.get(id)
     if gone is not None and gone.kept is not None:
@@ -77,11 +77,8 @@ def give_up_unsound(manager: Manager, pilot: Pilot, wrong: str) -> None:
 
 
 def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
-    """Ask for a newer hello if this one is older than frames that were taken.
-
-    Its content is older than the manager's records: an ended library would seem to live. The frames are not taken
-    twice, so nothing would correct that.
-    """
+    """Ask for a newer hello if frames after this one were taken: they are not taken twice, so nothing would correct
+    old records."""
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.has_hole and message.acknowledged < inbox.last
     pilot.hellos_asked = pilot.hellos_asked + 1 if is_old else 0
@@ -211,7 +208,7 @@ def is_heartbeat(event: FromPilot) -> bool:
 
 
 def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
-    """True if a heartbeat changes what the core knows, or runs are due to be recorded."""
+    """True if a heartbeat tells something new, or runs are due."""
     pilot, message = state.pilots.get(event.pilot), event.messages[0]
     if pilot is None or type(message) is not Heartbeat:
         return False
@@ -289,7 +286,7 @@ def _library_hot(manager: Manager, library: Library) -> None:
 
 
 def library_gone(manager: Manager, library: Library, message: LibraryGone) -> None:
-    """A library has ended: requeue its calls, or fail those that killed it too often."""
+    """A library has ended: requeue its calls, or fail its killers."""
     state, context, failure = manager.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
     broken = holding.gang_calls_broken_by(state, library, message.running)

@@ -94,9 +94,9 @@ def pilot_lost(
     loss: LossReason | None = LossReason.UNEXPLAINED,
     may_return: bool = True,
 ) -> None:
-    """A pilot is gone with its libraries: requeue their calls.
+    """A pilot is gone: requeue its calls.
 
-    `loss`: why it counts as lost, None if it left properly. `may_return`: it is taken back if it reconnects.
+    `loss` None = it left properly. `may_return`: it is taken back if it reconnects.
     """
     state = manager.state
     pilot = state.pilots.pop(id, None)
@@ -149,7 +149,7 @@ def release_pilot(manager: Manager, pilot: Pilot, reason: str) -> None:
 
 
 def pilot_leaves(manager: Manager, pilot: Pilot) -> None:
-    """A pilot refused a load without fault because it is about to leave: drain it."""
+    """Drain a pilot that refused a load because it is about to leave."""
     if pilot.state is PilotState.HERE:
         _drain(manager, pilot, "it is about to leave", why=f"{pilot.id} is about to leave")
         supply_changed(manager, pilot)
@@ -202,7 +202,7 @@ QUARANTINE_TIMER = "quarantine"
 
 
 def device_reported(manager: Manager, device: Device, reason: str) -> None:
-    """A device failed its probe, or works again (no reason): stop its libraries and requeue their calls."""
+    """A device failed its probe, or works again (no reason)."""
     pilot, id = device.pilot, device.id
     if device.reported == reason:  # its hello has told it
         return
@@ -266,9 +266,7 @@ KEPT_FORGOTTEN = 100_000  # So many calls are remembered whose clients have thei
 
 
 def ask_client_again(manager: Manager, client: Client) -> None:
-    """Note the open and ended calls of a client that must submit again. A call that it does not submit again has
-    ended.
-    """
+    """Note the calls of a client that must submit again; those it leaves out have ended."""
     manager.state.notice(JOURNAL_LOST)
     client.unnamed = {id for id, call in manager.state.calls.items() if call.group.client is client}
     client.unnamed.update(end.call for end in client.unacked)
@@ -322,7 +320,7 @@ def take_orphan(manager: Manager, library: Library, id: CallId) -> None:
 
 
 def claim_orphans(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Continue new calls that are orphans where they run, or end them. Returns the others."""
+    """Continue or end new calls that are orphans. Returns the others."""
     orphans, rest = manager.state.orphans, []
     for call in fresh:
         orphan = orphans.pop(call.id, None)
@@ -347,7 +345,7 @@ def _goes_on(manager: Manager, orphan: Orphan, call: Call) -> bool:
 
 
 def end_orphan(state: State, outcome: CallEnd) -> bool:
-    """Keep an orphan's end until its client submits it; a fault only forgets it. False if the call is no orphan."""
+    """Keep an orphan's end; a fault forgets it. False if it is no orphan."""
     if retries.is_fault(outcome):
         return state.orphans.pop(outcome.call, None) is not None
     orphan = state.orphans.get(outcome.call)

@@ -24,7 +24,7 @@ LINGERS = 4  # A call that runs this many times longer than usual has no known e
 
 
 def is_lingering(now: float, library: Library, *, load_s: float) -> bool:
-    """True if a load elsewhere may well be done before this library has a free slot."""
+    """True if a load elsewhere may be done before a slot is free here."""
     full = full_since(library)
     if full is None or now - full < max(STUCK_S, load_s):
         return False
@@ -43,7 +43,7 @@ def full_since(library: Library) -> float | None:
 
 
 def free_slots(manager: Manager, library: Library) -> int:
-    """Number of calls that a library may hold: its policy's window, or its slots while it is stuck."""
+    """Number of calls that a library may hold."""
     window = manager.policies.dispatch.window(manager.state, library)
     return min(window, library.slots) if library.stuck else window
 
@@ -200,7 +200,7 @@ def note_fed(manager: Manager, context: Context) -> None:
 
 
 def note_starving(manager: Manager, context: Context) -> None:
-    """Update since when a context, and those that list it, have waiting calls but no usable library."""
+    """Update since when a context's calls wait without a usable library."""
     _note_starving(manager, context)
     for other in context.listed_by.values():
         _note_starving(manager, other)

@@ -93,7 +93,7 @@ class Core:
         return self._take_out()
 
     def configure(self, *, heartbeat_s: float, lease_s: float) -> None:
-        """Set what new pilots are told: seconds between heartbeats, and seconds to wait for the manager."""
+        """Set what new pilots are told: heartbeat interval and lease."""
         self.manager.heartbeat_s, self.manager.lease_s = heartbeat_s, lease_s
 
     def forget_half(self) -> None:
@@ -199,7 +199,7 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
 
 
 def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot | None:
-    """A pilot joins, reconnects, or returns. None if it is refused or asked for a newer hello."""
+    """A pilot joins, reconnects or returns; None if it is refused."""
     state = manager.state
     pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
     if wrong := pilot_reports.why_refused(state, id, message):

@@ -112,7 +112,7 @@ def group_closed(state: State, group: Group) -> None:
 
 
 def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) -> set[FunctionKey]:
-    """A client will not name these functions again. Returns all such that no client defines and no open call needs."""
+    """A client drops these functions. Returns all that nobody defines or needs."""
     client.defined.difference_update(keys)
     state.unused_functions.update(dict.fromkeys(keys))
     defined = set[str]().union(*(each.defined for each in state.clients.values()))
@@ -139,9 +139,7 @@ def forget_groups(state: State) -> None:
 
 
 def forget_unused(manager: Manager) -> bool:
-    """Forget functions and contexts that no client defines and nothing uses. True if some stay because they are in
-    use.
-    """
+    """Forget functions and contexts without definition or use. True if some are in use."""
     state = manager.state
     defined = set[str]().union(*(client.defined for client in state.clients.values()))
     functions = defined.union(group.function.key for group in state.groups.values())
@@ -188,9 +186,7 @@ _HONOURED = frozenset({"min_libraries", "max_libraries", "keep_alive"})
 
 
 def set_client_limits(manager: Manager, client: Client, context: Context, limits: LibraryLimits) -> bool:
-    """Set a program's limits for a context. True if the combined limits changed. `NO_LIMITS` says nothing, but
-    withdraws limits that the policy refuses.
-    """
+    """Set a program's limits for a context. True if the combined limits changed."""
     if limits == NO_LIMITS:
         if not _are_honoured(manager):
             context.said_limits.pop(client.id, None)

@@ -58,7 +58,7 @@ def _trouble(state: State) -> dict[str, str]:
 
 
 def device_seconds(state: State) -> dict[str, float]:
-    """Return the seconds that devices were here, by tier: `cold` (no hot context) and `warm`."""
+    """Return the seconds that devices were here, by tier."""
     seconds = dict(state.tier_seconds)
     for pilot in state.pilots.values():
         for device in pilot.devices.values():
@@ -119,7 +119,7 @@ _CANCELLED = "ended without a result (cancelled)"
 
 
 def list_calls(state: State, *, limit: int, only: ListedState | None) -> Calls:
-    """Return up to `limit` calls of each state: the longest running, the next waiting, the last failed."""
+    """Return up to `limit` calls of each state."""
     limit = max(0, min(limit, MOST))
     listers = {ListedState.RUNNING: _running, ListedState.WAITING: _waiting, ListedState.FAILED: _failed}
     calls = [

@@ -180,7 +180,7 @@ def may_begin_alone(state: State) -> bool:
 
 
 def offer_apart(manager: Manager, library: Library) -> None:
-    """Offer a free library to calls that were cut off, or that other pilots failed."""
+    """Offer a free library to calls that were cut off or failed elsewhere."""
     waiting = (each.queue.apart.values() for each in (library.context, *library.context.listed_by.values()))
     for call in chain.from_iterable(waiting):
         trial = manager.state.trials[call.id]
@@ -319,8 +319,7 @@ POISON_KILLS = 2
 def blame_killer(manager: Manager, library: Library, call: Call, failure: Failure, *, alone: bool) -> bool:
     """A library died while it ran this call. True if the call ends as poison.
 
-    If several calls ran there, each is tried again by itself; so is a call whose library was killed from outside while
-    others ran.
+    Calls that ran together are tried again one by one.
     """
     text = f"its library died ({failure.message})"
     outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
@@ -348,7 +347,7 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
 
 
 def cut_beside(manager: Manager, library: Library, call: Call, failure: Failure) -> None:
-    """A library was ended for another call's sake; after several times this call gets a library for itself."""
+    """A library was ended for another call's sake while it ran this one."""
     past = call.remember()
     past.cuts_beside += 1
     call.by_itself |= past.cuts_beside >= CUTS_BESIDE

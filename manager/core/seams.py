@@ -93,8 +93,7 @@ class View(Protocol):
 class Send(msgspec.Struct, frozen=True):
     """Send a waiting call to a ready library.
 
-    `offer`: the pilot may refuse it. `reserve_bytes`: new reservation of the library for an offer, unless refused; 0 =
-    unchanged.
+    `offer`: the pilot may refuse it. `reserve_bytes`: the library's reservation for an offer; 0 = unchanged.
     """
 
     call: CallId
@@ -147,7 +146,7 @@ class Unload(msgspec.Struct, frozen=True):
 
 
 class Resize(msgspec.Struct, frozen=True):
-    """Change a library's reservation on each device. A shrink frees memory only when the pilot confirms it."""
+    """Change a library's reservation on each device."""
 
     library: LibraryId
     memory_bytes: int
@@ -197,7 +196,7 @@ class ReleaseBlock(msgspec.Struct, frozen=True):
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Keep a device, or all devices (None), of a pilot free for `for_s`; running calls finish."""
+    """Keep a device, or all (None), of a pilot free for `for_s`."""
 
     pilot: PilotId
     device: DeviceId | None
@@ -206,7 +205,7 @@ class Quarantine(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Ask for advice on a subject (a recipe's key: on its context); it arrives later, or never."""
+    """Ask for advice on a subject; it arrives later, or never."""
 
     about: About | RecipeKey
 
@@ -218,7 +217,7 @@ Action = (
 
 
 class Changes(msgspec.Struct):
-    """What changed since a policy's last round, by id (an id may no longer exist)."""
+    """Changes since a policy's last round, by id."""
 
     calls: set[int] = set()
     libraries: set[int] = set()
@@ -239,7 +238,7 @@ class Rounds(Protocol):
         """Return a whole plan, given the changes since the last round."""
 
     def rests(self, view: View) -> bool:
-        """True if no round is needed until something changes, so that an idle session does nothing."""
+        """True if no round is needed until something changes."""
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
         """A timer of this policy fired."""
@@ -259,9 +258,7 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def by_deadline(self) -> bool:
-        """True if calls with a deadline go first and lost ones are dropped or demoted by the core; False for a
-        policy that plans deadlines itself.
-        """
+        """True if calls with a deadline go first and the core drops or demotes lost ones."""
 
     @property
     def by_run_time(self) -> bool:
@@ -277,28 +274,22 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def places_one_by_one_up_to(self) -> int:
-        """Largest number of calls, arriving together at an empty queue, that `place` is asked about one by one. More
-        are queued and offered in `serve_order`, which costs less.
-        """
+        """Largest number of calls, arriving together at an empty queue, that `place` is asked about. More are
+        queued, which costs less."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return a ready library with room, actions, or None to let a new or refused call wait. O(1)."""
+        """Return a ready library with room, actions, or None to let a call wait. O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return how many calls a library with room takes from the head of its context's queue (of the head's group;
-        it is asked again), or actions. O(1).
-        """
+        """Return how many calls of the head's group a library with room takes, or actions. O(1)."""
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
-        """A library has room and its own queue is done: return `Send`s for calls of contexts that list its context
-        (`context.listed_by`).
-        """
+        """Return `Send`s for calls of contexts that list this library's context (`context.listed_by`)."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
         """Yield the libraries that are offered a context's queue, in order.
 
-        Each with room is asked (`pull`) before the next one is taken, until no call waits. A generator sees what the
-        libraries before took; it must cost O(1) for each library that takes calls.
+        Each with room is asked (`pull`) before the next one. A generator sees what earlier ones took; O(1) for each.
         """
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
@@ -313,20 +304,16 @@ class Residency(Rounds, Protocol):
 
     @property
     def honours(self) -> frozenset[str]:
-        """The wishes of contexts that it honours: `max_libraries`, `min_libraries`, `keep_alive` (`Context.limits`);
-        calls with others are refused.
-        """
+        """The wishes of contexts that it honours: `max_libraries`, `min_libraries`, `keep_alive`."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """A context has waiting calls, and its demand or the devices changed."""
 
     def measured(self, view: View, library: Library) -> int:
-        """Return the bytes on each device to promise a library that has just loaded: what it declares, or at least
-        what was measured; never more than before.
-        """
+        """Return the bytes on each device to promise a library that has just loaded; never more than before."""
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:
-        """A library of a context with limits is idle. Asked only of policies that honour limits."""
+        """A library of a context with limits is idle."""
 
 
 class Provisioning(Rounds, Protocol):
@@ -340,11 +327,7 @@ class Provisioning(Rounds, Protocol):
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """One policy for each seam.
-
-    `awareness`: the most that a context keeps between calls; None = as its recipe says. It belongs to recipes, so a
-    simulated run applies it to its scenario, and a program sets it with `@context(awareness=...)`.
-    """
+    """One policy for each seam. `awareness`: the most that a context keeps between calls; None = as its recipe says."""
 
     dispatch: Dispatch
     residency: Residency
@@ -376,9 +359,7 @@ WISHES = {
 def wished(
     options: CallOptions, *, deadline: bool = False, features: Features | None = None, limits: LibraryLimits = NO_LIMITS
 ) -> Iterator[str]:
-    """Yield the wishes of calls with these options. `deadline`: they get one later. `limits`: their program's limits
-    for the context.
-    """
+    """Yield the wishes of calls with these options. `deadline`: they get one later."""
     objective = options.objective
     has = {
         "priority": options.priority != 0,
@@ -404,7 +385,7 @@ def refusal(
     features: Features | None = None,
     limits: LibraryLimits = NO_LIMITS,
 ) -> str:
-    """Say why calls with these options are refused; empty if the policy honours all their wishes."""
+    """Say why calls with these options are refused; empty if they are not."""
     ignored = [
         wish for wish in wished(options, deadline=deadline, features=features, limits=limits) if wish not in honoured
     ]

@@ -141,9 +141,7 @@ class Cut:
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A failure of a pilot's infrastructure. `devices`: those that failed; empty: the node. Until `avoided_until`
-    the call avoids them; until `pauses_until` it runs nowhere.
-    """
+    """A failure of a pilot's infrastructure; without `devices`, of its node."""
 
     at: float
     pilot: PilotId
@@ -188,7 +186,7 @@ KEPT_NOTICES = 20  # The last so many notices of a session are kept
 
 
 class State:
-    """Everything that the manager knows; `now` is the time of the current event. Policies see it as `seams.View`."""
+    """Everything that the manager knows. Policies see it as `seams.View`."""
 
     def __init__(self, session: str, *, now: float = 0.0) -> None:
         self.session = session

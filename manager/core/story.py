@@ -26,7 +26,7 @@ _RUNNING = "running"
 
 
 def own_block_states(state: State) -> dict[str, str]:
-    """Return the state of each program's block: its last report, corrected by its pilots and the session's end."""
+    """Return the state of each program's block."""
     came = {pilot.block for pilots in (state.pilots, state.gone_pilots) for pilot in pilots.values()}
     return {block: _now(state, text, came=block in came) for block, text in state.said_blocks.items()}
 

@@ -33,7 +33,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A loaded context as an object in a named form, and the seconds that it took to make."""
+    """A loaded context as an object in a named form."""
 
     form: str
     object: ObjectRef
@@ -148,7 +148,7 @@ class Object:
 
 
 class Transfers:
-    """All facts of the plan. Events change them and list whom they concern; `settle_transfers` then plans."""
+    """All facts of the plan. Events change them; `settle_transfers` then plans."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -228,7 +228,7 @@ class Transfers:
     # ---- fetches
 
     def fetch(self, peer: Peer, object: Object) -> Fetch:
-        """A pilot wants an object. It follows a fetch into the same cache, if there is one."""
+        """A pilot wants an object: fetch it, or follow a fetch into the same cache."""
         self.fetches += 1
         fetch = Fetch(object, peer, self.fetches)
         fetch.leader = self._leader(fetch)  # before it is listed itself
@@ -247,9 +247,7 @@ class Transfers:
         self.send(fetch, Way.WAITING)
 
     def take_over(self, fetch: Fetch) -> None:
-        """A following fetch reported a failed source, so it works in the cache and its leader waits for it: swap
-        them. If it is the other way round, the other one reports a failed source later.
-        """
+        """A following fetch reported a failed source, so it works in the cache: it leads from now on."""
         near = self._into(fetch.peer.cache, fetch.object)
         self.go(fetch)
         for other in near:
@@ -397,7 +395,7 @@ class Transfers:
         return len(peer.serves) + (0 if sure else 1) < self.limits.serves
 
     def list_source(self, peer: Peer, object: Object) -> None:
-        """List a peer as a source, or park it while it has no free place."""
+        """List a peer as a source, or park it until a place is free."""
         if not peer.serving or peer.draining:
             return
         fetch = object.fetches.get(peer.id)
@@ -410,7 +408,7 @@ class Transfers:
             heapq.heappush(object.relays, (fetch.rank, peer.id))
 
     def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
-        """Return a peer that can serve this fetch now; `root`: one that will certainly have the whole object."""
+        """Return a peer that can serve this fetch now; `root`: a sure one."""
         below = fetch.rank if root else self.fetches + 1
         return self._find_whole(fetch) or self._find_relay(fetch, below=below) or self._find_leaving(fetch)
 

@@ -98,10 +98,7 @@ def test_advice_on_what_is_gone_or_of_another_kind_changes_nothing(cluster: Make
     c.event(AdviceArrived(OfContext("gone"), cost))  # type: ignore[arg-type]
     c.event(AdviceArrived(OfPace(99, 7), PaceAdvice(1.0, 2.0, "step")))  # type: ignore[arg-type]
     c.event(AdviceArrived(OfContext("bare"), DISK))  # type: ignore[arg-type]
-    assert c.refused == {
-        "advice on an unknown context": 1,
-        "VerdictAdvice on a subject that it is not for": 1,
-    }
+    assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice on a subject that it is not for": 1}
     c.end("1")
     assert c.ended["1"].ok
 

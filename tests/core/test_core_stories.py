@@ -28,9 +28,7 @@ def test_without_pilots_a_call_waits_for_one_and_the_blocks_say_why(cluster: Mak
     assert "no pilot has joined yet (block b1: pending: Priority)" in c.story("c-1")
 
 
-def test_a_block_of_the_program_itself_is_called_b0_and_is_not_pending_once_its_pilot_is_here(
-    cluster: Make,
-) -> None:
+def test_a_block_of_the_program_itself_is_called_b0_and_is_not_pending_once_its_pilot_is_here(cluster: Make) -> None:
     c = cluster().call("c1")
     c.tell("ana", say.WantPilots({"0": "pending", "1": "failed: exit code 1"}))
     assert "block that the program started itself: pending, no pilot has come from it" in c.story("b0")
