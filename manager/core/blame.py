@@ -24,14 +24,9 @@ from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes, show_seconds
 
-# After this many losses a call runs alone; the next loss is its end.
-ALONE_AFTER = 3
-
-# A call that is never alone when it loses its pilots is given up after so many.
-MOST_LOSSES = 10
-
-# A call that the walltime cut off so often is given up.
-CUTS = 2
+ALONE_AFTER = 3  # After this many losses a call runs alone; the next loss is its end
+MOST_LOSSES = 10  # A call that is never alone when it loses its pilots is given up after so many
+CUTS = 2  # A call that the walltime cut off so often is given up
 
 
 def why_apart(state: State, call: Call) -> str:
@@ -130,13 +125,11 @@ KEPT = 20  # The last so many verdicts on a pilot are kept
 SAID_CHARACTERS = 4_000
 NO_CALL = CallId(-1)
 
-UNASKED = frozenset(
-    {
-        FailureKind.CANCELLED, FailureKind.DROPPED, FailureKind.TIMEOUT, FailureKind.NO_DEVICE,
-        FailureKind.SERIALIZATION, FailureKind.GANG, FailureKind.CONTEXT
-    }
-)  # fmt: skip
-"""Ends that somebody wanted, that a limit brought, or that say all there is to say."""
+# Ends on request, by a limit, or with a clear reason: nobody asks why.
+UNASKED = frozenset({
+    FailureKind.CANCELLED, FailureKind.DROPPED, FailureKind.TIMEOUT, FailureKind.NO_DEVICE, FailureKind.SERIALIZATION,
+    FailureKind.GANG, FailureKind.CONTEXT,
+})  # fmt: skip
 
 
 def ask_why_call_failed(manager: Manager, holder: Library | Gang | None, call: Call, outcome: CallEnd) -> None:
@@ -145,16 +138,15 @@ def ask_why_call_failed(manager: Manager, holder: Library | Gang | None, call: C
     if not isinstance(holder, Library) or (failure is not None and failure.kind in UNASKED):
         return
     said = outcome.raised if failure is None else "\n".join((failure.message, failure.tail))
-    printed = outcome.printed or (failure.printed if failure is not None else None)
-    log, *part = (printed.path, printed.start, printed.end) if printed is not None else ("", 0, 0)
-    _ask(manager, holder, call.id, name=call.group.function.name, log=log, part=(part[0], part[1]), said=said)
+    printed = outcome.printed or (failure.printed if failure is not None else None) or Printed("", 0, 0)
+    _ask(manager, holder, call.id, name=call.group.function.name, printed=printed, said=said)
 
 
 def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) -> None:
     """Ask the advisor why a load failed."""
     said = "\n".join((failure.message, failure.tail))
-    name = library.context.recipe.name
-    _ask(manager, library, NO_CALL, name=name, log=failure.log or log_of(library), part=(0, 0), said=said)
+    printed = Printed(failure.log or log_of(library), 0, 0)
+    _ask(manager, library, NO_CALL, name=library.context.recipe.name, printed=printed, said=said)
 
 
 def take_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
@@ -176,9 +168,7 @@ def take_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> 
     return True
 
 
-def _ask(
-    manager: Manager, library: Library, call: CallId, *, name: str, log: str, part: tuple[int, int], said: str
-) -> None:
+def _ask(manager: Manager, library: Library, call: CallId, *, name: str, printed: Printed, said: str) -> None:
     now, pilot = manager.state.now, library.pilot
     asked = pilot.asked_why
     before = asked.get(name)
@@ -192,8 +182,8 @@ def _ask(
     is_new = before is None or now - before[0] >= FORGET_S
     asked[name] = (now, 1 if is_new or before is None else before[1] + 1)
     about = OfFailure(pilot.id, library.id, call, tuple(device.id for device in library.devices))
-    said = said[-SAID_CHARACTERS:]
-    manager.out.append(AskAdvice(about, name, log, part[0], part[1], said))
+    log, start, end = printed.path, printed.start, printed.end
+    manager.out.append(AskAdvice(about, name, log, start, end, said[-SAID_CHARACTERS:]))
 
 
 def printed_in(library: Library) -> Printed | None:
@@ -204,8 +194,7 @@ def printed_in(library: Library) -> Printed | None:
 
 def log_of(library: Library) -> str:
     """Return the path of a library's log; empty if unknown."""
-    pilot: Pilot = library.pilot
-    return f"{pilot.folder}/lib-{library.id}.log" if pilot.folder else ""
+    return f"{library.pilot.folder}/lib-{library.id}.log" if library.pilot.folder else ""
 
 
 PRINTING_TIMER = "pace"
@@ -242,14 +231,8 @@ def _question(manager: Manager, library: Library) -> AskAdvice | None:
     return AskAdvice(about, call.group.function.name, log, start=library.printed_to)
 
 
-UNFIT_RETRY_S = (
-    5.0,
-    20.0,
-    80.0,
-    300.0,
-)  # Seconds until an unfit pilot is tried again; the last counts for all further tries
+UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)  # Seconds until an unfit pilot is tried again; the last one repeats
 LASTING_TIMES = 3  # A pilot that was found unfit so often in a row is not expected to become fit soon
-
 EVERY = ""  # In place of a recipe's key: every context
 
 
@@ -264,9 +247,8 @@ def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bo
     again_s = waits_s or UNFIT_RETRY_S[min(times, len(UNFIT_RETRY_S) - 1)]
     known = waits_s and pilot.unfit.get(key, (0.0, ""))[1] == failure.message
     pilot.unfit[key] = state.now + again_s, failure.message
-    if known:
-        return
-    pilot.note(state.now, f"cannot hold {what}: {failure.message}")
+    if not known:
+        pilot.note(state.now, f"cannot hold {what}: {failure.message}")
 
 
 def forgive_pilot(pilot: Pilot, key: str) -> None:
@@ -292,9 +274,8 @@ def is_lastingly_unfit(pilot: Pilot, key: str) -> bool:
 
 def pilot_troubles(state: State) -> dict[str, str]:
     """Return what pilots lack now, by pilot."""
-    found = {}
-    for pilot in state.pilots.values():
-        said = [why for until, why in pilot.unfit.values() if state.now < until]
-        if said:
-            found[str(pilot.id)] = "; ".join(dict.fromkeys(said))
-    return found
+    said = {
+        str(pilot.id): "; ".join(dict.fromkeys(why for until, why in pilot.unfit.values() if state.now < until))
+        for pilot in state.pilots.values()
+    }
+    return {pilot: text for pilot, text in said.items() if text}

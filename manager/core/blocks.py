@@ -99,9 +99,7 @@ def _count(state: State, loss: LossReason, change: int) -> None:
 
 
 YOUNG_S = 60.0  # A pilot that died before was of no use, unless something had been loaded on it
-
-# So many blocks that are over are kept for their stories.
-KEPT_BLOCKS = 1000
+KEPT_BLOCKS = 1000  # So many blocks that are over are kept for their stories
 
 
 def set_sources(manager: Manager, sources: Iterable[Source]) -> None:

@@ -55,10 +55,8 @@ C = TypeVar("C", bound=Queued)
 # Its deadline, when it came, its id, its ticket, the call.
 _Entry = tuple[float, float, int, int, C]
 
-# The ticket of a call that has left. Every new call has ticket 0; those that come back get a number.
-NOT_QUEUED = -1
+NOT_QUEUED = -1  # The ticket of a call that has left. Every new call has ticket 0; those that come back get a number
 _SWEEP_AT = 1000
-
 YIELDS = 10.0  # A call lets shorter ones pass for this many times its own expected run time
 _MOST_EXAMINED = 64
 

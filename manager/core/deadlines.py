@@ -141,15 +141,12 @@ def send_forecasts(manager: Manager) -> None:
 
 MARGIN_S = 20.0  # What is left of a walltime when a pilot of short calls is drained
 MOST_OF_IT = 0.25  # The margin is no more than this part of the whole time, so that short jobs do some work
-
 CAUTION = 1.5  # A call is taken to run this much longer than the mean
 _GRACE_S = 2.0
 _LOAD_CAUTION = 1.2  # A load is taken to last this much longer than was measured
 _CUT_LOADS = 2
-
 SLACK_S = 60.0  # A pilot that leaves this close to its walltime's end (or in its last quarter) leaves because of it
 _SLACK_PART = 0.25
-
 _FRESH = 0.9  # A pilot that has this part of its walltime left, or of the longest one, is as good as any
 _WHOLE = 0.6  # A cut counts if the call had this part of its pilot's whole time
 _LAST_S = 4.0  # A pilot that hands its objects on keeps this much of its walltime for its own end

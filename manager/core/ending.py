@@ -64,8 +64,7 @@ def _key(call: Call, outcome: CallEnd) -> Key:
     return function, found["kind"] if found is not None else "an exception", place
 
 
-# So many failed calls are kept for `stoker explain`.
-KEPT_FAILURES = 1000
+KEPT_FAILURES = 1000  # So many failed calls are kept for `stoker explain`
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
@@ -186,8 +185,7 @@ def cancel_call(manager: Manager, call: Call, *, reason: str, running: bool) -> 
     fail_call(manager, call, Failure(FailureKind.CANCELLED, reason))
 
 
-# A mean run time follows the last runs with at least this weight.
-_NEW_WEIGHT = 0.2
+_NEW_WEIGHT = 0.2  # A mean run time follows the last runs with at least this weight
 _CHANGED = 1.5
 
 

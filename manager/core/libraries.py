@@ -32,11 +32,8 @@ from stoker.protocol.to_manager import (
 from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
-# A context whose loads have failed this often in a row, with none between that worked, cannot be loaded.
-LOAD_TRIES = 2
-
-# Pilots that are lost in a row while they load one context, and do nothing else.
-LOADS = 4
+LOAD_TRIES = 2  # A context whose loads have failed this often in a row, with none between that worked, cannot be loaded
+LOADS = 4  # Pilots that are lost in a row while they load one context, and do nothing else
 
 
 def take_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
@@ -55,9 +52,8 @@ def take_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, 
 def record_load(library: Library, message: LibraryReady) -> None:
     """Record the cost of a load."""
     context, facts = library.context, library.devices[0].facts
-    seconds = message.start_s + message.load_s + message.fetch_s
+    seconds = context.load_s = message.start_s + message.load_s + message.fetch_s
     context.loads += 1
-    context.load_s = seconds
     context.load_total_s += seconds
     # Of a GPU's library only device memory counts: host memory is none of the GPU's.
     context.resident_bytes = message.resident_bytes if facts.on_host else message.device_bytes
@@ -119,8 +115,7 @@ def lost_pilots(context: Context) -> list[Pilot]:
 def forget_pilots(state: State) -> None:
     """Forget failures on pilots that are gone."""
     for context in state.contexts.values():
-        for name in [name for name in context.failed_on if name not in state.pilots]:
-            del context.failed_on[name]
+        context.failed_on = {name: count for name, count in context.failed_on.items() if name in state.pilots}
 
 
 def snapshot_made(manager: Manager, pilot: Pilot, message: SnapshotHere) -> None:
@@ -144,7 +139,6 @@ def _is_available(manager: Manager, snapshot: Snapshot) -> bool:
 
 
 _MOST_MEASURED = 64  # Measurements of a library's memory that are kept, the newest
-
 KEPT_LIBRARIES = 200  # So many libraries that are gone are kept for their stories
 
 
@@ -385,7 +379,7 @@ def take_batch(manager: Manager, library: Library, message: LibraryBatch) -> Non
         manager.out.append(RecordSteps(RecipeKey(library.context.recipe.key), kind, message.times))
 
 
-def record_use(library: Library, *, memory_bytes: int, device_bytes: int, now: float) -> None:
+def record_use(library: Library, memory_bytes: int, device_bytes: int, *, now: float) -> None:
     """Record measured memory."""
     library.memory_bytes, library.device_bytes = memory_bytes, device_bytes
     library.measured.append((now, max(memory_bytes, device_bytes)))
@@ -400,8 +394,7 @@ def used_since(library: Library, at: float) -> int:
 def set_slots(library: Library, slots: int) -> None:
     """Set how many calls a library runs at once (0 = unknown)."""
     if slots:
-        library.slots = slots
-        library.context.slots = slots
+        library.slots = library.context.slots = slots
 
 
 def count_runs_again(manager: Manager, count: int) -> None:

@@ -92,11 +92,8 @@ class Client:
 # When, and what happened.
 Note = tuple[float, str]
 
-# A call keeps so many notes, the first half of them and the last.
-KEPT_CALL_NOTES = 200
-
-# The last so many notes of a pilot are kept, and its first.
-KEPT_PILOT_NOTES = 100
+KEPT_CALL_NOTES = 200  # A call keeps so many notes, the first half of them and the last
+KEPT_PILOT_NOTES = 100  # The last so many notes of a pilot are kept, and its first
 
 
 class Group:

@@ -240,8 +240,7 @@ def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
     return ([near], False) if near is not None and near.serving else ([], near is not None)
 
 
-# Of those that wait, so many are looked at for one that a peer can serve.
-_MOST_EXAMINED = 16
+_MOST_EXAMINED = 16  # Of those that wait, so many are looked at for one that a peer can serve
 
 
 def settle_transfers(manager: Manager) -> None:

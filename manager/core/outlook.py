@@ -69,9 +69,7 @@ def _status(state: State, client: Client, record: MapRecord) -> MapStatus:
 
 
 _ROUNDS = 2  # A measured rate counts once every slot has ended about so many calls within its window
-
 _MEASURED_S = 5.0  # A measured rate counts only this long after the first result
-
 _HERE = (PilotState.HERE, PilotState.CUT)
 
 

@@ -216,13 +216,12 @@ def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
         return True
     if message.refused_frames != pilot.refused_frames or _moved(pilot.cache_bytes, message.cache_bytes):
         return True
-    for use in message.libraries:
-        library = pilot.libraries.get(use.library)
-        if library is not None and (
-            _moved(library.memory_bytes, use.memory_bytes) or _moved(library.device_bytes, use.device_bytes)
-        ):
-            return True
-    return False
+    uses = ((pilot.libraries.get(use.library), use) for use in message.libraries)
+    return any(
+        _moved(library.memory_bytes, use.memory_bytes) or _moved(library.device_bytes, use.device_bytes)
+        for library, use in uses
+        if library is not None
+    )
 
 
 def _moved(before: int, after: int) -> bool:
@@ -231,14 +230,11 @@ def _moved(before: int, after: int) -> bool:
 
 def take_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
     """Take measurements from a heartbeat."""
-    pilot.cache_bytes = message.cache_bytes
-    pilot.refused_frames = message.refused_frames
+    pilot.cache_bytes, pilot.refused_frames = message.cache_bytes, message.refused_frames
     for use in message.libraries:
         library = pilot.libraries.get(use.library)
         if library is not None:
-            libraries.record_use(
-                library, memory_bytes=use.memory_bytes, device_bytes=use.device_bytes, now=manager.state.now
-            )
+            libraries.record_use(library, use.memory_bytes, use.device_bytes, now=manager.state.now)
     ending.record_runs(manager)
 
 
@@ -256,7 +252,7 @@ def library_ready(manager: Manager, library: Library, message: LibraryReady) -> 
         if library.state is not LibraryState.STOPPING:  # else it was told to stop meanwhile
             state.refuse("library ready twice")
         return
-    libraries.record_use(library, memory_bytes=message.resident_bytes, device_bytes=message.device_bytes, now=state.now)
+    libraries.record_use(library, message.resident_bytes, message.device_bytes, now=state.now)
     libraries.set_slots(library, message.slots)
     at_once = f", runs {message.slots} calls at once" if message.slots else ""
     library.note(state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load{at_once}")

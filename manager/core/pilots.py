@@ -28,8 +28,7 @@ from stoker.protocol.to_client import Results
 from stoker.protocol.to_manager import LibraryFacts, PilotHello, PilotLeaving
 from stoker.units import show_seconds
 
-# So many pilots that are gone are kept: for their stories, and to tell them should they come back.
-KEPT_PILOTS = 1000
+KEPT_PILOTS = 1000  # So many pilots that are gone are kept: for their stories, and to tell them should they come back
 
 
 def pilot_joins(manager: Manager, pilot: Pilot) -> None:
@@ -166,9 +165,7 @@ def _drain(manager: Manager, pilot: Pilot, reason: str, *, why: str) -> float:
 
 
 _POLL_S = 1.0
-
-# A timer that was rounded may fire so much early: it would ask for one in no time at all, for ever.
-_SOON_S = 0.001
+_SOON_S = 0.001  # A timer that was rounded may fire so much early: it would ask for one in no time at all, for ever
 
 
 def note_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
@@ -368,7 +365,7 @@ def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: 
     if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
         return None
     library = Library(LibraryId(facts.library), context, pilot, devices, 0, state.now)
-    libraries.record_use(library, memory_bytes=facts.memory_bytes, device_bytes=facts.device_bytes, now=state.now)
+    libraries.record_use(library, facts.memory_bytes, facts.device_bytes, now=state.now)
     try:
         libraries.adopt_found_library(manager, library, reserved_bytes=facts.reserved_bytes, is_hot=facts.ready)
     except PolicyError:

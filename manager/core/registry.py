@@ -27,11 +27,8 @@ from stoker.protocol.to_manager import Submit
 from stoker.protocol.to_pilot import FunctionBlob
 
 # The session remembers the numbers of at most this many clients that it has forgotten, so that calls of theirs that a
-# pilot still reports are not taken for calls of a program that is to come back.
-KEPT_NUMBERS = 10_000
-
-# So many groups are kept although none of their calls is open: more of the kind may come.
-KEPT_GROUPS = 1000
+KEPT_NUMBERS = 10_000  # pilot still reports are not taken for calls of a program that is to come back
+KEPT_GROUPS = 1000  # So many groups are kept although none of their calls is open: more of the kind may come
 
 
 def add_client(state: State, id: ClientId, number: int, *, factory: bool = False) -> Client:

@@ -113,7 +113,6 @@ def _context(state: State, context: Context) -> ContextStatus:
 
 MOST = 1000  # So many calls of each state are listed at most
 _MOST_EXAMINED = 10_000  # Entries of a queue that are looked at for them
-
 FAILED = ("raised an exception in your code", "ended without a result")  # How the last note of a failed call begins
 _CANCELLED = "ended without a result (cancelled)"
 

@@ -34,10 +34,7 @@ from stoker.units import show_seconds
 
 MOST_PILOTS = 3  # A call that the infrastructure failed on this many pilots is given up
 MOST_THERE = 3  # A call that the infrastructure failed this often on one pilot is given up
-AVOIDS_S = (
-    15.0,
-    30.0,
-)  # Seconds that a call avoids a pilot after each fault there; the last counts for all further ones
+AVOIDS_S = (15.0, 30.0)  # Seconds that a call avoids a pilot after each fault there; the last one repeats
 PAUSE_S = (0.0, 10.0)  # So long it is sent nowhere after its first fault, and after each further one
 FAULTS_TIMER = "fault"
 
@@ -113,8 +110,7 @@ def _wake(manager: Manager, at: float) -> None:
 
 
 def _evidence(call: Call, trial: Trial) -> Failure:
-    faults = trial.faults
-    last = faults[-1].failure
+    faults, last = trial.faults, trial.faults[-1].failure
     pilots = len({fault.pilot for fault in faults})
     times = "once" if len(faults) == 1 else f"{len(faults)} times"
     lines = [f"devices, disks or networks failed it {times}, on {pilots} pilot{'s' * (pilots != 1)}:"]
@@ -185,14 +181,13 @@ def offer_apart(manager: Manager, library: Library) -> None:
     for call in chain.from_iterable(waiting):
         trial = manager.state.trials[call.id]
         if (
-            blame.is_suspect(trial)
-            or not (trial.cuts or trial.faults)
-            or not library.admits(call)
-            or not holding.serves(library, call.group)
-            or blame.judge_trial(manager.state, call, trial)
+            (trial.cuts or trial.faults)
+            and not blame.is_suspect(trial)
+            and library.admits(call)
+            and holding.serves(library, call.group)
+            and not blame.judge_trial(manager.state, call, trial)
+            and _fits(manager, library, call, trial)
         ):
-            continue
-        if _fits(manager, library, call, trial):
             _give(manager, library, call)
             return
 
@@ -234,9 +229,8 @@ def _note(manager: Manager, library: Library, call: Call, *, alone: bool, failur
     del trial.losses[: -2 * MOST_LOSSES]
     count = len(trial.counted)
     more = "" if count < ALONE_AFTER or call.group.options.gang[1] > 1 else "; it runs alone from now on"
-    call.note(
-        now, f"may have run when {pilot.id if failure is None else show_library(library.id)} died ({count}){more}"
-    )
+    who = pilot.id if failure is None else show_library(library.id)
+    call.note(now, f"may have run when {who} died ({count}){more}")
 
 
 def _note_cut(manager: Manager, library: Library, call: Call) -> None:
@@ -249,9 +243,8 @@ def _judge_loads(manager: Manager, context: Context) -> None:
     counted = libraries.lost_pilots(context)
     if not counted:
         return
-    lines = [
-        f"context {context.recipe.name} could not be loaded: its pilot died {blame.times(len(counted))} meanwhile:"
-    ]
+    name = context.recipe.name
+    lines = [f"context {name} could not be loaded: its pilot died {blame.times(len(counted))} meanwhile:"]
     lines += [f"{pilot.id}: {blame.last_words(manager.state, pilot)}" for pilot in counted]
     libraries.fail_waiting_calls(manager, context, Failure(FailureKind.CONTEXT, "\n  ".join(lines), counted[-1].id))
 
@@ -288,9 +281,8 @@ def _load(pilot: Pilot) -> int:
 
 
 def _fits(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
-    return not _is_avoided(trial, library, manager.state.now) and deadlines.trial_fits(
-        manager.state, library, call, trial
-    )
+    state = manager.state
+    return not _is_avoided(trial, library, state.now) and deadlines.trial_fits(state, library, call, trial)
 
 
 def _send_where_it_fits(manager: Manager, call: Call, trial: Trial) -> None:
@@ -308,9 +300,7 @@ def _give(manager: Manager, library: Library, call: Call) -> None:
 
 
 SIGKILL = 9
-
-# A call whose library was ended so often for the sake of others has the next one for itself.
-CUTS_BESIDE = 2
+CUTS_BESIDE = 2  # A call whose library was ended so often for the sake of others has the next one for itself
 
 # A call that has killed this many libraries is a poison call: the first death may have been the node's fault.
 POISON_KILLS = 2

@@ -18,8 +18,7 @@ from stoker.protocol.pace import Counts
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import FunctionBlob
 
-# The last so many notes of a block are kept, and its first.
-KEPT_BLOCK_NOTES = 50
+KEPT_BLOCK_NOTES = 50  # The last so many notes of a block are kept, and its first
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -180,7 +179,6 @@ class Trial:
 
 
 JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have said anew what they hold"
-
 KEPT_REFUSALS = 200  # What is refused is counted by so many kinds; others count together
 KEPT_NOTICES = 20  # The last so many notices of a session are kept
 

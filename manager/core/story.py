@@ -97,7 +97,6 @@ def source_failure(source: SourceState) -> str:
 
 
 IN_JOURNAL = "ended; its story is in the journal"  # Said of a call that ended well: only the journal keeps it
-
 _SLOW_READER_S = 1.0  # A call that waits for its reader for less says nothing of it
 PAYLOAD_BYTES = 64_000  # Arguments of more bytes are not sent to an asker
 
