@@ -133,6 +133,8 @@ def why_submit_fails(
         wrong = f"function {message.function} was not defined"
     elif ids and not min(ids) >> CLIENT_SHIFT == max(ids) >> CLIENT_SHIFT == client.number:
         wrong = f"calls of client {client.number} carry another client's number"
+    elif is_known:  # its options were checked when its first calls came
+        wrong = bounds.wrong_with_calls(message.calls)
     else:
         wrong = bounds.wrong_with(message)
     if wrong:

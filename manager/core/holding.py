@@ -132,8 +132,8 @@ def drop_records(state: State, call: Call) -> None:
 
 def drop_records_of_ended(state: State, ends: list[CallEnd]) -> None:
     """Drop the records of those of these calls that are not open."""
-    lists: tuple[dict[int, Any], ...] = (state.reports, state.printed, state.forecasts, state.streams)
-    for kept in lists:
+    records: tuple[dict[int, Any], ...] = (state.reports, state.printed, state.forecasts, state.streams)
+    for kept in records:
         if kept:
             for outcome in ends:
                 if outcome.call not in state.calls:

@@ -351,8 +351,11 @@ class Library:
 
     def admits(self, call: Call) -> bool:
         """True unless a reserved pilot, a suspect call or a zombie forbids this call."""
+        reserved = self.pilot.reserved
+        if reserved is None and not self.held and not self.zombies:  # the hot path
+            return True
         alone = call.by_itself and self.load
-        free = self.pilot.reserved is None or self.pilot.reserved is call
+        free = reserved is None or reserved is call
         return free and self.suspect is None and not alone and call.id not in self.zombies
 
     def note(self, now: float, text: str) -> None:

@@ -80,9 +80,11 @@ class Core:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Handle an event and return commands. `now` is in seconds and must not decrease."""
-        self.manager.state.now = now
-        react(self.manager, event)
-        return self._take_out()
+        manager = self.manager
+        manager.state.now = now
+        react(manager, event)
+        out, manager.out = manager.out, []
+        return out
 
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
         """Return commands that pass on pieces of results (see `sending`); they are not journalled."""
@@ -90,7 +92,8 @@ class Core:
 
     def start(self) -> list[Command]:
         """Return commands to carry out before the first event: timers of policies."""
-        return self._take_out()
+        out, self.manager.out = self.manager.out, []
+        return out
 
     def configure(self, *, heartbeat_s: float, lease_s: float) -> None:
         """Set what new pilots are told: heartbeat interval and lease."""
@@ -99,10 +102,6 @@ class Core:
     def forget_half(self) -> None:
         """Drop the commands of an event that raised."""
         self.manager.out.clear()
-
-    def _take_out(self) -> list[Command]:
-        out, self.manager.out = self.manager.out, []
-        return out
 
 
 _SETTLE_TURNS = 100  # Turns of asking the policies at the end of an event
