@@ -24,7 +24,7 @@ def test_kinds_of_refusals_are_bounded(cluster: Make) -> None:
     assert sum(refused.values()) == 1001
 
 
-def test_a_pilot_whose_connection_breaks_for_ever_keeps_its_first_and_last_notes(cluster: Make) -> None:
+def test_pilot_keeps_its_first_and_last_notes(cluster: Make) -> None:
     c = cluster(pilots=1)
     for _ in range(KEPT_PILOT_NOTES):
         c.cut("p1").come_back("p1")
@@ -34,7 +34,7 @@ def test_a_pilot_whose_connection_breaks_for_ever_keeps_its_first_and_last_notes
     assert "joined" in notes[0][1]
 
 
-def test_a_call_that_comes_back_for_ever_keeps_its_first_and_last_notes(cluster: Make) -> None:
+def test_call_keeps_its_first_and_last_notes(cluster: Make) -> None:
     c = cluster().call("1")
     call = c.core.state.calls[c.ids["1"]]
     for number in range(1000):

@@ -27,7 +27,7 @@ def test_strangers_are_refused(cluster: Make) -> None:
     assert sum(c.refused.values()) == 2
 
 
-def test_a_client_that_comes_back_gets_what_it_has_not_had_and_nothing_else(cluster: Make) -> None:
+def test_returning_client_gets_only_the_results_it_lacks(cluster: Make) -> None:
     c = cluster(pilots=1).calls(4).ready().end("1").end("2")
     c.tell("ana", say.Received(1))
     assert [end.call for end in c.core.state.clients["ana"].unacked] == [c.ids["2"]]  # type: ignore[index]
@@ -41,7 +41,7 @@ def test_a_client_that_comes_back_gets_what_it_has_not_had_and_nothing_else(clus
     assert not c.core.state.clients["ana"].unacked  # type: ignore[index]
 
 
-def test_a_client_that_claims_more_results_than_there_are_is_refused_that(cluster: Make) -> None:
+def test_client_cannot_acknowledge_results_that_do_not_exist(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1").client("ana", received=7).end("2")
     assert set(c.ended) == {"1", "2"}
     assert c.refused == {"client has more results than there are": 1}
@@ -118,7 +118,7 @@ def test_the_end_of_a_session_ends_every_call_once_and_then_says_so(cluster: Mak
     assert "over" in c.hears("p9", to_pilot.PilotRefused).reason
 
 
-def test_results_of_a_frame_reach_the_client_before_the_news_that_the_session_is_over(cluster: Make) -> None:
+def test_results_precede_the_end_of_the_session(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     commands = c.give(FromClient("ana", 0, [say.EndSession("now")]))  # type: ignore[arg-type]
     kinds = [type(x.message).__name__ for x in commands if getattr(x, "client", "") == "ana"]

@@ -53,7 +53,7 @@ def test_it_is_dropped_though_no_pilot_is_here(cluster: Make) -> None:
     assert c.ended["late"].failure is not None
 
 
-def test_a_call_that_is_late_when_it_comes_is_dropped_at_once_and_else_runs(cluster: Make) -> None:
+def test_late_call_is_dropped_on_arrival_or_runs(cluster: Make) -> None:
     c = cluster(pilots=1)
     c.call("no", objective=due(c, -0.022, drop=True)).call("yes", objective=due(c, -1))
     assert c.ended["no"].failure.message == "dropped: 22 ms past its deadline"  # type: ignore[union-attr]
@@ -62,7 +62,7 @@ def test_a_call_that_is_late_when_it_comes_is_dropped_at_once_and_else_runs(clus
     assert c.ended["yes"].ok
 
 
-def test_what_would_end_too_late_even_if_it_began_now_is_dropped_once_runs_are_known(cluster: Make) -> None:
+def test_call_that_would_end_too_late_is_dropped_once_runs_are_known(cluster: Make) -> None:
     c = cluster(pilots=1).call("a").ready().end("a", run_s=10.0)
     c.call("first", objective=due(c, 5, drop=True)).end("first", run_s=10.0)
     assert c.ended["first"].ok, "one slow run may have been the first one's fault"
@@ -74,7 +74,7 @@ def test_what_would_end_too_late_even_if_it_began_now_is_dropped_once_runs_are_k
     assert c.ended["hopeful"].ok
 
 
-def test_a_call_that_is_late_and_is_to_run_all_the_same_is_told_of_and_harms_no_other(cluster: Make) -> None:
+def test_late_call_that_runs_is_told_and_goes_behind_the_others(cluster: Make) -> None:
     c = cluster(pilots=1).call("running").ready().forget()
     c.call("lost", objective=due(c, 5)).call("good", objective=due(c, 60)).call("none").wait(6)
     [said] = c.hears("ana", to_client.Forecasts).forecasts
@@ -109,7 +109,7 @@ def deadline_of(c: Cluster, name: str) -> float:
     return c.core.state.calls[c.ids[name]].group.options.objective.deadline_at  # type: ignore[index]
 
 
-def test_the_seconds_that_a_client_says_are_left_count_from_when_the_manager_takes_the_call(cluster: Make) -> None:
+def test_due_in_counts_from_when_the_manager_takes_the_call(cluster: Make) -> None:
     c = cluster().wait(1000)
     c.call("near", objective=DROP, due_in_s=5.0).call("far", objective=DROP, due_in_s=60.0).call("none")
     assert (deadline_of(c, "near"), deadline_of(c, "far"), deadline_of(c, "none")) == (1005.0, 1060.0, 0.0)

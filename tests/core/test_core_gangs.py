@@ -55,7 +55,7 @@ def lost(made: Cluster, pilot: str) -> Cluster:
     return made.report(pilot, say.CallsEnded(library.id, [end]))
 
 
-def test_every_member_has_a_rank_and_the_others_are_told_where_rank_0_is(three: Cluster) -> None:
+def test_members_get_ranks_and_the_address_of_rank_0(three: Cluster) -> None:
     order = ranks(three)
     assert places(three) == {name: GangPlace(rank, 3) for rank, name in enumerate(order)}
     three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))  # type: ignore[arg-type]
@@ -120,9 +120,7 @@ def test_a_late_end_of_one_rank_is_not_the_call_s(three: Cluster) -> None:
 
 
 @pytest.mark.parametrize("others_notice_first", [False, True])
-def test_a_gang_whose_ranks_are_crowded_out_of_memory_for_ever_is_given_up(
-    three: Cluster, others_notice_first: bool
-) -> None:
+def test_gang_that_is_always_crowded_out_is_given_up(three: Cluster, others_notice_first: bool) -> None:
     runs = 0
     for _ in range(200):
         if "g" in three.ended:
@@ -202,7 +200,7 @@ def test_a_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank:
     assert failure.kind is FailureKind.POISON
 
 
-def test_ranks_that_die_together_count_once_also_after_an_earlier_quarrel(cluster: Make) -> None:
+def test_ranks_that_die_together_count_once(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).call("g", gang=(2, 2)).ready()
     quarrel = CallEnd(c.ids["g"], False, b"", 0.1, ALONE)  # type: ignore[arg-type]
     c.wait(1).report("p1", say.CallsEnded(c.holders("g")[1].id, [quarrel]))
@@ -328,7 +326,7 @@ def test_a_bound_is_above_the_mean_by_what_measurements_vary() -> None:
     assert paces.bound_s(1, 1) == pytest.approx(1.0, abs=0.01)
 
 
-def test_how_much_of_its_items_a_call_does_is_learned_from_the_last_of_its_kind() -> None:
+def test_share_of_items_done_is_learned_by_kind() -> None:
     paces, plain, searched = Paces(), Features(items=100), Features(items=200, shared_s=5.0)
     for done in (20.0, 60.0, 30.0, 30.0, 30.0, 30.0, 30.0):
         paces.end(plain, done)
@@ -346,7 +344,7 @@ def test_how_much_of_its_items_a_call_does_is_learned_from_the_last_of_its_kind(
     assert paces.share_left(plain) == 0.1, "the one that did 60 was long ago"
 
 
-def test_only_calls_that_ended_well_and_said_how_far_they_were_are_learned_from() -> None:
+def test_only_good_calls_with_progress_are_learned_from() -> None:
     made = make_cluster(pilots=1)
     made.calls(1).ready()
     made.end("1")
@@ -469,7 +467,7 @@ def test_calls_for_one_library_pass_a_gang_that_waits_for_devices(cluster: Make)
     assert len(made.ended) == 7
 
 
-def test_libraries_that_were_kept_for_a_gang_go_on_when_it_cannot_be_complete_any_more(cluster: Make) -> None:
+def test_libraries_kept_for_a_gang_go_on_when_it_lacks_members(cluster: Make) -> None:
     made = cluster(pilots=3).calls(3).ready().forget()
     made.call("gang", gang=(3, 3)).call("a").call("b").end("1")
     assert made.waiting() == ["gang", "a", "b"], "p1 is kept"
@@ -480,9 +478,7 @@ def test_libraries_that_were_kept_for_a_gang_go_on_when_it_cannot_be_complete_an
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_a_gang_that_begins_with_a_pilot_s_hello_begins_once_on_all_of_its_libraries(
-    cluster: Make, *, given_up: bool
-) -> None:
+def test_gang_that_begins_at_a_hello_begins_once_on_all_members(cluster: Make, *, given_up: bool) -> None:
     """What the hello does not list of a second library is what the gang was given there in this very event."""
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2")
     here = {f"lib{library.id}": () for library in made.pilot().libraries.values()}
@@ -499,7 +495,7 @@ def test_a_gang_that_begins_with_a_pilot_s_hello_begins_once_on_all_of_its_libra
     assert all(set(library.held) == {made.ids["g"]} for library in made.holders("g"))
 
 
-def test_a_gang_that_reached_none_of_its_libraries_begins_again_on_all_of_them(cluster: Make) -> None:
+def test_gang_that_reached_no_member_begins_again_on_all(cluster: Make) -> None:
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2").call("g", gang=(2, 2))
     here = {f"lib{library.id}": () for library in made.holders("g")}
     made.cut("p1").come_back("p1", **here)
@@ -509,7 +505,7 @@ def test_a_gang_that_reached_none_of_its_libraries_begins_again_on_all_of_them(c
     made.nothing_else_was_said()
 
 
-def test_libraries_that_were_kept_for_a_gang_go_on_when_it_is_cancelled(cluster: Make) -> None:
+def test_libraries_kept_for_a_gang_go_on_when_it_is_cancelled(cluster: Make) -> None:
     made = cluster(pilots=2).calls(2).ready().forget()
     made.call("gang", gang=(2, 2)).call("a").end("1")
     assert made.waiting() == ["gang", "a"]
@@ -520,7 +516,7 @@ def test_libraries_that_were_kept_for_a_gang_go_on_when_it_is_cancelled(cluster:
 
 
 @pytest.mark.parametrize("pilots", [1, 2])
-def test_a_gang_that_fits_nowhere_fails_at_once_and_names_what_there_is(cluster: Make, pilots: int) -> None:
+def test_gang_that_fits_nowhere_fails_and_names_what_is_there(cluster: Make, pilots: int) -> None:
     made = cluster().sources(Source("lab", first=1, most=2, slots=1))
     made.join(*(f"p{n}" for n in range(pilots)), block="b1")
     made.call("gang", gang=(4, 4)).call("fits", gang=(2, 2)).call("one")

@@ -43,7 +43,7 @@ def test_they_are_kept_for_a_day(cluster: Make) -> None:
     assert not back(c)
 
 
-def test_then_they_are_dropped_with_their_files_and_the_program_is_told(cluster: Make) -> None:
+def test_old_results_are_dropped_with_files_and_the_program_is_told(cluster: Make) -> None:
     c = left(cluster, b"a", FILE).wait(KEPT_S + 10)
     assert "ana" not in c.core.state.clients
     assert [each.path for each in c.others if isinstance(each, DiscardObject)] == [FILE.source]

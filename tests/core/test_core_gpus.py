@@ -36,7 +36,7 @@ def started(c: Cluster, pilot: str = "p1") -> to_pilot.StartLibrary:
 # ---- what a process takes
 
 
-def test_what_cuda_takes_for_a_process_is_promised_beside_what_is_declared(cluster: Make) -> None:
+def test_memory_of_cuda_is_promised_on_top_of_the_declared(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus(process_bytes=600_000_000)).define(model("m", 8 * GB), model("n", 8 * GB))
     c.define(model("o", 7 * GB)).call("a", context="m").call("b", context="n").call("c", context="o")
     assert started(c).device_memory_bytes == 8_600_000_000
@@ -128,7 +128,7 @@ def without_gpus(c: Cluster, pilot: str, *, block: str) -> Cluster:
     )
 
 
-def test_a_pilot_without_the_gpus_of_its_site_gets_no_work_and_is_let_go(cluster: Make) -> None:
+def test_pilot_without_its_site_gpus_is_released(cluster: Make) -> None:
     c = cluster().sources(SOURCE).call("a")
     assert c.asked() == ["b1"]
     without_gpus(c, "p1", block="b1")
@@ -142,7 +142,7 @@ def test_a_pilot_without_the_gpus_of_its_site_gets_no_work_and_is_let_go(cluster
     assert c.waiting() == ["a"]
 
 
-def test_a_site_that_never_brings_a_gpu_fails_its_calls_with_the_reason(cluster: Make) -> None:
+def test_site_without_gpus_fails_calls_with_the_reason(cluster: Make) -> None:
     c = cluster().sources(SOURCE).call("a")
     for number in (1, 2, 3):
         assert c.asked() == [f"b{number}"]

@@ -31,7 +31,7 @@ def gone(c: Cluster, name: str = "p1") -> bool | None:
     return pilot.loss.explained if pilot.loss is not None and pilot.loss_settled else None
 
 
-def test_a_pilot_that_leaves_in_good_order_because_its_job_is_preempted_is_lost(cluster: Make) -> None:
+def test_preempted_pilot_that_leaves_in_order_is_lost(cluster: Make) -> None:
     c = running(cluster).report("p1", SIGTERM)
     assert (c.status().lost_pilots, c.status().losses) == (1, {"told to end by a signal": 1})
     assert gone(c) is None, "the batch system may still say why"
@@ -41,7 +41,7 @@ def test_a_pilot_that_leaves_in_good_order_because_its_job_is_preempted_is_lost(
     assert gone(c) is True
 
 
-def test_calls_that_a_preempted_pilot_could_not_finish_count_as_run_again(cluster: Make) -> None:
+def test_unfinished_calls_of_a_preempted_pilot_count_as_run_again(cluster: Make) -> None:
     c = running(cluster).call("c1", "c2").ready()
     library = c.library()
     c.die(library, "c1", failure=None).report("p1", SIGTERM)
@@ -76,7 +76,7 @@ def test_a_job_that_ends_without_a_reason_settles_its_losses(cluster: Make) -> N
     assert gone(c) is False
 
 
-def test_a_pilot_that_dies_at_the_end_of_its_walltime_is_explained_by_it(cluster: Make) -> None:
+def test_death_at_the_end_of_a_walltime_is_explained_by_it(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", ends_in_s=40.0)
     c.now += 35.0
     c.lose("p1").wait(blocks.SETTLE_S + 1.0)
@@ -92,13 +92,13 @@ def test_a_pilot_that_comes_back_was_not_lost(cluster: Make) -> None:
     assert recorded(c) == []
 
 
-def test_a_pilot_that_the_manager_told_to_end_is_not_lost_by_the_signal_that_follows(cluster: Make) -> None:
+def test_released_pilot_is_not_lost_by_the_signal_that_follows(cluster: Make) -> None:
     c = running(cluster).tell("ana", say.ReleaseBlock("b1"))
     c.report("p1", SIGTERM)
     assert (c.status().lost_pilots, recorded(c)) == (0, [(PilotEnd.LET_GO, None)])
 
 
-def test_a_pilot_that_refused_work_because_of_a_signal_is_lost_also_if_it_is_killed_then(cluster: Make) -> None:
+def test_signalled_pilot_that_is_killed_is_lost(cluster: Make) -> None:
     c = running(cluster).call("c1")
     c.report("p1", say.LibraryGone(c.library().id, None, loading=True)).lose("p1")
     c.block("b1", phase=BlockPhase.ENDED, reason="cancelled", loss=LossReason.CANCELLED)

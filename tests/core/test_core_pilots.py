@@ -49,7 +49,7 @@ def test_a_pilot_that_comes_back_with_everything_goes_on(cluster: Make) -> None:
     assert c.runs("p1") == ["2"]
 
 
-def test_a_walltime_that_is_known_later_does_not_undo_what_was_ordered_meanwhile(cluster: Make) -> None:
+def test_later_walltime_does_not_undo_orders(cluster: Make) -> None:
     c = cluster().call("1").join("p1", ends_in_s=60_000.0)
     ordered = c.hears("p1", to_pilot.StartLibrary)
     c.report("p1", say.WalltimeUpdate(600.0))
@@ -58,7 +58,7 @@ def test_a_walltime_that_is_known_later_does_not_undo_what_was_ordered_meanwhile
     assert c.pilot().ends_at == c.core.state.now + 600.0
 
 
-def test_calls_that_never_reached_the_pilot_are_sent_again_with_their_function(cluster: Make) -> None:
+def test_calls_that_never_arrived_are_sent_again_with_their_function(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().cut("p1").come_back("p1", lib1=())
     c.hears("p1", to_pilot.PilotWelcome)
     run = c.hears("p1", to_pilot.RunCalls)
@@ -66,7 +66,7 @@ def test_calls_that_never_reached_the_pilot_are_sent_again_with_their_function(c
     assert run.function_blob is not None
 
 
-def test_calls_that_the_manager_does_not_know_are_cancelled_and_take_a_slot_until_they_are_gone(cluster: Make) -> None:
+def test_unknown_calls_are_cancelled_and_keep_a_slot_until_gone(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().cut("p1")
     c.tell("ana", say.Cancel([c.ids["1"]], running=True)).forget()  # type: ignore[list-item]
     c.come_back("p1", lib1=("1",))
@@ -86,7 +86,7 @@ def test_a_library_that_the_pilot_lost_is_loaded_again(cluster: Make) -> None:
     assert c.ended["1"].ok
 
 
-def test_a_library_of_a_context_that_the_manager_does_not_know_is_stopped(cluster: Make) -> None:
+def test_library_of_an_unknown_context_is_stopped(cluster: Make) -> None:
     c = cluster(pilots=1)
     facts = say.LibraryFacts(9, "strange", ("cpu:0",), True)  # type: ignore[arg-type]
     old = say.PilotHello(wire.VERSION, SESSION, "h", 7, (), libraries=(facts,))
@@ -95,7 +95,7 @@ def test_a_library_of_a_context_that_the_manager_does_not_know_is_stopped(cluste
     assert c.hears("p1", to_pilot.StopLibrary).library == 9
 
 
-def test_a_pilot_that_finished_loading_while_it_was_cut_off_gets_calls(cluster: Make) -> None:
+def test_pilot_that_loaded_while_cut_off_gets_calls(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").cut("p1").come_back("p1", lib1=())
     c.hears("p1", to_pilot.PilotWelcome)
     assert c.runs("p1") == ["1"]
@@ -138,7 +138,7 @@ def test_a_pilot_that_left_is_sent_away(cluster: Make) -> None:
     assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
 
 
-def test_a_context_whose_pilot_is_cut_off_is_loaded_elsewhere_after_a_moment(cluster: Make) -> None:
+def test_context_of_a_cut_off_pilot_is_loaded_elsewhere_soon(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1").join("p2").cut("p1").call("2")
     assert c.lives_on() == ["p1"]
     c.wait(2.5)
@@ -159,7 +159,7 @@ def test_a_repeated_frame_is_taken_once(cluster: Make) -> None:
     assert c.refused == {"repeated or early frame of a pilot": 2}
 
 
-def test_messages_of_libraries_that_are_not_there_are_refused_and_counted(cluster: Make) -> None:
+def test_messages_of_unknown_libraries_are_refused_and_counted(cluster: Make) -> None:
     c = cluster(pilots=2).call("1").ready()
     other = "p2" if c.lives_on() == ["p1"] else "p1"
     for message in (
@@ -185,7 +185,7 @@ def test_a_pilot_that_leaves_in_good_order_is_not_a_loss(cluster: Make) -> None:
     assert "walltime" in c.story("p1")
 
 
-def test_a_draining_pilot_finishes_what_it_runs_and_its_other_calls_go_elsewhere(cluster: Make) -> None:
+def test_draining_pilot_finishes_running_calls_and_returns_others(cluster: Make) -> None:
     c = cluster(pilots=1).join("p2", block="b7").calls(2).hot(run_s=0.001)
     c.calls(12)
     held = c.held("p2")
@@ -221,7 +221,7 @@ def test_a_restarted_manager_waits_for_everybody_and_goes_on(cluster: Make) -> N
     assert len(c.ended) == 4
 
 
-def test_items_that_map_packed_into_calls_are_recorded_with_what_they_cost(cluster: Make) -> None:
+def test_items_packed_into_calls_are_recorded_with_their_cost(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2, batch=16).ready().end("1").end("2")
     c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)  # type: ignore[arg-type]
     assert [x.items for x in c.others if isinstance(x, RecordRuns)] == [32]

@@ -72,9 +72,7 @@ KINDS = [
 
 @pytest.mark.parametrize("by_deadline", [True, False])
 @pytest.mark.parametrize("seed", range(20))
-def test_gangs_and_deadlines_are_in_their_places_and_calls_for_one_library_pass_gangs(
-    seed: int, by_deadline: bool
-) -> None:
+def test_gangs_and_deadlines_are_sorted_and_single_calls_pass_gangs(seed: int, by_deadline: bool) -> None:
     chance, queue = random.Random(seed), Queue(by_deadline=by_deadline)
     model: list[Call] = []
     away: list[Call] = []

@@ -88,7 +88,7 @@ def test_a_library_that_was_told_to_stop_is_told_again(cluster: Make) -> None:
 # ---- quarantine
 
 
-def test_a_faulty_device_gets_nothing_more_and_its_calls_run_elsewhere(cluster: Make) -> None:
+def test_faulty_device_gets_nothing_and_its_calls_run_elsewhere(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().join("p2").forget()
     c.report("p1", say.DeviceFault("cpu:0", "it gave a wrong matrix product, twice"))  # type: ignore[arg-type]
     assert c.library().state is LibraryState.STOPPING
@@ -144,7 +144,7 @@ def _end(c: Cluster, name: str) -> say.CallEnd:
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_a_hello_from_before_the_end_of_a_library_does_not_bring_it_back(cluster: Make, given_up: bool) -> None:
+def test_hello_older_than_a_library_end_does_not_revive_it(cluster: Make, given_up: bool) -> None:
     """The frame that told its end was taken, and the acknowledgement was lost with the connection."""
     c = cluster(pilots=1).call("c1").ready()
     library = c.library()

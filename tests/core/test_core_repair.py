@@ -70,7 +70,7 @@ def facts(*calls: int, **more: Any) -> say.LibraryFacts:
     return say.LibraryFacts(7, "bare", ("cpu:0",), True, ids, reserved_bytes=10**9, **more)  # type: ignore[arg-type]
 
 
-def test_a_client_whose_frames_are_lost_submits_again_and_nothing_is_cancelled() -> None:
+def test_client_with_lost_frames_submits_again() -> None:
     c = empty()
     assert bob(c)
     again(c, 1, 2)
@@ -80,7 +80,7 @@ def test_a_client_whose_frames_are_lost_submits_again_and_nothing_is_cancelled()
 
 
 @pytest.mark.parametrize("lost", ["recipe", "function"])
-def test_calls_whose_definitions_are_in_a_hole_of_the_journal_are_submitted_again(cluster: Make, lost: str) -> None:
+def test_calls_with_lost_definitions_are_submitted_again(cluster: Make, lost: str) -> None:
     """The record with a definition is damaged, the one with the calls is whole: they must not end for that."""
     c = cluster(pilots=1)
     c.event(RecordsLost(100, "its checksum is wrong"))
@@ -136,9 +136,7 @@ def test_calls_that_the_client_does_not_name_again_have_ended(cluster: Make) -> 
 
 
 @pytest.mark.parametrize("when", ["before the hello", "after the hello"])
-def test_a_call_whose_result_the_client_has_may_fail_when_it_runs_again_and_that_does_not_count(
-    cluster: Make, when: str
-) -> None:
+def test_failure_of_a_call_with_a_known_result_does_not_count(cluster: Make, when: str) -> None:
     """The journal lost its end, so it runs again; the file of its arguments is gone."""
     c = cluster(pilots=1).calls(2).ready()
     c.event(ManagerRestarted()).come_back("p1", lib1=()).forget()
@@ -176,7 +174,7 @@ def test_a_call_that_fails_while_its_client_submits_again_fails_once(cluster: Ma
     assert (c.status().failed, c.core.state.calls) == (1, {})
 
 
-def test_ends_that_the_client_has_and_the_manager_lost_are_not_told_and_later_ones_are(cluster: Make) -> None:
+def test_lost_ends_are_not_repeated_and_later_ones_are_told(cluster: Make) -> None:
     """Numbers of results would mean other results to the two of them otherwise."""
     c = cluster(pilots=2).calls(4).ready().end("1")
     c.event(ManagerRestarted())
@@ -192,7 +190,7 @@ def test_ends_that_the_client_has_and_the_manager_lost_are_not_told_and_later_on
     assert (results.first_unacked, [end.call for end in results.unacked]) == (3, [c.ids[held]])
 
 
-def test_a_library_that_the_manager_does_not_know_is_adopted_with_its_memory() -> None:
+def test_unknown_library_is_adopted_with_its_memory() -> None:
     c = back(empty(), facts())
     library = c.core.state.libraries[7]  # type: ignore[index]
     assert library.state is LibraryState.READY
@@ -244,7 +242,7 @@ def test_an_end_that_comes_before_its_client_is_kept_for_it() -> None:
     c.check()
 
 
-def test_a_call_that_the_client_does_not_want_any_more_is_dropped_where_it_runs() -> None:
+def test_unwanted_running_call_is_dropped() -> None:
     c = back(empty(), facts(1, 2))
     bob(c)
     again(c, 2)
@@ -253,7 +251,7 @@ def test_a_call_that_the_client_does_not_want_any_more_is_dropped_where_it_runs(
     c.check()
 
 
-def test_the_file_of_a_result_that_the_client_has_is_not_removed_when_its_end_comes_again() -> None:
+def test_repeated_end_keeps_the_file_of_a_known_result() -> None:
     c = back(empty(), facts(1))
     bob(c)
     again(c)
@@ -295,7 +293,7 @@ def test_a_device_that_failed_in_the_lost_part_stays_in_quarantine() -> None:
     c.check()
 
 
-def test_a_block_that_the_manager_lost_is_taken_for_its_own_with_its_pilots() -> None:
+def test_lost_block_is_adopted_with_its_pilots() -> None:
     source = Source("mine", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
     c = empty().event(SessionDefined((source,)))
     back(c, facts(), block="b7")
@@ -309,7 +307,7 @@ def test_a_block_that_the_manager_lost_is_taken_for_its_own_with_its_pilots() ->
     c.check()
 
 
-def test_a_block_that_is_asked_for_anew_has_the_pilots_that_it_brought_before() -> None:
+def test_block_that_is_requested_again_has_its_former_pilots() -> None:
     """The journal lost its first records: the source is defined once more, and its first block is b1 again."""
     c = back(empty(), facts(), block="b1").event(SessionDefined((Source("mine", Rule.FIXED, first=1, most=1),)))
     block = c.core.state.blocks["b1"]  # type: ignore[index]
@@ -327,16 +325,14 @@ def test_a_block_that_was_over_is_cancelled() -> None:
     c.check()
 
 
-def test_numbers_that_the_lost_part_had_given_away_are_not_given_again(cluster: Make) -> None:
+def test_numbers_given_in_the_lost_part_are_not_reused(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1").ready().end("1").event(ManagerRestarted())
     c.come_back("p1", lib1=()).forget().call("2", context="a")
     assert c.hears("p1", to_pilot.StartLibrary).library >= 1000
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_an_end_that_came_before_the_hello_behind_a_hole_is_taken_when_it_comes_again(
-    cluster: Make, *, known: bool
-) -> None:
+def test_end_before_the_hello_behind_a_hole_counts_when_repeated(cluster: Make, *, known: bool) -> None:
     """Found by a damaged record: where the library holds the call is lost, so its end meant nothing when it came first.
     The hello listed the call, the end was dropped for its number, and the call ran for ever."""
     c = cluster(pilots=1).calls(1).ready()
@@ -357,7 +353,7 @@ def test_an_end_that_came_before_the_hello_behind_a_hole_is_taken_when_it_comes_
     c.check()
 
 
-def test_a_block_gets_no_number_that_the_lost_part_may_have_given_away(cluster: Make) -> None:
+def test_block_numbers_of_the_lost_part_are_not_reused(cluster: Make) -> None:
     """The soak found it: a job of a lost block and one of a new block had the same name, so that one was forgotten."""
     c = cluster().sources(Source("mine", Rule.FIXED, first=1, most=1)).event(ManagerRestarted())
     c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)

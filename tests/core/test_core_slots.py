@@ -27,7 +27,7 @@ def says_hello(c: Cluster, facts: say.LibraryFacts) -> None:
     c.report("p1", hello, numbered=False).hears("p1", to_pilot.PilotWelcome)
 
 
-def test_a_library_is_given_as_many_calls_as_it_says_that_it_runs_at_once(cluster: Make) -> None:
+def test_library_gets_as_many_calls_as_it_has_slots(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=0)).calls(5, context="a")
     assert c.library(context="a").slots == 1
     ready(c, 3)
@@ -51,13 +51,13 @@ def test_status_and_explain_tell_how_many_slots_are_taken(cluster: Make) -> None
     assert "runs 32 calls at once" in story
 
 
-def test_a_library_that_says_nothing_runs_one_call_at_a_time_and_no_slot_is_counted(cluster: Make) -> None:
+def test_library_without_slots_runs_one_call_at_a_time(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=0)).calls(2, context="a").ready()
     assert c.runs("p1") == ["1"]
     assert "slots" not in "\n".join(render(c.status()))
 
 
-def test_no_more_libraries_are_loaded_than_the_slots_of_the_last_one_leave_calls_for(cluster: Make) -> None:
+def test_known_slots_limit_the_libraries_loaded(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a", slots=0)).call("first", context="a")
     ready(c, 8)
     c.end("first", run_s=100.0).calls(20, context="a")
@@ -74,7 +74,7 @@ def test_forecasts_count_on_what_the_last_library_has_said(cluster: Make) -> Non
     assert outlook.context_outlook_s(c.core.state, c.context("a")) < 8 * 100.0
 
 
-def test_what_an_earlier_session_measured_is_taken_until_a_library_says_it(cluster: Make) -> None:
+def test_measured_slots_count_until_a_library_reports_them(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a", slots=0), recipe("b", slots=2))
     for name in ("a", "b"):
         c.event(
@@ -91,7 +91,7 @@ def test_what_an_earlier_session_measured_is_taken_until_a_library_says_it(clust
     assert c.context("a").slots == 6
 
 
-def test_a_pilot_that_comes_back_says_the_slots_of_its_libraries_again(cluster: Make) -> None:
+def test_returning_pilot_reports_slots_again(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=0)).calls(6, context="a")
     start = c.hears("p1", to_pilot.StartLibrary)
     c.cut("p1")

@@ -33,7 +33,7 @@ def kill_pilots(c: Cluster, name: str, *, times: int, spare: int = 0) -> None:
         c.join(f"x{len(c.core.state.gone_pilots)}-{spare}").wait(1).lose(lost).ready()
 
 
-def test_a_call_whose_pilots_die_runs_alone_after_three_and_then_fails_with_its_evidence(cluster: Make) -> None:
+def test_call_runs_alone_after_three_losses_then_fails_with_evidence(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
     kill_pilots(c, "bad", times=ALONE_AFTER)
     assert c.the_call("bad").state is CallState.HELD, "it has one more try, alone"
@@ -65,7 +65,7 @@ def test_calls_beside_it_end(cluster: Make) -> None:
     assert all(c.ended[name].ok for name in "abc")
 
 
-def test_a_pilot_is_kept_for_a_suspect_and_gives_others_nothing_meanwhile(cluster: Make) -> None:
+def test_reserved_pilot_serves_only_its_suspect(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
     kill_pilots(c, "bad", times=ALONE_AFTER - 1)
     c.join("second").call("long").ready()
@@ -189,7 +189,7 @@ def test_a_gang_that_kills_pilots_is_given_up_too(cluster: Make) -> None:
     assert c.ended["g"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
 
 
-def test_a_library_that_the_system_kills_for_another_one_s_memory_is_no_proof(cluster: Make) -> None:
+def test_library_killed_for_memory_of_another_is_no_proof(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("hog", context="a").call("good", context="b").ready()
     for _ in range(2):
@@ -209,7 +209,7 @@ def test_a_call_that_dies_of_a_signal_of_its_own_is_proof_enough(cluster: Make) 
     assert c.ended["bad"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
 
 
-def test_calls_that_one_library_may_have_ended_together_are_tried_by_themselves(cluster: Make) -> None:
+def test_calls_of_one_dead_library_are_tried_by_themselves(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(4)
     c.die(c.library(), "2", "3", "4").ready()
     assert c.held() == ["2"], "also in a library of one slot nothing waits behind a suspect"
@@ -219,7 +219,7 @@ def test_calls_that_one_library_may_have_ended_together_are_tried_by_themselves(
     assert all(c.ended[name].ok for name in "245")
 
 
-def test_a_call_beside_those_that_run_out_of_time_soon_has_a_library_for_itself(cluster: Make) -> None:
+def test_call_next_to_timed_out_ones_gets_its_own_library(cluster: Make) -> None:
     """Fresh eyes found it: with slots a call of 6 s began again with each call beside it that hung, for ever."""
     c = cluster(pilots=1).define(recipe("room", slots=4)).call("long", context="room").ready()
     for n in range(2):
@@ -268,7 +268,7 @@ def cut(c: Cluster, pilot: str, *, ran_s: float, saves: bytes = b"") -> None:
     c.block(block, phase=BlockPhase.ENDED, reason="TIMEOUT").wait(1.0)
 
 
-def test_a_call_that_the_walltime_cuts_off_twice_fails_with_what_to_do(cluster: Make) -> None:
+def test_call_cut_off_twice_fails_with_advice(cluster: Make) -> None:
     c = cluster().sources(LAB).call("long")
     cut(c, "q1", ran_s=57.0)
     assert c.ended == {}
@@ -282,7 +282,7 @@ def test_a_call_that_the_walltime_cuts_off_twice_fails_with_what_to_do(cluster: 
     )
 
 
-def test_a_call_that_saves_its_state_goes_on_however_often_it_is_cut_off(cluster: Make) -> None:
+def test_call_that_saves_state_may_be_cut_off_often(cluster: Make) -> None:
     c = cluster().sources(LAB).call("long")
     for n in range(6):
         cut(c, f"q{n}", ran_s=57.0, saves=b"%d" % n)

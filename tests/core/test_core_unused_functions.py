@@ -21,7 +21,7 @@ def steps(c: Cluster, *numbers: int) -> None:
             c.tell("ana", say.Received(0, (f"f{number - 1}",)))  # type: ignore[arg-type]
 
 
-def test_what_a_client_does_not_name_again_is_forgotten_when_its_calls_have_ended(cluster: Make) -> None:
+def test_unused_functions_are_forgotten_after_their_calls(cluster: Make) -> None:
     c = cluster(pilots=1)
     state = c.core.state
     before = set(state.functions)
