@@ -15,6 +15,7 @@ from stoker.manager.core import (
     block_orders,
     deadlines,
     ending,
+    events,
     gangs,
     holding,
     libraries,
@@ -22,17 +23,6 @@ from stoker.manager.core import (
     queues,
     seams,
     sending,
-)
-from stoker.manager.core.events import (
-    AdviceArrived,
-    AskAdvice,
-    CostAdvice,
-    OfContext,
-    OfFailure,
-    OfFunction,
-    OfPace,
-    PaceAdvice,
-    VerdictAdvice,
 )
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Pilot, PilotState
@@ -206,24 +196,24 @@ def _evict(manager: Manager, action: seams.Evict) -> None:
 
 
 def _ask(manager: Manager, action: seams.Ask) -> None:
-    about = OfContext(RecipeKey(action.about)) if isinstance(action.about, str) else action.about
+    about = events.OfContext(RecipeKey(action.about)) if isinstance(action.about, str) else action.about
     name, log, start = "", "", 0
     match about:
-        case OfContext(recipe=key):
+        case events.OfContext(recipe=key):
             name = _context(manager, key).recipe.name
-        case OfFunction(function=function, recipe=key):
+        case events.OfFunction(function=function, recipe=key):
             cost = manager.state.costs.get((function, key))
             if cost is None:
                 raise PolicyError(f"no call of function {function} on context {key} has come")
             name = cost.function.measured_as
-        case OfPace(library=library, call=call):
+        case events.OfPace(library=library, call=call):
             holder = _library(manager, library)
             if call not in holder.held:
                 raise PolicyError(f"library {library} does not hold call {call}")
             log, start = blame.log_of(holder), holder.printed_to
-        case OfFailure():
+        case events.OfFailure():
             raise PolicyError("it is asked about each failure without that")
-    manager.out.append(AskAdvice(about, name, log, start))
+    manager.out.append(events.AskAdvice(about, name, log, start))
 
 
 def _quarantine(manager: Manager, action: seams.Quarantine) -> None:
@@ -282,24 +272,24 @@ def _resize(manager: Manager, action: seams.Resize) -> None:
     libraries.resize(manager, library, action.memory_bytes)
 
 
-def take_advice(manager: Manager, event: AdviceArrived) -> None:
+def take_advice(manager: Manager, event: events.AdviceArrived) -> None:
     """Take advice, and pass it to the policies."""
     about, advice = event.about, event.advice
-    if isinstance(about, OfContext) and isinstance(advice, CostAdvice):
+    if isinstance(about, events.OfContext) and isinstance(advice, events.CostAdvice):
         _of_context(manager, about, advice, event.source)
-    elif isinstance(about, OfFunction) and isinstance(advice, CostAdvice):
+    elif isinstance(about, events.OfFunction) and isinstance(advice, events.CostAdvice):
         _of_function(manager, about, advice)
-    elif isinstance(about, OfFailure) and isinstance(advice, VerdictAdvice):
+    elif isinstance(about, events.OfFailure) and isinstance(advice, events.VerdictAdvice):
         if blame.take_verdict(manager, about, advice):
             for name, seam in manager.seams.items():
                 carry_out(manager, seam.failure_judged(manager.state, about, advice), seam=name)
-    elif isinstance(about, OfPace) and isinstance(advice, PaceAdvice):
+    elif isinstance(about, events.OfPace) and isinstance(advice, events.PaceAdvice):
         _of_pace(manager, about, advice)
     else:
         manager.state.refuse(f"{type(advice).__name__} on a subject that it is not for")
 
 
-def _of_context(manager: Manager, about: OfContext, advice: CostAdvice, source: str) -> None:
+def _of_context(manager: Manager, about: events.OfContext, advice: events.CostAdvice, source: str) -> None:
     context = manager.state.contexts.get(about.recipe)
     if context is None:
         manager.state.refuse("advice on an unknown context")
@@ -312,7 +302,7 @@ def _of_context(manager: Manager, about: OfContext, advice: CostAdvice, source: 
     manager.dirty[context] = None
 
 
-def _of_function(manager: Manager, about: OfFunction, advice: CostAdvice) -> None:
+def _of_function(manager: Manager, about: events.OfFunction, advice: events.CostAdvice) -> None:
     cost = manager.state.costs.get((about.function, about.recipe))
     context = manager.state.contexts.get(about.recipe)
     if cost is None or context is None:
@@ -321,7 +311,7 @@ def _of_function(manager: Manager, about: OfFunction, advice: CostAdvice) -> Non
         manager.dirty[context] = None
 
 
-def _of_pace(manager: Manager, about: OfPace, pace: PaceAdvice) -> None:
+def _of_pace(manager: Manager, about: events.OfPace, pace: events.PaceAdvice) -> None:
     library = manager.state.libraries.get(about.library)
     call = library.held.get(about.call) if library is not None else None
     if call is None or not is_sound(pace.done, pace.total):

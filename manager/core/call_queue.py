@@ -114,8 +114,6 @@ class Queue(Generic[C]):
         found += islice(self.apart.values(), limit - len(found))
         return found
 
-    # ---- coming
-
     def push(self, call: C) -> None:
         """Add a new call."""
         self.extend([call])
@@ -160,8 +158,6 @@ class Queue(Generic[C]):
         self.leave(call)
         self.mark_late(call)
         self.put_back(call)
-
-    # ---- going
 
     def leave(self, call: C) -> None:
         """Remove a waiting call."""
@@ -270,8 +266,6 @@ class Queue(Generic[C]):
         if self.timed:
             self.timed -= sum(map(self._is_timed, taken))
         return taken
-
-    # ---- inside
 
     def _is_timed(self, call: C) -> bool:
         return self._by_deadline and not call.late and call.group.options.objective.deadline_at > 0

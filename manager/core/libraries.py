@@ -17,18 +17,9 @@ from stoker.manager.core.nouns import Call, CallState, Context, Device, Kept, Li
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import State
 from stoker.manager.core.transfers import Snapshot
+from stoker.protocol import to_manager
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import LibraryId, RecipeKey
-from stoker.protocol.to_manager import (
-    LibraryBatch,
-    LibraryFacts,
-    LibraryReady,
-    LibraryResized,
-    LibraryUpdate,
-    ObjectArrival,
-    PilotHello,
-    SnapshotHere,
-)
 from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
@@ -49,7 +40,7 @@ def take_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, 
             context.load_s = advice.load_s
 
 
-def record_load(library: Library, message: LibraryReady) -> None:
+def record_load(library: Library, message: to_manager.LibraryReady) -> None:
     """Record the cost of a load."""
     context, facts = library.context, library.devices[0].facts
     seconds = context.load_s = message.start_s + message.load_s + message.fetch_s
@@ -118,7 +109,7 @@ def forget_pilots(state: State) -> None:
         context.failed_on = {name: count for name, count in context.failed_on.items() if name in state.pilots}
 
 
-def snapshot_made(manager: Manager, pilot: Pilot, message: SnapshotHere) -> None:
+def snapshot_made(manager: Manager, pilot: Pilot, message: to_manager.SnapshotHere) -> None:
     """A pilot has a snapshot; others get it while anybody has it."""
     if message.recipe not in manager.state.contexts:
         manager.state.refuse("snapshot of an unknown context")
@@ -126,7 +117,7 @@ def snapshot_made(manager: Manager, pilot: Pilot, message: SnapshotHere) -> None
     snapshot = Snapshot(message.form, message.object, message.made_s)
     if message.manifest:
         objects.define_manifest(manager, message.object.name, message.manifest)
-    objects.object_arrived(manager, pilot, ObjectArrival(message.object.name, message.object.size_bytes))
+    objects.object_arrived(manager, pilot, to_manager.ObjectArrival(message.object.name, message.object.size_bytes))
     for kind in dict.fromkeys(device.facts.kind for device in pilot.devices.values()):
         known = manager.state.transfers.snapshots.setdefault((message.recipe, kind), {})
         if message.form not in known or not _is_available(manager, known[message.form]):
@@ -179,7 +170,7 @@ def resize_again(manager: Manager, library: Library) -> None:
         del library.resizing[:-1]
 
 
-def resized(manager: Manager, library: Library, message: LibraryResized) -> None:
+def resized(manager: Manager, library: Library, message: to_manager.LibraryResized) -> None:
     """A library reports its size: resized on request, or measured."""
     size, waiting = message.device_memory_bytes, library.resizing
     if message.measured:
@@ -224,7 +215,7 @@ def _attach_library(manager: Manager, library: Library) -> None:
         device.libraries[library.id] = library
 
 
-def note_numbers(state: State, message: PilotHello) -> None:
+def note_numbers(state: State, message: to_manager.PilotHello) -> None:
     """Reserve the library numbers that a pilot knows."""
     known = max((facts.library for facts in message.libraries), default=0)
     state.next_library = max(state.next_library, known + 1, message.last_library + 1)
@@ -328,7 +319,7 @@ def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: i
     manager.changed("libraries", library.id)
 
 
-def readmit_libraries(manager: Manager, pilot: Pilot, kept: Kept, there: Iterable[LibraryFacts]) -> None:
+def readmit_libraries(manager: Manager, pilot: Pilot, kept: Kept, there: Iterable[to_manager.LibraryFacts]) -> None:
     """Take back the libraries that a returned pilot still has."""
     for device in pilot.devices.values():
         device.tier_since = manager.state.now
@@ -363,14 +354,14 @@ def note_idle(manager: Manager, library: Library) -> None:
     library.used_at = manager.state.now
 
 
-def update_phase(manager: Manager, library: Library, message: LibraryUpdate) -> None:
+def update_phase(manager: Manager, library: Library, message: to_manager.LibraryUpdate) -> None:
     """Update the phase, or the last printed line, of a loading library."""
     if message.phase is not library.phase or not message.line:
         library.note(manager.state.now, message.phase.value)
     library.phase, library.line = message.phase, message.line
 
 
-def take_batch(manager: Manager, library: Library, message: LibraryBatch) -> None:
+def take_batch(manager: Manager, library: Library, message: to_manager.LibraryBatch) -> None:
     """An engine reports how full its batch is and how long its steps took."""
     library.batch, library.batch_at = message.load, manager.state.now
     manager.changed("libraries", library.id)

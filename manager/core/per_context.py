@@ -66,8 +66,6 @@ class LoadIndex(Generic[L]):
         """Return `FREE`, `CLOSED` or the number of waiting calls; None if not listed."""
         return self._level_of.get(library.id)
 
-    # ---- changes
-
     def put(self, library: L, level: int) -> None:
         """List a library as the last of a level (see `level_of`)."""
         id, levels = library.id, self._levels
@@ -110,8 +108,6 @@ class LoadIndex(Generic[L]):
         """End the burst of a library."""
         if self.burst is not None and self.burst.library is library:
             self.burst = None
-
-    # ---- answers
 
     def hottest(self) -> Iterator[L]:
         """Yield libraries with a free slot, the hottest first."""

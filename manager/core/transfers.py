@@ -183,8 +183,6 @@ class Transfers:
         """Peers that may fail a pilot; 1 if peers have never reached each other."""
         return 1 if not self.peer_bytes and len(self.lonely) >= 3 else self.limits.tries
 
-    # ---- holders
-
     def hold(self, peer: Peer, object: Object) -> None:
         """A pilot has a whole object."""
         object.holders[peer.id] = peer
@@ -224,8 +222,6 @@ class Transfers:
             object.unreadable.clear()
         if not object.fetches and not object.holders and not object.manifest:
             self.objects.pop(object.ref.name, None)
-
-    # ---- fetches
 
     def fetch(self, peer: Peer, object: Object) -> Fetch:
         """A pilot wants an object: fetch it, or follow a fetch into the same cache."""
@@ -367,8 +363,6 @@ class Transfers:
         else:
             self.needy.pop(object.ref.name, None)
 
-    # ---- edges
-
     def link(self, fetch: Fetch, source: Peer, *, instead: bool = False) -> None:
         """Add a source to a fetch, or replace the last one (`instead`)."""
         if instead:
@@ -385,8 +379,6 @@ class Transfers:
         parked, source.parked = source.parked, {}
         for object in parked.values():
             self.list_source(source, object)
-
-    # ---- who can serve
 
     def has_room(self, peer: Peer, object: Object) -> bool:
         """True if a peer can serve one more fetch of this object."""

@@ -67,7 +67,6 @@ class Cluster(Desk):
         self.client("ana")
 
     # ---- what happens
-
     def client(self, name: str, *, observer: bool = False, received: int = 0) -> Cluster:
         self.tell(name, say.ClientHello(wire.VERSION, SESSION, received, observer), numbered=False)
         if not observer:
@@ -236,9 +235,14 @@ class Cluster(Desk):
         return self
 
     # ---- what is there
-
     def the_call(self, name: str) -> Call:
         return self.core.state.calls[self.ids[name]]
+
+    def failure(self, name: str) -> Failure:
+        """How a call ended that has no result."""
+        failure = self.ended[name].failure
+        assert failure is not None, f"{name} did not fail"
+        return failure
 
     def holders(self, name: str) -> tuple[Library, ...]:
         holder = self.the_call(name).holder
@@ -282,7 +286,6 @@ class Cluster(Desk):
         return "\n".join([story.headline, *(line.text for line in story.lines)])
 
     # ---- what was said
-
     def hears(self, peer: str, kind: type[M]) -> M:
         """The next thing that a peer was told, which is of this kind."""
         mail = self.mail.get(peer)
@@ -305,7 +308,6 @@ class Cluster(Desk):
         return self
 
     # ---- the port
-
     def _number(self, peer: str, numbered: bool) -> int:
         if numbered:
             self._frames[peer] = self._frames.get(peer, 0) + 1

@@ -27,7 +27,6 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Quarantine
-from stoker.manager.policies.dispatch import ShortestFirst
 from stoker.manager.policies.named import named
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
@@ -60,8 +59,6 @@ def judge(c: Cluster, about: About, verdict: VerdictAdvice = DISK) -> None:
 
 
 # ---- costs
-
-
 def test_contexts_and_functions_are_asked_about_once_when_they_come(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2", context="a")
     assert [each.about for each in asked(c, OfContext)] == [OfContext("bare"), OfContext("a")]  # type: ignore[arg-type]
@@ -110,8 +107,6 @@ def test_context_story_names_the_expected_load_time_and_its_origin(cluster: Make
 
 
 # ---- order
-
-
 def shortest(cluster: Make) -> Cluster:
     c = cluster(pilots=1, policies=named("shortest-first").make)
     c.tell("ana", *(say.DefineFunction(name, name, b"code") for name in ("long", "short")))  # type: ignore[arg-type]
@@ -168,15 +163,7 @@ def test_long_call_yields_for_ten_times_its_run_time(cluster: Make) -> None:
     assert c.waiting() == ["early", "long", "late"]
 
 
-def test_the_default_keeps_the_order_of_arrival(cluster: Make) -> None:
-    c = cluster(pilots=1)
-    assert not c.core.policies.dispatch.by_run_time
-    assert ShortestFirst.by_run_time
-
-
 # ---- failures
-
-
 def test_a_failure_is_asked_about_with_its_log_and_what_was_raised(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     library = c.library()
@@ -254,8 +241,6 @@ def test_an_unsure_verdict_stands_in_no_story(cluster: Make) -> None:
 
 
 # ---- quarantine
-
-
 def black_hole(cluster: Make, *, pilots: int = 3) -> tuple[Cluster, str]:
     """A pilot on which two calls have failed for its disk, among others, which each run one; returns its name."""
     c = cluster(pilots=pilots).calls(pilots + 4).ready()
@@ -364,8 +349,6 @@ def test_of_a_gpu_that_is_lost_only_that_device_is_quarantined(cluster: Make) ->
 
 
 # ---- paces
-
-
 def printing_pilot(cluster: Make) -> Cluster:
     """A pilot whose libraries' logs can be read, with a call that has run for a while."""
     c = cluster()

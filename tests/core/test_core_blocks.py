@@ -145,8 +145,6 @@ def test_missing_factory_is_told_to_waiting_calls(cluster: Make) -> None:
 
 
 # ---- the policy
-
-
 def test_opportunistic_blocks_wait_in_the_queue_while_there_is_work(cluster: Make) -> None:
     c = cluster().sources(OPEN)
     assert c.asked() == []
@@ -197,9 +195,7 @@ def test_a_source_that_has_brought_pilots_may_fail_twice_as_often(cluster: Make)
             c.block(id, phase=BlockPhase.ENDED, reason="killed by signal 9")
         c.wait(1.0)
     assert killed == 6
-    failure = c.ended["c1"].failure
-    assert failure is not None
-    assert "no pilot could be started: backfill: killed by signal 9" in failure.message
+    assert "no pilot could be started: backfill: killed by signal 9" in c.failure("c1").message
 
 
 def test_failing_source_is_retried_with_doubling_pauses(cluster: Make) -> None:
@@ -213,9 +209,7 @@ def test_failing_source_is_retried_with_doubling_pauses(cluster: Make) -> None:
             break
         c.wait(0.1)
     assert [at for at, _ in asked] == [0, 2, 6]
-    failure = c.ended["c1"].failure
-    assert failure is not None
-    assert "no pilot could be started: backfill: Invalid account" in failure.message
+    assert "no pilot could be started: backfill: Invalid account" in c.failure("c1").message
 
 
 def test_a_lost_block_is_replaced(cluster: Make) -> None:
@@ -306,18 +300,14 @@ def test_context_too_large_for_every_source_fails(cluster: Make) -> None:
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1, memory="1 GB"))
     c.call("c1", context="a").hot(context="a", memory="2 GB")
     c.lose("p1").join("p2", block="b1", of=devices(1, memory="1 GB")).call("c2", context="a")
-    failure = c.ended["c2"].failure
-    assert failure is not None
-    assert "it needs 2.2 GB of memory; devices seen: cpu 1.0 GB x 1" in failure.message
+    assert "it needs 2.2 GB of memory; devices seen: cpu 1.0 GB x 1" in c.failure("c2").message
 
 
 def test_walltime_too_short_for_a_load_fails_with_the_numbers(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", load_s=100.0)
     c.end("c1", run_s=20.0).lose("p1").sources(Source("short", Rule.OPPORTUNISTIC, first=0, most=2, walltime_s=60.0))
     c.call("c2", context="a")
-    failure = c.ended["c2"].failure
-    assert failure is not None
-    assert "takes 1 min 40 s to load and its calls 20 s, longer than a pilot may live" in failure.message
+    assert "takes 1 min 40 s to load and its calls 20 s, longer than a pilot may live" in c.failure("c2").message
     assert c.asked() == []
 
 
@@ -345,8 +335,7 @@ def test_walltime_that_cuts_off_unmeasured_loads_fails_the_call(cluster: Make) -
             c.block(id, phase=BlockPhase.ENDED, reason="done")
         c.wait(5.0)
     assert asked == 2
-    failure = c.ended["c1"].failure
-    assert failure is not None
+    failure = c.failure("c1")
     assert (
         "was still loading after 45 s when its pilot's walltime was over (2 times), longer than a pilot may live"
         in failure.message
@@ -494,9 +483,7 @@ def test_two_holds_in_a_row_for_the_same_cause_stop_the_source(cluster: Make) ->
     assert c.status().trouble["backfill"] == STOPPED
     c.block(*cancelled(c), phase=BlockPhase.ENDED, reason="cancelled").wait(700.0)
     assert c.asked() == []
-    failure = c.ended["1"].failure
-    assert failure is not None
-    assert HOLD["advice"] in failure.message
+    assert HOLD["advice"] in c.failure("1").message
 
 
 def test_the_first_hold_is_told_with_what_to_do(cluster: Make) -> None:
@@ -563,6 +550,4 @@ def test_blocks_that_are_asked_for_once_are_not_replaced(cluster: Make) -> None:
     c.block("b2", phase=BlockPhase.ENDED, reason="out of walltime")
     c.call("c1").wait(2000.0)
     assert c.asked() == []
-    failure = c.ended["c1"].failure
-    assert failure is not None
-    assert "no pilot could be started: lab: out of walltime" in failure.message
+    assert "no pilot could be started: lab: out of walltime" in c.failure("c1").message

@@ -189,9 +189,9 @@ def test_a_repeated_call_is_refused(cluster: Make) -> None:
 
 def test_submit_of_unknown_names_fails_with_the_reason(cluster: Make) -> None:
     c = cluster(pilots=1).call("a", context="nothing").call("b", function="nothing").call("c", gang=(3, 2))
-    assert "context nothing was not defined" in c.ended["a"].failure.message  # type: ignore[union-attr]
-    assert "function nothing was not defined" in c.ended["b"].failure.message  # type: ignore[union-attr]
-    assert "a gang of 3 to 2" in c.ended["c"].failure.message  # type: ignore[union-attr]
+    assert "context nothing was not defined" in c.failure("a").message
+    assert "function nothing was not defined" in c.failure("b").message
+    assert "a gang of 3 to 2" in c.failure("c").message
     c.nothing_else_was_said()
 
 
@@ -206,7 +206,7 @@ def test_exception_of_a_function_is_an_ordinary_result(cluster: Make) -> None:
 def test_cancelling_a_waiting_call_ends_it_at_once(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready().forget()
     c.tell("ana", say.Cancel([c.ids["2"]]))  # type: ignore[list-item]
-    assert c.ended["2"].failure.kind is FailureKind.CANCELLED  # type: ignore[union-attr]
+    assert c.failure("2").kind is FailureKind.CANCELLED
     c.nothing_else_was_said()
     c.end("1").end("3")
     assert c.core.state.calls == {}
@@ -224,7 +224,7 @@ def test_call_cancelled_while_waiting_did_not_use_its_context(cluster: Make) -> 
 def test_cancelled_running_call_keeps_its_slot_until_it_is_freed(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().forget()
     c.tell("ana", say.Cancel([c.ids["1"]], running=True))  # type: ignore[list-item]
-    assert c.ended["1"].failure.kind is FailureKind.CANCELLED  # type: ignore[union-attr]
+    assert c.failure("1").kind is FailureKind.CANCELLED
     told = c.hears("p1", to_pilot.CancelCalls)
     assert (told.calls, told.running) == ((c.ids["1"],), True)
     c.nothing_else_was_said()
@@ -246,7 +246,7 @@ def test_what_a_cancelled_client_call_was_never_sent_is_never_sent(cluster: Make
     c.ids["y"], c.names[77] = 77, "y"
     c.tell("ana", say.Submit("f", "bare", [spec]), say.Cancel([77]))  # type: ignore[arg-type,list-item]
     c.nothing_else_was_said()
-    assert c.ended["y"].failure.kind is FailureKind.CANCELLED  # type: ignore[union-attr]
+    assert c.failure("y").kind is FailureKind.CANCELLED
 
 
 def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make) -> None:
@@ -339,7 +339,7 @@ def test_suspects_run_by_themselves(cluster: Make) -> None:
     c.end("1")
     assert c.held(context="a") == ["2"]
     c.die(c.library(context="a"), "2").ready()
-    assert c.ended["2"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+    assert c.failure("2").kind is FailureKind.POISON
     assert c.held(context="a") == ["3"]
     c.end("3")
     assert c.held(context="a") == ["4", "5"]

@@ -71,8 +71,7 @@ def test_a_call_that_is_crowded_out_everywhere_ends_with_that_reason(cluster: Ma
     while "1" not in c.ended and len(met) < 9:
         met.append(crowded_out(c, "1"))
         c.wait(60).ready().wait(1)
-    failure = c.ended["1"].failure
-    assert failure is not None
+    failure = c.failure("1")
     assert max(map(met.count, met)) == retries.MOST_THERE
     assert (failure.kind, failure.message.count("no memory left")) == (FailureKind.INFRASTRUCTURE, len(met))
 

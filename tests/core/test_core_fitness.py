@@ -75,8 +75,7 @@ def test_calls_fail_if_every_pilot_is_unfit_and_the_next_one_retries(cluster: Ma
         run_out(c, "p2")
         assert c.ended == {}
     c.wait(12)
-    failure = c.ended["1"].failure
-    assert failure is not None
+    failure = c.failure("1")
     assert failure.kind is FailureKind.PILOT
     assert failure.message == "none of the pilots that are here can hold context a:\n  " + "\n  ".join(
         f"a on {p}: the disk is full; make room there" for p in ("p1", "p2")
@@ -175,8 +174,6 @@ def test_a_library_that_ends_for_its_pilots_lack_is_no_call_s_fault(cluster: Mak
 
 
 # ---- a cache that libraries use
-
-
 def with_files(name: str, size: str, *, file: str = "") -> Recipe:
     files = (ObjectRef(file or f"file-of-{name}", parse_bytes(size), "/models"),)
     return msgspec.structs.replace(recipe(name, memory="1 GB"), objects=files)

@@ -139,8 +139,7 @@ def test_gang_that_is_always_crowded_out_is_given_up(three: Cluster, others_noti
         for library in tuple(three.core.state.libraries.values()):
             if library.zombies:
                 three.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
-    failure = three.ended["g"].failure
-    assert failure is not None
+    failure = three.failure("g")
     assert runs == gangs.MOST_BREAKS
     said = "connection reset by peer" if others_notice_first else "no memory left"  # by who has the last word
     assert said in failure.message
@@ -158,8 +157,7 @@ def test_a_gang_whose_ranks_lose_each_other_for_ever_is_given_up(three: Cluster)
                     three.report(name, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
             continue
         lost(three, ranks(three)[0])
-    failure = three.ended["g"].failure
-    assert failure is not None
+    failure = three.failure("g")
     assert failure.kind is FailureKind.GANG
     assert failure.message.startswith("its ranks lost each other 10 times")
     assert not three.core.state.breaks
@@ -195,9 +193,7 @@ def test_a_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank:
         for library in list(c.pilot().libraries.values()):
             c.report("p1", say.CallsReturned(library.id, tuple(library.zombies)))
         c.ready()
-    failure = c.ended["g"].failure
-    assert failure is not None
-    assert failure.kind is FailureKind.POISON
+    assert c.failure("g").kind is FailureKind.POISON
 
 
 def test_ranks_that_die_together_count_once(cluster: Make) -> None:
@@ -228,8 +224,6 @@ def test_an_evicted_gang_goes_on_from_its_checkpoint(three: Cluster) -> None:
 
 
 # ---- paces
-
-
 def test_a_pace_is_learned_from_what_rank_0_reports(three: Cluster) -> None:
     order = ranks(three)
     for done, rank in ((10.0, 0), (500.0, 1), (30.0, 0)):
@@ -364,8 +358,6 @@ def test_work_is_tokens_where_a_call_says_them() -> None:
 
 
 # ---- forecasts
-
-
 def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
     made = make_cluster()
     made.calls(1).forget()
@@ -447,8 +439,6 @@ def test_a_gang_that_lacks_members_says_so() -> None:
 
 
 # ---- gangs and what is beside them
-
-
 def test_calls_for_one_library_pass_a_gang_that_waits_for_devices(cluster: Make) -> None:
     made = cluster(pilots=2).calls(2).ready().end("1", "2").forget()
     made.call("gang", gang=(3, 3)).call("small", gang=(2, 2)).call("a").call("b").call("c")
@@ -520,8 +510,7 @@ def test_gang_that_fits_nowhere_fails_and_names_what_is_there(cluster: Make, pil
     made = cluster().sources(Source("lab", first=1, most=2, slots=1))
     made.join(*(f"p{n}" for n in range(pilots)), block="b1")
     made.call("gang", gang=(4, 4)).call("fits", gang=(2, 2)).call("one")
-    failure = made.ended["gang"].failure
-    assert failure is not None
+    failure = made.failure("gang")
     assert failure.kind is FailureKind.NO_DEVICE
     assert "a gang of 4 can run nowhere: at most 2 libraries of context" in failure.message
     assert "or the count of session.warm), or for more devices" in failure.message
@@ -532,7 +521,7 @@ def test_a_gang_waits_while_nobody_knows_what_may_come(cluster: Make) -> None:
     made = cluster(pilots=1).call("gang", gang=(4, 4)).wait(100)
     assert made.ended == {}
     made.tell("ana", say.WantPilots({"0": "running"}, (), 3)).wait(2)
-    assert made.ended["gang"].failure.kind is FailureKind.NO_DEVICE  # type: ignore[union-attr]
+    assert made.failure("gang").kind is FailureKind.NO_DEVICE
 
 
 def test_a_quarantined_device_may_be_well_again(cluster: Make) -> None:

@@ -13,9 +13,8 @@ from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
 from stoker.protocol.ids import RecipeKey
 
+
 # ---- who gets it from whom
-
-
 def test_first_pilot_reads_the_origin_and_others_get_it_from_peers(peers: Peers) -> None:
     peers.here("p1", "p2", "p3").want("p1")
     assert peers.told("p1") == ((), True)
@@ -149,8 +148,6 @@ def test_when_that_one_is_lost_they_wait_no_longer(peers: Peers) -> None:
 
 
 # ---- losses
-
-
 def test_another_takes_over_when_the_reader_is_lost(peers: Peers) -> None:
     peers.here("p1", "p2", "p3").want("p1", "p2", "p3").forget().lose("p1")
     assert peers.told("p2") == (("p3",), True)
@@ -191,8 +188,6 @@ def test_after_a_restart_nobody_is_told_anything_until_they_are_back(peers: Peer
 
 
 # ---- peers that cannot reach each other, origins that cannot be read
-
-
 def test_who_cannot_reach_a_peer_gets_another_and_at_last_the_origin(peers: Peers) -> None:
     peers.here("p1", "p2", has=(SMALL,)).here("p3").want("p3", refs=(SMALL,))
     first, _ = peers.told("p3") or ((), True)
@@ -278,8 +273,6 @@ def test_late_words_change_nothing(peers: Peers) -> None:
 
 
 # ---- what is told of it
-
-
 def test_status_and_stories_tell_how_objects_travel(peers: Peers) -> None:
     peers.here("p1").define(library(peers)).call("1", context="llm").forget()
     peers.want("p1", refs=(BIG, SMALL))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+import pytest
 from core.builders import BROKEN, SESSION, Cluster, recipe
 
-from stoker.manager.core.events import ManagerRestarted, RecordRuns, TimerFired
+from stoker.manager.core.events import FromPilot, ManagerRestarted, RecordRuns, TimerFired
 from stoker.manager.core.nouns import LibraryState, PilotState
+from stoker.manager.core.pilot_reports import RECORD_S, is_heartbeat, must_be_recorded
 from stoker.manager.core.seams import Resize
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
@@ -101,9 +103,13 @@ def test_pilot_that_loaded_while_cut_off_gets_calls(cluster: Make) -> None:
     assert c.runs("p1") == ["1"]
 
 
-def test_a_stop_that_was_lost_with_the_connection_is_said_again(cluster: Make) -> None:
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_stop_that_was_lost_with_the_connection_is_said_again(cluster: Make, given_up: bool) -> None:
     c = cluster(pilots=1).define(recipe("big", memory="8 GB")).call("1").ready().end("1").call("2", context="big")
-    c.cut("p1").come_back("p1", lib1=())
+    c.cut("p1")
+    if given_up:
+        c.lose("p1")
+    c.come_back("p1", lib1=())
     c.hears("p1", to_pilot.PilotWelcome)
     assert c.hears("p1", to_pilot.StopLibrary).library == 1
     c.die(c.library(), failure=None)
@@ -124,17 +130,11 @@ def test_a_resize_that_was_lost_with_the_connection_is_said_again(cluster: Make)
     assert c.library(context="a").resizing == []
 
 
-def test_what_a_pilot_says_that_was_given_up_counts_after_its_hello(cluster: Make) -> None:
-    c = cluster(pilots=1).call("1").ready().lose("p1")
-    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True)]))  # type: ignore[arg-type]
-    c.hears("p1", to_pilot.HelloAgain)
-    assert (c.ended, c.waiting()) == ({}, ["1"])
-    assert "silent for 15 s" in c.story("p1")
-
-
 def test_a_pilot_that_left_is_sent_away(cluster: Make) -> None:
     c = cluster(pilots=1).report("p1", say.PilotLeaving("its walltime is over"))
     c.report("p1", say.Heartbeat(), numbered=False)
+    assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
+    c.come_back("p1")
     assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
 
 
@@ -221,18 +221,12 @@ def test_a_restarted_manager_waits_for_everybody_and_goes_on(cluster: Make) -> N
     assert len(c.ended) == 4
 
 
-def test_items_packed_into_calls_are_recorded_with_their_cost(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(2, batch=16).ready().end("1").end("2")
-    c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)  # type: ignore[arg-type]
-    assert [x.items for x in c.others if isinstance(x, RecordRuns)] == [32]
-
-
-def test_heartbeats_bring_measured_memory_and_have_runs_recorded(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0).end("2", run_s=4.0)
+@pytest.mark.parametrize("batch", [1, 16])
+def test_heartbeats_bring_measured_memory_and_have_runs_recorded(cluster: Make, batch: int) -> None:
+    c = cluster(pilots=1).calls(2, batch=batch).ready().end("1", run_s=2.0).end("2", run_s=4.0)
     c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)  # type: ignore[arg-type]
     runs = [x for x in c.others if isinstance(x, RecordRuns)]
-    assert [(x.function, x.kind, x.calls, x.run_s) for x in runs] == [("f", "cpu", 2, 6.0)]
-    assert [x.items for x in runs] == [2], "one each"
+    assert [(x.function, x.kind, x.calls, x.run_s, x.items) for x in runs] == [("f", "cpu", 2, 6.0, 2 * batch)]
     assert c.library().memory_bytes == 123
     assert c.status().refused == {"frames refused by pilots": 3}
     c.report("p1", say.Heartbeat(), numbered=False)
@@ -289,3 +283,58 @@ def test_a_welcome_names_the_hello_that_it_answers(cluster: Make) -> None:
     for number in (3, 4):
         c.report("p1", msgspec.structs.replace(c._facts["p1"], number=number), numbered=False)
         assert c.hears("p1", to_pilot.PilotWelcome).hello == number
+
+
+GB = 10**9
+
+
+def beat(pilot: str = "p1", *uses: say.LibraryUse, **more: int) -> FromPilot:
+    return FromPilot(pilot, 0, [say.Heartbeat(uses, **more)])  # type: ignore[arg-type]
+
+
+def use(memory: int = 0, device: int = 0, cpu_s: float = 0.0) -> say.LibraryUse:
+    return say.LibraryUse(1, memory, device, cpu_s)  # type: ignore[arg-type]
+
+
+def test_a_heartbeat_that_repeats_what_is_known_is_no_news(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(1).ready()
+    c.report("p1", say.Heartbeat((use(4 * GB, 8 * GB),), GB, 3), numbered=False)
+    state = c.core.state
+    for known in (
+        beat("p1", use(4 * GB, 8 * GB, 99.0), cache_bytes=GB, refused_frames=3),
+        beat("p1", use(4 * GB + 200_000_000, 8 * GB - 300_000_000), cache_bytes=GB + 4096, refused_frames=3),
+        beat("p1", cache_bytes=GB, refused_frames=3),
+    ):
+        assert is_heartbeat(known)
+        assert not must_be_recorded(state, known, c.now)
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        beat("p1", use(5 * GB, 8 * GB), cache_bytes=GB, refused_frames=3),
+        beat("p1", use(4 * GB, 7 * GB), cache_bytes=GB, refused_frames=3),
+        beat("p1", use(4 * GB, 8 * GB), cache_bytes=GB, refused_frames=4),
+        beat("p1", use(4 * GB, 8 * GB), cache_bytes=2 * GB, refused_frames=3),
+    ],
+)
+def test_a_heartbeat_that_changes_a_fact_is_news(cluster: Make, news: FromPilot) -> None:
+    c = cluster(pilots=1).calls(1).ready()
+    c.report("p1", say.Heartbeat((use(4 * GB, 8 * GB),), GB, 3), numbered=False)
+    assert must_be_recorded(c.core.state, news, c.now)
+
+
+def test_runs_are_recorded_with_a_heartbeat_but_not_with_each(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0)
+    state = c.core.state
+    assert must_be_recorded(state, beat(), state.recorded_at + RECORD_S)
+    c.wait(RECORD_S).report("p1", say.Heartbeat(), numbered=False).end("2", run_s=2.0)
+    assert not must_be_recorded(state, beat(), c.now + 0.9 * RECORD_S)
+    assert must_be_recorded(state, beat(), c.now + RECORD_S)
+
+
+def test_a_numbered_heartbeat_is_an_event_as_any(cluster: Make) -> None:
+    numbered = FromPilot("p1", 4, [say.Heartbeat()])  # type: ignore[arg-type]
+    among = FromPilot("p1", 0, [say.Heartbeat(), say.PilotLeaving("bye")])  # type: ignore[arg-type]
+    assert not is_heartbeat(numbered)
+    assert not is_heartbeat(among)

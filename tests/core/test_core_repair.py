@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,10 +22,12 @@ Make = Callable[..., Cluster]
 HOT = say.LibraryFacts(7, "bare", ("cpu:0",), True, reserved_bytes=10**9)  # type: ignore[arg-type]
 
 
-def empty() -> Cluster:
+@pytest.fixture
+def c() -> Iterator[Cluster]:
     """A manager that has lost all of its journal. (The builder's client is another one, that it has never heard of.)"""
-    c = Cluster()
-    return c.event(ManagerRestarted())
+    made = Cluster().event(ManagerRestarted())
+    yield made
+    made.check()
 
 
 def bob(c: Cluster, *, received: int = 0, acknowledged: int = 5, number: int = 3) -> bool:
@@ -70,13 +72,11 @@ def facts(*calls: int, **more: Any) -> say.LibraryFacts:
     return say.LibraryFacts(7, "bare", ("cpu:0",), True, ids, reserved_bytes=10**9, **more)  # type: ignore[arg-type]
 
 
-def test_client_with_lost_frames_submits_again() -> None:
-    c = empty()
+def test_client_with_lost_frames_submits_again(c: Cluster) -> None:
     assert bob(c)
     again(c, 1, 2)
     assert c.core.state.clients["bob"].open_calls == 2  # type: ignore[index]
     assert JOURNAL_LOST in c.core.state.notices
-    c.check()
 
 
 @pytest.mark.parametrize("lost", ["recipe", "function"])
@@ -95,30 +95,24 @@ def test_calls_with_lost_definitions_are_submitted_again(cluster: Make, lost: st
     assert c.hears("ana", to_client.ClientWelcome).again, "it is asked to say everything again"
 
 
-def test_a_client_keeps_its_number_and_the_next_one_gets_another() -> None:
-    c = empty()
+def test_a_client_keeps_its_number_and_the_next_one_gets_another(c: Cluster) -> None:
     bob(c)
     assert c.core.state.clients["bob"].number == 3  # type: ignore[index]
     c.client("carl")
     assert c.core.state.clients["carl"].number > 3  # type: ignore[index]
-    c.check()
 
 
-def test_a_number_that_is_taken_by_now_is_refused_with_its_reason() -> None:
-    c = empty()
+def test_a_number_that_is_taken_by_now_is_refused_with_its_reason(c: Cluster) -> None:
     bob(c)
     c.tell("eve", say.ClientHello(wire.VERSION, SESSION, acknowledged=1, number=3), numbered=False)
     assert "another client's" in c.hears("eve", to_client.ClientRefused).reason
-    c.check()
 
 
-def test_a_welcome_that_was_lost_is_said_again() -> None:
-    c = empty()
+def test_a_welcome_that_was_lost_is_said_again(c: Cluster) -> None:
     assert bob(c)
     assert bob(c), "it has not submitted again yet"
     again(c, 1)
     assert not bob(c, acknowledged=6)
-    c.check()
 
 
 def test_calls_that_the_client_does_not_name_again_have_ended(cluster: Make) -> None:
@@ -190,8 +184,8 @@ def test_lost_ends_are_not_repeated_and_later_ones_are_told(cluster: Make) -> No
     assert (results.first_unacked, [end.call for end in results.unacked]) == (3, [c.ids[held]])
 
 
-def test_unknown_library_is_adopted_with_its_memory() -> None:
-    c = back(empty(), facts())
+def test_unknown_library_is_adopted_with_its_memory(c: Cluster) -> None:
+    back(c, facts())
     library = c.core.state.libraries[7]  # type: ignore[index]
     assert library.state is LibraryState.READY
     assert library.devices[0].promised_bytes == 10**9
@@ -199,39 +193,33 @@ def test_unknown_library_is_adopted_with_its_memory() -> None:
     bob(c)
     again(c, 1)
     assert c.hears("old", to_pilot.RunCalls).library == 7
-    c.check()
 
 
-def test_a_library_that_does_not_fit_the_books_is_stopped() -> None:
-    c = empty()
+def test_a_library_that_does_not_fit_the_books_is_stopped(c: Cluster) -> None:
     too_large = say.LibraryFacts(7, "bare", ("cpu:0",), True, reserved_bytes=10**12)  # type: ignore[arg-type]
     back(c, too_large)
     assert c.hears("old", to_pilot.StopLibrary).library == 7
-    c.check()
 
 
-def test_a_call_that_runs_goes_on_when_its_client_submits_it_again() -> None:
-    c = back(empty(), facts(1))
+def test_a_call_that_runs_goes_on_when_its_client_submits_it_again(c: Cluster) -> None:
+    back(c, facts(1))
     bob(c)
     again(c, 1, 2)
     assert [id & 0xFF for id in c.core.state.libraries[7].held] == [1]  # type: ignore[index]
     c.report("old", say.CallsEnded(7, [CallEnd(3 << 40 | 1, True)]))  # type: ignore[arg-type]
     sent = [spec.call & 0xFF for spec in c.hears("old", to_pilot.RunCalls).calls]
     assert sent == [2], "the one that runs is not sent again"
-    c.check()
 
 
-def test_a_call_that_runs_goes_on_when_its_client_was_first() -> None:
-    c = empty()
+def test_a_call_that_runs_goes_on_when_its_client_was_first(c: Cluster) -> None:
     bob(c)
     again(c, 1)
     back(c, facts(1))
     assert [id & 0xFF for id in c.core.state.libraries[7].held] == [1]  # type: ignore[index]
-    c.check()
 
 
-def test_an_end_that_comes_before_its_client_is_kept_for_it() -> None:
-    c = back(empty(), facts(1))
+def test_an_end_that_comes_before_its_client_is_kept_for_it(c: Cluster) -> None:
+    back(c, facts(1))
     end = CallEnd(3 << 40 | 1, True, b"result", 1.0)  # type: ignore[arg-type]
     c.report("old", say.CallsEnded(7, [end]))  # type: ignore[arg-type]
     bob(c, received=4)
@@ -239,37 +227,33 @@ def test_an_end_that_comes_before_its_client_is_kept_for_it() -> None:
     client = c.core.state.clients["bob"]  # type: ignore[index]
     assert (client.first_unacked, list(client.unacked)) == (4, [end])
     assert not c.core.state.orphans
-    c.check()
 
 
-def test_unwanted_running_call_is_dropped() -> None:
-    c = back(empty(), facts(1, 2))
+def test_unwanted_running_call_is_dropped(c: Cluster) -> None:
+    back(c, facts(1, 2))
     bob(c)
     again(c, 2)
     assert c.hears("old", to_pilot.CancelCalls).calls == (3 << 40 | 1,)
     assert list(c.core.state.libraries[7].held) == [3 << 40 | 2]  # type: ignore[index]
-    c.check()
 
 
-def test_repeated_end_keeps_the_file_of_a_known_result() -> None:
-    c = back(empty(), facts(1))
+def test_repeated_end_keeps_the_file_of_a_known_result(c: Cluster) -> None:
+    back(c, facts(1))
     bob(c)
     again(c)
     ref = say.ObjectRef("result-1", 10, "/session/objects/result-1")
     c.report("old", say.CallsEnded(7, [CallEnd(3 << 40 | 1, True, ref, 1.0)]))  # type: ignore[arg-type]
     assert not [each for each in c.others if isinstance(each, DiscardObject)]
-    c.check()
 
 
-def test_ranks_of_a_gang_are_ended_and_the_gang_begins_again() -> None:
-    c = back(empty(), facts(1))
+def test_ranks_of_a_gang_are_ended_and_the_gang_begins_again(c: Cluster) -> None:
+    back(c, facts(1))
     bob(c)
     again(c, 1, gang=(2, 2))
     dropped = c.hears("old", to_pilot.CancelCalls)
     assert (dropped.running, dropped.grace_s) == (True, 10.0)
     call = c.core.state.calls[3 << 40 | 1]
     assert call.state is CallState.WAITING
-    c.check()
 
 
 def test_a_pilots_frames_count_from_where_its_acknowledged_ones_end(cluster: Make) -> None:
@@ -286,16 +270,15 @@ def test_a_pilots_frames_count_from_where_its_acknowledged_ones_end(cluster: Mak
     assert c.core.state.done == 1
 
 
-def test_a_device_that_failed_in_the_lost_part_stays_in_quarantine() -> None:
-    c = back(empty(), facts(), faults={"cpu:0": "wrong product, twice"})
+def test_a_device_that_failed_in_the_lost_part_stays_in_quarantine(c: Cluster) -> None:
+    back(c, facts(), faults={"cpu:0": "wrong product, twice"})
     assert c.core.state.pilots["old"].devices["cpu:0"].fault == "wrong product, twice"  # type: ignore[index]
     assert c.core.state.libraries[7].state is LibraryState.STOPPING  # type: ignore[index]
-    c.check()
 
 
-def test_lost_block_is_adopted_with_its_pilots() -> None:
+def test_lost_block_is_adopted_with_its_pilots(c: Cluster) -> None:
     source = Source("mine", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
-    c = empty().event(SessionDefined((source,)))
+    c.event(SessionDefined((source,)))
     back(c, facts(), block="b7")
     c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True, acknowledged=12), numbered=False)
     c._frames["factory"] = 12
@@ -304,16 +287,14 @@ def test_lost_block_is_adopted_with_its_pilots() -> None:
     assert (block.phase, list(block.pilots)) == (BlockPhase.RUNNING, ["old"])
     assert c.core.state.next_block == 8
     assert c.core.state.pilots["old"].source == "mine"  # type: ignore[index]
-    c.check()
 
 
-def test_block_that_is_requested_again_has_its_former_pilots() -> None:
+def test_block_that_is_requested_again_has_its_former_pilots(c: Cluster) -> None:
     """The journal lost its first records: the source is defined once more, and its first block is b1 again."""
-    c = back(empty(), facts(), block="b1").event(SessionDefined((Source("mine", Rule.FIXED, first=1, most=1),)))
+    back(c, facts(), block="b1").event(SessionDefined((Source("mine", Rule.FIXED, first=1, most=1),)))
     block = c.core.state.blocks["b1"]  # type: ignore[index]
     assert list(block.pilots) == ["old"]
     assert not block.coming, "status says no more that its pilot is to come"
-    c.check()
 
 
 def test_a_block_that_was_over_is_cancelled() -> None:

@@ -65,8 +65,9 @@ def test_logs_of_an_open_call_say_what_it_waits_for(cluster: Make) -> None:
     )
 
 
-def test_the_logs_of_a_call_behind_others_in_its_library_say_so(cluster: Make) -> None:
+def test_a_call_behind_others_in_its_library_says_so(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
+    assert "3 calls are before it in that library" in c.story("c-5")
     assert nothing_kept(c.the_story("c-5")).startswith("c-5 waits in lib-1: 3 calls are before it in that library\n")
 
 
@@ -89,11 +90,6 @@ def test_behind_busy_libraries_the_wait_is_predicted(cluster: Make) -> None:
     assert "behind 4 calls of the same context; its library runs other calls" in story
     assert "is expected to start in about 10 s" in story
     assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-2")
-
-
-def test_calls_before_it_in_a_library_are_counted(cluster: Make) -> None:
-    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
-    assert "3 calls are before it in that library" in c.story("c-5")
 
 
 def test_a_call_that_came_back_says_why(cluster: Make) -> None:
@@ -168,8 +164,6 @@ def test_status_counts_everything_once(cluster: Make) -> None:
 
 
 # ---- one forecast
-
-
 def test_of_long_calls_the_forecast_is_what_calls_take_over_the_slots(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).calls(2, context="a").ready()
     c.wait(100).end("1", "2", run_s=100.0).calls(6, context="a").wait(40)
@@ -247,8 +241,6 @@ def test_a_call_that_was_cancelled_is_not_done(cluster: Make) -> None:
 
 
 # ---- what has ended, and what is gone
-
-
 def test_a_call_that_ended_names_its_library_pilot_and_device(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", ok=False).tell("ana", say.Cancel([2]))  # type: ignore[list-item]
     assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-1")
