@@ -1,13 +1,13 @@
 """Carry out the plans of policies, and take advice.
 
-Each action is checked before it changes anything; otherwise PolicyError is raised. Advice fills in what nobody has
-measured.
+Each action is checked before it changes anything; otherwise PolicyError is raised. Advice counts
+until a measurement.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Never, NoReturn
 
 from stoker.manager.core import (
@@ -47,15 +47,8 @@ def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> 
             apply(manager, action, seam=seam)
         except PolicyError as error:
             if manager.strict:
-                raise PolicyError(
-                    f"{error}; {_shown(plan if isinstance(plan, Sequence) else done, seam=seam)}"
-                ) from error
+                raise PolicyError(f"{error}; {seam} wanted {', '.join(map(repr, done[-_SHOWN_ACTIONS:]))}") from error
             manager.illegal(error, seam=seam)
-
-
-def _shown(plan: Sequence[Action], *, seam: str) -> str:
-    more = f", … ({len(plan)} in all)" if len(plan) > _SHOWN_ACTIONS else ""
-    return f"{seam} wanted {', '.join(map(repr, plan[:_SHOWN_ACTIONS]))}{more}"
 
 
 def apply(manager: Manager, action: Action, *, seam: str) -> None:

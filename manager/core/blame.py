@@ -25,8 +25,8 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes, show_seconds
 
 ALONE_AFTER = 3  # After this many losses a call runs alone; the next loss is its end
-MOST_LOSSES = 10  # A call that is never alone when it loses its pilots is given up after so many
-CUTS = 2  # A call that the walltime cut off so often is given up
+MOST_LOSSES = 10  # Losses after which a call is given up that never ran alone
+CUTS = 2  # Cuts by walltimes after which a call is given up
 
 
 def why_apart(state: State, call: Call) -> str:
@@ -116,16 +116,16 @@ def awaits_word(trial: Trial) -> bool:
 
 
 AGAIN_S = 60.0
-SOON_S = 2.0  # The second question comes so long after the first at the soonest
-FORGET_S = 600.0  # A function that has not failed for so long begins anew
-MOST_NAMES = 64  # Failures of at most so many functions are asked about on a pilot
+SOON_S = 2.0  # Least seconds between the first two questions
+FORGET_S = 600.0  # Seconds without failures after which a function counts as new
+MOST_NAMES = 64  # Failing functions with questions on a pilot
 SHOWN_LINES = 2
 LEAST_SURE = 0.5  # A verdict that is less sure is not shown as one. Policies and `stoker explain --json` get it too
-KEPT = 20  # The last so many verdicts on a pilot are kept
+KEPT = 20  # Verdicts that a pilot keeps, the last ones
 SAID_CHARACTERS = 4_000
 NO_CALL = CallId(-1)
 
-# Ends on request, by a limit, or with a clear reason: nobody asks why.
+# Ends on request, by a limit, or with a clear reason: the advisor is not asked.
 UNASKED = frozenset({
     FailureKind.CANCELLED, FailureKind.DROPPED, FailureKind.TIMEOUT, FailureKind.NO_DEVICE, FailureKind.SERIALIZATION,
     FailureKind.GANG, FailureKind.CONTEXT,
@@ -199,7 +199,7 @@ def log_of(library: Library) -> str:
 
 PRINTING_TIMER = "pace"
 EVERY_S = 15.0
-MOST = 64  # At most so many calls are asked about at once; the others come the next time
+MOST = 64  # Questions at once; the others follow
 
 
 def watch_printing(manager: Manager, library: Library) -> None:
@@ -232,7 +232,7 @@ def _question(manager: Manager, library: Library) -> AskAdvice | None:
 
 
 UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)  # Seconds until an unfit pilot is tried again; the last one repeats
-LASTING_TIMES = 3  # A pilot that was found unfit so often in a row is not expected to become fit soon
+LASTING_TIMES = 3  # Times in a row after which a pilot counts as lastingly unfit
 EVERY = ""  # In place of a recipe's key: every context
 
 

@@ -29,7 +29,7 @@ def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
 
 
 def release_block(manager: Manager, block: Block, reason: str) -> None:
-    """Release a block: its pilots finish their calls, then its job is cancelled."""
+    """Release a block after its running calls; a pending one at once."""
     if block.leaving:
         return
     blocks.mark_released(block, reason, manager.state.now)
@@ -77,7 +77,7 @@ def pilot_joined(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_rejoined(manager: Manager, pilot: Pilot) -> None:
-    """A pilot that was given up returns: attach it to its block again."""
+    """A given-up pilot returns to its block."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return
@@ -88,7 +88,7 @@ def pilot_rejoined(manager: Manager, pilot: Pilot) -> None:
 
 
 def check_emptied_block(manager: Manager, id: str) -> None:
-    """Cancel a block without pilots for a whole lease: its node is unreachable."""
+    """Cancel a block without pilots for a whole lease."""
     block = manager.state.blocks.get(BlockId(id))
     if block is None or block.emptied_at is None or block.leaving or block.phase is not BlockPhase.RUNNING:
         return
@@ -101,7 +101,7 @@ def check_emptied_block(manager: Manager, id: str) -> None:
 
 
 def release_all_blocks(manager: Manager) -> None:
-    """Close the records of all pilots and sources at the end of the session."""
+    """Close the records of pilots and sources at the session's end."""
     for block in manager.state.blocks.values():
         blocks.settle_losses(manager, block)
     for pilot in manager.state.pilots.values():

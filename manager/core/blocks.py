@@ -21,7 +21,7 @@ from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Source
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
 
-SETTLE_S = 60.0  # A loss that the batch system has not explained for so long stays unexplained
+SETTLE_S = 60.0  # Seconds after which an unexplained loss stays unexplained
 
 
 def _record_loss(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
@@ -51,7 +51,7 @@ def undo_loss(manager: Manager, pilot: Pilot) -> None:
 
 
 def settle_losses(manager: Manager, block: Block) -> None:
-    """Settle the losses of a block with the reason that is known now."""
+    """Settle the losses of a block with the reason known now."""
     pilots, block.unsettled = block.unsettled, {}
     for pilot in pilots.values():
         assert pilot.loss is not None
@@ -59,14 +59,14 @@ def settle_losses(manager: Manager, block: Block) -> None:
 
 
 def settle_losses_of(manager: Manager, id: str) -> None:
-    """The batch system has not explained the losses of a block in time."""
+    """A block's losses were not explained in time."""
     block = manager.state.blocks.get(BlockId(id))
     if block is not None:
         settle_losses(manager, block)
 
 
 def record_departure(manager: Manager, pilot: Pilot) -> None:
-    """Record the stay of a pilot that was released or left by itself."""
+    """Record the stay of a pilot that was not lost."""
     end = PilotEnd.WALLTIME if deadlines.is_near_its_end(pilot, manager.state.now) else PilotEnd.LET_GO
     _record(manager, pilot, manager.state.now, end, None)
 
@@ -98,8 +98,8 @@ def _count(state: State, loss: LossReason, change: int) -> None:
     state.losses[loss] = state.losses.get(loss, 0) + change
 
 
-YOUNG_S = 60.0  # A pilot that died before was of no use, unless something had been loaded on it
-KEPT_BLOCKS = 1000  # So many blocks that are over are kept for their stories
+YOUNG_S = 60.0  # A pilot that dies younger was useless, unless it loaded something
+KEPT_BLOCKS = 1000  # Ended blocks that are kept for their stories
 
 
 def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
@@ -174,7 +174,7 @@ def remove_block(state: State, block: Block) -> None:
 
 
 def pilot_returned(manager: Manager, block: Block, pilot: Pilot) -> None:
-    """A pilot of a block that was given up is here again."""
+    """A given-up pilot of a block is here again."""
     block.pilots[pilot.id] = None
     _note_running(manager, block)
 
@@ -298,7 +298,7 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
 
 
 def wait_record(block: Block, pilot: Pilot) -> RecordWait:
-    """Record the wait for a block's first pilot, which has just joined."""
+    """Record the wait for a block's first pilot."""
     first = next((device.facts for device in pilot.devices.values()), None)
     kind, memory = (first.kind, first.memory_bytes) if first is not None else ("", 0)
     asked_at = block.notes[0][0]

@@ -28,7 +28,7 @@ from stoker.protocol.ids import CallId
 
 
 class QueueOptions(Protocol):
-    """What a queue needs of a group."""
+    """The part of a group that a queue needs."""
 
     options: CallOptions
 
@@ -38,7 +38,7 @@ class QueueOptions(Protocol):
 
 
 class Queued(Protocol):
-    """What a queue needs of a call."""
+    """The part of a call that a queue needs."""
 
     id: CallId
     submitted_at: float
@@ -55,7 +55,7 @@ C = TypeVar("C", bound=Queued)
 # Its deadline, when it came, its id, its ticket, the call.
 _Entry = tuple[float, float, int, int, C]
 
-NOT_QUEUED = -1  # The ticket of a call that has left. Every new call has ticket 0; those that come back get a number
+NOT_QUEUED = -1  # The ticket of a call that has left; new calls have 0, returned ones a number
 _SWEEP_AT = 1000
 YIELDS = 10.0  # A call lets shorter ones pass for this many times its own expected run time
 _MOST_EXAMINED = 64
@@ -150,11 +150,11 @@ class Queue(Generic[C]):
 
     @staticmethod
     def mark_late(call: C) -> None:
-        """Drop the deadline of a call that is in no queue."""
+        """Drop the deadline of an unqueued call."""
         call.late = True
 
     def demote(self, call: C) -> None:
-        """Drop the deadline of a waiting call and move it behind those in time."""
+        """Drop a waiting call's deadline and move it back."""
         self.leave(call)
         self.mark_late(call)
         self.put_back(call)
@@ -174,7 +174,7 @@ class Queue(Generic[C]):
             self._sweep()
 
     def head(self) -> C | None:
-        """Return the next call, gang or not; None if none waits."""
+        """Return the next call, gang or not, or None."""
         single = self.single()
         if self.gangs:
             gang = self.gang()
@@ -215,7 +215,7 @@ class Queue(Generic[C]):
         return None
 
     def nearest(self) -> Iterator[C]:
-        """Yield the nearest deadline's single call and gang of each priority."""
+        """Yield each priority's single call and gang of the nearest deadline."""
         if self.timed:
             for level in self._levels.values():
                 for heap in (level.back, level.gangs):

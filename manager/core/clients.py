@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stoker.contexts.recipe import NO_LIMITS, ObjectRef
+from stoker.contexts.recipe import NO_LIMITS, ObjectRef, Recipe
 from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, pilots, registry, seams, sending
 from stoker.manager.core.events import (
     ClientGone,
@@ -87,16 +87,24 @@ def acknowledge_results(client: Client, total: int) -> None:
 
 
 def mark_connected(manager: Manager, client: Client) -> None:
-    """Mark a client as connected. After an absence its limits count again."""
+    """Mark a client as connected; its limits count again."""
     was_gone, client.connected, client.gone = client.gone, True, False
     if was_gone:
         for context in registry.recompute_client_limits(manager, client):
             dispatch.apply_limits(manager, context)
 
 
+def define_recipe(manager: Manager, client: Client, recipe: Recipe) -> None:
+    """A client defines a context, and may limit its libraries."""
+    context = registry.define_context(manager, recipe)
+    client.defined.add(recipe.key)
+    if registry.set_client_limits(manager, client, context, recipe.limits):
+        dispatch.apply_limits(manager, context)
+
+
 # ---- submitting
 def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
-    """True if the journal lost these calls' definitions; the client sends them again."""
+    """True if the journal lost these calls' definitions."""
     if message.recipe in state.contexts and message.function in state.functions:
         return False
     if not client.inbox.has_hole and client.unnamed is None:
@@ -106,11 +114,11 @@ def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
 
 
 def options_of(message: Submit, *, now: float) -> CallOptions:
-    """Return the options of new calls, with the deadline on the manager's clock."""
+    """Return the options of new calls, with an absolute deadline."""
     options, due_in_s = message.options, message.due_in_s
     if due_in_s is None:
         return options
-    deadline_at = now + due_in_s or math.ulp(0.0)  # 0 would mean that there is none
+    deadline_at = now + due_in_s or math.ulp(0.0)  # 0 means no deadline
     return msgspec.structs.replace(
         options, objective=msgspec.structs.replace(options.objective, deadline_at=deadline_at)
     )
@@ -150,7 +158,7 @@ def why_submit_fails(
 
 
 def without_ended(client: Client, message: Submit) -> Submit:
-    """Leave out calls of a resubmission whose ends are on their way."""
+    """Leave out resubmitted calls whose ends are on their way."""
     if client.unnamed is None:
         return message
     client.unnamed.difference_update([spec.call for spec in message.calls])
@@ -173,10 +181,10 @@ def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
 
 
 # ---- leaving
-KEPT_S = 86_400.0  # A session that outlives programs keeps the results of one that is gone for a day,
+KEPT_S = 86_400.0  # A kept session keeps results of an absent program for a day,
 MOST_KEPT_BYTES = 64_000_000  # and no more bytes of them than this; files of large results are not counted
-SETTLE_S = 60.0  # The size is looked at so long after the client was given up, when the ends of its calls are there
-KEPT_BANNED = 1000  # The session remembers at most this many programs that must not come back
+SETTLE_S = 60.0  # Seconds until their size is checked, when the ends of its calls are there
+KEPT_BANNED = 1000  # Banned programs that are remembered
 
 
 def client_gone(manager: Manager, id: ClientId) -> None:
@@ -245,7 +253,7 @@ def _drop_results(manager: Manager, client: Client, why: str) -> None:
 
 
 def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKey]) -> None:
-    """Forget functions that a client will not name again, unless another client defined them."""
+    """Forget functions that no client will name again."""
     dropped = registry.unused_functions(manager.state, client, keys)
     if dropped:
         ending.record_runs(manager)
@@ -302,7 +310,7 @@ def ends_kept(state: State, ends: list[CallEnd]) -> None:
 
 
 def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
-    """End resubmitted calls that had ended before, as they did. Returns the others."""
+    """End resubmitted calls that had ended before. Returns the others."""
     state, rest = manager.state, []
     for spec in specs:
         end = state.kept_ends.pop(spec.call, None)
@@ -316,12 +324,12 @@ def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[Ca
 
 
 # ---- refused events
-ROUND_PAUSE_S = 60.0  # A policy that raised in its round has its next one so much later
-MOST_OF_ONE = 3  # A client whose events were refused so often is refused itself
+ROUND_PAUSE_S = 60.0  # Seconds until the next round of a policy that raised in one
+MOST_OF_ONE = 3  # Refused events after which a client is refused
 
 
 def refusal_of(event: Event, reason: str) -> EventRefused:
-    """Return the record that replaces an event that made the core raise."""
+    """Return the record of an event that made the core raise."""
     match event:
         case FromClient(client=client, sequence=sequence, messages=messages):
             calls = [spec.call for message in messages if isinstance(message, Submit) for spec in message.calls]

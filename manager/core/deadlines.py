@@ -32,7 +32,7 @@ _SOON_S = 0.001  # A timer that fires this much early does not ask for another o
 
 
 def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Drop or mark late new calls that are lost. Returns those that run."""
+    """Drop or mark late new calls that are lost. Returns the others."""
     kept = []
     for call in fresh:
         if _is_lost(manager.state.now, call):
@@ -46,7 +46,7 @@ def admit_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
 
 
 def watch_queue(manager: Manager, context: Context) -> None:
-    """Set a timer for the first call of a queue that would be lost."""
+    """Set a timer for a queue's next lost call."""
     at = min((_latest_start(call) for call in context.queue.nearest()), default=None)
     key = f"deadline/{context.recipe.key}"
     if at is not None and at < manager.state.timers.get(key, at + 1.0):
@@ -54,7 +54,7 @@ def watch_queue(manager: Manager, context: Context) -> None:
 
 
 def check_queue_deadlines(manager: Manager, key: str) -> None:
-    """Drop lost calls of a queue, and set the next timer."""
+    """Drop lost calls, and set the next timer."""
     context = manager.state.contexts.get(key)
     if context is not None:
         drop_late_calls(manager, context)
@@ -120,12 +120,12 @@ def note_forecast(manager: Manager, action: Forecast) -> None:
 
 
 def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
-    """True unless the forecast end is provably late. `due_at` 0 = no deadline."""
+    """True unless the end is provably late; `due_at` 0 = no deadline."""
     return not due_at or ends_at - due_at < forecast_tolerance_s(ends_at - now)
 
 
 def has_changed(before: CallForecast | None, ends_at: float, *, in_time: bool, now: float) -> bool:
-    """True if a forecast differs from the one before by more than its tolerance."""
+    """True if a forecast changed by more than its tolerance."""
     if before is None or before.in_time != in_time:
         return True
     return abs(ends_at - before.ends_at) > forecast_tolerance_s(before.ends_at - now)
@@ -148,23 +148,23 @@ _CUT_LOADS = 2
 SLACK_S = 60.0  # A pilot that leaves this close to its walltime's end (or in its last quarter) leaves because of it
 _SLACK_PART = 0.25
 _FRESH = 0.9  # A pilot that has this part of its walltime left, or of the longest one, is as good as any
-_WHOLE = 0.6  # A cut counts if the call had this part of its pilot's whole time
+_WHOLE = 0.6  # A cut counts if the call had this part of its pilot's time
 _LAST_S = 4.0  # A pilot that hands its objects on keeps this much of its walltime for its own end
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:
-    """Seconds until a pilot's walltime ends, negative after it; infinity without one."""
+    """Seconds until a pilot's walltime ends; infinity without one."""
     return pilot.ends_at - now if pilot.ends_at else math.inf
 
 
 def call_fits(view: View, library: Library, call: Call) -> bool:
-    """True if a call is expected to end before the library's pilot."""
+    """True if a call should end before the library's pilot."""
     pilot = library.pilot
     return not pilot.ends_at or run_fits(view, pilot, call.group.cost.run_s or library.context.run_s)
 
 
 def run_fits(view: View, pilot: Pilot, run_s: float) -> bool:
-    """True if a run of `run_s` is expected to end before a pilot."""
+    """True if a run should end before a pilot."""
     if not pilot.ends_at:
         return True
     needs_s = CAUTION * run_s + _GRACE_S
@@ -196,14 +196,14 @@ def cut_of(view: View, library: Library, call: Call) -> Cut:
 
 
 def load_fits(view: View, context: Context, device: Device) -> bool:
-    """True if a load and one call fit the walltime of a device's pilot."""
+    """True if a load and one call fit a pilot's walltime."""
     pilot = device.pilot
     left = pilot.ends_at - view.now
     return not pilot.ends_at or _load_has_time(context, device.facts.kind, left_s=left, lasts_s=pilot.lasts_s)
 
 
 def load_fits_source(context: Context, source: Source) -> bool:
-    """True if a load and one call fit a new pilot of a source."""
+    """True if a load and one call fit a source's walltime."""
     lasts_s = source.walltime_s
     return not lasts_s or _load_has_time(context, source.kind, left_s=lasts_s, lasts_s=lasts_s)
 
@@ -227,7 +227,7 @@ def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
 
 
 def drain_soonest_at(pilot: Pilot, now: float) -> float:
-    """Earliest time at which a pilot is drained, whatever it runs."""
+    """Earliest time at which a pilot is drained."""
     return max(now, pilot.ends_at - MOST_OF_IT * pilot.lasts_s)
 
 
@@ -243,5 +243,5 @@ def is_near_its_end(pilot: Pilot, now: float) -> bool:
 
 
 def time_to_hand_on_s(pilot: Pilot, now: float) -> float:
-    """Seconds that a leaving pilot may stay for its objects; 0 or less: none."""
+    """Seconds that a leaving pilot may stay; 0 or less: none."""
     return walltime_left_s(pilot, now) - _LAST_S

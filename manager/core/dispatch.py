@@ -24,11 +24,11 @@ from stoker.protocol.calls import CallEnd, CallProgress, CallSpec
 from stoker.protocol.ids import ClientId
 from stoker.protocol.to_manager import CallEvicted, CallsEnded, CallsProgress, CallsReturned
 
-ASK_PAUSE_S = 0.05  # Contexts without a library are asked about when a library falls idle, no more often than this
+ASK_PAUSE_S = 0.05  # Seconds between two questions about a context without a library
 
 
 def feed_library(manager: Manager, library: Library) -> None:
-    """Give a library with room calls from its context's queue, else from others."""
+    """Give a library with room calls."""
     state, context = manager.state, library.context
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
@@ -100,7 +100,7 @@ def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
 
 
 def apply_limits(manager: Manager, context: Context) -> None:
-    """The limits of a context changed: ask about its idle libraries and waiting calls."""
+    """The limits of a context changed: ask about its libraries and calls."""
     residency, state = manager.policies.residency, manager.state
     if context.limits != NO_LIMITS:
         for library in list(context.libraries.values()):
@@ -236,7 +236,7 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
         if not outcome.ok:
             total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
             good, others, seconds = [], 0, 0.0
-        ending.end_call(manager, call, outcome)  # watched: it costs what any other does, or a replay would differ
+        ending.end_call(manager, call, outcome)  # watched: account it like any other, or a replay would differ
     if group is not None:
         total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
@@ -296,9 +296,9 @@ def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: Cal
     return 1
 
 
-# ---- calls that go on or come back
+# ---- calls that return
 def calls_returned(manager: Manager, library: Library, message: CallsReturned) -> None:
-    """A library returns calls that it has not begun, or refuses them."""
+    """A library returns or refuses calls that it has not begun."""
     state = manager.state
     back: list[Call] = []
     for id in message.calls:
@@ -312,7 +312,9 @@ def calls_returned(manager: Manager, library: Library, message: CallsReturned) -
     queues.relist_library(manager, library)
     if message.refused:
         library.required_bytes = message.required_bytes
-        if not all(call.offered for call in back):  # what was no offer is refused by a library that is about to end
+        if not all(
+            call.offered for call in back
+        ):  # a library refuses calls that were no offers when it is about to end
             libraries.stop_library(manager, library, reason=message.refused)
         for call in back:
             _retry_call(manager, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
@@ -370,7 +372,7 @@ def call_evicted(manager: Manager, library: Library, message: CallEvicted) -> No
 
 # ---- stuck libraries
 def requeue_stuck_backlogs(manager: Manager, _: str) -> None:
-    """Take the backlog of every stuck library back to the queue."""
+    """Requeue the backlog of every stuck library."""
     state = manager.state
     looked = False
     for context in state.contexts.values():

@@ -20,7 +20,7 @@ from stoker.protocol.calls import CallEnd, Failure, FailureGroup, FailureKind
 from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.units import first_words
 
-MOST = 200  # Groups that are told apart. Failures of further kinds are counted together
+MOST = 200  # Groups that are kept apart; further kinds count together
 _OTHERS = ("", "other failures", "")
 _EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
 _MOST_CHARACTERS = 300
@@ -64,7 +64,7 @@ def _key(call: Call, outcome: CallEnd) -> Key:
     return function, found["kind"] if found is not None else "an exception", place
 
 
-KEPT_FAILURES = 1000  # So many failed calls are kept for `stoker explain`
+KEPT_FAILURES = 1000  # Failed calls that are kept for `stoker explain`
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
@@ -89,7 +89,7 @@ def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = Tr
 
 
 def end_silently(manager: Manager, call: Call) -> None:
-    """End a call without telling its client, which has the result already."""
+    """End a call whose client has the result already."""
     if call.state is CallState.HELD:
         holding.withdraw(manager, call, running=False)
     _close_call(manager, call)
@@ -135,7 +135,7 @@ def _count_closed(manager: Manager, group: Group, count: int) -> None:
 
 
 def count_ended_before(state: State) -> None:
-    """Count a resubmitted call that ended before the journal began again."""
+    """Count a resubmitted call that had ended."""
     state.done += 1
 
 
@@ -237,7 +237,7 @@ def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> 
         if not context.run_s:
             context.run_s = advice.run_s
     sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.measured)
-    if sizes:  # of several kinds the slowest counts: nobody knows where a call will run
+    if sizes:  # the slowest kind counts: the call may run on any
         slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
         meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s
         context.paces.tell(slowest, meet_s=meet_s)

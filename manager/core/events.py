@@ -124,7 +124,7 @@ class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):
 
 
 class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
-    """The shell ends the session because no program used it for the agreed time."""
+    """The shell ends the session, unused for the agreed time."""
 
     reason: str
 
@@ -179,7 +179,7 @@ class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
 
 
 class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
-    """The manager restarted from its journal, of which `lost` bytes are damaged."""
+    """The manager restarted from its journal; `lost`: damaged bytes."""
 
     lost: int = 0
 
@@ -207,20 +207,20 @@ class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
 
 
 class FramesRefused(_Event, frozen=True, array_like=True, tag="frames-refused"):
-    """Frames that the shell has refused since the last report, by kind."""
+    """Frames that the shell has refused, by kind."""
 
     counts: dict[str, int]
 
 
 class RecordsLost(_Event, frozen=True, array_like=True, tag="records-lost"):
-    """Bytes of the journal are damaged here; every peer reports again."""
+    """Bytes of the journal are damaged here."""
 
     bytes: int
     reason: str
 
 
 class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
-    """The journal begins again with these ends; clients may submit the calls again."""
+    """The journal begins again with these ends."""
 
     ends: list[CallEnd]
 
@@ -249,7 +249,7 @@ class ToClient(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
-    """Return `TimerFired(key)` at this time; a later timer of the same key replaces it."""
+    """Return `TimerFired(key)` at this time, replacing an earlier one."""
 
     at: float
     key: str
@@ -285,7 +285,7 @@ class RecordLoad(msgspec.Struct, frozen=True):
 
 
 class RecordRuns(msgspec.Struct, frozen=True):
-    """Record calls and their total time since the last record. `items`: packed into them."""
+    """Record calls and their total time since the last record."""
 
     recipe: RecipeKey
     function: str
@@ -316,7 +316,7 @@ class RecordWait(msgspec.Struct, frozen=True):
 
 
 class RecordStay(msgspec.Struct, frozen=True):
-    """Record how long a pilot of a source stayed and how that ended."""
+    """Record how long a pilot of a source stayed, and its end."""
 
     source: str
     stay_s: float
@@ -332,7 +332,7 @@ class RecordPilots(msgspec.Struct, frozen=True):
 
 
 class DiscardObject(msgspec.Struct, frozen=True):
-    """Remove the file of a result that nobody will read."""
+    """Remove the file of an unwanted result."""
 
     path: str
 

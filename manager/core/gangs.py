@@ -20,7 +20,7 @@ from stoker.protocol.to_manager import GangMeets
 from stoker.protocol.to_pilot import MeetGang, RunCalls
 
 _BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Ends of a rank that break its gang; the call runs again
-MOST_BREAKS = 10  # A call whose ranks lose each other so often, although their libraries live, is given up
+MOST_BREAKS = 10  # Breaks after which a call is given up, although its libraries live
 
 
 def start_gang(manager: Manager, call: Call, members: tuple[Library, ...]) -> None:
@@ -61,7 +61,7 @@ def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgre
     now, before = manager.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _starts_in_s(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
-    if begins or report.done < done:  # it goes on from a checkpoint
+    if begins or report.done < done:  # it continues from a checkpoint
         gang.report = (now, report.done)
     elif report.done > done and now > began_at:
         if before is not None or not call.spec.progress:

@@ -30,7 +30,7 @@ def places_changed(manager: Manager, context: Context) -> None:
 
 
 def trial_of(manager: Manager, call: Call) -> Trial:
-    """Return what a call has lost since it last saved progress; empty at first."""
+    """Return what a call has lost since it last saved progress."""
     trial = manager.state.trials.setdefault(call.id, Trial())
     if call.spec.progress != trial.saved:
         trial.gets_on(call.spec.progress)
@@ -107,12 +107,12 @@ def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
 def gang_calls_broken_by(state: State, library: Library, running: Iterable[int]) -> list[Call]:
     """Return gang calls of a dead library that other ranks broke first."""
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
-    # Of ranks that die together one counts; those of a run that was broken off before have nothing to do with it.
+    # Ranks that die together count once, and only in the run that broke.
     return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
 
 
 def forgive_broken_gangs(state: State, library: Library) -> None:
-    """A library is lost: its gangs that broke before did not break by themselves."""
+    """A lost library excuses the earlier breaks of its gangs."""
     breaks = state.breaks
     for id in library.zombies:
         if id in breaks:
@@ -131,7 +131,7 @@ def drop_records(state: State, call: Call) -> None:
 
 
 def drop_records_of_ended(state: State, ends: list[CallEnd]) -> None:
-    """Drop the records of those of these calls that are not open."""
+    """Drop the records of those calls that are not open."""
     records: tuple[dict[int, Any], ...] = (state.reports, state.printed, state.forecasts, state.streams)
     for kept in records:
         if kept:
@@ -141,12 +141,12 @@ def drop_records_of_ended(state: State, ends: list[CallEnd]) -> None:
 
 
 # ---- calls of libraries
-# What a member of a gang that is taken apart has to end by itself, before its library is ended for it.
+# Seconds for a withdrawn rank to end before its library is ended.
 GANG_GRACE_S = 10.0
 
 
 def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
-    """Open new calls of a group. Returns those that were not open before."""
+    """Open and return the new calls among these."""
     state, calls = manager.state, manager.state.calls
     now = state.now
     fresh: list[Call] = []
@@ -163,7 +163,7 @@ def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
 
 # ---- calls come to libraries
 def takes(manager: Manager, library: Library, call: Call) -> bool:
-    """True if a library may get one more call like this now."""
+    """True if a library may get one more such call."""
     group = call.group
     return (
         library.state is LibraryState.READY
@@ -175,13 +175,13 @@ def takes(manager: Manager, library: Library, call: Call) -> bool:
 
 
 def give(manager: Manager, library: Library, call: Call) -> None:
-    """Give a call that is in no queue to a library."""
+    """Give an unqueued call to a library."""
     give_all(manager, library, [call])
     queues.relist_library(manager, library)
 
 
 def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
-    """Give calls that are in no queue to a library; the caller relists it."""
+    """Give unqueued calls to a library; the caller relists it."""
     held, now, is_held = library.held, manager.state.now, CallState.HELD
     for call in calls:
         call.state = is_held
@@ -269,7 +269,7 @@ def end_one(manager: Manager, call: Call) -> None:
 
 
 def take_out(library: Library, id: int) -> Call | None:
-    """Take a call out of a library; None if it does not hold it."""
+    """Take a call out of a library, or return None."""
     return library.held.pop(id, None)
 
 
@@ -292,7 +292,7 @@ def _release_holder(manager: Manager, call: Call) -> None:
 def wait_again(manager: Manager, call: Call, *, why: str) -> None:
     """Let a held call wait again; the caller queues it."""
     _release_holder(manager, call)
-    manager.state.printed.pop(call.id, None)  # that does not tell how far its next run is
+    manager.state.printed.pop(call.id, None)  # it says nothing about the next run
     call.offered = False
     call.state = CallState.WAITING
     call.note(manager.state.now, why)
@@ -326,7 +326,7 @@ def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
 
 
 def withdraw_to_queue(manager: Manager, call: Call) -> None:
-    """Withdraw a held call into its queue, just before it ends."""
+    """Withdraw a held call just before it ends."""
     withdraw(manager, call, running=False)
     call.state = CallState.WAITING
     queues.enqueue_in_place(call)
@@ -342,7 +342,7 @@ def unsend(manager: Manager, library: Library, *, why: str) -> None:
 
 
 def release_all_of(manager: Manager, library: Library) -> list[Call]:
-    """Return the calls of a library that is gone; the caller requeues them."""
+    """Return the calls of a library that is gone."""
     manager.sends.pop(library, None)
     held = list(library.held.values())
     library.held.clear()
@@ -363,17 +363,17 @@ def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_ga
 
 
 def occupy(library: Library, id: CallId) -> None:
-    """Take a slot for a call that nobody submitted."""
+    """Take a slot for an orphan."""
     library.zombies[id] = False
 
 
 def slot_is_free(library: Library, id: int) -> bool:
-    """Free the slot of a withdrawn call. False if it took none."""
+    """Free a withdrawn call's slot. False if it took none."""
     return library.zombies.pop(id, None) is not None
 
 
 def now_holds(library: Library, listed: Container[int]) -> list[Call]:
-    """Take out and return the calls that a library should hold and lacks."""
+    """Take out and return calls that a library lacks."""
     missing = [call for id, call in library.held.items() if id not in listed]
     for call in missing:
         del library.held[call.id]
@@ -399,6 +399,6 @@ def gave_back(library: Library) -> None:
 
 
 def serve_after(manager: Manager, context: Context) -> None:
-    """Serve a context's queue after the event: a gang may have left it."""
+    """Serve a context's queue after the event."""
     if context.queue.count and context.index:
         manager.returned[context] = None

@@ -23,8 +23,8 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
-LOAD_TRIES = 2  # A context whose loads have failed this often in a row, with none between that worked, cannot be loaded
-LOADS = 4  # Pilots that are lost in a row while they load one context, and do nothing else
+LOAD_TRIES = 2  # Failed loads in a row after which a context is given up
+LOADS = 4  # Pilots in a row, lost while they only loaded a context
 
 
 def take_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
@@ -33,7 +33,7 @@ def take_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, 
         context.advised_by = source
     slots = [advice.slots for advice in by_kind.values() if advice.slots]
     if slots and not context.recipe.slots and not context.loads:
-        context.slots = min(slots)  # it is not known on which kind of device it will be loaded
+        context.slots = min(slots)  # the device kind of the next load is unknown
     for kind, advice in by_kind.items():
         context.advice.setdefault(kind, advice)
         if not context.load_s:
@@ -46,7 +46,7 @@ def record_load(library: Library, message: to_manager.LibraryReady) -> None:
     seconds = context.load_s = message.start_s + message.load_s + message.fetch_s
     context.loads += 1
     context.load_total_s += seconds
-    # Of a GPU's library only device memory counts: host memory is none of the GPU's.
+    # On a GPU only device memory counts.
     context.resident_bytes = message.resident_bytes if facts.on_host else message.device_bytes
     peak_bytes = message.peak_bytes if facts.on_host else message.device_bytes
     before = context.advice.get(facts.kind)
@@ -95,7 +95,7 @@ def undo_lost_load(state: State, pilot: Pilot) -> None:
 
 
 def lost_pilots(context: Context) -> list[Pilot]:
-    """Return the pilots that a context's loads certainly killed, once they are too many."""
+    """Return the pilots that loads certainly killed, once too many."""
     counted = [x for x in context.lost_loads if x.loss is not None and not x.loss.explained]
     if len(counted) < LOADS or not all(pilot.loss_settled for pilot in counted):
         return []
@@ -110,7 +110,7 @@ def forget_pilots(state: State) -> None:
 
 
 def snapshot_made(manager: Manager, pilot: Pilot, message: to_manager.SnapshotHere) -> None:
-    """A pilot has a snapshot; others get it while anybody has it."""
+    """A pilot has a snapshot."""
     if message.recipe not in manager.state.contexts:
         manager.state.refuse("snapshot of an unknown context")
         return
@@ -130,7 +130,7 @@ def _is_available(manager: Manager, snapshot: Snapshot) -> bool:
 
 
 _MOST_MEASURED = 64  # Measurements of a library's memory that are kept, the newest
-KEPT_LIBRARIES = 200  # So many libraries that are gone are kept for their stories
+KEPT_LIBRARIES = 200  # Ended libraries that are kept for their stories
 
 
 def promise(library: Library, memory_bytes: int) -> None:
@@ -182,7 +182,7 @@ def resized(manager: Manager, library: Library, message: to_manager.LibraryResiz
         return
     answered = waiting.index(ordered) + 1 if ordered in waiting else 1
     del waiting[:answered]
-    if not waiting:  # else the last order counts, which is still to be answered
+    if not waiting:  # otherwise the last order is still unanswered
         _holds(manager, library, size)
 
 
@@ -196,7 +196,7 @@ def _holds(manager: Manager, library: Library, size: int) -> None:
 
 
 def update_tiers(manager: Manager, devices: Iterable[Device]) -> None:
-    """Update the tier of devices: warm while a library is ready there."""
+    """Update devices' tiers: warm with a ready library."""
     tiers, now = manager.state.tier_seconds, manager.state.now
     for device in devices:
         tiers[device.tier] = tiers.get(device.tier, 0.0) + now - device.tier_since
@@ -254,7 +254,7 @@ def load_library(
 
 
 def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
-    """Tell a library to end after its calls; it keeps its memory until then."""
+    """Tell a library to end after its calls."""
     if library.state in (LibraryState.STOPPING, LibraryState.GONE):
         return
     library.state = LibraryState.STOPPING
@@ -337,7 +337,7 @@ def readmit_libraries(manager: Manager, pilot: Pilot, kept: Kept, there: Iterabl
 
 
 def mark_ready(manager: Manager, library: Library) -> None:
-    """A library has loaded: it serves calls, and failed loads are forgotten."""
+    """A library has loaded: forget failed loads."""
     context = library.context
     library.state = LibraryState.READY
     library.ready_at = library.used_at = manager.state.now
@@ -362,7 +362,7 @@ def update_phase(manager: Manager, library: Library, message: to_manager.Library
 
 
 def take_batch(manager: Manager, library: Library, message: to_manager.LibraryBatch) -> None:
-    """An engine reports how full its batch is and how long its steps took."""
+    """An engine reports its batch and step times."""
     library.batch, library.batch_at = message.load, manager.state.now
     manager.changed("libraries", library.id)
     if message.times.samples:
@@ -389,12 +389,12 @@ def set_slots(library: Library, slots: int) -> None:
 
 
 def count_runs_again(manager: Manager, count: int) -> None:
-    """Count calls that ran in a lost library and run again."""
+    """Count calls that run again."""
     manager.state.rerun_calls += count
 
 
 def fail_waiting_calls(manager: Manager, context: Context, failure: Failure) -> None:
-    """Fail every waiting call of a context; the next call tries it again."""
+    """Fail every waiting call of a context."""
     context.load_failures = context.cut_loads = 0
     context.failed_on.clear()
     for pilot in manager.state.pilots.values():

@@ -1,4 +1,4 @@
-"""The state, the policies, and the out-tray of one event: what every step works on.
+"""The state, the policies, and the out-tray of one event: shared by every step.
 
 Messages, and calls by library and results by client, leave together at the end of the event. Questions for policies are
 marked here and asked once then (`reactor.settle`).
@@ -18,7 +18,7 @@ from stoker.protocol.ids import CallId
 
 
 class Manager:
-    """What every step works on. `strict`: raise on illegal actions. `watch`: calls kept when they end."""
+    """The context of every step.  `strict`: raise on illegal actions. `watch`: calls kept when they end."""
 
     def __init__(
         self,
@@ -41,13 +41,11 @@ class Manager:
         self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}  # Calls that libraries drop (`holding`)
         self.results: dict[Client, list[CallEnd]] = {}  # Ends that go to clients when the event is over
         self.forecasts: dict[Client, list[CallForecast]] = {}  # Forecasts that go to clients when the event is over
-        self.returned: dict[Context, None] = {}  # Contexts whose queues are to be served
-        self.dirty: dict[Context, None] = {}  # Contexts about which residency is to be asked
-        self.supply_changed = (
-            False  # Devices joined, left or have more room: contexts with waiting calls are asked about
-        )
+        self.returned: dict[Context, None] = {}  # Contexts whose queues are served
+        self.dirty: dict[Context, None] = {}  # Contexts for residency
+        self.supply_changed = False  # Devices joined, left or have more room
         self.apart_due = False  # Calls that are apart (`retries`) may find a place, or their end
-        self.demand_changed = False  # Provisioning is asked, once residency has made of it what it can
+        self.demand_changed = False  # Provisioning is asked, after residency
         self.seams: dict[str, Rounds] = {
             "dispatch": policies.dispatch,
             "residency": policies.residency,
@@ -68,11 +66,8 @@ class Manager:
         self.out.append(ToClient(client.id, message))
 
     def results_of(self, client: Client) -> list[CallEnd]:
-        """Return the list of ends that a client gets after this event."""
-        batch = self.results.get(client)
-        if batch is None:
-            batch = self.results[client] = []
-        return batch
+        """Return the ends that a client gets after this event."""
+        return self.results.setdefault(client, [])
 
     def set_timer(self, key: str, at: float) -> None:
         """Ask the shell for a timer."""
@@ -93,3 +88,13 @@ class Manager:
         """Note a change for policies that work in rounds."""
         for changes in self.tracked:
             getattr(changes, what).add(id)
+
+    def wake_resting(self) -> None:
+        """Begin rounds again for resting policies with changes."""
+        resting, self.resting = self.resting, []
+        for name in resting:
+            changes = self.changes[name]
+            if changes.calls or changes.libraries or changes.pilots or changes.contexts:
+                self.set_timer(f"round/{name}", self.state.now + self.seams[name].period_s)
+            else:
+                self.resting.append(name)

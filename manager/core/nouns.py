@@ -33,11 +33,11 @@ class CallState(enum.Enum):
 
 
 class LibraryState(enum.Enum):
-    """What a library does, as the manager knows."""
+    """State of a library, as the manager knows."""
 
     LOADING = "loading"  # Told to start; fetches, starts, loads
     READY = "ready"  # Holds its context and serves calls
-    STOPPING = "stopping"  # Told to stop; keeps its memory until the pilot says that it is gone
+    STOPPING = "stopping"  # Told to stop; keeps its memory until it is gone
     GONE = "gone"  # Ended
 
 
@@ -45,7 +45,7 @@ class PilotState(enum.Enum):
     """Where a pilot is, as the manager knows."""
 
     HERE = "here"  # Connected
-    CUT = "cut"  # Its connection broke; it may come back with everything it held
+    CUT = "cut"  # Disconnected; it may return with its libraries
     DRAINING = "draining"  # Told to end when its running calls are done; gets nothing new
     GONE = "gone"  # Ended or lost
 
@@ -73,7 +73,7 @@ class Client:
         self.id = id
         self.number = number
         self.observer = observer
-        self.factory = False  # Whether it is the one that submits blocks
+        self.factory = False  # True for the factory, which submits blocks
         self.connected = True
         self.gone = False
         self.gone_at = 0.0
@@ -89,15 +89,15 @@ class Client:
         self.open_calls = 0
 
 
-# When, and what happened.
+# A time and an event.
 Note = tuple[float, str]
 
-KEPT_CALL_NOTES = 200  # A call keeps so many notes, the first half of them and the last
-KEPT_PILOT_NOTES = 100  # The last so many notes of a pilot are kept, and its first
+KEPT_CALL_NOTES = 200  # Notes of a call: the first half and the last
+KEPT_PILOT_NOTES = 100  # Last notes of a pilot, in addition to the first
 
 
 class Group:
-    """What calls of one function, context, client and options share."""
+    """Shared facts of calls of one function, context, client and options."""
 
     __slots__ = ("client", "context", "cost", "function", "key", "open_calls", "options")
 
@@ -112,7 +112,7 @@ class Group:
 
     @property
     def expected_s(self) -> float:
-        """Expected seconds of a run when the queue was last sorted; 0 = unknown."""
+        """Expected seconds of a run at the last sort; 0 = unknown."""
         return self.cost.ordered_s
 
 
@@ -171,13 +171,13 @@ class Gang:
     """The libraries that run one call together."""
 
     members: tuple[Library, ...]
-    address: str = ""  # Where rank 0 awaits the others, once it has said so
-    report: tuple[float, float] | None = None  # When it said last how many items were done, and how many
+    address: str = ""  # Where rank 0 listens
+    report: tuple[float, float] | None = None  # Time and items done of its last report
     ends: dict[LibraryId, CallEnd] = field(default_factory=dict)
 
 
 class Context:
-    """A recipe and what the manager knows of it."""
+    """A recipe with all measurements and libraries of it."""
 
     __slots__ = (
         "advice", "advised_by", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
@@ -190,26 +190,26 @@ class Context:
         self.recipe = recipe
         self.queue: Queue[Call] = Queue(by_deadline=by_deadline, by_run_time=by_run_time)
         self.libraries: dict[LibraryId, Library] = {}
-        self.index: LoadIndex[Library] = LoadIndex()  # Its libraries that serve calls, by what they have to do
-        self.advice: dict[str, ContextAdvice] = {}  # By device kind: what was measured, or else advised
+        self.index: LoadIndex[Library] = LoadIndex()  # Its ready libraries by load
+        self.advice: dict[str, ContextAdvice] = {}  # By device kind, measured or advised
         self.advised_by = ""  # Where advice came from, if nothing was measured before it came; empty: from nowhere
         self.paces = Paces()  # How long work takes on gangs of each size
-        self.ask_at = 1  # Residency is asked again when so many calls wait
+        self.ask_at = 1  # Number of waiting calls at which residency is asked again
         self.asked_at = 0.0  # When it was asked last
         self.load_failures = 0  # Loads that failed since one worked
         self.last_failure: Failure | None = None
         self.failed_on: dict[PilotId, int] = {}  # Loads that failed on each pilot since one worked there
         self.cut_loads = 0  # Loads that were under way when the walltime of their pilots was over, since one worked
-        self.apart_lacks = False  # Whether a call that is apart (see `retries`) can run in none of its libraries
+        self.apart_lacks = False  # True if a call apart (see `retries`) fits none of its libraries
         self.lost_loads: list[Pilot] = []  # Pilots lost while they only loaded it, since a load worked
-        self.cut_after_s = 0.0  # The longest that such a load had lasted
+        self.cut_after_s = 0.0  # Longest cut load, in seconds
         self.starved_since: float | None = None  # Since when calls wait without any usable library
-        self.slots = recipe.slots or 1  # Calls that one library runs at once, as its recipe or last load says
+        self.slots = recipe.slots or 1  # Calls that one library runs at once, by recipe or last load
         self.loads = 0
         self.load_s = 0.0
         self.load_total_s = 0.0
         self.resident_bytes = 0
-        self.ended = 0  # Its calls that ended, also those that were cancelled before they ran
+        self.ended = 0  # Ended calls, cancelled ones included
         self.served = 0  # Calls that its libraries ran to their end; a gang's call counts once for each library
         self.rate: Counts = deque()  # Its calls that ended in each of the last seconds
         self.runs = 0
@@ -262,7 +262,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Device:
-    """One GPU or CPU allotment. `promised_bytes`: budgets of its libraries, stopping ones included."""
+    """One GPU or CPU allotment; `promised_bytes` includes stopping libraries."""
 
     __slots__ = (
         "facts", "fault", "id", "libraries", "pilot", "promised_bytes", "quarantine", "reported", "tier", "tier_since"
@@ -274,20 +274,20 @@ class Device:
         self.id = facts.device
         self.libraries: dict[LibraryId, Library] = {}
         self.promised_bytes = 0
-        self.reported = facts.fault  # What its pilot says is wrong with it; empty while it is well
+        self.reported = facts.fault  # Fault that its pilot reports; empty while it works
         self.quarantine: Note | None = None  # End and reason of its quarantine
-        self.fault = facts.fault  # Why nothing is loaded on it; empty while it is in use
+        self.fault = facts.fault  # Reason why nothing is loaded on it; empty while it is in use
         self.tier = "cold"
         self.tier_since = now
 
     @property
     def free_bytes(self) -> int:
-        """Memory that is promised to no library: a load into it need not wait."""
+        """Memory that is promised to no library."""
         return max(0, self.facts.memory_bytes - self.promised_bytes)
 
     @property
     def budget_bytes(self) -> int:
-        """Memory that may be promised, that of stopping libraries included."""
+        """Memory that may be promised, including memory of stopping libraries."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.facts.memory_bytes - sum(library.promised_bytes for library in staying)
 
@@ -319,10 +319,10 @@ class Library:
             int, bool
         ] = {}  # Calls withdrawn that still take a slot, and whether running ones are stopped
         self.functions: set[FunctionKey] = set()  # Functions that it has been sent
-        self.stuck = False  # Whether its calls run for so long that none is to wait behind them (see `queues`)
+        self.stuck = False  # True if its calls run so long that no call may wait for them (see `queues`)
         self.taking = 0  # Calls that it was asked to give back and has not yet
         self.required_bytes = 0  # Device memory that the last refused call needed; 0 = refused for another reason
-        self.resizing: list[int] = []  # Sizes that it was told to take on and has not answered, oldest first
+        self.resizing: list[int] = []  # Unanswered resizes, oldest first
         self.printed_to = 0  # Where in its log the output of the calls ends that have ended here, in bytes
         self.started_at = now
         self.ready_at = now
@@ -332,7 +332,7 @@ class Library:
         self.memory_bytes = 0
         self.device_bytes = 0
         self.measured: list[tuple[float, int]] = []  # Times and sizes of the last memory measurements
-        self.batch: EngineLoad | None = None  # How full the batch of its engine was last; None if it has none
+        self.batch: EngineLoad | None = None  # Last report of its engine's batch; None without one
         self.batch_at = now
         self.notes: list[Note] = [(now, f"told to load on {', '.join(d.id for d in devices)}")]
 
@@ -343,14 +343,14 @@ class Library:
 
     @property
     def suspect(self) -> Call | None:
-        """The only call here, if it must run by itself."""
+        """The only call here, if it must run alone."""
         if len(self.held) != 1:
             return None
         (call,) = self.held.values()
         return call if call.by_itself else None
 
     def admits(self, call: Call) -> bool:
-        """True unless a reserved pilot, a suspect call or a zombie forbids this call."""
+        """True unless a reservation, a suspect or a zombie forbids it."""
         reserved = self.pilot.reserved
         if reserved is None and not self.held and not self.zombies:  # the hot path
             return True
@@ -394,20 +394,20 @@ class Pilot:
         self.libraries: dict[LibraryId, Library] = {}
         self.inbox = Inbox()
         self.hellos_asked = 0  # Newer hellos asked for in a row; until one arrives its frames are refused
-        self.used_at = now  # When it came, or its last library that is gone had gone
+        self.used_at = now  # When it joined, or its last library ended
         self.asked_why: dict[str, tuple[float, int]] = {}  # Last question about each failing name, and their count
-        self.verdicts: list[Judged] = []  # The last verdicts on what has failed here, the oldest first
+        self.verdicts: list[Judged] = []  # The last verdicts on failures here, oldest first
         self.unfit: dict[str, Note] = {}  # Until when it cannot hold a context, by recipe key, and why (see `blame`)
         self.unfit_times: dict[str, int] = {}  # How often in a row it was found so, by the same keys
         self.source = ""  # The source of its block, if that is known
         self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = (
             None  # Libraries it may return with, their promises and states; None = may not return
         )
-        self.was = PilotState.HERE  # Of one that was given up: its state before
-        self.reserved: Call | None = None  # The call that is to run alone here, or does (see `retries`)
-        self.released = False  # Whether the manager told it to end
+        self.was = PilotState.HERE  # Its state before it was given up
+        self.reserved: Call | None = None  # The call that has this pilot for itself (see `retries`)
+        self.released = False  # True if the manager told it to end
         self.loss: LossReason | None = None  # Why it was lost, as far as is known; None: it was not lost (see `blocks`)
-        self.loss_settled = False  # Whether that will not change any more
+        self.loss_settled = False  # True if that is final
         self.lost_at = 0.0
         self.lasts_s = 0.0  # The most that was ever left of its walltime; 0 = no limit
         self.ends_at = 0.0  # When its walltime is over; 0 = never
@@ -415,8 +415,8 @@ class Pilot:
         self.rate: Counts = deque()  # Calls that it ended in each of the last seconds
         self.cache_bytes = 0
         self.refused_frames = 0
-        self.troubles: tuple[str, ...] = ()  # What is wrong with what its batch system granted it
-        self.lacks = ""  # What its site asks for and it has not; empty: it is of use
+        self.troubles: tuple[str, ...] = ()  # Faults of its allocation
+        self.lacks = ""  # Resources of its site that it lacks; empty if it is complete
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
 
     def note(self, now: float, *texts: str) -> None:

@@ -42,7 +42,7 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
 MOST_S = 120.0  # A leaving pilot stays no longer than this for its objects
-_TRIES = 3  # Pilots that are told to get an object, one after the other, should they fail
+_TRIES = 3  # Pilots that are tried, one after the other, as receivers of an object
 
 
 def begin_hand_on(manager: Manager, peer: Peer) -> float:
@@ -121,20 +121,17 @@ _SHOWN = 4
 
 
 def object_statuses(state: State) -> tuple[ObjectStatus, ...]:
-    """Return the objects and snapshots of the session's contexts, and how each has travelled."""
+    """Return how objects and snapshots have travelled."""
     found = {ref.name: ref for context in state.contexts.values() for ref in context.recipe.objects}
     for forms in state.transfers.snapshots.values():
         found.update({snapshot.object.name: snapshot.object for snapshot in forms.values()})
-    return tuple(_status(state, ref) for ref in found.values())
-
-
-def _status(state: State, ref: ObjectRef) -> ObjectStatus:
-    object = state.transfers.objects.get(ref.name)
-    if object is None:
-        return ObjectStatus(ref.name, ref.size_bytes, 0, 0, 0, 0)
-    return ObjectStatus(
-        name=ref.name, size_bytes=ref.size_bytes, holders=len(object.holders), fetching=len(object.fetches),
-        origin_bytes=object.origin_bytes, peer_bytes=object.peer_bytes, trouble=_trouble(object),
+    known = ((ref, state.transfers.objects.get(ref.name) or Object(ref.name)) for ref in found.values())
+    return tuple(
+        ObjectStatus(
+            ref.name, ref.size_bytes, len(object.holders), len(object.fetches), object.origin_bytes, object.peer_bytes,
+            _trouble(object),
+        )
+        for ref, object in known
     )  # fmt: skip
 
 
@@ -240,7 +237,7 @@ def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
     return ([near], False) if near is not None and near.serving else ([], near is not None)
 
 
-_MOST_EXAMINED = 16  # Of those that wait, so many are looked at for one that a peer can serve
+_MOST_EXAMINED = 16  # Waiting fetches that are examined for one that a peer can serve
 
 
 def settle_transfers(manager: Manager) -> None:
@@ -350,7 +347,7 @@ def _offer(transfers: Transfers, peer: Peer) -> None:
 
 
 def last_resort(transfers: Transfers, peer: Peer) -> None:
-    """Check waiting fetches again: a draining peer serves only if no other can."""
+    """Plan again for fetches that only a draining peer can serve."""
     reads = (fetch.object for fetch in peer.fetches.values() if fetch.way is Way.READER)
     for object in chain(peer.has.values(), reads):
         transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _MOST_EXAMINED)))
@@ -362,7 +359,7 @@ def _customer(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool)
         hungry = (x for x in islice(object.hungry.values(), _MOST_EXAMINED) if len(x.sources) < most)
         return next((x for x in hungry if x.may_come_from(peer)), None)
     waiting: Iterable[Fetch] = object.waiting.values()
-    if transfers.peer_bytes:  # else peers may never reach each other, and whoever is stranded waits for the origin
+    if transfers.peer_bytes:  # otherwise peers may never reach each other, and stranded fetches wait for the origin
         waiting = chain(waiting, object.stranded.values())
     for fetch in islice(waiting, _MOST_EXAMINED):
         if fetch.may_come_from(peer) and fetch.is_rooted_in(peer):

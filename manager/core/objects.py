@@ -38,7 +38,7 @@ def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
 
 
 def pilot_cut(manager: Manager, pilot: Pilot) -> None:
-    """A pilot's connection broke: it serves and gets nothing until it returns."""
+    """A pilot's connection broke: nothing is planned for it."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -101,7 +101,7 @@ def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None
 
 
 def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan a pilot's missing objects for a library before it asks. Returns their names."""
+    """Plan a pilot's missing objects before it asks. Returns their names."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
@@ -174,7 +174,7 @@ def _silence(transfers: Transfers, peer: Peer) -> None:
 
 
 def objects_gone(manager: Manager, pilot: Pilot, message: ObjectsGone) -> None:
-    """Objects left a pilot's cache, or it wants them no longer."""
+    """Objects left a pilot's cache, or are unwanted."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -189,7 +189,7 @@ def objects_gone(manager: Manager, pilot: Pilot, message: ObjectsGone) -> None:
 
 
 def fetch_failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
-    """Peers, or the origin, did not serve an object to a pilot."""
+    """Peers, or the origin, failed a pilot."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     fetch = peer.fetches.get(message.name) if peer is not None else None
@@ -198,7 +198,7 @@ def fetch_failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
     object = fetch.object
     object.reason = message.reason or object.reason
     if fetch.way is Way.FOLLOWING:
-        transfers.take_over(fetch)  # what was in its cache is gone again
+        transfers.take_over(fetch)  # its cache has lost the object again
     for id in message.peers:
         fetch.failed[id] = None
         source = fetch.sources.get(id)

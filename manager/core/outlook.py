@@ -68,7 +68,7 @@ def _status(state: State, client: Client, record: MapRecord) -> MapStatus:
     )  # fmt: skip
 
 
-_ROUNDS = 2  # A measured rate counts once every slot has ended about so many calls within its window
+_ROUNDS = 2  # Rounds of calls within the window after which a measured rate counts
 _MEASURED_S = 5.0  # A measured rate counts only this long after the first result
 _HERE = (PilotState.HERE, PilotState.CUT)
 
@@ -119,7 +119,7 @@ def start_in_s(state: State, context: Context, before: int) -> float:
 
 
 def held_calls(context: Context) -> int:
-    """Count the calls that a context's libraries hold; a gang counts once."""
+    """Count a context's held calls; a gang counts once."""
     return sum(_held(library) for library in context.libraries.values())
 
 

@@ -1,6 +1,7 @@
 """Measures that each context keeps: the load of its libraries, paces of its work, costs of its functions.
 
-*Load index*, O(1). Ready libraries stand in levels: those with a free slot in one, the others by their number of
+*Load index*, O(1). Ready libraries stand in levels: libraries
+with a free slot in one, the others by their number of
 waiting calls. The last listed with a free slot is the *hottest*, so that libraries which are not needed cool down. No
 call may wait in a *closed* library.
 
@@ -29,7 +30,7 @@ FULL = 0
 
 
 class IndexedLibrary(Protocol):
-    """What the index needs of a library."""
+    """The part of a library that the index needs."""
 
     id: LibraryId
 
@@ -63,7 +64,7 @@ class LoadIndex(Generic[L]):
         return len(self._level_of)
 
     def level_of(self, library: L) -> int | None:
-        """Return `FREE`, `CLOSED` or the number of waiting calls; None if not listed."""
+        """Return `FREE`, `CLOSED`, the waiting calls, or None."""
         return self._level_of.get(library.id)
 
     def put(self, library: L, level: int) -> None:
@@ -114,7 +115,7 @@ class LoadIndex(Generic[L]):
         return reversed(self.free.values())
 
     def least_loaded(self) -> Iterator[L]:
-        """Yield open libraries without a free slot, the least loaded first."""
+        """Yield open libraries without a free slot, least loaded first."""
         for level in self._order:
             yield from self._levels[level].values()
 
@@ -126,10 +127,10 @@ class LoadIndex(Generic[L]):
 
 
 _NEW_WEIGHT = 0.2  # The mean follows the last measurements with at least this weight
-_SERIAL = 0.05  # What of a unit's time no second replica takes away, until it is measured
+_SERIAL = 0.05  # Serial part of a unit's time, until it is measured
 _REMEMBERED, _FEW, _KINDS = 64, 8, 64  # Ends kept of each kind, ends needed before a kind counts, and kinds kept
-_Kind = tuple[str, bool]  # What a call says of itself, and whether it does something before its first item
-_CAUTION = 2.0  # So many mean deviations above the mean is called a bound
+_Kind = tuple[str, bool]  # Declared kind, and whether work precedes the first item
+_CAUTION = 2.0  # Mean deviations between the mean and the bound
 LEAST_S = 0.001  # Shortest measurement: a pace of zero would say that a call takes no time
 MEET_S = 2.0  # What a gang of several may take until its ranks have met (§5.1: at most 2 s)
 
@@ -183,11 +184,11 @@ class Paces:
         return max(0.0, most - done)
 
     def mean_s(self, size: int, work: float) -> float | None:
-        """Expected seconds of `work` units on `size` replicas, meeting included; None if unmeasured."""
+        """Expected seconds of `work` units on `size` replicas, or None."""
         return self._predict(size, work, caution=0.0)
 
     def bound_s(self, size: int, work: float) -> float | None:
-        """Longest expected seconds of `work` units; None if unmeasured."""
+        """Longest expected seconds of `work` units, or None."""
         return self._predict(size, work, caution=_CAUTION)
 
     @property

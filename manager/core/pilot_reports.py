@@ -1,4 +1,4 @@
-"""What pilots and libraries report: hellos, heartbeats, libraries that load and end.
+"""Reports of pilots and libraries:  hellos, heartbeats, libraries that load and end.
 
 A broken connection counts as a lost pilot after a second, because calls do not wait for a dead node. If the pilot
 returns, the manager takes it back with its libraries and calls.
@@ -39,7 +39,7 @@ from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
 from stoker.protocol.wire import why_not
 
 NOT_BACK = "you were given up as lost, and your calls run elsewhere"
-MOST_HELLOS = 4  # Newer hellos that a pilot is asked for in a row
+MOST_HELLOS = 4  # Requests for a newer hello in a row
 
 
 def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
@@ -102,7 +102,7 @@ def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
 
 
 def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
-    """Take back a pilot that was given up, with its libraries."""
+    """Take back a given-up pilot with its libraries."""
     kept = pilots.pilot_rejoins(manager, pilot)
     blocks.undo_loss(manager, pilot)
     block_orders.pilot_rejoined(manager, pilot)
@@ -112,7 +112,7 @@ def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
 
 
 def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
-    """Reconcile the manager's records with a pilot's hello, and repeat orders to it."""
+    """Reconcile the records with a hello, and repeat orders."""
     there = {facts.library: facts for facts in message.libraries}
     for library in list(pilot.libraries.values()):
         if library.id not in there or there[library.id].recipe != library.context.recipe.key:
@@ -246,10 +246,10 @@ OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
 def library_ready(manager: Manager, library: Library, message: LibraryReady) -> None:
-    """A library has loaded: record the cost, and give it calls."""
+    """A library has loaded."""
     state, context = manager.state, library.context
     if library.state is not LibraryState.LOADING:
-        if library.state is not LibraryState.STOPPING:  # else it was told to stop meanwhile
+        if library.state is not LibraryState.STOPPING:  # otherwise it was told to stop meanwhile
             state.refuse("library ready twice")
         return
     libraries.record_use(library, message.resident_bytes, message.device_bytes, now=state.now)
@@ -291,7 +291,7 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
     library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
     blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
-    crowding = None  # the death of a library for want of memory that others hold
+    crowding = None  # killed for memory that others hold
     if failure is not None and failure.kind is FailureKind.PILOT and failure.signal and not message.loading:
         crowding = failure
     back = []
@@ -357,8 +357,8 @@ def _load_failed(manager: Manager, context: Context, library: Library, failure: 
         libraries.fail_waiting_calls(manager, each, evidence)
 
 
-ENDING_S = 2.0  # A library that is told to end has let go of its files after so long, mostly
-BUSY_S = 10.0  # So often it is tried whether busy libraries have let go of theirs
+ENDING_S = 2.0  # Seconds until an ending library has usually freed its files
+BUSY_S = 10.0  # Seconds between tries while busy libraries hold their files
 
 
 def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:

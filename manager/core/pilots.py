@@ -17,18 +17,18 @@ from collections.abc import Collection
 
 from stoker.manager.core import blocks, deadlines, ending, holding, libraries, objects, queues, registry, retries
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Client, Context, Device, Kept, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.nouns import Call, Client, Device, Kept, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import JOURNAL_LOST, Orphan, State
 from stoker.protocol import to_pilot
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd
-from stoker.protocol.ids import CLIENT_SHIFT, CallId, LibraryId, PilotId, RecipeKey
+from stoker.protocol.ids import CLIENT_SHIFT, CallId, LibraryId, PilotId
 from stoker.protocol.to_client import Results
-from stoker.protocol.to_manager import LibraryFacts, PilotHello, PilotLeaving
+from stoker.protocol.to_manager import LibraryFacts, PilotHello, PilotLeaving, WalltimeUpdate
 from stoker.units import show_seconds
 
-KEPT_PILOTS = 1000  # So many pilots that are gone are kept: for their stories, and to tell them should they come back
+KEPT_PILOTS = 1000  # Pilots that are kept after their end, for stories and returns
 
 
 def pilot_joins(manager: Manager, pilot: Pilot) -> None:
@@ -44,7 +44,7 @@ def pilot_reconnects(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_rejoins(manager: Manager, pilot: Pilot) -> Kept:
-    """A pilot that was given up is here again. Returns what it held."""
+    """A given-up pilot is here again. Returns what it held."""
     state = manager.state
     kept, pilot.kept = pilot.kept or {}, None
     del state.gone_pilots[pilot.id]
@@ -62,7 +62,7 @@ def forget_old_pilots(state: State, *, kept_s: float) -> None:
 
 
 def supply_changed(manager: Manager, pilot: Pilot) -> None:
-    """A pilot joined, left or changed: have its contexts and policies look again."""
+    """A pilot changed: its contexts and policies look again."""
     for context in {library.context.recipe.key: library.context for library in pilot.libraries.values()}.values():
         queues.note_starving(manager, context)
         holding.places_changed(manager, context)
@@ -120,7 +120,7 @@ def pilot_lost(
 
 
 def pilot_leaving(manager: Manager, pilot: Pilot, message: PilotLeaving) -> None:
-    """A pilot leaves by itself."""
+    """A pilot leaves."""
     pilot_lost(manager, pilot.id, message.reason, loss=message.loss, may_return=False)
 
 
@@ -139,7 +139,7 @@ def release_pilots_of(manager: Manager, block: str) -> None:
 
 
 def release_pilot(manager: Manager, pilot: Pilot, reason: str) -> None:
-    """Drain a pilot: it finishes its running calls, returns the others, and ends."""
+    """Drain a pilot after its running calls."""
     pilot.released = True
     if pilot.state in (PilotState.HERE, PilotState.CUT):
         hand_on_s = _drain(manager, pilot, reason, why=f"{pilot.id} is to end")
@@ -148,7 +148,7 @@ def release_pilot(manager: Manager, pilot: Pilot, reason: str) -> None:
 
 
 def pilot_leaves(manager: Manager, pilot: Pilot) -> None:
-    """Drain a pilot that refused a load because it is about to leave."""
+    """Drain a pilot that is about to leave."""
     if pilot.state is PilotState.HERE:
         _drain(manager, pilot, "it is about to leave", why=f"{pilot.id} is about to leave")
         supply_changed(manager, pilot)
@@ -165,7 +165,7 @@ def _drain(manager: Manager, pilot: Pilot, reason: str, *, why: str) -> float:
 
 
 _POLL_S = 1.0
-_SOON_S = 0.001  # A timer that was rounded may fire so much early: it would ask for one in no time at all, for ever
+_SOON_S = 0.001  # A rounded timer may fire this early; a new one would fire at once again
 
 
 def note_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
@@ -179,8 +179,14 @@ def note_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
     manager.set_timer(f"walltime/{pilot.id}", deadlines.drain_soonest_at(pilot, now))
 
 
+def walltime_changed(manager: Manager, pilot: Pilot, message: WalltimeUpdate) -> None:
+    """A pilot's walltime has changed."""
+    note_walltime(manager, pilot, message.ends_in_s)
+    supply_changed(manager, pilot)
+
+
 def check_walltime(manager: Manager, id: str) -> None:
-    """Drain a pilot before its walltime ends, or check again later."""
+    """Drain a pilot in time, or check later."""
     pilot = manager.state.pilots.get(PilotId(id))
     now = manager.state.now
     in_s = deadlines.drain_in_s(pilot, now) if pilot is not None else math.inf
@@ -201,7 +207,7 @@ QUARANTINE_TIMER = "quarantine"
 def device_reported(manager: Manager, device: Device, reason: str) -> None:
     """A device failed its probe, or works again (no reason)."""
     pilot, id = device.pilot, device.id
-    if device.reported == reason:  # its hello has told it
+    if device.reported == reason:  # its hello has reported it
         return
     device.reported = reason
     _settle(device)
@@ -219,7 +225,7 @@ def device_reported(manager: Manager, device: Device, reason: str) -> None:
 
 
 def quarantine_devices(manager: Manager, pilot: Pilot, devices: list[Device], *, reason: str, until: float) -> None:
-    """Quarantine devices until a time: their libraries end after their calls."""
+    """Quarantine devices; their libraries end after their calls."""
     now = manager.state.now
     for device in devices:
         device.quarantine = (until, reason)
@@ -259,7 +265,7 @@ def _settle(device: Device) -> None:
     device.fault = device.reported or (device.quarantine[1] if device.quarantine else "")
 
 
-KEPT_FORGOTTEN = 100_000  # So many calls are remembered whose clients have their results already
+KEPT_FORGOTTEN = 100_000  # Calls that are remembered because their clients have their results
 
 
 def ask_client_again(manager: Manager, client: Client) -> None:
@@ -270,7 +276,7 @@ def ask_client_again(manager: Manager, client: Client) -> None:
 
 
 def client_resubmitted(manager: Manager, client: Client) -> None:
-    """A client has submitted everything again: close what it did not name."""
+    """A client submitted again: close what it left out."""
     state = manager.state
     unnamed, client.unnamed = client.unnamed, None
     if unnamed is None:
@@ -281,7 +287,12 @@ def client_resubmitted(manager: Manager, client: Client) -> None:
         if call is not None:
             ending.end_silently(manager, call)
         state.forgotten[id] = None
-    _tell_of_ends(manager, client, unnamed)
+    for end in client.unacked:
+        if end.call in unnamed and end.failure is not None:
+            ending.forget_failure(state, end)
+    client.unacked = deque(end for end in client.unacked if end.call not in unnamed)
+    if client.unacked and client.connected:
+        manager.tell(client, Results(client.first_unacked, list(client.unacked)))
     while len(state.forgotten) > KEPT_FORGOTTEN:
         del state.forgotten[next(iter(state.forgotten))]
     for id, orphan in list(state.orphans.items()):
@@ -291,17 +302,8 @@ def client_resubmitted(manager: Manager, client: Client) -> None:
             _drop(manager, orphan.library, CallId(id), running=False)
 
 
-def _tell_of_ends(manager: Manager, client: Client, unnamed: set[int]) -> None:
-    for end in client.unacked:
-        if end.call in unnamed and end.failure is not None:
-            ending.forget_failure(manager.state, end)
-    client.unacked = deque(end for end in client.unacked if end.call not in unnamed)
-    if client.unacked and client.connected:
-        manager.tell(client, Results(client.first_unacked, list(client.unacked)))
-
-
 def is_unheard_of(state: State, id: int) -> bool:
-    """True if a call was never submitted, as far as this manager knows."""
+    """True if a call was never submitted."""
     number = id >> CLIENT_SHIFT
     client = state.clients_by_number.get(number)
     if client is None:
@@ -310,7 +312,7 @@ def is_unheard_of(state: State, id: int) -> bool:
 
 
 def take_orphan(manager: Manager, library: Library, id: CallId) -> None:
-    """Keep the slot of a running call that nobody submitted."""
+    """Keep the slot of a running orphan."""
     holding.occupy(library, id)
     manager.state.orphans[id] = Orphan(library)
     manager.state.notice(JOURNAL_LOST)
@@ -357,10 +359,12 @@ def _drop(manager: Manager, library: Library, id: CallId, *, running: bool) -> N
 
 
 def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHello) -> Library | None:
-    """Adopt an unknown library of a pilot; None if that is impossible."""
+    """Adopt a pilot's unknown library, or return None."""
     state = manager.state
     devices = tuple(pilot.devices[id] for id in dict.fromkeys(facts.devices) if id in pilot.devices)
-    context = _context(manager, facts.recipe, message)
+    context = state.contexts.get(facts.recipe)
+    if context is None and (recipe := next((x for x in message.recipes if x.key == facts.recipe), None)) is not None:
+        context = registry.define_context(manager, recipe)
     taken = facts.library in state.libraries
     if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
         return None
@@ -374,11 +378,3 @@ def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: 
         blocks.note_useful(manager, pilot)
     manager.state.notice(JOURNAL_LOST)
     return library
-
-
-def _context(manager: Manager, key: RecipeKey, message: PilotHello) -> Context | None:
-    known = manager.state.contexts.get(key)
-    if known is not None:
-        return known
-    recipe = next((recipe for recipe in message.recipes if recipe.key == key), None)
-    return registry.define_context(manager, recipe) if recipe is not None else None

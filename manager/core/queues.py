@@ -34,7 +34,7 @@ def is_lingering(now: float, library: Library, *, load_s: float) -> bool:
 
 
 def full_since(library: Library) -> float | None:
-    """Since when the same calls take every slot; None if a slot is free."""
+    """Since when the same calls take every slot, or None."""
     place = library.slots - 1 - len(library.zombies)
     if place < 0:
         return library.ended_at
@@ -57,7 +57,7 @@ def has_room(manager: Manager, library: Library) -> bool:
 
 
 def relist_library(manager: Manager, library: Library) -> bool:
-    """Update a library in the load index. True if it may get another call."""
+    """Update the load index. True if a library has room."""
     index, pilot = library.context.index, library.pilot
     usable = library.state is LibraryState.READY and pilot.state is PilotState.HERE and pilot.reserved is None
     held = len(library.held)
@@ -119,7 +119,7 @@ def forget_variants(context: Context) -> None:
 
 
 def serving_contexts(group: Group) -> Iterator[Context]:
-    """Yield the contexts that can serve a group, its own first."""
+    """Yield the contexts for a group, its own first."""
     yield group.context
     for key in group.options.variants:
         other = group.context.lists.get(key)
@@ -128,7 +128,7 @@ def serving_contexts(group: Group) -> Iterator[Context]:
 
 
 def libraries_for(context: Context) -> Iterator[Library]:
-    """Yield the libraries that may run a context's calls, its own first."""
+    """Yield the libraries for a context's calls, its own first."""
     yield from context.libraries.values()
     for other in context.lists.values():
         yield from other.libraries.values()
@@ -140,7 +140,7 @@ def enqueue(context: Context, calls: list[Call]) -> None:
 
 
 def enqueue_in_place(call: Call) -> None:
-    """Queue a call that was sent before, in its old place."""
+    """Queue a call in its old place."""
     call.group.context.queue.put_back(call)
 
 
@@ -150,7 +150,7 @@ def reorder_queue(context: Context) -> None:
 
 
 def dequeue(context: Context, group: Group, limit: int) -> list[Call]:
-    """Take up to `limit` calls of a group from the head of a queue."""
+    """Take up to `limit` calls of the head's group."""
     return context.queue.take(group, limit)
 
 
@@ -177,7 +177,7 @@ def mark_late(call: Call) -> None:
 
 
 def note_hungry(manager: Manager, context: Context) -> None:
-    """A context has waiting calls: ask policies when its queue has doubled."""
+    """A context has waiting calls: ask policies if they doubled."""
     if context.recipe.key not in manager.state.hungry:
         manager.state.hungry[context.recipe.key] = context
         manager.demand_changed = True
@@ -189,7 +189,7 @@ def note_hungry(manager: Manager, context: Context) -> None:
 
 
 def note_fed(manager: Manager, context: Context) -> None:
-    """Calls left a queue: it may be empty, or its growth matters again."""
+    """Calls left a queue."""
     count = context.queue.count
     if not count:
         context.ask_at = 1
@@ -199,18 +199,13 @@ def note_fed(manager: Manager, context: Context) -> None:
         context.ask_at = 2 * count
 
 
-def note_starving(manager: Manager, context: Context) -> None:
+def note_starving(manager: Manager, changed: Context) -> None:
     """Update since when a context's calls wait without a usable library."""
-    _note_starving(manager, context)
-    for other in context.listed_by.values():
-        _note_starving(manager, other)
-
-
-def _note_starving(manager: Manager, context: Context) -> None:
-    if not context.queue.count or any(library.usable for library in libraries_for(context)):
-        context.starved_since = None
-    elif context.starved_since is None:
-        context.starved_since = manager.state.now
+    for context in (changed, *changed.listed_by.values()):
+        if not context.queue.count or any(library.usable for library in libraries_for(context)):
+            context.starved_since = None
+        elif context.starved_since is None:
+            context.starved_since = manager.state.now
 
 
 def wait_again_apart(manager: Manager, call: Call) -> None:

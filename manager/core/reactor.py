@@ -1,4 +1,4 @@
-"""What the manager does about each event: the table of contents of the manager.
+"""Steps of the manager for each event: the table of contents of the manager.
 
 `Core.handle(event, now) -> [Command]` is the manager as a pure function; its shells, live and simulated, call it. Each
 function below handles one event or message and lists its steps in order. A step lives in the file of its subject,
@@ -87,7 +87,7 @@ class Core:
         return out
 
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
-        """Return commands that pass on pieces of results (see `sending`); they are not journalled."""
+        """Return commands that pass on pieces; they are not journalled."""
         return sending.pass_pieces_on(self.state, event, now)
 
     def start(self) -> list[Command]:
@@ -157,7 +157,7 @@ def react(manager: Manager, event: Event) -> None:
 
 
 def on_manager_restarted(manager: Manager) -> None:
-    """The manager restarted from its journal: every peer is disconnected until its hello."""
+    """The manager restarted: every peer is disconnected."""
     state = manager.state
     state.skip_numbers()
     for pilot in state.pilots.values():
@@ -231,7 +231,7 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
 
 
 def on_pilot_message(manager: Manager, pilot: Pilot, message: Any) -> None:
-    """Take one message of a pilot: about itself, or about one of its libraries."""
+    """Take one message of a pilot or its library."""
     step = _PILOT_STEPS.get(type(message))
     if step is not None:
         step(manager, pilot, message)
@@ -241,17 +241,11 @@ def on_pilot_message(manager: Manager, pilot: Pilot, message: Any) -> None:
         manager.state.refuse("message of a library that the pilot does not have")
 
 
-def on_walltime_update(manager: Manager, pilot: Pilot, message: to_manager.WalltimeUpdate) -> None:
-    """A pilot's walltime has changed."""
-    pilots.note_walltime(manager, pilot, message.ends_in_s)
-    pilots.supply_changed(manager, pilot)
-
-
 _PILOT_STEPS: dict[type, Callable[[Manager, Pilot, Any], object]] = {
     to_manager.Heartbeat: pilot_reports.take_heartbeat,
     to_manager.PilotLeaving: pilots.pilot_leaving,
     to_manager.DeviceFault: pilot_reports.report_fault,
-    to_manager.WalltimeUpdate: on_walltime_update,
+    to_manager.WalltimeUpdate: pilots.walltime_changed,
     to_manager.WantObjects: objects.objects_wanted,
     to_manager.ObjectsHere: objects.objects_here,
     to_manager.ObjectsGone: objects.objects_gone,
@@ -349,10 +343,7 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case to_manager.DefineFunction(key=key, name=name, blob=blob, place=place):
             registry.define_function(state, client, FunctionBlob(key, name, blob, place))
         case to_manager.DefineRecipe(recipe=recipe):
-            context = registry.define_context(manager, recipe)
-            client.defined.add(recipe.key)
-            if registry.set_client_limits(manager, client, context, recipe.limits):
-                dispatch.apply_limits(manager, context)
+            clients.define_recipe(manager, client, recipe)
         case to_manager.Cancel():
             clients.cancel_calls(manager, client, message)
         case to_manager.MapReport():
@@ -429,7 +420,7 @@ def on_timer(manager: Manager, key: str) -> None:
 
 
 def on_round(manager: Manager, name: str) -> None:
-    """Ask a policy that works in rounds, with the changes since its last round."""
+    """Ask a policy that works in rounds."""
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
     manager.tracked = tuple(manager.changes.values())
@@ -471,7 +462,7 @@ def settle(manager: Manager) -> None:
     if manager.results:
         sending.send_results(manager)
     if manager.resting:
-        _wake_resting(manager)
+        manager.wake_resting()
 
 
 def _ask_policies(manager: Manager) -> None:
@@ -500,13 +491,3 @@ def _ask_policies(manager: Manager) -> None:
             return
     manager.returned, manager.dirty, manager.supply_changed, manager.demand_changed = {}, {}, False, False
     manager.illegal(PolicyError("it does not come to rest"), seam="residency")
-
-
-def _wake_resting(manager: Manager) -> None:
-    resting, manager.resting = manager.resting, []
-    for name in resting:
-        changes = manager.changes[name]
-        if changes.calls or changes.libraries or changes.pilots or changes.contexts:
-            manager.set_timer(f"round/{name}", manager.state.now + manager.seams[name].period_s)
-        else:
-            manager.resting.append(name)

@@ -26,13 +26,12 @@ from stoker.protocol.ids import ClientId, FunctionKey, RecipeKey
 from stoker.protocol.to_manager import Submit
 from stoker.protocol.to_pilot import FunctionBlob
 
-# The session remembers the numbers of at most this many clients that it has forgotten, so that calls of theirs that a
-KEPT_NUMBERS = 10_000  # pilot still reports are not taken for calls of a program that is to come back
-KEPT_GROUPS = 1000  # So many groups are kept although none of their calls is open: more of the kind may come
+KEPT_NUMBERS = 10_000  # Numbers of forgotten clients, so that their calls on pilots do not count as orphans
+KEPT_GROUPS = 1000  # Groups without open calls that are kept: more of the kind may come
 
 
 def add_client(state: State, id: ClientId, number: int, *, factory: bool = False) -> Client:
-    """Add a client; an observer or the factory, which submits nothing, has number -1."""
+    """Add a client; one that submits nothing has number -1."""
     client = state.clients[id] = Client(id, number=number, observer=number < 0)
     client.factory = factory
     if number >= 0:
@@ -77,7 +76,7 @@ def define_context(manager: Manager, recipe: Recipe) -> Context:
 
 
 def ask_advice_again(manager: Manager) -> None:
-    """Repeat the questions about what was never measured after a restart."""
+    """After a restart, ask again about unmeasured costs."""
     state = manager.state
     for context in state.contexts.values():
         if not context.loads:
@@ -103,13 +102,13 @@ def add_group(manager: Manager, client: Client, message: Submit, options: CallOp
 
 
 def group_closed(state: State, group: Group) -> None:
-    """Drop a group without open calls if there are too many."""
+    """Drop a group without open calls if too many are kept."""
     if len(state.groups) > KEPT_GROUPS:
         state.groups.pop(group.key, None)
 
 
 def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) -> set[FunctionKey]:
-    """A client drops these functions. Returns all that nobody defines or needs."""
+    """A client drops these functions. Returns all functions without definition or use."""
     client.defined.difference_update(keys)
     state.unused_functions.update(dict.fromkeys(keys))
     defined = set[str]().union(*(each.defined for each in state.clients.values()))
@@ -194,7 +193,7 @@ def set_client_limits(manager: Manager, client: Client, context: Context, limits
 
 
 def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
-    """A program left or returned. Returns the contexts whose limits changed."""
+    """A program left or returned. Returns contexts with new limits."""
     said_some = [each for each in manager.state.contexts.values() if client.id in each.said_limits]
     return [context for context in said_some if _settle(manager, context)]
 

@@ -111,7 +111,7 @@ def _context(state: State, context: Context) -> ContextStatus:
     )  # fmt: skip
 
 
-MOST = 1000  # So many calls of each state are listed at most
+MOST = 1000  # Calls of each state in a list
 _MOST_EXAMINED = 10_000  # Entries of a queue that are looked at for them
 FAILED = ("raised an exception in your code", "ended without a result")  # How the last note of a failed call begins
 _CANCELLED = "ended without a result (cancelled)"

@@ -35,7 +35,7 @@ from stoker.units import show_seconds
 MOST_PILOTS = 3  # A call that the infrastructure failed on this many pilots is given up
 MOST_THERE = 3  # A call that the infrastructure failed this often on one pilot is given up
 AVOIDS_S = (15.0, 30.0)  # Seconds that a call avoids a pilot after each fault there; the last one repeats
-PAUSE_S = (0.0, 10.0)  # So long it is sent nowhere after its first fault, and after each further one
+PAUSE_S = (0.0, 10.0)  # Pause after the first fault and after each further one
 FAULTS_TIMER = "fault"
 
 
@@ -45,7 +45,7 @@ def is_fault(outcome: CallEnd) -> bool:
 
 
 def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome: CallEnd) -> None:
-    """Requeue a call that the infrastructure failed, or end it with its evidence."""
+    """Requeue a faulted call, or end it with evidence."""
     assert outcome.failure is not None
     state, pilot, failure = manager.state, library.pilot, outcome.failure
     trial = holding.trial_of(manager, call)
@@ -66,7 +66,9 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
     holding.requeue(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")
     libraries.count_runs_again(manager, 1)
     for at in (avoided_until, state.now + pause_s):
-        _wake(manager, at)
+        key = f"{FAULTS_TIMER}/{int(at) + 1}"
+        if at > state.now and key not in state.timers:
+            manager.set_timer(key, float(int(at) + 1))
 
 
 def _is_avoided(trial: Trial, library: Library, now: float) -> bool:
@@ -102,13 +104,6 @@ def _has_elsewhere(manager: Manager, trial: Trial) -> bool:
     )
 
 
-def _wake(manager: Manager, at: float) -> None:
-    second = int(at) + 1
-    key = f"{FAULTS_TIMER}/{second}"
-    if at > manager.state.now and key not in manager.state.timers:
-        manager.set_timer(key, float(second))
-
-
 def _evidence(call: Call, trial: Trial) -> Failure:
     faults, last = trial.faults, trial.faults[-1].failure
     pilots = len({fault.pilot for fault in faults})
@@ -125,7 +120,7 @@ def _evidence(call: Call, trial: Trial) -> Failure:
 
 
 def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
-    """Note losses and cuts of a lost pilot's calls, before they are requeued."""
+    """Note losses and cuts before calls are requeued."""
     if pilot.reserved is not None:
         holding.free_reserved_pilot(manager, manager.state.trials[pilot.reserved.id])
     cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_its_end(pilot, manager.state.now)
@@ -147,14 +142,14 @@ def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
 
 
 def note_cut_calls(manager: Manager, library: Library, running: list[Call]) -> None:
-    """Note cuts of running calls if a library ended for its pilot's walltime."""
+    """Note cuts if a library ended for its pilot's walltime."""
     if deadlines.is_near_its_end(library.pilot, manager.state.now):
         for call in running:
             _note_cut(manager, library, call)
 
 
 def loss_explained(manager: Manager, pilot: Pilot) -> None:
-    """The reason of a pilot's loss is settled: judge calls and loads again."""
+    """A loss is settled: judge calls and loads again."""
     if manager.state.trials:
         manager.apart_due = True
     for context in manager.state.hungry.values():
@@ -193,7 +188,7 @@ def offer_apart(manager: Manager, library: Library) -> None:
 
 
 def settle_apart(manager: Manager) -> None:
-    """Judge the calls that wait apart, and send those that have a place."""
+    """Judge or send the calls that wait apart."""
     for context in tuple(manager.state.hungry.values()):
         context.apart_lacks = False
         for call in tuple(context.queue.apart.values()):
@@ -201,7 +196,7 @@ def settle_apart(manager: Manager) -> None:
             verdict = blame.judge_trial(manager.state, call, trial)
             if verdict is not None:
                 ending.fail_call(manager, call, verdict)
-            elif not blame.is_apart(manager, call, trial):  # the losses had other reasons
+            elif not blame.is_apart(manager, call, trial):  # the losses had other causes
                 queues.dequeue_call(call)
                 holding.free_reserved_pilot(manager, trial)
                 queues.enqueue_in_place(call)
@@ -300,7 +295,7 @@ def _give(manager: Manager, library: Library, call: Call) -> None:
 
 
 SIGKILL = 9
-CUTS_BESIDE = 2  # A call whose library was ended so often for the sake of others has the next one for itself
+CUTS_BESIDE = 2  # Ends for other calls after which a call gets its own library
 
 # A call that has killed this many libraries is a poison call: the first death may have been the node's fault.
 POISON_KILLS = 2
@@ -314,7 +309,7 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
     text = f"its library died ({failure.message})"
     outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
     beside = library.pilot.libraries.values()
-    at_work = any(x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside)  # no rank of its own
+    at_work = any(x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside)  # no rank of this call
     if alone:
         _note(manager, library, call, alone=not at_work, failure=failure)
         if outside and at_work:

@@ -1,4 +1,4 @@
-"""The seams: what policies are asked and may answer, and wishes of calls that they honour.
+"""The seams: questions to policies and their answers, and wishes of calls that they honour.
 
 A policy is asked over a read-only view and answers with actions; it never sends and never changes anything. A generator
 of actions sees the view after each one. The hot path wants O(1) answers; a policy that plans in rounds declares
@@ -35,7 +35,7 @@ class PolicyError(StokerError):
 
 
 class View(Protocol):
-    """What policies see. Read-only: tests catch policies that change it."""
+    """The view of policies. Read-only: tests catch policies that change it."""
 
     @property
     def now(self) -> float:
@@ -228,7 +228,7 @@ class Changes(msgspec.Struct):
 
 # ---- seams
 class Rounds(Protocol):
-    """What every policy may answer besides its own questions."""
+    """Questions to every policy."""
 
     @property
     def period_s(self) -> float:

@@ -18,7 +18,7 @@ from stoker.protocol.pace import Counts
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import FunctionBlob
 
-KEPT_BLOCK_NOTES = 50  # The last so many notes of a block are kept, and its first
+KEPT_BLOCK_NOTES = 50  # Last notes of a block, in addition to the first
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -26,25 +26,25 @@ class SourceState:
     """A source of pilots and its health."""
 
     source: Source
-    blocks: dict[BlockId, Block] = field(default_factory=dict)  # Those that are not over
+    blocks: dict[BlockId, Block] = field(default_factory=dict)  # Open blocks
     abandoned: dict[BlockId, None] = field(default_factory=dict)  # Of these, cancelled because their pilots were lost
-    staying: dict[BlockId, None] = field(default_factory=dict)  # Blocks that were not let go
+    staying: dict[BlockId, None] = field(default_factory=dict)  # Blocks that were not released
     coming: dict[BlockId, None] = field(default_factory=dict)  # Of these, those from which pilots may still come
-    filling: dict[BlockId, None] = field(default_factory=dict)  # Of `staying`, those that brought some of their pilots
-    devices: tuple[DeviceFacts, ...] = ()  # What the last pilot had that came from here
+    filling: dict[BlockId, None] = field(default_factory=dict)  # Of `staying`, blocks that have some of their pilots
+    devices: tuple[DeviceFacts, ...] = ()  # Devices of the last pilot of this source
     failures: int = 0  # Blocks that were refused or brought no pilot, since one did
     short_lived: int = 0  # Blocks in a row whose pilots died young and loaded nothing
     failed_at: float = 0.0
     last_failure: str = ""
-    useless: bool = False  # True if the last failure was a block whose pilots had no usable device
+    useless: bool = False  # True if the last failed block had pilots without a usable device
     held_for: str = ""  # What its last block was held for by the batch system; empty once a block ended otherwise
-    hold: str = ""  # That hold in the batch system's words, and what to do about it
-    stopped: str = ""  # Why no block is asked of it any more, and what to do; empty while it goes on
+    hold: str = ""  # That hold in the batch system's words, with advice
+    stopped: str = ""  # Why no block is requested any more, with advice; empty while it works
     trouble: str = ""  # What is wrong with its batch system just now, in that one's words
 
     @property
     def room(self) -> int:
-        """Blocks that may still be requested. Abandoned ones leave room for as many again."""
+        """Blocks that may still be requested."""
         most = self.source.most
         return min(most - (len(self.blocks) - len(self.abandoned)), 2 * most - len(self.blocks))
 
@@ -68,14 +68,14 @@ class Block:
         self.emptied_at: float | None = None  # When its last pilot left although its job runs
         self.held_for = ""  # What its job was last held for by the batch system; empty if it was not
         self.holds = 0  # How often the batch system has held its job
-        self.abandoned = False  # Whether it was let go because of that
-        self.loss: LossReason | None = None  # Why its job has ended, as the batch system says
+        self.abandoned = False  # True if it was released because its pilots were lost
+        self.loss: LossReason | None = None  # Why its job has ended, by the batch system
         self.unsettled: dict[PilotId, Pilot] = {}  # Lost pilots without a reason from the batch system yet
-        self.leaving = ""  # Why it was let go; empty while it was not
-        self.pilots: dict[PilotId, None] = {}  # Those that are here (or cut off)
+        self.leaving = ""  # Why it was released; empty while it was not
+        self.pilots: dict[PilotId, None] = {}  # Pilots that are not gone
         self.brought = 0  # Pilots that ever came from it
         self.brought_at = 0.0  # When the first of them came
-        self.proved = False  # Whether something was loaded on one of them
+        self.proved = False  # True if a context was loaded on one of them
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
 
     def note(self, now: float, text: str) -> None:
@@ -111,10 +111,10 @@ class Loss:
     pilot: Pilot
     library: LibraryId
     ran_s: float
-    alone: bool  # Whether nothing else can have been the cause: nothing else ran on the pilot
+    alone: bool  # True if nothing else ran on the pilot, so nothing else can be the cause
     failure: Failure | None  # How the library died, where its pilot lives
     memory_bytes: int  # Largest measured use while the call ran; 0 = unknown
-    printed: Printed | None  # The call's output, as far as it is known where that begins
+    printed: Printed | None  # The call's output, if its start is known
 
     @property
     def counts(self) -> bool:
@@ -133,7 +133,7 @@ class Cut:
 
     ran_s: float
     walltime_s: float
-    whole: bool  # Whether no pilot could have given it much more time
+    whole: bool  # True if no pilot could give it much more time
     pilot: PilotId
     library: LibraryId
     log: str
@@ -152,12 +152,12 @@ class Fault(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Trial:
-    """What an open call has lost."""
+    """Losses, cuts and faults of an open call."""
 
     losses: list[Loss] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    saved: bytes = b""  # What it had saved of its progress when the last of these happened
+    saved: bytes = b""  # Progress saved when the last of these happened
     pilot: Pilot | None = None  # The pilot that is reserved for it
 
     def gets_on(self, saved: bytes) -> None:
@@ -179,8 +179,8 @@ class Trial:
 
 
 JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have said anew what they hold"
-KEPT_REFUSALS = 200  # What is refused is counted by so many kinds; others count together
-KEPT_NOTICES = 20  # The last so many notices of a session are kept
+KEPT_REFUSALS = 200  # Kinds of refusals that are counted; others count together
+KEPT_NOTICES = 20  # Notices that a session keeps, the last ones
 
 
 class State:
@@ -199,14 +199,14 @@ class State:
         self.unused_functions: dict[FunctionKey, None] = {}  # Not named again, but open calls need them
         self.groups: dict[object, Group] = {}
         self.costs: dict[tuple[str, str], Cost] = {}  # By function and recipe key
-        self.unrecorded: dict[Cost, None] = {}  # Those with runs that are not in the performance history yet
+        self.unrecorded: dict[Cost, None] = {}  # Costs with unrecorded runs
         self.recorded_at = 0.0  # When costs of runs were recorded last
         self.contexts: dict[str, Context] = {}
         self.calls: dict[int, Call] = {}
         self.orphans: dict[int, Orphan] = {}  # Running calls that no client has submitted, as the journal knows
         self.streams: dict[int, StreamFacts] = {}  # Running calls that have yielded pieces
         self.failed_at: deque[float] = deque(maxlen=100)  # When events made the core raise
-        self.banned: dict[str, str] = {}  # Peers on whose events the core has failed, and what they are told
+        self.banned: dict[str, str] = {}  # Peers on whose events the core failed, with the reason
         self.forgotten: dict[int, None] = {}  # Calls whose end the journal lost; their results may still be read
         self.kept_ends: dict[int, CallEnd] = {}  # Ends from before the journal began again
         self.failed: dict[int, Call] = {}  # The last calls that ended without a result, for their stories
@@ -214,25 +214,25 @@ class State:
         self.gone_pilots: dict[PilotId, Pilot] = {}  # The last ones, for their stories and their return
         self.libraries: dict[LibraryId, Library] = {}
         self.gone_libraries: dict[LibraryId, Library] = {}  # The last libraries that are gone, for their stories
-        self.transfers = Transfers()  # Objects, and who gets them from whom
+        self.transfers = Transfers()  # Objects and their transfers
         self.hungry: dict[str, Context] = {}  # Contexts with waiting calls
         self.reports: dict[int, CallProgress] = {}  # Last progress report of each running call that made one
         self.printed: dict[int, CallProgress] = {}  # How far running calls are that print it and do not say it
-        self.forecasts: dict[int, CallForecast] = {}  # When calls are expected to end, as their clients were told last
+        self.forecasts: dict[int, CallForecast] = {}  # Expected ends, as clients know them
         self.trials: dict[int, Trial] = {}  # What calls have lost that they ran on, by call
-        self.reserved: dict[PilotId, Pilot] = {}  # The pilots that are kept for a call that is to run alone
+        self.reserved: dict[PilotId, Pilot] = {}  # Pilots that are reserved for a call
         self.breaks: dict[int, int] = {}  # How often the ranks of a gang call have lost each other
         self.broken_runs: dict[
             int, float
         ] = {}  # Send time of a gang's run that ended because its ranks lost each other
         self.timers: dict[str, float] = {}
         self.sources: dict[str, SourceState] = {}
-        self.blocks: dict[BlockId, Block] = {}  # Those that the manager has asked for and that are not over
+        self.blocks: dict[BlockId, Block] = {}  # Open blocks that the manager requested
         self.past_blocks: dict[BlockId, Block] = {}  # The last ones that are over, for their stories
         self.ended_blocks: dict[str, int] = {}  # How many are over, by how they ended
         self.next_block = 1
-        self.factory_trouble = ""  # Why nobody submits blocks just now; empty while somebody does
-        self.said_blocks: dict[str, str] = {}  # What a client says of blocks that are its own business
+        self.factory_trouble = ""  # Why no factory submits blocks; empty while one does
+        self.said_blocks: dict[str, str] = {}  # States of blocks that clients start themselves
         self.most_pilots: dict[ClientId, int] = {}  # Pilots that each client's own blocks bring at most; 0 = no limit
         self.notices: dict[str, float] = {}  # What users should know, and when it happened last; the oldest first
         self.refused: dict[str, int] = {}  # What was refused or ignored, by kind, counted
@@ -247,10 +247,10 @@ class State:
         self.rerun_calls = 0
         self.rate: Counts = deque()  # Calls that ended in each of the last seconds
         self.ending = ""  # Why the session ends, once it does
-        self.kept = False  # Whether the session goes on when its clients have left
+        self.kept = False  # True if the session outlives its clients
 
     def skip_numbers(self) -> None:
-        """After a restart, skip the numbers that may have been given away."""
+        """After a restart, skip numbers that may be taken."""
         if self.next_library > 1 or self.next_client:
             self.next_library += 1000 - self.next_library % 1000
             self.next_client += 100 - self.next_client % 100
@@ -275,7 +275,7 @@ class State:
         """Yield devices that can get work."""
         for pilot in self.pilots.values():
             if pilot.state is PilotState.HERE and pilot.reserved is None:
-                for device in pilot.devices.values():  # a generator of its own for each pilot would cost more
+                for device in pilot.devices.values():  # one generator for each pilot would cost more
                     if not device.fault:
                         yield device
 
@@ -300,7 +300,7 @@ class State:
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamFacts:
-    """Facts of a call's stream for its story; they decide nothing."""
+    """Facts of a call's stream, for its story."""
 
     run: int
     sent: int = 0  # Pieces that its library has sent

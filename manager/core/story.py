@@ -80,7 +80,7 @@ def _block_in_words(now: float, block: Block) -> str:
 
 
 def source_failure(source: SourceState) -> str:
-    """Describe the last useless blocks of a source; empty if there are none."""
+    """Describe the last useless blocks of a source."""
     if source.stopped:
         return f"no more jobs are asked for: {source.stopped}"
     if source.hold:
@@ -97,10 +97,10 @@ def source_failure(source: SourceState) -> str:
 
 
 IN_JOURNAL = "ended; its story is in the journal"  # Said of a call that ended well: only the journal keeps it
-_SLOW_READER_S = 1.0  # A call that waits for its reader for less says nothing of it
+_SLOW_READER_S = 1.0  # A call that waits for its reader for less is not shown as waiting
 PAYLOAD_BYTES = 64_000  # Arguments of more bytes are not sent to an asker
 
-_Told = tuple[str, list[Note]]  # A headline, and what happened
+_Told = tuple[str, list[Note]]  # A headline and events
 
 
 def tell_story(state: State, subject: str) -> to_client.Story:

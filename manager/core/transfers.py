@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True):
     serves: int = 4  # Transfers that a pilot serves at a time; the last place is kept for whole objects
     readers: int = 4  # Pilots that read an origin at a time because no peer could serve them; otherwise one
     tries: int = 6  # Peers that may fail a pilot before it goes to the origin itself
-    origin_tries: int = 8  # Pilots that may fail to read an origin before nobody else tries
+    origin_tries: int = 8  # Pilots that may fail to read an origin before it counts as unreadable
     small_bytes: int = 16 << 20  # An object up to this size comes from one peer: several would not be quicker
 
 
@@ -43,7 +43,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 class Way(enum.Enum):
     """How an object comes to a pilot."""
 
-    WAITING = "waiting"  # Nobody who is sure to have it has a place free; it may get parts from others meanwhile
+    WAITING = "waiting"  # No sure peer has a free place; it may get parts from others
     PEERS = "peers"  # From peers, one of which has all of it, or is sure to have it earlier
     READER = "reader"  # From its origin: the one pilot that reads it for all the others
     STRANDED = "stranded"  # No peer could serve it: it waits until it may read the origin for itself alone
@@ -59,12 +59,12 @@ class Fetch:
     peer: Peer
     number: int
     way: Way = Way.WAITING
-    leader: Fetch | None = None  # Of one that follows: the fetch into the same cache that is under way
+    leader: Fetch | None = None  # Of a follower: the active fetch into the same cache
     sources: dict[PilotId, Peer] = field(default_factory=dict)
     failed: dict[PilotId, None] = field(default_factory=dict)  # Peers that did not serve it
     unreadable: bool = False  # The origin could not be read by this pilot
     said: tuple[tuple[PilotId, ...], bool] | None = None
-    kept: bool = False  # Nobody there has asked for it: it is handed on by one that leaves (`object_plan`)
+    kept: bool = False  # True if a leaving pilot hands it on (`object_plan`)
 
     @property
     def able(self) -> bool:
@@ -77,7 +77,7 @@ class Fetch:
         return _READER_RANK if self.way is Way.READER else self.number
 
     def is_rooted_in(self, source: Peer) -> bool:
-        """True if this source will certainly have the whole object, whatever this fetch does."""
+        """True if this source will certainly have the whole object."""
         if source.id in self.object.whole:
             return True
         other = self.object.fetches.get(source.id)
@@ -100,9 +100,9 @@ class Peer:
     has: dict[str, Object] = field(default_factory=dict)
     fetches: dict[str, Fetch] = field(default_factory=dict)
     serves: dict[tuple[str, PilotId], Fetch] = field(default_factory=dict)
-    parked: dict[str, Object] = field(default_factory=dict)  # Objects that it could serve, had it a place free
+    parked: dict[str, Object] = field(default_factory=dict)  # Objects that it serves once it has a free place
     wants: dict[str, ObjectRef] = field(default_factory=dict)  # What it was getting when its connection broke
-    hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)  # Pilots told to get what only it has
+    hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)  # Receivers of its only copies
     blamed: int = 0  # Pilots that it failed although others served them
     served: int = 0  # Pilots that got an object with its help
 
@@ -125,11 +125,11 @@ class Object:
         self.manifest = b""
         self.holders: dict[PilotId, Peer] = {}
         self.whole: dict[PilotId, Peer] = {}  # Holders that serve others
-        self.open: OrderedDict[PilotId, Peer] = OrderedDict()  # Those that may have a free place, round robin
+        self.open: OrderedDict[PilotId, Peer] = OrderedDict()  # Holders with a free place, round robin
         self.relays: list[tuple[int, PilotId]] = []  # A heap by rank of pilots that get it and may have a free place
         self.queued: dict[PilotId, int] = {}
         self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()  # In the order of their numbers
-        self.able: dict[PilotId, Fetch] = {}  # Those that do not read its origin, but could for the others
+        self.able: dict[PilotId, Fetch] = {}  # Fetches that could read the origin for others
         self.reader: Fetch | None = None
         self.waiting: OrderedDict[PilotId, Fetch] = OrderedDict()
         self.hungry: OrderedDict[PilotId, Fetch] = OrderedDict()  # Served by fewer peers than they may be
@@ -155,11 +155,11 @@ class Transfers:
         self.objects: dict[str, Object] = {}
         self.peers: dict[PilotId, Peer] = {}
         self.caches: dict[str, dict[PilotId, Peer]] = {}  # Pilots that are here, by the cache that they use
-        self.needy: dict[str, Object] = {}  # Objects that somebody waits for, or could get from more peers
+        self.needy: dict[str, Object] = {}  # Objects with waiting fetches, or fetches that may use more peers
         self.leaving: dict[PilotId, Peer] = {}  # Pilots that stay until others have their objects
         self.unsettled: dict[Fetch, None] = {}  # Fetches that need to be planned
-        self.freed: dict[Peer, None] = {}  # Peers with a place that nobody was offered yet
-        self.changed: dict[Fetch, None] = {}  # Fetches whose pilots must be told
+        self.freed: dict[Peer, None] = {}  # Peers with a free place to offer
+        self.changed: dict[Fetch, None] = {}  # Fetches whose pilots get new orders
         self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}  # By recipe key and device kind, then by form
         self.fetches = 0  # How many there have been
         self.peer_bytes = 0
@@ -180,7 +180,7 @@ class Transfers:
 
     @property
     def patience(self) -> int:
-        """Peers that may fail a pilot; 1 if peers have never reached each other."""
+        """Peers that may fail a pilot."""
         return 1 if not self.peer_bytes and len(self.lonely) >= 3 else self.limits.tries
 
     def hold(self, peer: Peer, object: Object) -> None:
@@ -207,7 +207,7 @@ class Transfers:
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
-        """A pilot no longer serves an object; waiting fetches look again."""
+        """A pilot no longer serves an object."""
         object.whole.pop(peer.id, None)
         object.open.pop(peer.id, None)
         for (name, _), child in list(peer.serves.items()):
@@ -217,7 +217,7 @@ class Transfers:
         self.unsettled.update(dict.fromkeys(object.waiting.values()))
 
     def forget(self, object: Object) -> None:
-        """Drop an object that nobody has or wants and that has no manifest."""
+        """Drop an object without holders, fetches and manifest."""
         if not object.fetches:
             object.unreadable.clear()
         if not object.fetches and not object.holders and not object.manifest:
@@ -227,7 +227,7 @@ class Transfers:
         """A pilot wants an object: fetch it, or follow a fetch into the same cache."""
         self.fetches += 1
         fetch = Fetch(object, peer, self.fetches)
-        fetch.leader = self._leader(fetch)  # before it is listed itself
+        fetch.leader = self._leader(fetch)  # before it is listed
         object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
         if fetch.leader is not None or self.near(fetch) is not None:
             self.changed[fetch] = None
@@ -263,7 +263,7 @@ class Transfers:
             fetch.number = self.fetches
             object.fetches.move_to_end(fetch.peer.id)
             self.unsettled.update(dict.fromkeys(object.waiting.values()))
-        fetch.leader, fetch.said = leader, None  # what it was told does not hold any more: it is told again
+        fetch.leader, fetch.said = leader, None  # the last order is void: it is repeated
         self.changed.pop(fetch, None)
 
     def _leader(self, fetch: Fetch) -> Fetch | None:
@@ -281,7 +281,7 @@ class Transfers:
         return next((peer for id, peer in near.items() if id in fetch.object.holders), None)
 
     def end(self, fetch: Fetch, *, complete: bool = False) -> None:
-        """End a fetch. Unless it is complete, those that it serves need another source."""
+        """End a fetch; without the object, its followers look again."""
         object, peer = fetch.object, fetch.peer
         for source in list(fetch.sources.values()):
             self.unlink(fetch, source)
@@ -351,7 +351,7 @@ class Transfers:
         self._reckon(object)
 
     def next_alone(self, object: Object) -> None:
-        """Let stranded fetches read the origin, as far as there is room."""
+        """Let stranded fetches read the origin."""
         while object.stranded and len(object.alone) < self.limits.readers:
             fetch = next(iter(object.stranded.values()))
             self.send(fetch, Way.ALONE)
@@ -406,7 +406,7 @@ class Transfers:
 
     def _find_whole(self, fetch: Fetch) -> Peer | None:
         candidates = fetch.object.open
-        for _ in range(len(candidates)):  # those that may not are few: its sources, and those that failed it
+        for _ in range(len(candidates)):  # few are skipped: its sources, and peers that failed it
             id, peer = next(iter(candidates.items()))
             if not self.has_room(peer, fetch.object):
                 del candidates[id]
