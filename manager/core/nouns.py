@@ -50,43 +50,36 @@ class PilotState(enum.Enum):
     GONE = "gone"  # Ended or lost
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class MapRecord:
     """The last report of an open map, and its pace."""
 
-    __slots__ = ("began_at", "pace", "report")
-
-    def __init__(self, report: MapReport, *, now: float) -> None:
-        self.began_at = now
-        self.report = report
-        self.pace = WorkPace(now)
+    report: MapReport
+    began_at: float
+    pace: WorkPace
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Client:
     """A program that uses the session."""
 
-    __slots__ = (
-        "connected", "defined", "factory", "first_unacked", "gone", "gone_at", "id", "inbox", "known_ends", "last_call",
-        "maps", "number", "observer", "open_calls", "refusals", "unacked", "unnamed",
-    )  # fmt: skip
-
-    def __init__(self, id: ClientId, *, number: int, observer: bool) -> None:
-        self.id = id
-        self.number = number
-        self.observer = observer
-        self.factory = False  # True for the factory, which submits blocks
-        self.connected = True
-        self.gone = False
-        self.gone_at = 0.0
-        self.inbox = Inbox()
-        self.unacked: deque[CallEnd] = deque()
-        self.first_unacked = 0
-        self.defined: set[str] = set()  # Keys of the functions and recipes that it has defined
-        self.refusals = 0  # How many of its events made the core raise
-        self.known_ends: int | None = None  # Ends in the journal, from a restart to the client's next hello
-        self.unnamed: set[int] | None = None  # While the client submits again: its calls that it has not named yet
-        self.last_call = -1  # The highest id among its calls
-        self.maps: dict[int, MapRecord] = {}  # Its open maps, as it reports them
-        self.open_calls = 0
+    id: ClientId
+    number: int
+    observer: bool
+    factory: bool = False  # True for the factory, which submits blocks
+    connected: bool = True
+    gone: bool = False
+    gone_at: float = 0.0
+    inbox: Inbox = field(default_factory=Inbox)
+    unacked: deque[CallEnd] = field(default_factory=deque)
+    first_unacked: int = 0
+    defined: set[str] = field(default_factory=set)  # Keys of the functions and recipes that it has defined
+    refusals: int = 0  # Number of its events that made the core raise
+    known_ends: int | None = None  # Ends in the journal, from a restart to the client's next hello
+    unnamed: set[int] | None = None  # While the client submits again: its calls that it has not named yet
+    last_call: int = -1  # The highest id among its calls
+    maps: dict[int, MapRecord] = field(default_factory=dict)  # Its open maps, as it reports them
+    open_calls: int = 0
 
 
 # A time and an event.
@@ -239,17 +232,15 @@ class Context:
         return None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CountedFailures:
     """Failures of one kind; `call`, `message`: the last one."""
 
-    __slots__ = ("call", "count", "first_at", "last_at", "message")
-
-    def __init__(self, at: float) -> None:
-        self.count = 0
-        self.first_at = at
-        self.last_at = at
-        self.call = -1
-        self.message = ""
+    first_at: float
+    last_at: float = 0.0
+    count: int = 0
+    call: int = -1
+    message: str = ""
 
 
 class Judged(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from stoker.manager.core.nouns import Client, Context, Gang, Library, LibrarySta
 from stoker.manager.core.state import State
 from stoker.protocol import pace
 from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.pace import WorkPace
 from stoker.protocol.status import MapStatus
 from stoker.protocol.to_manager import MapReport
 
@@ -30,7 +31,7 @@ def record_map_report(state: State, client: Client, report: MapReport) -> None:
     if known is None:
         if len(client.maps) >= MOST_MAPS:
             del client.maps[next(iter(client.maps))]
-        client.maps[report.map] = MapRecord(report, now=state.now)
+        client.maps[report.map] = MapRecord(report, state.now, WorkPace(state.now))
         return
     if report.done > report.kept and known.report.done == known.report.kept:  # results begin when its model is hot
         context = state.contexts.get(report.context)

@@ -163,7 +163,10 @@ class Cluster(Desk):
             old.protocol, old.session, old.host, old.pid, old.devices, libraries=tuple(facts),
             acknowledged=self.taken(pilot) if acknowledged is None else acknowledged,
         )  # fmt: skip
-        return self.report(pilot, hello, numbered=False)
+        self.report(pilot, hello, numbered=False)
+        if (mail := self.mail.get(pilot)) and isinstance(mail[0], to_pilot.PilotWelcome):
+            mail.popleft()
+        return self
 
     def taken(self, pilot: str) -> int:
         """How many frames of a pilot the manager has taken."""

@@ -28,7 +28,7 @@ from stoker.manager.core.events import (
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Quarantine
 from stoker.manager.policies.named import named
-from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call
@@ -409,16 +409,13 @@ def test_a_pace_that_cannot_be_is_not_believed(cluster: Make) -> None:
     assert c.core.state.printed == {}
 
 
-def test_no_timer_is_left_when_nothing_runs(cluster: Make) -> None:
+def test_the_timer_runs_only_while_calls_with_logs_do(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    assert blame.PRINTING_TIMER not in c.core.state.timers, "its pilot has no logs"
     c = printing_pilot(cluster)
+    assert blame.PRINTING_TIMER in c.core.state.timers
     c.end("1").wait(2 * blame.EVERY_S)
     assert blame.PRINTING_TIMER not in c.core.state.timers
-
-
-def test_pilots_without_logs_need_no_timer(cluster: Make) -> None:
-    c = cluster(pilots=1).call("1").ready()
-    assert blame.PRINTING_TIMER not in c.core.state.timers
-    assert c.hears("p1", to_pilot.RunCalls)
 
 
 def test_an_empty_list_of_ends_changes_nothing(cluster: Make) -> None:

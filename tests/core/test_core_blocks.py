@@ -21,11 +21,6 @@ OPEN = Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, i
 FIXED = Source("mine", Rule.FIXED, first=2, most=2)
 
 
-def test_the_first_blocks_are_asked_for_without_a_call(cluster: Make) -> None:
-    c = cluster().sources(FIXED)
-    assert [block.id for block in c.core.state.blocks.values()] == ["b1", "b2"]
-
-
 def test_new_factory_is_told_earlier_orders(cluster: Make) -> None:
     c = cluster().event(SessionDefined((FIXED,)))
     c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)

@@ -33,15 +33,11 @@ def test_a_call_loads_its_context_runs_and_ends_once(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
-def test_a_function_is_sent_once_a_library(cluster: Make) -> None:
+def test_a_function_is_sent_once_a_library_unless_it_is_lost(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").hot(run_s=0)
     c.end("c1").forget().call("c2")
     assert c.hears("p1", to_pilot.RunCalls).function_blob is None
-
-
-def test_a_function_that_the_library_lost_is_sent_again(cluster: Make) -> None:
-    c = cluster(pilots=1).call("c1").ready().forget()
-    c.report("p1", say.CallsReturned(1, (c.ids["c1"],), need_function=True))
+    c.report("p1", say.CallsReturned(1, (c.ids["c2"],), need_function=True))
     assert c.hears("p1", to_pilot.RunCalls).function_blob is not None
 
 

@@ -27,9 +27,7 @@ ALONE = Failure(FailureKind.GANG, "connection reset by peer")
 @pytest.fixture
 def three() -> Cluster:
     """A gang of three, on a pilot each."""
-    made = make_cluster(pilots=3)
-    made.calls(3).ready()
-    made.end("1", "2", "3").forget()
+    made = make_cluster(pilots=3).calls(3).ready().end("1", "2", "3").forget()
     return made.call("g", gang=(2, 3))
 
 
@@ -78,7 +76,6 @@ def test_a_member_whose_pilot_was_cut_off_is_told_again(three: Cluster) -> None:
     three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))  # type: ignore[arg-type]
     three.cut(order[1]).forget()
     three.come_back(order[1], **{f"lib{three.library(order[1]).id}": ("g",)})
-    three.hears(order[1], to_pilot.PilotWelcome)
     assert three.hears(order[1], to_pilot.MeetGang).address == "10.0.0.1:4000"
 
 
@@ -249,9 +246,7 @@ def test_a_call_that_says_when_it_begins_is_timed_from_there(three: Cluster, don
 
 
 def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
-    made = make_cluster(pilots=1)
-    made.calls(1).ready()
-    made.end("1")
+    made = make_cluster(pilots=1).calls(1).ready().end("1")
     made.call("g", gang=(1, 4))
     made.end("g", run_s=6.0)
     assert made.context().paces.bound_s(1, 1) == pytest.approx(6.0)
@@ -259,9 +254,7 @@ def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
 
 @pytest.mark.parametrize(("reports", "pace_s"), [([0.0], None), ([0.0, 30.0], 0.5)])
 def test_a_call_that_ends_early_is_taken_for_what_it_reported(reports: list[float], pace_s: float | None) -> None:
-    made = make_cluster(pilots=1)
-    made.calls(1).ready()
-    made.end("1")
+    made = make_cluster(pilots=1).calls(1).ready().end("1")
     made.call("g", gang=(1, 4), features=Features(items=100))
     library = made.library("p1")
     for done in reports:
@@ -339,9 +332,7 @@ def test_share_of_items_done_is_learned_by_kind() -> None:
 
 
 def test_only_good_calls_with_progress_are_learned_from() -> None:
-    made = make_cluster(pilots=1)
-    made.calls(1).ready()
-    made.end("1")
+    made = make_cluster(pilots=1).calls(1).ready().end("1")
     features = Features(items=100)
     for n in range(30):
         kind = ("silent", "failed", "done")[n % 3]
@@ -385,8 +376,7 @@ def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
 
 
 def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
-    made = make_cluster()
-    made.call("c", objective=Objective(deadline_at=made.now + 60))
+    made = make_cluster().call("c", objective=Objective(deadline_at=60.0))
     made.context().paces.tell({1: 1.0})
     name, heard = show_call(made.the_call("c").id), []
     for ends_at, in_time in ((60.09, True), (65.9, True), (67.0, False), (60.09, True)):
@@ -400,8 +390,7 @@ def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
 
 
 def test_a_call_s_story_says_what_is_expected_of_it() -> None:
-    made = make_cluster()
-    made.call("c", objective=Objective(deadline_at=made.now + 60))
+    made = make_cluster().call("c", objective=Objective(deadline_at=60.0))
     made.context().paces.tell({1: 1.0})
     name = show_call(made.the_call("c").id)
     assert "is to be done in 1 min" in made.story(name)
@@ -431,9 +420,7 @@ def test_what_other_sessions_measured_is_believed_until_this_one_has() -> None:
 
 
 def test_a_gang_that_lacks_members_says_so() -> None:
-    made = make_cluster(pilots=2)
-    made.calls(2).ready()
-    made.end("1", "2").call("g", gang=(3, 3))
+    made = make_cluster(pilots=2).calls(2).ready().end("1", "2").call("g", gang=(3, 3))
     said = made.story(show_call(made.the_call("g").id))
     assert "the next call wants 3 devices at once; 2 hot here" in said
 
@@ -477,7 +464,6 @@ def test_gang_that_begins_at_a_hello_begins_once_on_all_members(cluster: Make, *
     if given_up:
         made.lose("p1")
     made.forget().come_back("p1", **here)
-    made.hears("p1", to_pilot.PilotWelcome)
     orders = [made.hears("p1", to_pilot.RunCalls) for _ in here]
     assert sorted(order.gang.rank for order in orders if order.gang is not None) == [0, 1]
     made.nothing_else_was_said()
@@ -489,7 +475,6 @@ def test_gang_that_reached_no_member_begins_again_on_all(cluster: Make) -> None:
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2").call("g", gang=(2, 2))
     here = {f"lib{library.id}": () for library in made.holders("g")}
     made.cut("p1").come_back("p1", **here)
-    made.hears("p1", to_pilot.PilotWelcome)
     orders = [made.hears("p1", to_pilot.RunCalls) for _ in here]
     assert sorted(order.gang.rank for order in orders if order.gang is not None) == [0, 1]
     made.nothing_else_was_said()

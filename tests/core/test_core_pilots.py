@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import msgspec
 import pytest
 from core.builders import BROKEN, SESSION, Cluster, recipe
 
+from stoker.manager.core import reactor
 from stoker.manager.core.events import FromPilot, ManagerRestarted, RecordRuns, TimerFired
 from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.manager.core.pilot_reports import RECORD_S, is_heartbeat, must_be_recorded
@@ -30,6 +32,12 @@ def test_a_stranger_is_refused(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
+def test_every_message_of_a_pilot_has_one_step() -> None:
+    steps = [*reactor._PILOT_STEPS, *reactor._LIBRARY_STEPS]
+    assert set(steps) == set(get_args(say.FromPilot))
+    assert len(steps) == len(set(steps))
+
+
 def test_nothing_is_sent_to_a_pilot_that_is_cut_off(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1").cut("p1").call("2")
     c.nothing_else_was_said()
@@ -44,7 +52,6 @@ def test_what_a_cut_pilot_still_says_counts(cluster: Make) -> None:
 
 def test_a_pilot_that_comes_back_with_everything_goes_on(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().cut("p1").come_back("p1", lib1=("1",))
-    c.hears("p1", to_pilot.PilotWelcome)
     c.nothing_else_was_said()
     assert c.held() == ["1"]
     c.end("1")
@@ -62,7 +69,6 @@ def test_later_walltime_does_not_undo_orders(cluster: Make) -> None:
 
 def test_calls_that_never_arrived_are_sent_again_with_their_function(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().cut("p1").come_back("p1", lib1=())
-    c.hears("p1", to_pilot.PilotWelcome)
     run = c.hears("p1", to_pilot.RunCalls)
     assert [c.names[spec.call] for spec in run.calls] == ["1"]
     assert run.function_blob is not None
@@ -72,7 +78,6 @@ def test_unknown_calls_are_cancelled_and_keep_a_slot_until_gone(cluster: Make) -
     c = cluster(pilots=1).calls(2).ready().cut("p1")
     c.tell("ana", say.Cancel([c.ids["1"]], running=True)).forget()  # type: ignore[list-item]
     c.come_back("p1", lib1=("1",))
-    c.hears("p1", to_pilot.PilotWelcome)
     told = c.hears("p1", to_pilot.CancelCalls)
     assert (told.calls, told.running) == ((c.ids["1"],), True)
     c.nothing_else_was_said()
@@ -82,7 +87,6 @@ def test_unknown_calls_are_cancelled_and_keep_a_slot_until_gone(cluster: Make) -
 
 def test_a_library_that_the_pilot_lost_is_loaded_again(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().cut("p1").come_back("p1")
-    c.hears("p1", to_pilot.PilotWelcome)
     assert c.hears("p1", to_pilot.StartLibrary).library == 2
     c.report("p1", say.LibraryReady(2, 0.1, 0.1)).end("1")  # type: ignore[arg-type]
     assert c.ended["1"].ok
@@ -99,7 +103,6 @@ def test_library_of_an_unknown_context_is_stopped(cluster: Make) -> None:
 
 def test_pilot_that_loaded_while_cut_off_gets_calls(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").cut("p1").come_back("p1", lib1=())
-    c.hears("p1", to_pilot.PilotWelcome)
     assert c.runs("p1") == ["1"]
 
 
@@ -110,7 +113,6 @@ def test_a_stop_that_was_lost_with_the_connection_is_said_again(cluster: Make, g
     if given_up:
         c.lose("p1")
     c.come_back("p1", lib1=())
-    c.hears("p1", to_pilot.PilotWelcome)
     assert c.hears("p1", to_pilot.StopLibrary).library == 1
     c.die(c.library(), failure=None)
     assert c.lives_on("big") == ["p1"]
@@ -122,7 +124,6 @@ def test_a_resize_that_was_lost_with_the_connection_is_said_again(cluster: Make)
     c.apply([Resize(1, 10**9)], seam="residency")  # type: ignore[arg-type]
     c.core.manager.out.clear()
     c.cut("p1").come_back("p1", lib1=("1",))
-    c.hears("p1", to_pilot.PilotWelcome)
     size = c.hears("p1", to_pilot.ResizeLibrary).device_memory_bytes
     assert c.library(context="a").resizing == [size]
     c.report("p1", say.LibraryResized(1, size))  # type: ignore[arg-type]
@@ -203,7 +204,6 @@ def test_draining_pilot_finishes_running_calls_and_returns_others(cluster: Make)
 def test_a_draining_pilot_that_was_cut_off_is_told_again(cluster: Make) -> None:
     c = cluster().join("p1", block="b").call("1").ready().tell("ana", say.ReleaseBlock("b"))
     c.cut("p1").come_back("p1", lib1=("1",))
-    c.hears("p1", to_pilot.PilotWelcome)
     assert c.hears("p1", to_pilot.Exit).drain
     c.lose("p1")
     assert c.core.state.lost_pilots == 0
