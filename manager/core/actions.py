@@ -162,6 +162,7 @@ def _send(manager: Manager, action: seams.Send) -> None:
 
 
 def _waited_s(manager: Manager, library: Library, call: Call) -> float:
+    """Return the time a call has waited for an offer, without the load it waited for (SLINFER §IX-A)."""
     if call.id in manager.state.reports:
         return manager.state.now - call.submitted_at
     load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0

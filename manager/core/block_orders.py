@@ -133,6 +133,7 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
 
 
 def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
+    """A second hold in a row for one cause stops the source, and withdraws its waiting blocks and this one."""
     source = block.source
     if not blocks.record_hold(block, message):
         return

@@ -330,6 +330,7 @@ def _calls(entries: Iterator[_Entry[C]] | list[_Entry[C]]) -> Iterator[C]:
 
 
 def _ascending(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
+    """Yield the entries of a heap in order: after an entry only its two children become candidates."""
     ahead = [(heap[0], 0)] if heap else []
     while ahead:
         entry, place = heapq.heappop(ahead)

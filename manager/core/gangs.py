@@ -115,6 +115,7 @@ def _gave_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *
 
 
 def _account(manager: Manager, call: Call, gang: Gang) -> None:
+    """Learn the pace of a gang that never reported: it has done its items when it ends."""
     first = gang.ends[gang.members[0].id]
     if gang.report is None and not call.spec.progress:
         items = call.spec.features.items if call.spec.features is not None else 1

@@ -282,6 +282,7 @@ def _feed(manager: Manager, fetch: Fetch) -> None:
 
 
 def _root(transfers: Transfers, fetch: Fetch) -> bool:
+    """True if a fetch has a sure source, or gets one now, replacing another if it has as many as it may."""
     if any(fetch.is_rooted_in(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
@@ -291,6 +292,7 @@ def _root(transfers: Transfers, fetch: Fetch) -> bool:
 
 
 def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
+    """Let a pilot read the origin if no pilot has the object. True if it is this one."""
     if object.whole or object.reader is not None or len(object.unreadable) >= transfers.limits.origin_tries:
         return False
     one = fetch if fetch.able else next(iter(object.able.values()), None)
@@ -301,6 +303,7 @@ def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
 
 
 def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
+    """True if enough peers failed a fetch, or no peer could ever be its sure source."""
     object = fetch.object
     if len(fetch.failed) >= transfers.patience:
         return True
@@ -325,6 +328,7 @@ def _alone(manager: Manager, fetch: Fetch) -> None:
 
 
 def _offer(transfers: Transfers, peer: Peer) -> None:
+    """A peer has a free place: serve waiting fetches first, then hungry ones; the rarest object first."""
     if not peer.serving or not transfers.needy:
         return
     if peer.draining:

@@ -157,7 +157,7 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
         return pace.recent_per_second(context.rate, now=state.now), count
     here = (x for x in context.libraries.values() if x.pilot.state is PilotState.HERE and x.held)
     first = (next(iter(x.held.values())) for x in here if x.state is LibraryState.READY)
-    longest_s = max((state.now - call.sent_at for call in first), default=0.0)
+    longest_s = max((state.now - call.sent_at for call in first), default=0.0)  # a long call delays the rest
     run_s = max(context.run_s, longest_s) if context.run_s else 0.0
     return (sum(slots) / gang / run_s if run_s else 0.0), count
 
@@ -171,6 +171,7 @@ def _ready_in_s(state: State, context: Context) -> float:
 
 
 def _devices_here(state: State) -> int:
+    """Count the devices of pilots that are connected, or may be again in a moment."""
     here = (pilot for pilot in state.pilots.values() if pilot.state in _HERE)
     return sum(not device.facts.spare for pilot in here for device in pilot.devices.values())
 

@@ -218,6 +218,7 @@ def work_of(features: Features | None) -> float:
 
 
 def _share(size: int) -> float:
+    """Time of `size` replicas for a unit as a share of one replica's time (Amdahl)."""
     return _SERIAL + (1 - _SERIAL) / size
 
 

@@ -147,6 +147,7 @@ def _unknown(manager: Manager, library: Library, id: CallId) -> None:
 
 
 def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryId, LibraryFacts]) -> None:
+    """Requeue calls that never arrived, once all missing members of gangs are known."""
     missing: dict[Call, Library] = {}
     for library in here:
         for call in holding.now_holds(library, set(there[library.id].calls)):
@@ -329,6 +330,7 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
 
 
 def _crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
+    """Handle a call whose library the kernel killed for memory of others. False if the caller must requeue it."""
     if call.group.options.gang[1] > 1:
         return gangs.gang_lost_memory(manager, library, call, failure)
     evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)

@@ -478,6 +478,7 @@ def _ask_policies(manager: Manager) -> None:
             manager.supply_changed, manager.demand_changed = False, True
             manager.dirty.update(dict.fromkeys(manager.state.hungry.values()))
         elif manager.dirty:
+            # The context that has waited longest goes first: others must not take the device freed for it.
             dirty, manager.dirty = sorted(manager.dirty, key=lambda x: x.lacking or _LACKS_NOTHING), {}
             for context in dirty:
                 if context.queue.count:

@@ -66,7 +66,7 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
     holding.requeue(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")
     libraries.count_runs_again(manager, 1)
     for at in (avoided_until, state.now + pause_s):
-        key = f"{FAULTS_TIMER}/{int(at) + 1}"
+        key = f"{FAULTS_TIMER}/{int(at) + 1}"  # one timer a second: thousands may wait for one file server
         if at > state.now and key not in state.timers:
             manager.set_timer(key, float(int(at) + 1))
 
@@ -209,6 +209,7 @@ def settle_apart(manager: Manager) -> None:
 
 
 def _may_run(manager: Manager, library: Library) -> list[Call]:
+    """Return the calls that may have begun in a library."""
     if library.state not in (LibraryState.READY, LibraryState.STOPPING):
         return []
     unsent = manager.sends.get(library, ())

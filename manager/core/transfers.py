@@ -192,6 +192,7 @@ class Transfers:
             self._sure(peer, object)
 
     def _sure(self, peer: Peer, object: Object) -> None:
+        """A peer becomes a sure source; fetches that it serves may have waited for one."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
                 self.unsettled[child] = None
@@ -251,6 +252,9 @@ class Transfers:
                 self._follow(other, fetch)
 
     def _follow(self, fetch: Fetch, leader: Fetch) -> None:
+        """Put a fetch behind another one into the same cache. It counts as asking now, so that no circle of fetches
+        waits.
+        """
         object = fetch.object
         if fetch.way is not Way.FOLLOWING:
             for source in list(fetch.sources.values()):
@@ -301,6 +305,7 @@ class Transfers:
         self.next_alone(object)
 
     def _pass_on(self, leader: Fetch, *, complete: bool) -> None:
+        """Followers of an ended fetch find the object, or one of them takes its place."""
         fetches = [x for x in self._into(leader.peer.cache, leader.object) if x.leader is leader]
         for fetch in fetches:
             if complete:
@@ -312,6 +317,7 @@ class Transfers:
                 fetch.leader = fetches[0]
 
     def _replace_source(self, peer: Peer, object: Object) -> None:
+        """Followers that were sent to this pilot's cache need another source."""
         for fetch in self._into(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
                 leader = self._leader(fetch)
