@@ -1,14 +1,13 @@
 """Whose fault a failure is: calls that lost their pilots, verdicts of the advisor, pilots that cannot hold a
 context.
 
-*Verdicts* of the advisor on failures arrive late or never. The pilot keeps them, stories show them, and policies may
-quarantine a device. Each failing function is asked about twice at once on each pilot, then every `AGAIN_S`.
+*Verdicts* on failures arrive late or never. Stories show them, and policies may quarantine a device. Each failing
+function is asked about twice at once on each pilot, then every `AGAIN_S`.
 
-*Printed progress*: a timer asks the advisor about the logs of calls that do not report progress, if one call at a time
-writes to the log.
+*Printed progress*: a timer asks the advisor about the logs of calls that do not report progress.
 
-*Unfit pilots*: a load that fails because a disk is full does not count against its recipe. The pilot is skipped for
-that context, or for all if it could not write at all, and tried again after `UNFIT_RETRY_S`.
+*Unfit pilots*: a full disk does not count against a recipe. The pilot is skipped for that context, or for all if it
+could not write at all, until `UNFIT_RETRY_S` have passed.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 A program that was cut off may return, so the session keeps its results and definitions for a day.
 
-Behind a hole in the journal every frame is taken until the peer says hello and reports again.
+Behind a hole in the journal every frame is taken until the peer's next hello.
 
-An event that makes the core raise may be half done. The live shell journals an `EventRefused` in its place and restarts
-the manager from the journal; its calls fail, and a pilot whose message was lost is given up.
+An event that makes the core raise may be half done. The live shell journals an `EventRefused` in its place and
+restarts the manager from the journal.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Progress of open maps, and forecasts of when calls are done.
 
-A map submits calls as earlier ones end, so its program reports its length, progress and unsent calls. A context's calls
-end at a measured rate if its libraries ended some rounds of calls lately; else the rate is the number of slots over the
-last run time. Contexts share devices, so the session takes as long as its slowest context, and at least all device time
-divided by the devices. Without a pilot the time counts from the first one's arrival.
+A map submits calls as earlier ones end, so its program reports its length, progress and unsent calls. A context's
+calls end at a measured rate if enough ended lately, else at the number of slots over the last run time. Contexts share
+devices, so the session takes as long as its slowest context, and at least all device time divided by the devices.
 """
 
 from __future__ import annotations

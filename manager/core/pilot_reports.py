@@ -1,10 +1,10 @@
-"""Reports of pilots and libraries:  hellos, heartbeats, libraries that load and end.
+"""Reports of pilots and libraries: hellos, heartbeats, libraries that load and end.
 
 A broken connection counts as a lost pilot after a second, because calls do not wait for a dead node. If the pilot
 returns, the manager takes it back with its libraries and calls.
 
-A pilot may refuse a context for lack of cache (`LibraryGone.cache_lacks_bytes`). If idle libraries hold enough objects,
-the manager ends them, least recently used first; else the calls wait.
+If a pilot refuses a context for lack of cache and idle libraries hold enough objects, the manager ends those, least
+recently used first.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Pilots: joined, disconnected, drained, lost; devices in quarantine; repair after a lost journal.
 
-*Quarantine*: a pilot reports devices that fail its probe, and their calls run elsewhere at once. A policy may
-quarantine devices for a while; their calls finish. Both set `Device.fault`.
+*Quarantine*: calls on a device that fails its probe run elsewhere at once; calls on a device that a policy quarantines
+finish. Both set `Device.fault`.
 
-*Lost journal*: after a host crash the manager may know less than it acknowledged. Each peer reports again at its hello:
-a client submits every call that it waits for; a pilot lists its libraries and calls (an unknown call is an *orphan*
-that keeps its slot, and its end, until its client submits it); the factory names its blocks. Numbers skip a gap, so
-none is given twice.
+*Lost journal*: after a host crash the manager may know less than it acknowledged. Each peer reports again at its
+hello: a client submits every call that it waits for; a pilot lists its libraries and calls (an unknown call is an
+*orphan* that keeps its slot, and its end, for its client); the factory names its blocks. Numbers skip a gap.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Waiting calls of each context, and libraries with room for them; only this file writes both.
 
 *Stuck libraries*: short calls are prefetched (`Dispatch.window`). If a call there runs for hours, a timer requeues the
-backlog, and the library gets none until a call of it ends. While calls of a library *linger*, its context is loaded
-elsewhere.
+backlog, and the library gets none until a call of it ends.
 
 *Variants*: a call lists the contexts that can serve it and waits in its own context's queue. A library with room whose
 queue is empty is offered the queues that list its context (`Dispatch.pull_others`).

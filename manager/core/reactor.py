@@ -1,12 +1,11 @@
 """Steps of the manager for each event: the table of contents of the manager.
 
-`Core.handle(event, now) -> [Command]` is the manager as a pure function; its shells, live and simulated, call it. Each
-function below handles one event or message and lists its steps in order. A step lives in the file of its subject,
-changes that subject's state alone, and never calls up. `settle` ends each event: it serves queues, asks the policies
-and sends.
+`Core.handle(event, now) -> [Command]` is the manager as a pure function for its live and simulated shells. Each
+function below lists the steps of one event or message in order. A step lives in the file of its subject, changes that
+subject's state alone, and never calls up. `settle` ends each event.
 
-A context is asked about again only when its queue has doubled, devices changed, or a timer fires, so the work per event
-does not grow with the queue.
+Policies look at a context again only when its queue has doubled, devices changed, or a timer fires, so the work per
+event does not grow with the queue.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 A definition is kept while a client has made it, an open call needs it, or a library holds it.
 
-*Limits* of several programs combine: the largest `least`, the smallest `most`, the longest `keep_alive_s`, and `most`
-before `least`. After the last program left they stay until another one sets limits, except `least`, which costs
-devices.
+*Limits* of programs combine: the largest `least`, the smallest `most`, the longest `keep_alive_s`, and `most` before
+`least`. Limits of absent programs stay, except `least`, until another program sets some.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Send what an event collected: calls, drops, ends of calls; and pass on pieces of results.
 
-Pieces are in no journal, so they decide nothing and never pass `Core.handle`. Only the library that holds the call
-sends them, only to a connected client. A pilot repeats what is not acknowledged, and a client asks for what it missed;
-so the end of a call means that its client has every piece.
+Pieces are in no journal, so they decide nothing and never pass `Core.handle`. A pilot repeats unacknowledged pieces,
+and a client asks for missed ones, so the end of a call means that its client has every piece.
 """
 
 from __future__ import annotations
