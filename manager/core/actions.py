@@ -1,14 +1,13 @@
 """Carry out the plans of policies, and take advice.
 
-What policies answer, carried out. Each action is checked whole before it changes anything; PolicyError otherwise.
-
-Advice has arrived: what each kind of it changes. It fills in what nobody has measured, and overrides nothing.
+Each action is checked before it changes anything; otherwise PolicyError is raised. Advice counts
+until a measurement.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Never, NoReturn
 
 from stoker.manager.core import (
@@ -16,59 +15,28 @@ from stoker.manager.core import (
     block_orders,
     deadlines,
     ending,
+    events,
     gangs,
     holding,
     libraries,
     pilots,
     queues,
+    seams,
     sending,
-)
-from stoker.manager.core.events import (
-    AdviceArrived,
-    AskAdvice,
-    CostAdvice,
-    OfContext,
-    OfFailure,
-    OfFunction,
-    OfPace,
-    PaceAdvice,
-    VerdictAdvice,
 )
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Pilot, PilotState
-from stoker.manager.core.seams import (
-    Action,
-    Ask,
-    Drop,
-    Evict,
-    FailCall,
-    FailWaiting,
-    Forecast,
-    Load,
-    PolicyError,
-    Quarantine,
-    ReleaseBlock,
-    Resize,
-    Send,
-    SendGang,
-    TakeBack,
-    Timer,
-    Unload,
-    WantBlocks,
-)
+from stoker.manager.core.seams import Action, PolicyError
 from stoker.protocol.bounds import is_sound
 from stoker.protocol.calls import Failure, FailureKind
-from stoker.protocol.ids import RecipeKey
+from stoker.protocol.ids import LibraryId, PilotId, RecipeKey
 from stoker.protocol.to_pilot import EvictCall, RunCalls
-
-# ---- actions
-
 
 _SHOWN_ACTIONS = 4
 
 
 def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> None:
-    """Carry out a policy's actions, in order. A generator is asked for the next one when that before is done."""
+    """Carry out a policy's actions in order; a generator sees the effects of each."""
     if plan is None:  # a slip that policies of other people's own make
         manager.illegal(PolicyError("None is no plan: that is a sequence of actions, () for none"), seam=seam)
         return
@@ -79,55 +47,49 @@ def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> 
             apply(manager, action, seam=seam)
         except PolicyError as error:
             if manager.strict:
-                raise PolicyError(
-                    f"{error}; {_shown(plan if isinstance(plan, Sequence) else done, seam=seam)}"
-                ) from error
+                raise PolicyError(f"{error}; {seam} wanted {', '.join(map(repr, done[-_SHOWN_ACTIONS:]))}") from error
             manager.illegal(error, seam=seam)
-
-
-def _shown(plan: Sequence[Action], *, seam: str) -> str:
-    """A plan, as an error shows it."""
-    more = f", … ({len(plan)} in all)" if len(plan) > _SHOWN_ACTIONS else ""
-    return f"{seam} wanted {', '.join(map(repr, plan[:_SHOWN_ACTIONS]))}{more}"
 
 
 def apply(manager: Manager, action: Action, *, seam: str) -> None:
     """Carry out one action of a seam's policy."""
     match action:
-        case Send():
+        case seams.Send():
             _send(manager, action)
-        case SendGang():
+        case seams.SendGang():
             _send_gang(manager, action)
-        case Drop():
+        case seams.Drop():
             ending.fail_call(manager, _waiting(manager, action.call), Failure(FailureKind.DROPPED, action.reason))
-        case Evict():
+        case seams.Evict():
             _evict(manager, action)
-        case TakeBack():
-            _take_back(manager, action)
-        case Load():
+        case seams.TakeBack():
+            if action.count < 1:
+                raise PolicyError(f"{action.count} calls cannot be taken back")
+            holding.ask_back(manager, _library(manager, action.library), action.count)
+        case seams.Load():
             _load(manager, action)
-        case Unload():
+        case seams.Unload():
             libraries.stop_library(manager, _library(manager, action.library), reason=action.reason)
-        case Resize():
+        case seams.Resize():
             _resize(manager, action)
-        case FailCall():
+        case seams.FailCall():
             ending.fail_call(manager, _waiting(manager, action.call), action.failure)
-        case FailWaiting():
+        case seams.FailWaiting():
             libraries.fail_waiting_calls(manager, _context(manager, action.recipe), action.failure)
-        case Forecast():
+        case seams.Forecast():
             deadlines.note_forecast(manager, action)
-        case Timer():
+        case seams.Timer():
             manager.set_timer(f"{seam}/{action.key}", action.at)
-        case WantBlocks():
+        case seams.WantBlocks():
             _want_blocks(manager, action)
-        case ReleaseBlock():
+        case seams.ReleaseBlock():
             block = manager.state.blocks.get(action.block)
             if block is None:
                 raise PolicyError(f"there is no block {action.block}")
             block_orders.release_block(manager, block, action.reason)
-        case Quarantine():
+        case seams.Quarantine():
             _quarantine(manager, action)
-        case Ask():
+        case seams.Ask():
             _ask(manager, action)
         case _:
             _no_action(action)
@@ -135,9 +97,6 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
 
 def _no_action(answer: Never) -> NoReturn:
     raise PolicyError(f"{answer!r} is no action")
-
-
-# ---- what actions name
 
 
 def _waiting(manager: Manager, id: int) -> Call:
@@ -148,19 +107,17 @@ def _waiting(manager: Manager, id: int) -> Call:
 
 
 def _library(manager: Manager, id: int) -> Library:
-    library = manager.state.libraries.get(id)  # type: ignore[call-overload]
+    library = manager.state.libraries.get(LibraryId(id))
     if library is None:
         raise PolicyError(f"there is no library {id}")
-    found: Library = library
-    return found
+    return library
 
 
 def _pilot(manager: Manager, id: str) -> Pilot:
-    pilot = manager.state.pilots.get(id)  # type: ignore[call-overload]
+    pilot = manager.state.pilots.get(PilotId(id))
     if pilot is None:
         raise PolicyError(f"there is no pilot {id}")
-    found: Pilot = pilot
-    return found
+    return pilot
 
 
 def _context(manager: Manager, key: str) -> Context:
@@ -179,10 +136,7 @@ def _with_room(manager: Manager, id: int, call: Call) -> Library:
     return library
 
 
-# ---- calls
-
-
-def _send(manager: Manager, action: Send) -> None:
+def _send(manager: Manager, action: seams.Send) -> None:
     call = _waiting(manager, action.call)
     library, group = _with_room(manager, action.library, call), call.group
     if group.options.gang[0] > 1:
@@ -194,35 +148,28 @@ def _send(manager: Manager, action: Send) -> None:
         holding.give(manager, library, call)
     else:
         if action.reserve_bytes:
-            libraries.resizes(library, action.reserve_bytes)
+            libraries.promise_resize(library, action.reserve_bytes)
         holding.offer(manager, library, call)
         call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
         blob = sending.blob_for(library, group)
         manager.say(
             library.pilot,
             RunCalls(
-                library.id,
-                group.function.key,
-                [call.spec],
-                group.options,
-                blob,
-                offer=True,
-                reserve_bytes=action.reserve_bytes,
-                waited_s=_waited_s(manager, library, call),
+                library.id, group.function.key, [call.spec], group.options, blob, offer=True,
+                reserve_bytes=action.reserve_bytes, waited_s=_waited_s(manager, library, call),
             ),
-        )
+        )  # fmt: skip
 
 
 def _waited_s(manager: Manager, library: Library, call: Call) -> float:
-    """How long a call has waited for an offer. The load that it has waited for does not count (SLINFER §IX-A). For one
-    that was evicted all the time since it came does: the pilot then takes it as late already, which nothing forbids."""
+    """Return the time a call has waited for an offer, without the load it waited for (SLINFER §IX-A)."""
     if call.id in manager.state.reports:
         return manager.state.now - call.submitted_at
     load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
     return max(0.0, manager.state.now - call.submitted_at - load_s)
 
 
-def _send_gang(manager: Manager, action: SendGang) -> None:
+def _send_gang(manager: Manager, action: seams.SendGang) -> None:
     call = _waiting(manager, action.call)
     smallest, largest = call.group.options.gang
     if not smallest <= len(action.libraries) <= largest or len(set(action.libraries)) != len(action.libraries):
@@ -231,7 +178,7 @@ def _send_gang(manager: Manager, action: SendGang) -> None:
     gangs.start_gang(manager, call, members)
 
 
-def _evict(manager: Manager, action: Evict) -> None:
+def _evict(manager: Manager, action: seams.Evict) -> None:
     call = manager.state.calls.get(action.call)
     if call is None or call.holder is None:
         raise PolicyError(f"call {action.call} is held by no library")
@@ -242,41 +189,28 @@ def _evict(manager: Manager, action: Evict) -> None:
     manager.say(holder.pilot, EvictCall(holder.id, call.id))
 
 
-def _take_back(manager: Manager, action: TakeBack) -> None:
-    library = _library(manager, action.library)
-    if action.count < 1:
-        raise PolicyError(f"{action.count} calls cannot be taken back")
-    holding.ask_back(manager, library, action.count)
-
-
-# ---- advice
-
-
-def _ask(manager: Manager, action: Ask) -> None:
-    about = OfContext(RecipeKey(action.about)) if isinstance(action.about, str) else action.about
+def _ask(manager: Manager, action: seams.Ask) -> None:
+    about = events.OfContext(RecipeKey(action.about)) if isinstance(action.about, str) else action.about
     name, log, start = "", "", 0
     match about:
-        case OfContext(recipe=key):
+        case events.OfContext(recipe=key):
             name = _context(manager, key).recipe.name
-        case OfFunction(function=function, recipe=key):
+        case events.OfFunction(function=function, recipe=key):
             cost = manager.state.costs.get((function, key))
             if cost is None:
                 raise PolicyError(f"no call of function {function} on context {key} has come")
             name = cost.function.measured_as
-        case OfPace(library=library, call=call):
+        case events.OfPace(library=library, call=call):
             holder = _library(manager, library)
             if call not in holder.held:
                 raise PolicyError(f"library {library} does not hold call {call}")
             log, start = blame.log_of(holder), holder.printed_to
-        case OfFailure():
+        case events.OfFailure():
             raise PolicyError("it is asked about each failure without that")
-    manager.out.append(AskAdvice(about, name, log, start))
+    manager.out.append(events.AskAdvice(about, name, log, start))
 
 
-# ---- pilots and libraries
-
-
-def _quarantine(manager: Manager, action: Quarantine) -> None:
+def _quarantine(manager: Manager, action: seams.Quarantine) -> None:
     pilot = _pilot(manager, action.pilot)
     if not 0 < action.for_s < math.inf:
         raise PolicyError(f"a quarantine of {action.for_s} seconds")
@@ -286,7 +220,7 @@ def _quarantine(manager: Manager, action: Quarantine) -> None:
     pilots.quarantine_devices(manager, pilot, devices, reason=action.reason, until=manager.state.now + action.for_s)
 
 
-def _want_blocks(manager: Manager, action: WantBlocks) -> None:
+def _want_blocks(manager: Manager, action: seams.WantBlocks) -> None:
     source = manager.state.sources.get(action.source)
     if source is None:
         raise PolicyError(f"there is no source {action.source}")
@@ -297,7 +231,7 @@ def _want_blocks(manager: Manager, action: WantBlocks) -> None:
     block_orders.request_blocks(manager, source, action.count)
 
 
-def _load(manager: Manager, action: Load) -> None:
+def _load(manager: Manager, action: seams.Load) -> None:
     context, pilot = _context(manager, action.recipe), _pilot(manager, action.pilot)
     if pilot.state is not PilotState.HERE:
         raise PolicyError(f"{pilot.id} is {pilot.state.value}")
@@ -321,7 +255,7 @@ def _load(manager: Manager, action: Load) -> None:
     )
 
 
-def _resize(manager: Manager, action: Resize) -> None:
+def _resize(manager: Manager, action: seams.Resize) -> None:
     library = _library(manager, action.library)
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
         raise PolicyError(
@@ -332,27 +266,24 @@ def _resize(manager: Manager, action: Resize) -> None:
     libraries.resize(manager, library, action.memory_bytes)
 
 
-# ---- advice
-
-
-def take_advice(manager: Manager, event: AdviceArrived) -> None:
-    """Take advice, and tell the policies of it."""
+def take_advice(manager: Manager, event: events.AdviceArrived) -> None:
+    """Take advice, and pass it to the policies."""
     about, advice = event.about, event.advice
-    if isinstance(about, OfContext) and isinstance(advice, CostAdvice):
+    if isinstance(about, events.OfContext) and isinstance(advice, events.CostAdvice):
         _of_context(manager, about, advice, event.source)
-    elif isinstance(about, OfFunction) and isinstance(advice, CostAdvice):
+    elif isinstance(about, events.OfFunction) and isinstance(advice, events.CostAdvice):
         _of_function(manager, about, advice)
-    elif isinstance(about, OfFailure) and isinstance(advice, VerdictAdvice):
+    elif isinstance(about, events.OfFailure) and isinstance(advice, events.VerdictAdvice):
         if blame.take_verdict(manager, about, advice):
             for name, seam in manager.seams.items():
                 carry_out(manager, seam.failure_judged(manager.state, about, advice), seam=name)
-    elif isinstance(about, OfPace) and isinstance(advice, PaceAdvice):
+    elif isinstance(about, events.OfPace) and isinstance(advice, events.PaceAdvice):
         _of_pace(manager, about, advice)
     else:
         manager.state.refuse(f"{type(advice).__name__} on a subject that it is not for")
 
 
-def _of_context(manager: Manager, about: OfContext, advice: CostAdvice, source: str) -> None:
+def _of_context(manager: Manager, about: events.OfContext, advice: events.CostAdvice, source: str) -> None:
     context = manager.state.contexts.get(about.recipe)
     if context is None:
         manager.state.refuse("advice on an unknown context")
@@ -365,7 +296,7 @@ def _of_context(manager: Manager, about: OfContext, advice: CostAdvice, source: 
     manager.dirty[context] = None
 
 
-def _of_function(manager: Manager, about: OfFunction, advice: CostAdvice) -> None:
+def _of_function(manager: Manager, about: events.OfFunction, advice: events.CostAdvice) -> None:
     cost = manager.state.costs.get((about.function, about.recipe))
     context = manager.state.contexts.get(about.recipe)
     if cost is None or context is None:
@@ -374,7 +305,7 @@ def _of_function(manager: Manager, about: OfFunction, advice: CostAdvice) -> Non
         manager.dirty[context] = None
 
 
-def _of_pace(manager: Manager, about: OfPace, pace: PaceAdvice) -> None:
+def _of_pace(manager: Manager, about: events.OfPace, pace: events.PaceAdvice) -> None:
     library = manager.state.libraries.get(about.library)
     call = library.held.get(about.call) if library is not None else None
     if call is None or not is_sound(pace.done, pace.total):

@@ -1,31 +1,13 @@
-"""Whose fault a failure is: calls, pilots, devices. Verdicts, and pilots that cannot hold a context.
+"""Whose fault a failure is: calls that lost their pilots, verdicts of the advisor, pilots that cannot hold a
+context.
 
-What the losses of a call say of it: whether it is tried again, and how. Nothing is changed here.
+*Verdicts* on failures arrive late or never. Stories show them, and policies may quarantine a device. Each failing
+function is asked about twice at once on each pilot, then every `AGAIN_S`.
 
-Why calls and loads have failed: what is asked about them, and what becomes of the answers.
+*Printed progress*: a timer asks the advisor about the logs of calls that do not report progress.
 
-The advisor reads logs and says whose fault a failure was. It answers late or never, and the failure has had its effect
-by then: the user has the exception, or the call runs elsewhere (`retries`). A verdict is for what comes next: it is
-kept with the pilot, told in the stories of call and pilot, and policies are told of it: they may quarantine what failed
-(`seams.Quarantine`).
-
-A sweep whose calls all fail asks about each of its functions on a pilot twice at once, so that a node that fails
-everything is soon found out, and then once in `AGAIN_S`.
-
-How far calls are that print it and do not say it: every so often the advisor is asked what their libraries' logs
-tell (`events.OfPace`).
-
-Only where one call at a time writes into a log, and only of calls that have run for a while. A timer looks for them
-while any call is sent or runs; it is not there in simulated worlds, whose pilots have no logs.
-
-Pilots that cannot hold a context, through no fault of the context: their disk is full, or does not take writes.
-
-Counting such a load against the recipe would give up a sound one because of one bad node. So the pilot is left alone,
-for that context where an object of it did not fit, for all where nothing could be written at all, until it is time to
-try again or a load works there. Others take over meanwhile.
-
-Many disks are full for seconds only: another job writes, and cleans up. So the first try comes soon, and further ones
-come ever later (`AGAIN_S`). Calls whose only pilots are unfit wait for the first two tries.
+*Unfit pilots*: a full disk does not count against a recipe. The pilot is skipped for that context, or for all if it
+could not write at all, until `UNFIT_RETRY_S` have passed.
 """
 
 from __future__ import annotations
@@ -41,21 +23,13 @@ from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes, show_seconds
 
-# ---- whether to try again
-
-
-# After this many losses a call runs alone; the next loss is its end.
-ALONE_AFTER = 3
-
-# A call that is never alone when it loses its pilots is given up after so many.
-MOST_LOSSES = 10
-
-# A call that the walltime cut off so often is given up.
-CUTS = 2
+ALONE_AFTER = 3  # After this many losses a call runs alone; the next loss is its end
+MOST_LOSSES = 10  # Losses after which a call is given up that never ran alone
+CUTS = 2  # Cuts by walltimes after which a call is given up
 
 
 def why_apart(state: State, call: Call) -> str:
-    """What a call that is apart waits for, in words."""
+    """Say what a call that waits apart waits for."""
     trial = state.trials.get(call.id)
     if trial is None or call.id not in call.group.context.queue.apart:
         return ""
@@ -74,7 +48,7 @@ def why_apart(state: State, call: Call) -> str:
 
 
 def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
-    """Why a call ends here; None if it is tried again."""
+    """Return the failure that ends a call; None if it is tried again."""
     if sum(cut.whole for cut in trial.cuts) >= CUTS:
         cut = trial.cuts[-1]
         text = (
@@ -109,7 +83,7 @@ def _evidence(state: State, call: Call, loss: Loss) -> str:
 
 
 def last_words(state: State, pilot: Pilot) -> str:
-    """What is known of the end of a pilot."""
+    """Describe the end of a pilot."""
     block = state.block_of(pilot)
     words = [pilot.loss.value if pilot.loss is not None else "", pilot.notes[-1][1] if pilot.notes else ""]
     if block is not None and block.reason:
@@ -118,76 +92,64 @@ def last_words(state: State, pilot: Pilot) -> str:
 
 
 def times(count: int) -> str:
-    """How often, in words."""
+    """Say how often, in words."""
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def is_suspect(trial: Trial) -> bool:
-    """True if a call is to run alone."""
+    """True if a call must run alone."""
     return len(trial.counted) >= ALONE_AFTER
 
 
 def is_apart(manager: Manager, call: Call, trial: Trial) -> bool:
-    """True if a call waits apart: it is to run alone, or on another pilot or one with more time left, or its end is to
-    be told."""
+    """True if a call waits apart."""
     if call.group.options.gang[1] > 1 or manager.policies.dispatch.period_s:
         return judge_trial(manager.state, call, trial) is not None
     return is_suspect(trial) or bool(trial.cuts) or bool(trial.faults)
 
 
 def awaits_word(trial: Trial) -> bool:
-    """True if the call would be given up, were it not for what the batch system may still say."""
+    """True if only the batch system's reason can still save the call."""
     counted = trial.counted
     return len(counted) > ALONE_AFTER and counted[-1].alone and not all(loss.is_settled for loss in counted)
 
 
-# ---- verdicts
-
-
 AGAIN_S = 60.0
-SOON_S = 2.0
-"""The second question comes so long after the first at the soonest."""
-FORGET_S = 600.0
-"""A function that has not failed for so long begins anew."""
-MOST_NAMES = 64
-"""Failures of at most so many functions are asked about on a pilot."""
+SOON_S = 2.0  # Least seconds between the first two questions
+FORGET_S = 600.0  # Seconds without failures after which a function counts as new
+MOST_NAMES = 64  # Failing functions with questions on a pilot
 SHOWN_LINES = 2
-LEAST_SURE = 0.5
-"""A verdict that is less sure is not shown as one. Policies and `stoker explain --json` get it too."""
-KEPT = 20
-"""The last so many verdicts on a pilot are kept."""
+LEAST_SURE = 0.5  # A verdict that is less sure is not shown as one. Policies and `stoker explain --json` get it too
+KEPT = 20  # Verdicts that a pilot keeps, the last ones
 SAID_CHARACTERS = 4_000
 NO_CALL = CallId(-1)
 
-UNASKED = frozenset(
-    {
-        FailureKind.CANCELLED, FailureKind.DROPPED, FailureKind.TIMEOUT, FailureKind.NO_DEVICE,
-        FailureKind.SERIALIZATION, FailureKind.GANG, FailureKind.CONTEXT,
-    }
-)  # fmt: skip
-"""Ends that somebody wanted, that a limit brought, or that say all there is to say."""
+# Ends on request, by a limit, or with a clear reason: the advisor is not asked.
+UNASKED = frozenset({
+    FailureKind.CANCELLED, FailureKind.DROPPED, FailureKind.TIMEOUT, FailureKind.NO_DEVICE, FailureKind.SERIALIZATION,
+    FailureKind.GANG, FailureKind.CONTEXT,
+})  # fmt: skip
 
 
 def ask_why_call_failed(manager: Manager, holder: Library | Gang | None, call: Call, outcome: CallEnd) -> None:
-    """A call has failed where it ran: ask why."""
+    """Ask the advisor why a call failed."""
     failure = outcome.failure
     if not isinstance(holder, Library) or (failure is not None and failure.kind in UNASKED):
         return
     said = outcome.raised if failure is None else "\n".join((failure.message, failure.tail))
-    printed = outcome.printed or (failure.printed if failure is not None else None)
-    log, *part = (printed.path, printed.start, printed.end) if printed is not None else ("", 0, 0)
-    _ask(manager, holder, call.id, name=call.group.function.name, log=log, part=(part[0], part[1]), said=said)
+    printed = outcome.printed or (failure.printed if failure is not None else None) or Printed("", 0, 0)
+    _ask(manager, holder, call.id, name=call.group.function.name, printed=printed, said=said)
 
 
 def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) -> None:
-    """A load has failed: ask why."""
+    """Ask the advisor why a load failed."""
     said = "\n".join((failure.message, failure.tail))
-    name = library.context.recipe.name
-    _ask(manager, library, NO_CALL, name=name, log=failure.log or log_of(library), part=(0, 0), said=said)
+    printed = Printed(failure.log or log_of(library), 0, 0)
+    _ask(manager, library, NO_CALL, name=library.context.recipe.name, printed=printed, said=said)
 
 
 def take_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
-    """A verdict has come. True if there is still a pilot that it is of."""
+    """Record a verdict. True if its pilot is still here."""
     state = manager.state
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     call = state.failed.get(about.call) or state.calls.get(about.call)
@@ -205,9 +167,7 @@ def take_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> 
     return True
 
 
-def _ask(
-    manager: Manager, library: Library, call: CallId, *, name: str, log: str, part: tuple[int, int], said: str
-) -> None:
+def _ask(manager: Manager, library: Library, call: CallId, *, name: str, printed: Printed, said: str) -> None:
     now, pilot = manager.state.now, library.pilot
     asked = pilot.asked_why
     before = asked.get(name)
@@ -221,40 +181,34 @@ def _ask(
     is_new = before is None or now - before[0] >= FORGET_S
     asked[name] = (now, 1 if is_new or before is None else before[1] + 1)
     about = OfFailure(pilot.id, library.id, call, tuple(device.id for device in library.devices))
-    said = said[-SAID_CHARACTERS:]
-    manager.out.append(AskAdvice(about, name, log, part[0], part[1], said))
+    log, start, end = printed.path, printed.start, printed.end
+    manager.out.append(AskAdvice(about, name, log, start, end, said[-SAID_CHARACTERS:]))
 
 
 def printed_in(library: Library) -> Printed | None:
-    """The output of the call that runs in a library, or of the one that ran last; None if it may run several at once,
-    or if it has no log that is seen."""
+    """Return the output of a library's only call; None without a log."""
     log = log_of(library)
     return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
 
 
 def log_of(library: Library) -> str:
-    """Where a library writes, if that is known."""
-    pilot: Pilot = library.pilot
-    return f"{pilot.folder}/lib-{library.id}.log" if pilot.folder else ""
-
-
-# ---- progress that calls print
+    """Return the path of a library's log; empty if unknown."""
+    return f"{library.pilot.folder}/lib-{library.id}.log" if library.pilot.folder else ""
 
 
 PRINTING_TIMER = "pace"
 EVERY_S = 15.0
-MOST = 64
-"""At most so many calls are asked about at once; the others come the next time."""
+MOST = 64  # Questions at once; the others follow
 
 
 def watch_printing(manager: Manager, library: Library) -> None:
-    """A library was sent calls."""
+    """Start the timer that asks about printed progress."""
     if PRINTING_TIMER not in manager.state.timers and library.pilot.folder:
         manager.set_timer(PRINTING_TIMER, manager.state.now + EVERY_S)
 
 
-def ask_about_printing(manager: Manager) -> None:
-    """Ask about calls that have run for a while, and look again while any runs."""
+def ask_about_printing(manager: Manager, _: str) -> None:
+    """Ask about calls that have run for a while; repeat while any runs."""
     state = manager.state
     busy = [library for library in state.libraries.values() if library.held and library.pilot.folder]
     asked = [question for library in busy if (question := _question(manager, library)) is not None]
@@ -276,21 +230,13 @@ def _question(manager: Manager, library: Library) -> AskAdvice | None:
     return AskAdvice(about, call.group.function.name, log, start=library.printed_to)
 
 
-# ---- pilots that lack something
-
-
-UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)
-"""A pilot that was found unfit is tried again after so long; the last of these counts for all further tries."""
-LASTING_TIMES = 3
-"""A pilot that was found unfit so often in a row is not expected to become fit soon."""
-
-EVERY = ""
-"""In place of a recipe's key: every context."""
+UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)  # Seconds until an unfit pilot is tried again; the last one repeats
+LASTING_TIMES = 3  # Times in a row after which a pilot counts as lastingly unfit
+EVERY = ""  # In place of a recipe's key: every context
 
 
 def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
-    """A library has failed for what its pilot lacks. `waits_s`: other libraries there have it and will let go of it, so
-    that it is tried again after so long, however often; 0 = that is not so."""
+    """Mark a pilot as unfit for a context, or for all. `waits_s`: other libraries free the room by then."""
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING
     what = "anything" if everything else context.recipe.name
@@ -300,20 +246,19 @@ def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bo
     again_s = waits_s or UNFIT_RETRY_S[min(times, len(UNFIT_RETRY_S) - 1)]
     known = waits_s and pilot.unfit.get(key, (0.0, ""))[1] == failure.message
     pilot.unfit[key] = state.now + again_s, failure.message
-    if known:
-        return
-    pilot.note(state.now, f"cannot hold {what}: {failure.message}")
+    if not known:
+        pilot.note(state.now, f"cannot hold {what}: {failure.message}")
 
 
 def forgive_pilot(pilot: Pilot, key: str) -> None:
-    """A context has loaded there, or is to be tried there again."""
+    """Mark a pilot as fit for a context."""
     for about in (EVERY, key):
         pilot.unfit.pop(about, None)
         pilot.unfit_times.pop(about, None)
 
 
 def why_unfit(pilot: Pilot, key: str, now: float) -> str:
-    """Why a pilot cannot hold a context just now; empty if nothing speaks against it."""
+    """Say why a pilot cannot hold a context now; empty if it can."""
     for about in (EVERY, key):
         until, why = pilot.unfit.get(about, (0.0, ""))
         if now < until:
@@ -322,15 +267,14 @@ def why_unfit(pilot: Pilot, key: str, now: float) -> str:
 
 
 def is_lastingly_unfit(pilot: Pilot, key: str) -> bool:
-    """True if a pilot was found unfit for a context several times in a row: calls need not wait for the next try."""
+    """True if a pilot was unfit for a context several times in a row."""
     return sum(pilot.unfit_times.get(about, 0) for about in (EVERY, key)) >= LASTING_TIMES
 
 
 def pilot_troubles(state: State) -> dict[str, str]:
-    """What pilots lack just now, by pilot."""
-    found = {}
-    for pilot in state.pilots.values():
-        said = [why for until, why in pilot.unfit.values() if state.now < until]
-        if said:
-            found[str(pilot.id)] = "; ".join(dict.fromkeys(said))
-    return found
+    """Return what pilots lack now, by pilot."""
+    said = {
+        str(pilot.id): "; ".join(dict.fromkeys(why for until, why in pilot.unfit.values() if state.now < until))
+        for pilot in state.pilots.values()
+    }
+    return {pilot: text for pilot, text in said.items() if text}

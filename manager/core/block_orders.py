@@ -1,13 +1,6 @@
-"""Request and release blocks, and take what the factory reports of them.
-
-Blocks are asked for, and let go.
-
-What the factory says of blocks.
-"""
+"""Request and release blocks, and take the factory's reports about them."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from stoker.manager.core import blocks, pilots
 from stoker.manager.core.events import RecordPilots
@@ -15,27 +8,20 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Client, Pilot, PilotState
 from stoker.manager.core.state import JOURNAL_LOST, Block, SourceState
 from stoker.protocol import show_status, to_client
-from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock, Source
+from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 from stoker.units import show_seconds
 
-# ---- block orders
-
-
-def define_sources(manager: Manager, sources: Iterable[Source]) -> None:
-    """The session's sources, as its site files have them now."""
-    blocks.set_sources(manager.state, sources)
-    manager.demand_changed = True
-
 
 def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
-    """Ask for more blocks of a source."""
+    """Order blocks of a source from the factory."""
     state = manager.state
     orders: list[BlockOrder] = []
     for _ in range(count):
-        id = blocks.next_block_id(state)
-        adopt_block(manager, source, id)
+        id = BlockId(f"b{state.next_block}")
+        state.next_block += 1
+        _adopt_block(manager, source, id)
         orders.append(BlockOrder(id, source.source.name))
     factory = blocks.factory_of(manager.state)
     if factory is not None:
@@ -43,8 +29,7 @@ def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
 
 
 def release_block(manager: Manager, block: Block, reason: str) -> None:
-    """Let a block go: pilots that it has brought finish what they run, then its job is cancelled; one that waits is
-    cancelled at once."""
+    """Release a block after its running calls; a pending one at once."""
     if block.leaving:
         return
     blocks.mark_released(block, reason, manager.state.now)
@@ -55,16 +40,11 @@ def release_block(manager: Manager, block: Block, reason: str) -> None:
 
 
 def factory_connected(manager: Manager, client: Client) -> None:
-    """A factory joins, or comes back: it is told every block that is not over, and which of them to cancel.
-
-    It is the one that hears of blocks from now on. Whoever was it before is dead, or this one could not have come; but
-    that may not be noticed for some seconds, and an order that went there would be carried out by nobody: the new one
-    was told of the blocks that there were, and learns of others from their orders alone.
-    """
+    """Send a factory all open blocks and cancellations. It replaces any factory before it, whose lost connection may
+    show only seconds later."""
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
-    blocks.set_factory_trouble(manager.state, "")
     here = manager.state.blocks.values()
     known = (KnownBlock(block.id, block.source.source.name, block.phase, block.job) for block in here)
     manager.tell(client, to_client.KnownBlocks(tuple(known)))
@@ -73,8 +53,7 @@ def factory_connected(manager: Manager, client: Client) -> None:
             manager.tell(client, to_client.CancelBlocks((block.id,), block.leaving))
 
 
-def adopt_block(manager: Manager, source: SourceState, id: BlockId) -> Block:
-    """A block that the manager did not know. Where the journal lost its records, pilots of it may be here already."""
+def _adopt_block(manager: Manager, source: SourceState, id: BlockId) -> Block:
     state = manager.state
     block = blocks.add_block(state, source, id)
     for pilot in state.pilots.values():
@@ -84,7 +63,7 @@ def adopt_block(manager: Manager, source: SourceState, id: BlockId) -> Block:
 
 
 def pilot_joined(manager: Manager, pilot: Pilot) -> None:
-    """A pilot has joined: its block works, and so does its source."""
+    """A pilot joins: attach it to its block."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return
@@ -98,7 +77,7 @@ def pilot_joined(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_rejoined(manager: Manager, pilot: Pilot) -> None:
-    """A pilot that was given up is here again."""
+    """A given-up pilot returns to its block."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return
@@ -109,13 +88,12 @@ def pilot_rejoined(manager: Manager, pilot: Pilot) -> None:
 
 
 def check_emptied_block(manager: Manager, id: str) -> None:
-    """A block has been without its pilots for as long as one may be away. If the batch system still says that it runs,
-    its node is gone, or unreachable: the job is cancelled, and another block may take its place at once."""
+    """Cancel a block without pilots for a whole lease."""
     block = manager.state.blocks.get(BlockId(id))
     if block is None or block.emptied_at is None or block.leaving or block.phase is not BlockPhase.RUNNING:
         return
     gone_s = show_seconds(manager.state.now - block.emptied_at)
-    blocks.mark_abandoned(block)
+    block.abandoned = True
     suspended = show_status.is_suspended(block.reason)
     job = "has suspended its job" if suspended else "still says that its job runs"
     release_block(manager, block, f"its pilots went {gone_s} ago, and the batch system {job}")
@@ -123,23 +101,20 @@ def check_emptied_block(manager: Manager, id: str) -> None:
 
 
 def release_all_blocks(manager: Manager) -> None:
-    """Pilots that are here stay no longer, whatever their source would have given."""
+    """Close the records of pilots and sources at the session's end."""
     for block in manager.state.blocks.values():
-        blocks.settle_all_losses(manager, block)
+        blocks.settle_losses(manager, block)
     for pilot in manager.state.pilots.values():
         blocks.record_departure(manager, pilot)
     for name in manager.state.sources:
         manager.out.append(RecordPilots(name, 0))
 
 
-# ---- reports of the factory
-
-
 _STOPPED = "its source is stopped"
 
 
 def record_block_update(manager: Manager, message: BlockUpdate) -> None:
-    """The batch system has said something about a block."""
+    """Take the batch system's news of a block."""
     state = manager.state
     block = state.blocks.get(message.block) or _adopted(manager, message)
     if block is None:
@@ -153,13 +128,12 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
     block.held_for, block.holds = message.cause, message.holds
     if block.phase.over:
         _over(manager, block)
-    blocks.explain_losses(manager, block)
+    if block.loss is not None or block.phase.over:
+        blocks.settle_losses(manager, block)
 
 
 def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """The batch system holds a job, or has held it since it was asked last. A second hold in a row for the same cause,
-    of this block or of the one before, stops the source with what to do: a third would go the same way. What waits is
-    withdrawn, and so is this block, which its batch system may let run again by itself."""
+    """A second hold in a row for one cause stops the source, and withdraws its waiting blocks and this one."""
     source = block.source
     if not blocks.record_hold(block, message):
         return
@@ -177,13 +151,10 @@ def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
 
 
 def _adopted(manager: Manager, message: BlockUpdate) -> Block | None:
-    """The factory tells of a block that the manager does not know. It names the block's source where the manager may
-    have lost it: then the manager adopts the block, with the pilots that it has brought. One that was over is
-    cancelled."""
     state, id = manager.state, message.block
     number = id.removeprefix("b")
     if message.source and number.isascii() and number.isdigit():
-        blocks.reserve_block_number(state, int(number))
+        state.next_block = max(state.next_block, int(number) + 1)
     if not message.source:
         state.refuse("update of a block that is not known or is over")
     if not message.source or message.phase.over or state.ending:
@@ -195,14 +166,13 @@ def _adopted(manager: Manager, message: BlockUpdate) -> Block | None:
             manager.tell(factory, to_client.CancelBlocks((id,), "it was over, or its site is no longer the session's"))
         return None
     state.notice(JOURNAL_LOST)
-    block = adopt_block(manager, source, id)
-    blocks.note_found(state, block)
+    block = _adopt_block(manager, source, id)
+    block.found(state.now)
     manager.demand_changed = True
     return block
 
 
 def _over(manager: Manager, block: Block) -> None:
-    """A block is over. Pilots of it that are cut off will not come back; connected ones leave by themselves."""
     state = manager.state
     blocks.remove_block(state, block)
     for id in tuple(block.pilots):
@@ -213,9 +183,9 @@ def _over(manager: Manager, block: Block) -> None:
 
 
 def record_source_trouble(manager: Manager, message: SourceTrouble) -> None:
-    """A batch system does not answer, or does again."""
+    """A batch system does not answer, or answers again."""
     source = manager.state.sources.get(message.source)
     if source is None:
         manager.state.refuse("trouble of a source that is not known")
         return
-    blocks.set_trouble(source, message.text)
+    source.trouble = message.text

@@ -1,23 +1,15 @@
 """Blocks and their sources, from the request to the end; losses of their pilots.
 
-Lost pilots: counted when they go, each with the reason that the batch system gives for it.
+A loss is counted at once and *settled* when the batch system gives a reason at its next listing, or after `SETTLE_S`.
 
-The manager notices that a pilot is gone within seconds. Why it went is known later: the batch system shows it at its
-next listing. So a loss is counted at once, with what is known by then, and *settled* when the batch system has named a
-reason, or after `SETTLE_S`. `Pilot.loss` holds the reason so far; `explained` answers once the loss is settled.
-
-Blocks: asked for by the provisioning policy, submitted and watched by the factory, counted by the pilots they bring.
-
-A block is over when the batch system says so. What it brought until then decides whether that is ordinary (pilots on
-borrowed machines are killed all day) or a sign that the source does not work: a block that was refused, or that ended
-without ever bringing a pilot, counts as a failure of its source, and a pilot that joins wipes the count. Pilots that
-die young, before anything was loaded on them, are counted by themselves: one is chance, several are a broken job.
+On borrowed machines pilots die all day, so an ended block alone is no sign of a broken source. A block that was
+refused, or ended without a pilot, is a failure, and a pilot that joins resets the count. Blocks whose pilots die young
+and loaded nothing are counted apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeGuard
 
 from stoker.manager.core import deadlines, retries
 from stoker.manager.core.events import RecordPilots, RecordStay, RecordWait
@@ -29,27 +21,10 @@ from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Source
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
 
-# ---- losses
+SETTLE_S = 60.0  # Seconds after which an unexplained loss stays unexplained
 
 
-SETTLE_S = 60.0
-"""A loss that the batch system has not explained for so long stays unexplained."""
-
-
-def record_explained(pilot: Pilot) -> bool | None:
-    """Whether a lost pilot went for a cause outside of the calls that it ran; None while that is not known yet."""
-    if pilot.loss is None or not pilot.loss_settled:
-        return None
-    return pilot.loss.explained
-
-
-def losses_by_reason(state: State) -> dict[str, int]:
-    """How many pilots were lost for each reason, in words."""
-    return {reason.value: count for reason, count in state.losses.items() if count}
-
-
-def record_loss(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
-    """Count a lost pilot. A reason that its batch system has given already replaces `loss`."""
+def _record_loss(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
     state = manager.state
     block = state.block_of(pilot)
     said = block.loss if block is not None else None
@@ -64,7 +39,7 @@ def record_loss(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
 
 
 def undo_loss(manager: Manager, pilot: Pilot) -> None:
-    """A pilot that counted as lost has come back: it was not."""
+    """A pilot that counted as lost has returned."""
     if pilot.loss is None:
         return
     _count(manager.state, pilot.loss, -1)
@@ -75,35 +50,28 @@ def undo_loss(manager: Manager, pilot: Pilot) -> None:
     retries.undo_pilot_loss(manager.state, pilot)
 
 
-def explain_losses(manager: Manager, block: Block) -> None:
-    """The batch system has named a reason for the losses of a block, or the block is over and it will name none."""
-    if block.loss is not None or block.phase.over:
-        settle_all_losses(manager, block)
-
-
-def settle_loss(manager: Manager, id: str) -> None:
-    """Nobody has explained the losses of a block in time."""
-    block = manager.state.blocks.get(BlockId(id))
-    if block is not None:
-        settle_all_losses(manager, block)
-
-
-def settle_all_losses(manager: Manager, block: Block) -> None:
-    """Settle the losses of a block with the reason that is known now."""
+def settle_losses(manager: Manager, block: Block) -> None:
+    """Settle the losses of a block with the reason known now."""
     pilots, block.unsettled = block.unsettled, {}
     for pilot in pilots.values():
         assert pilot.loss is not None
         _settle(manager, pilot, block.loss or pilot.loss)
 
 
+def settle_losses_of(manager: Manager, id: str) -> None:
+    """A block's losses were not explained in time."""
+    block = manager.state.blocks.get(BlockId(id))
+    if block is not None:
+        settle_losses(manager, block)
+
+
 def record_departure(manager: Manager, pilot: Pilot) -> None:
-    """Remember the stay of a pilot that was let go, or left by itself."""
+    """Record the stay of a pilot that was not lost."""
     end = PilotEnd.WALLTIME if deadlines.is_near_its_end(pilot, manager.state.now) else PilotEnd.LET_GO
     _record(manager, pilot, manager.state.now, end, None)
 
 
 def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
-    """The reason of a loss will not change any more."""
     state = manager.state
     if loss.is_vague and deadlines.is_near_its_end(pilot, pilot.lost_at):
         loss = LossReason.WALLTIME
@@ -115,7 +83,8 @@ def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
     pilot.loss_settled = True
     retries.loss_explained(manager, pilot)
     block = state.block_of(pilot)
-    said = f"; block {block.id}'s job {block.job} was {block.reason}" if loss.explained and _is_told(block) else ""
+    told = block is not None and block.loss in (LossReason.CANCELLED, LossReason.PREEMPTED) and block.reason
+    said = f"; block {block.id}'s job {block.job} was {block.reason}" if block and told and loss.explained else ""
     pilot.note(state.now, f"counted as lost: {loss.value}{said}")
     _record(manager, pilot, pilot.lost_at, PilotEnd.WALLTIME if loss is LossReason.WALLTIME else PilotEnd.LOST, loss)
 
@@ -125,98 +94,42 @@ def _record(manager: Manager, pilot: Pilot, until: float, end: PilotEnd, loss: L
         manager.out.append(RecordStay(pilot.source, until - pilot.notes[0][0], end, loss))
 
 
-def _is_told(block: Block | None) -> TypeGuard[Block]:
-    """True if the batch system has said how the job of a block ended, in words that follow "was"."""
-    return block is not None and block.loss in (LossReason.CANCELLED, LossReason.PREEMPTED) and bool(block.reason)
-
-
 def _count(state: State, loss: LossReason, change: int) -> None:
     state.losses[loss] = state.losses.get(loss, 0) + change
 
 
-# ---- blocks
+YOUNG_S = 60.0  # A pilot that dies younger was useless, unless it loaded something
+KEPT_BLOCKS = 1000  # Ended blocks that are kept for their stories
 
 
-YOUNG_S = 60.0
-"""A pilot that died before was of no use, unless something had been loaded on it."""
-
-# So many blocks that are over are kept for their stories.
-KEPT_BLOCKS = 1000
-BLOCK_GAP = 100
-
-# ---- sources
-
-
-def set_sources(state: State, sources: Iterable[Source]) -> None:
-    """The session's sources, as its site files have them now."""
-    before = state.sources
+def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
+    """Set the session's sources from its site files."""
+    state, before = manager.state, manager.state.sources
     state.sources = {}
     for source in sources:
-        known = before.get(source.name)
-        if known is None:
-            state.sources[source.name] = SourceState(source)
-        else:
-            known.source = source
-            known.held_for = known.hold = known.stopped = ""  # the site file may have been mended
-            state.sources[source.name] = known
-
-
-def set_trouble(source: SourceState, text: str) -> None:
-    """A batch system does not answer, or does again (empty)."""
-    source.trouble = text
-
-
-def set_factory_trouble(state: State, reason: str) -> None:
-    """Nobody submits blocks, for this reason; empty: somebody does."""
-    state.factory_trouble = reason
-
-
-# ---- a block's way
-
-
-def next_block_id(state: State) -> BlockId:
-    """The number of the next block."""
-    id = BlockId(f"b{state.next_block}")
-    state.next_block += 1
-    return id
-
-
-def reserve_block_number(state: State, number: int) -> None:
-    """The factory knows a block by this number: give it to no other."""
-    state.next_block = max(state.next_block, number + 1)
-
-
-def skip_block_numbers(state: State) -> None:
-    """Begin the next blocks' numbers at a round one behind those that may have been given away."""
-    state.next_block += BLOCK_GAP - state.next_block % BLOCK_GAP
+        known = before.get(source.name) or SourceState(source)
+        known.source = source
+        known.held_for = known.hold = known.stopped = ""  # the site file may have been mended
+        state.sources[source.name] = known
+    manager.demand_changed = True
 
 
 def add_block(state: State, source: SourceState, id: BlockId) -> Block:
-    """A block is asked of a source."""
+    """Add a block to a source."""
     block = state.blocks[id] = source.blocks[id] = Block(id, source, state.now)
-    relist_block(block)
+    _relist_block(block)
     return block
 
 
-def note_found(state: State, block: Block) -> None:
-    """A block that the manager did not know is the session's."""
-    block.found(state.now)
-
-
 def mark_released(block: Block, reason: str, now: float) -> None:
-    """A block is to end."""
+    """Mark a block as released."""
     block.leaving = reason
-    relist_block(block)
+    _relist_block(block)
     block.note(now, f"let go: {reason}")
 
 
-def mark_abandoned(block: Block) -> None:
-    """A block's pilots were lost, and it stands in no other's way."""
-    block.abandoned = True
-
-
 def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """The batch system has said how a block is."""
+    """Update a block's phase, job, reason and expected start."""
     now = manager.state.now
     block.job = message.job or block.job
     block.expected_at = now + message.expected_in_s if message.expected_in_s > 0 else 0.0
@@ -225,13 +138,12 @@ def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:
         block.note(now, f"{message.phase.value}{as_job}{f': {message.reason}' if message.reason else ''}")
     block.loss = message.loss or (None if message.phase is BlockPhase.RUNNING else block.loss)
     if message.phase is not block.phase:
-        enter_phase(manager, block, message.phase)
+        _enter_phase(manager, block, message.phase)
     block.reason = message.reason
 
 
 def record_hold(block: Block, message: BlockUpdate) -> bool:
-    """The batch system has held a block once more. True if the hold before, of any block of the source, was for the
-    same cause: no more blocks are asked of the source then."""
+    """Record that a block is held. True if its source is stopped, after two holds for the same cause."""
     source = block.source
     if not message.cause:
         return False
@@ -246,7 +158,7 @@ def record_hold(block: Block, message: BlockUpdate) -> bool:
 
 
 def remove_block(state: State, block: Block) -> None:
-    """A block is over."""
+    """Remove a block that is over."""
     source = block.source
     del state.blocks[block.id]
     for listed in (source.staying, source.coming, source.filling, source.abandoned):
@@ -258,17 +170,16 @@ def remove_block(state: State, block: Block) -> None:
     if len(state.past_blocks) > KEPT_BLOCKS:
         del state.past_blocks[next(iter(state.past_blocks))]
     if not block.leaving:
-        judge_ended_block(block, state.now)
+        _judge_ended_block(block, state.now)
 
 
 def pilot_returned(manager: Manager, block: Block, pilot: Pilot) -> None:
-    """A pilot of a block that was given up is here again."""
+    """A given-up pilot of a block is here again."""
     block.pilots[pilot.id] = None
-    note_running(manager, block)
+    _note_running(manager, block)
 
 
-def relist_block(block: Block) -> None:
-    """List a block that has changed where its source keeps it: that is asked for often, and blocks change seldom."""
+def _relist_block(block: Block) -> None:
     source = block.source
     for listed, belongs in (
         (source.abandoned, block.abandoned),
@@ -289,17 +200,15 @@ def cancel_block(manager: Manager, block: Block) -> None:
         manager.tell(factory, to_client.CancelBlocks((block.id,), block.leaving))
 
 
-def enter_phase(manager: Manager, block: Block, phase: BlockPhase) -> None:
-    """A block is in another phase. One whose job waits again may bring pilots again."""
+def _enter_phase(manager: Manager, block: Block, phase: BlockPhase) -> None:
     block.phase, block.since = phase, manager.state.now
     if phase is BlockPhase.PENDING:
         block.emptied_at = None
-    relist_block(block)
+    _relist_block(block)
     manager.demand_changed = True
 
 
-def judge_ended_block(block: Block, now: float) -> None:
-    """What the end of a block that nobody wanted to end says of its source."""
+def _judge_ended_block(block: Block, now: float) -> None:
     source = block.source
     if not block.held_for:
         source.held_for = source.hold = ""
@@ -319,12 +228,12 @@ def _died_young(block: Block, now: float) -> bool:
 
 
 def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
-    """A block has brought a pilot. Returns why it is to be let go: all its pilots lack what its site asks for."""
+    """A block brings a pilot. Returns why the block is useless, if so."""
     block.pilots[pilot.id] = None
     block.brought += 1
     if block.brought == 1:
         block.brought_at = manager.state.now
-    note_running(manager, block)
+    _note_running(manager, block)
     source = block.source
     pilot.source = source.source.name
     if pilot.lacks:
@@ -334,18 +243,15 @@ def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
     return ""
 
 
-def note_running(manager: Manager, block: Block) -> None:
-    """A pilot of a block is connected: its job runs, also where the batch system's last listing is older than that."""
+def _note_running(manager: Manager, block: Block) -> None:
     block.emptied_at = None
     if block.phase in (BlockPhase.ASKED, BlockPhase.PENDING):
         block.note(manager.state.now, "running: a pilot of it is here")
-        enter_phase(manager, block, BlockPhase.RUNNING)
-    relist_block(block)
+        _enter_phase(manager, block, BlockPhase.RUNNING)
+    _relist_block(block)
 
 
 def _useless(manager: Manager, block: Block, pilot: Pilot) -> str:
-    """A pilot has come that lacks what its site asks for. A block of such pilots alone counts as one that brought none,
-    and is to be let go, for the reason that is returned."""
     source, here = block.source, [manager.state.pilots[id] for id in block.pilots]
     if block.brought < source.source.nodes or not all(each.lacks for each in here):
         return ""
@@ -356,7 +262,7 @@ def _useless(manager: Manager, block: Block, pilot: Pilot) -> str:
 
 
 def note_useful(manager: Manager, pilot: Pilot) -> None:
-    """A pilot has loaded a context: its block is of use."""
+    """A pilot has loaded a context: its block works."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.proved = True
@@ -364,13 +270,12 @@ def note_useful(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> None:
-    """A pilot is gone: a block that was let go has its job cancelled with the last of them. `loss`: why it was lost;
-    None if it left by itself, or was told to."""
+    """Update the block and source of a pilot that is gone. `loss` None = not lost."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.pilots.pop(pilot.id, None)
     if loss is not None:
-        record_loss(manager, pilot, loss)
+        _record_loss(manager, pilot, loss)
     elif not manager.state.ending:
         record_departure(manager, pilot)
     if block is None:
@@ -380,7 +285,7 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
     if not block.pilots and block.phase is BlockPhase.RUNNING:
         block.emptied_at = manager.state.now
         manager.set_timer(f"emptied/{block.id}", manager.state.now + manager.state.lease_s)
-    relist_block(block)
+    _relist_block(block)
     if block.pilots:
         return
     if block.leaving:
@@ -392,11 +297,8 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
         source.last_failure = "lost"
 
 
-# ---- what is remembered of a source, for whoever plans with it
-
-
 def wait_record(block: Block, pilot: Pilot) -> RecordWait:
-    """What it took until the first pilot of a block came, which has just happened."""
+    """Record the wait for a block's first pilot."""
     first = next((device.facts for device in pilot.devices.values()), None)
     kind, memory = (first.kind, first.memory_bytes) if first is not None else ("", 0)
     asked_at = block.notes[0][0]
@@ -406,14 +308,11 @@ def wait_record(block: Block, pilot: Pilot) -> RecordWait:
 
 
 def record_pilot_count(manager: Manager, source: SourceState) -> None:
-    """Have it recorded how many pilots of a source are here."""
+    """Record how many pilots of a source are here."""
     here = sum(len(block.pilots) for block in source.blocks.values())
     manager.out.append(RecordPilots(source.source.name, here))
 
 
-# ---- the factory
-
-
 def factory_of(state: State) -> Client | None:
-    """The one that hears of blocks; None if none is connected, as far as anybody knows."""
+    """Return the connected factory, if any."""
     return next((client for client in state.clients.values() if client.factory and client.connected), None)

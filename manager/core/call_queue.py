@@ -1,22 +1,16 @@
 """Waiting calls of one context: by priority, then the nearest deadline, then in order of arrival.
 
-A level (one priority) has three parts. `fresh` is a deque of calls without a deadline that have never left it: they
-arrive in order, so nothing is sorted, and every operation is O(1) amortized. `back` is a heap of calls with a deadline
-and of those that were sent and came back (taken back, refused, evicted, survivors of a lost pilot): O(log n). `gangs`
-is a heap of calls that want several libraries at once: calls for one library may pass them (`single`).
+Each priority has three parts. `fresh` is a deque of calls without a deadline that never left it: O(1) amortized. `back`
+is a heap of calls with a deadline and of calls that were sent and returned: O(log n). `gangs` is a heap of calls that
+want several libraries; calls for one library may pass them (`single`).
 
-Calls without a deadline come after those of the same priority that have one. Where `by_deadline` is not set, the policy
-plans with deadlines by itself, and here only arrival counts. A call that is `late` has no deadline any more.
+With `by_deadline`, calls with a deadline precede the others of their priority; a *late* call has none any more. With
+`by_run_time`, a call counts as if it had arrived later by `YIELDS` times its expected run time, so it lets shorter
+calls pass for that long.
 
-Where `by_run_time` is set, calls of functions that are expected to run shortly come first: a call stands as if it had
-come later by `YIELDS` times what it is expected to take. So it lets shorter ones pass for so long, and no longer. All
-calls are in `back` then.
-
-Calls that are *apart* (`put_apart`) wait for a library that the core chooses for them (see `retries`): they are the
-last in order, and nothing takes them from the queue.
-
-A call that leaves from the middle (cancelled, dropped, sent by a policy) is not searched for: its ticket no longer fits
-its entry, which is skipped when its turn comes, or swept when such ghosts outnumber the rest.
+Calls *apart* wait for a library that the core chooses (see `retries`); `take` never returns them. A call that leaves
+from the middle is not searched for: its ticket no longer matches its entry, which is skipped later, or swept when such
+ghosts outnumber the rest.
 """
 
 from __future__ import annotations
@@ -34,34 +28,26 @@ from stoker.protocol.ids import CallId
 
 
 class QueueOptions(Protocol):
-    """What a queue needs of the calls of one group."""
+    """The part of a group that a queue needs."""
 
-    @property
-    def options(self) -> CallOptions:
-        """Their priority, deadline and gang."""
+    options: CallOptions
 
     @property
     def expected_s(self) -> float:
-        """Seconds that one of them is expected to run, 0 = unknown. It changes only where `reorder` is called then."""
+        """Expected seconds of a run, 0 = unknown. `reorder` follows each change."""
 
 
 class Queued(Protocol):
-    """What a queue needs of a call."""
+    """The part of a call that a queue needs."""
 
+    id: CallId
+    submitted_at: float
     ticket: int
     late: bool
 
     @property
-    def id(self) -> CallId:
-        """Its number."""
-
-    @property
-    def submitted_at(self) -> float:
-        """When it came."""
-
-    @property
     def group(self) -> QueueOptions:
-        """What it shares with others."""
+        """Its group."""
 
 
 C = TypeVar("C", bound=Queued)
@@ -69,12 +55,9 @@ C = TypeVar("C", bound=Queued)
 # Its deadline, when it came, its id, its ticket, the call.
 _Entry = tuple[float, float, int, int, C]
 
-# The ticket of a call that has left. Every new call has ticket 0; those that come back get a number.
-NOT_QUEUED = -1
+NOT_QUEUED = -1  # The ticket of a call that has left; new calls have 0, returned ones a number
 _SWEEP_AT = 1000
-
-YIELDS = 10.0
-"""A call lets shorter ones pass for this many times its own expected run time."""
+YIELDS = 10.0  # A call lets shorter ones pass for this many times its own expected run time
 _MOST_EXAMINED = 64
 
 
@@ -88,16 +71,15 @@ class _Level(Generic[C]):
 
 
 class Queue(Generic[C]):
-    """See the module's text. `count` is the number of calls that wait here; `gangs` the number of gangs among them, and
-    `timed` that of calls with a deadline."""
+    """A priority queue of calls; `gangs` and `timed` count those kinds among `count`."""
 
     __slots__ = (
-        "_by_deadline", "_by_run_time", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "timed"
+        "_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "is_by_run_time", "timed"
     )  # fmt: skip
 
     def __init__(self, *, by_deadline: bool = False, by_run_time: bool = False) -> None:
         self._by_deadline = by_deadline
-        self._by_run_time = by_run_time
+        self.is_by_run_time = by_run_time
         self._levels: dict[int, _Level[C]] = {}
         self._order: list[int] = []
         self._tickets = 0
@@ -111,7 +93,6 @@ class Queue(Generic[C]):
         return self.count
 
     def __iter__(self) -> Iterator[C]:
-        """Waiting calls, in their order."""
         for priority in reversed(self._order):
             level = self._levels[priority]
             back, gangs = (sorted(entry for entry in heap if _holds(entry)) for heap in (level.back, level.gangs))
@@ -120,9 +101,7 @@ class Queue(Generic[C]):
         yield from self.apart.values()
 
     def first(self, limit: int, *, looks: int) -> list[C]:
-        """Up to `limit` calls from the head, in their order. No part of a level is looked at further than `looks`
-        entries: where more than that have left from the middle, later calls stand for those behind them. The queue
-        stays as it is."""
+        """Return up to `limit` calls from the head, looking at `looks` entries of each part."""
         found: list[C] = []
         for priority in reversed(self._order):
             level = self._levels[priority]
@@ -135,16 +114,14 @@ class Queue(Generic[C]):
         found += islice(self.apart.values(), limit - len(found))
         return found
 
-    # ---- coming
-
     def push(self, call: C) -> None:
-        """Put a new call where its deadline puts it, else at the end of its priority."""
+        """Add a new call."""
         self.extend([call])
 
     def extend(self, calls: list[C]) -> None:
-        """Put new calls of one group into its line."""
+        """Add new calls of one group."""
         options = calls[0].group.options
-        if self._by_run_time or options.gang[1] > 1 or (self._by_deadline and options.objective.deadline_at):
+        if self.is_by_run_time or options.gang[1] > 1 or (self._by_deadline and options.objective.deadline_at):
             for call in calls:
                 self._enter(call)
         else:
@@ -152,19 +129,14 @@ class Queue(Generic[C]):
             self.count += len(calls)
 
     def put_back(self, call: C) -> None:
-        """Put a call that was sent before where its deadline and its arrival put it."""
+        """Add a call that was sent before, in its old place."""
         self._tickets += 1
         call.ticket = self._tickets
         self._enter(call)
 
-    @property
-    def is_by_run_time(self) -> bool:
-        """Whether what calls are expected to take counts."""
-        return self._by_run_time
-
     def reorder(self) -> None:
-        """What calls are expected to take has changed: each stands where that puts it."""
-        for level in self._levels.values() if self._by_run_time else ():
+        """Sort again after expected run times changed."""
+        for level in self._levels.values() if self.is_by_run_time else ():
             for heap in (level.back, level.gangs):
                 waiting = [entry[4] for entry in heap if _holds(entry)]
                 self._ghosts -= len(heap) - len(waiting)
@@ -172,25 +144,23 @@ class Queue(Generic[C]):
                 heapq.heapify(heap)
 
     def put_apart(self, call: C) -> None:
-        """Let a call wait for a library that the core chooses for it."""
+        """Add a call that waits apart."""
         self.apart[call.id] = call
         self.count += 1
 
     @staticmethod
     def mark_late(call: C) -> None:
-        """A call that is in no queue has lost its deadline."""
+        """Drop the deadline of an unqueued call."""
         call.late = True
 
     def demote(self, call: C) -> None:
-        """The deadline of a waiting call is lost: it stands behind those that can be in time."""
+        """Drop a waiting call's deadline and move it back."""
         self.leave(call)
         self.mark_late(call)
         self.put_back(call)
 
-    # ---- going
-
     def leave(self, call: C) -> None:
-        """A waiting call leaves from wherever it is."""
+        """Remove a waiting call."""
         self.count -= 1
         call.ticket = NOT_QUEUED
         if self.apart.pop(call.id, None) is not None:
@@ -204,7 +174,7 @@ class Queue(Generic[C]):
             self._sweep()
 
     def head(self) -> C | None:
-        """The call whose turn is next, a gang or not, or None."""
+        """Return the next call, gang or not, or None."""
         single = self.single()
         if self.gangs:
             gang = self.gang()
@@ -215,7 +185,7 @@ class Queue(Generic[C]):
         return single
 
     def single(self) -> C | None:
-        """The next call that one library can run by itself, or None."""
+        """Return the next call for one library, or None."""
         order = self._order
         while order:
             level = self._levels[order[-1]]
@@ -229,8 +199,7 @@ class Queue(Generic[C]):
         return None
 
     def gang(self, *, most: int = 0) -> C | None:
-        """The next call that wants several libraries, or None; with `most`, the next that can run on `most` libraries.
-        Only the first `_MOST_EXAMINED` of each priority are looked at."""
+        """Return the next gang, of at most `most` libraries if set, or None."""
         if not self.gangs:
             return None
         for priority in reversed(self._order):
@@ -246,7 +215,7 @@ class Queue(Generic[C]):
         return None
 
     def nearest(self) -> Iterator[C]:
-        """Of each priority the single call and the gang with the nearest deadline."""
+        """Yield each priority's single call and gang of the nearest deadline."""
         if self.timed:
             for level in self._levels.values():
                 for heap in (level.back, level.gangs):
@@ -255,28 +224,30 @@ class Queue(Generic[C]):
                         yield heap[0][4]
 
     def waiting_gangs(self) -> Iterator[C]:
-        """All that want several libraries, in no order."""
+        """Yield all waiting gangs, unordered."""
         if self.gangs:
             yield from _calls(entry for level in self._levels.values() for entry in level.gangs if _holds(entry))
 
     def is_before(self, one: C, other: C) -> bool:
-        """True if the turn of one waiting call comes before that of the other."""
+        """True if one waiting call precedes the other."""
         return self.rank(one) < self.rank(other)
 
     def rank(self, call: C) -> tuple[int, float, float, int]:
-        """A call's place: the smallest comes first."""
+        """Return a sort key: the smallest goes first."""
         return (-call.group.options.priority, *self._key(call))
 
     def take(self, group: QueueOptions, limit: int) -> list[C]:
-        """Take up to `limit` calls of one group from the head of the calls for one library (`single`), which is of that
-        group."""
+        """Take up to `limit` calls of the head's group."""
         level = self._levels[group.options.priority]
         taken: list[C] = []
         while level.back and len(taken) < limit:
             call = self._first(level)
             if call is None or call.group is not group:
                 break
-            self._drop_first(level, call)
+            if level.back and level.back[0][4] is call:
+                heapq.heappop(level.back)
+            else:
+                level.fresh.popleft()
             taken.append(call)
         if not level.back:
             fresh = level.fresh
@@ -296,15 +267,12 @@ class Queue(Generic[C]):
             self.timed -= sum(map(self._is_timed, taken))
         return taken
 
-    # ---- inside
-
     def _is_timed(self, call: C) -> bool:
         return self._by_deadline and not call.late and call.group.options.objective.deadline_at > 0
 
     def _key(self, call: C) -> tuple[float, float, int]:
-        """What decides within a priority."""
         due_at = call.group.options.objective.deadline_at if self._is_timed(call) else math.inf
-        later_s = YIELDS * call.group.expected_s if self._by_run_time else 0.0
+        later_s = YIELDS * call.group.expected_s if self.is_by_run_time else 0.0
         return due_at, call.submitted_at + later_s, call.id
 
     def _enter(self, call: C) -> None:
@@ -323,7 +291,6 @@ class Queue(Generic[C]):
         return level
 
     def _first(self, level: _Level[C]) -> C | None:
-        """The first call of a level that is no gang; ghosts before it are dropped."""
         fresh, back = level.fresh, level.back
         while fresh and fresh[0].ticket:
             fresh.popleft()
@@ -345,12 +312,6 @@ class Queue(Generic[C]):
             heapq.heappop(heap)
             self._ghosts -= 1
 
-    def _drop_first(self, level: _Level[C], call: C) -> None:
-        if level.back and level.back[0][4] is call:
-            heapq.heappop(level.back)
-        else:
-            level.fresh.popleft()
-
     def _sweep(self) -> None:
         for level in self._levels.values():
             level.fresh = deque(call for call in level.fresh if not call.ticket)
@@ -361,7 +322,6 @@ class Queue(Generic[C]):
 
 
 def _holds(entry: _Entry[C]) -> bool:
-    """True while the call waits at this place."""
     return entry[4].ticket == entry[3]
 
 
@@ -370,8 +330,7 @@ def _calls(entries: Iterator[_Entry[C]] | list[_Entry[C]]) -> Iterator[C]:
 
 
 def _ascending(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
-    """The entries of a heap in their order, at the cost of those that are taken: after an entry only its two children
-    have become candidates."""
+    """Yield the entries of a heap in order: after an entry only its two children become candidates."""
     ahead = [(heap[0], 0)] if heap else []
     while ahead:
         entry, place = heapq.heappop(ahead)

@@ -1,14 +1,11 @@
 """Clients: how they join, what they have received, how they leave; how the session ends.
 
-A program that was cut off may return, so the session keeps its results and its definitions for a day. Later it keeps a
-function or a context only if another client has defined it, an open call needs it, or a library holds it.
+A program that was cut off may return, so the session keeps its results and definitions for a day.
 
-Behind a hole in the journal the numbers of frames do not tell which frames the manager has taken. So it takes each
-frame until the peer says hello, and the peer then reports again what it holds.
+Behind a hole in the journal every frame is taken until the peer's next hello.
 
-The core may have done half of an event that made it raise. The live shell writes an `EventRefused` to the journal in
-its place and restarts the manager from the journal. Calls of the refused message fail, and a pilot whose message was
-lost is given up, because the manager's picture of it is wrong from then on.
+An event that makes the core raise may be half done. The live shell journals an `EventRefused` in its place and
+restarts the manager from the journal.
 """
 
 from __future__ import annotations
@@ -18,18 +15,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stoker.contexts.recipe import NO_LIMITS, ObjectRef
-from stoker.manager.core import (
-    block_orders,
-    dispatch,
-    ending,
-    holding,
-    libraries,
-    pilots,
-    registry,
-    seams,
-    sending,
-)
+from stoker.contexts.recipe import NO_LIMITS, ObjectRef, Recipe
+from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, pilots, registry, seams, sending
 from stoker.manager.core.events import (
     ClientGone,
     DiscardObject,
@@ -39,7 +26,6 @@ from stoker.manager.core.events import (
     FromClient,
     FromPilot,
     PilotLost,
-    RecordsLost,
     TimerFired,
     ToClient,
 )
@@ -49,26 +35,18 @@ from stoker.manager.core.state import State
 from stoker.protocol import bounds, to_client
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey, PilotId
-from stoker.protocol.to_manager import (
-    Cancel,
-    ClientHello,
-    Submit,
-)
+from stoker.protocol.to_manager import Cancel, ClientHello, Submit
 from stoker.protocol.to_pilot import Exit
 from stoker.units import show_bytes, show_seconds
 
-# ---- joining
-
-
-MOST_CLIENTS = 1 << 20
-"""A client's number is the high part of its calls' ids, which must fit 63 bits."""
+MOST_CLIENTS = 1 << 20  # A client's number is the high part of its calls' ids, which must fit 63 bits
 
 
 def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
-    """A client that the manager does not know: it is new, or it was in the part of the journal that is lost."""
+    """Add a client that is new, or that the journal lost."""
     state = manager.state
     if message.observer or message.factory:
-        return registry.add_observer(state, id, factory=message.factory)
+        return registry.add_client(state, id, -1, factory=message.factory)
     number = state.next_client if message.number < 0 else message.number
     if number in state.clients_by_number or number > MOST_CLIENTS:
         state.refuse("client whose number is another client's")
@@ -79,7 +57,7 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
 
 
 def reconcile_received(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
-    """A client says how many ends of calls it has had. True if the manager knows of fewer, so that it has lost some."""
+    """Compare the number of ends that a client has received. True if the manager lost some."""
     known, client.known_ends = client.known_ends, None
     if is_new:
         client.first_unacked = received
@@ -97,7 +75,7 @@ def reconcile_received(manager: Manager, client: Client, received: int, *, is_ne
 
 
 def acknowledge_results(client: Client, total: int) -> None:
-    """A client has received so many ends of its calls in all."""
+    """A client has received this many ends of calls in all."""
     unacked = client.unacked
     count = min(total - client.first_unacked, len(unacked))
     if count == len(unacked):
@@ -109,26 +87,24 @@ def acknowledge_results(client: Client, total: int) -> None:
 
 
 def mark_connected(manager: Manager, client: Client) -> None:
-    """A client is connected. One that had left brings its limits back."""
+    """Mark a client as connected; its limits count again."""
     was_gone, client.connected, client.gone = client.gone, True, False
     if was_gone:
         for context in registry.recompute_client_limits(manager, client):
             dispatch.apply_limits(manager, context)
 
 
-def disconnect_all(state: State) -> None:
-    """No client counts as connected until it says hello."""
-    for client in state.clients.values():
-        client.connected = False
-        client.known_ends = client.first_unacked + len(client.unacked)
+def define_recipe(manager: Manager, client: Client, recipe: Recipe) -> None:
+    """A client defines a context, and may limit its libraries."""
+    context = registry.define_context(manager, recipe)
+    client.defined.add(recipe.key)
+    if registry.set_client_limits(manager, client, context, recipe.limits):
+        dispatch.apply_limits(manager, context)
 
 
 # ---- submitting
-
-
 def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
-    """True if the context or function of these calls was defined in a lost part of the journal: the client sends all of
-    it again."""
+    """True if the journal lost these calls' definitions."""
     if message.recipe in state.contexts and message.function in state.functions:
         return False
     if not client.inbox.has_hole and client.unnamed is None:
@@ -138,21 +114,23 @@ def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
 
 
 def options_of(message: Submit, *, now: float) -> CallOptions:
-    """The options of calls that come now, with their deadline on the manager's clock."""
+    """Return the options of new calls, with an absolute deadline."""
     options, due_in_s = message.options, message.due_in_s
     if due_in_s is None:
         return options
-    deadline_at = now + due_in_s or math.ulp(0.0)  # 0 would mean that there is none
+    deadline_at = now + due_in_s or math.ulp(0.0)  # 0 means no deadline
     return msgspec.structs.replace(
         options, objective=msgspec.structs.replace(options.objective, deadline_at=deadline_at)
     )
 
 
-def why_submit_fails(manager: Manager, client: Client, message: Submit, options: CallOptions) -> Failure | None:
-    """Why the calls of a message are not accepted; None if they are."""
+def why_submit_fails(
+    manager: Manager, client: Client, message: Submit, options: CallOptions, *, is_known: bool
+) -> Failure | None:
+    """Return why calls are not accepted, or None. `is_known`: their group exists."""
     state = manager.state
     context = state.contexts.get(message.recipe)
-    wrong = ""
+    ids = [spec.call for spec in message.calls]
     if client.observer:
         wrong = "an observer submits nothing"
     elif state.ending:
@@ -161,15 +139,17 @@ def why_submit_fails(manager: Manager, client: Client, message: Submit, options:
         wrong = f"context {message.recipe} was not defined"
     elif message.function not in state.functions:
         wrong = f"function {message.function} was not defined"
-    elif not _carry_number_of(client, message.calls):
+    elif ids and not min(ids) >> CLIENT_SHIFT == max(ids) >> CLIENT_SHIFT == client.number:
         wrong = f"calls of client {client.number} carry another client's number"
+    elif is_known:  # its options were checked when its first calls came
+        wrong = bounds.wrong_with_calls(message.calls)
     else:
         wrong = bounds.wrong_with(message)
     if wrong:
         state.refuse("submit that names what is not there")
         return Failure(FailureKind.CANCELLED, wrong)
     limits = context.said_limits.get(client.id, NO_LIMITS) if context is not None else NO_LIMITS
-    if (client.number, message.function, message.recipe, options) in state.groups and limits == NO_LIMITS:
+    if is_known and limits == NO_LIMITS:
         return None
     if unhonoured := seams.refusal(options, manager.policies.honours, limits=limits):
         state.refuse("wish that the policy does not honour")
@@ -177,13 +157,8 @@ def why_submit_fails(manager: Manager, client: Client, message: Submit, options:
     return None
 
 
-def _carry_number_of(client: Client, specs: list[CallSpec]) -> bool:
-    ids = [spec.call for spec in specs]
-    return not ids or min(ids) >> CLIENT_SHIFT == max(ids) >> CLIENT_SHIFT == client.number
-
-
 def without_ended(client: Client, message: Submit) -> Submit:
-    """A message of a client that submits again, without calls whose ends it is being sent."""
+    """Leave out resubmitted calls whose ends are on their way."""
     if client.unnamed is None:
         return message
     client.unnamed.difference_update([spec.call for spec in message.calls])
@@ -191,10 +166,9 @@ def without_ended(client: Client, message: Submit) -> Submit:
     return msgspec.structs.replace(message, calls=[spec for spec in message.calls if spec.call not in told])
 
 
-def end_refused(manager: Manager, client: Client, message: Submit, failure: Failure) -> None:
-    """End calls that were not accepted."""
-    state = manager.state
-    ends = [CallEnd(spec.call, False, b"", 0.0, failure) for spec in message.calls if spec.call not in state.calls]
+def end_unaccepted(manager: Manager, client: Client, ids: Iterable[CallId], failure: Failure) -> None:
+    """End calls that were not accepted, unless they are open."""
+    ends = [CallEnd(id, False, b"", 0.0, failure) for id in ids if id not in manager.state.calls]
     manager.results_of(client).extend(ends)
 
 
@@ -207,28 +181,21 @@ def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
 
 
 # ---- leaving
-
-
-KEPT_S = 86_400.0
-"""A session that outlives programs keeps the results of one that is gone for a day,"""
-MOST_KEPT_BYTES = 64_000_000
-"""and no more bytes of them than this; files of large results are not counted."""
-SETTLE_S = 60.0
-"""The size is looked at so long after the client was given up, when the ends of its calls are there."""
-KEPT_BANNED = 1000
-"""The session remembers at most this many programs that must not come back."""
+KEPT_S = 86_400.0  # A kept session keeps results of an absent program for a day,
+MOST_KEPT_BYTES = 64_000_000  # and no more bytes of them than this; files of large results are not counted
+SETTLE_S = 60.0  # Seconds until their size is checked, when the ends of its calls are there
+KEPT_BANNED = 1000  # Banned programs that are remembered
 
 
 def client_gone(manager: Manager, id: ClientId) -> None:
-    """A client did not come back: its calls end, and so does the session if no other client uses it. If the client
-    comes back later, it finds how its calls ended."""
+    """A client did not return: cancel its calls, and end the session after the last one."""
     state = manager.state
     client = state.clients.get(id)
     if client is None or client.gone:
         return
     client.gone, client.connected, client.gone_at = True, False, state.now
     if client.observer:
-        registry.forget_observer(state, client)
+        registry.forget_client(state, client)
         return
     for context in registry.recompute_client_limits(manager, client):
         dispatch.apply_limits(manager, context)
@@ -242,8 +209,7 @@ def client_gone(manager: Manager, id: ClientId) -> None:
 
 
 def forget_gone_client(manager: Manager, id: str) -> None:
-    """A client may have been gone for long: drop the results that it has not fetched, and after a day all of it. What
-    is still in use then is looked at once a day."""
+    """Drop the results of a client that is gone, and after a day everything unused."""
     state = manager.state
     client = state.clients.get(ClientId(id))
     if client is None:
@@ -258,13 +224,18 @@ def forget_gone_client(manager: Manager, id: str) -> None:
         why = f"after {show_seconds(away_s)}" if is_over else f"because they were {show_bytes(size)}"
         _drop_results(manager, client, why)
     if is_over:
-        _forget(manager, client)
+        if client.id not in state.banned:
+            forgotten = "this program was gone for too long: the session has forgotten it; start the program anew"
+            ban(state, client.id, forgotten)
+        registry.forget_client(state, client)
+        ending.record_runs(manager)
+        _forget_unused(manager, id)
     else:
         manager.set_timer(f"gone/{id}", client.gone_at + KEPT_S)
 
 
 def ban(state: State, name: str, why: str) -> None:
-    """A peer that must not come back is told why when it tries."""
+    """Refuse a peer from now on, with this reason."""
     state.banned[name] = why
     if len(state.banned) > KEPT_BANNED:
         del state.banned[next(iter(state.banned))]
@@ -281,19 +252,8 @@ def _drop_results(manager: Manager, client: Client, why: str) -> None:
     client.unacked.clear()
 
 
-def _forget(manager: Manager, client: Client) -> None:
-    state = manager.state
-    if client.id not in state.banned:
-        ban(
-            state, client.id, "this program was gone for too long: the session has forgotten it; start the program anew"
-        )
-    registry.forget_client(state, client)
-    ending.record_runs(manager)
-    _forget_unused(manager, client.id)
-
-
 def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKey]) -> None:
-    """Forget functions that their client will not name again, unless another client has defined them."""
+    """Forget functions that no client will name again."""
     dropped = registry.unused_functions(manager.state, client, keys)
     if dropped:
         ending.record_runs(manager)
@@ -301,7 +261,6 @@ def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKe
 
 
 def _forget_unused(manager: Manager, id: str) -> None:
-    """Forget what no client has defined and nothing uses. `id`: the client whose timer looks again if some is used."""
     registry.forget_groups(manager.state)
     pilots.forget_old_pilots(manager.state, kept_s=KEPT_S)
     is_used = registry.forget_unused(manager)
@@ -311,10 +270,8 @@ def _forget_unused(manager: Manager, id: str) -> None:
 
 
 # ---- the end of the session
-
-
 def end_session(manager: Manager, reason: str) -> None:
-    """End every call that is left, let the pilots go, and stop the manager."""
+    """End every open call, release the pilots, and stop the manager."""
     state = manager.state
     if state.ending:
         return
@@ -325,7 +282,8 @@ def end_session(manager: Manager, reason: str) -> None:
             holding.withdraw(manager, call, running=True)
         ending.fail_call(manager, call, failure)
     sending.send_results(manager)
-    holding.forget_unsent(manager)
+    manager.sends.clear()
+    manager.drops.clear()
     for pilot in state.pilots.values():
         manager.say(pilot, Exit(reason))
     ending.record_runs(manager)
@@ -337,12 +295,8 @@ def end_session(manager: Manager, reason: str) -> None:
 
 
 # ---- holes in the journal
-
-
-def records_lost(manager: Manager, event: RecordsLost) -> None:
-    """Records of the journal are lost here."""
-    state = manager.state
-    del event
+def records_lost(state: State) -> None:
+    """Records are lost here: take each peer's frames until its hello."""
     state.refuse("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
     inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]
@@ -350,13 +304,13 @@ def records_lost(manager: Manager, event: RecordsLost) -> None:
         inbox.has_hole = True
 
 
-def ends_kept(manager: Manager, ends: list[CallEnd]) -> None:
-    """The journal begins anew: these calls have ended, should their clients submit them again."""
-    manager.state.kept_ends.update({end.call: end for end in ends})
+def ends_kept(state: State, ends: list[CallEnd]) -> None:
+    """The journal begins again: keep these ends for resubmitted calls."""
+    state.kept_ends.update({end.call: end for end in ends})
 
 
 def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
-    """Of calls that a client submits again, those that had ended end now as they did. Returns the others."""
+    """End resubmitted calls that had ended before. Returns the others."""
     state, rest = manager.state, []
     for spec in specs:
         end = state.kept_ends.pop(spec.call, None)
@@ -370,26 +324,22 @@ def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[Ca
 
 
 # ---- refused events
-
-
-ROUND_PAUSE_S = 60.0
-"""A policy that raised in its round has its next one so much later."""
-MOST_OF_ONE = 3
-"""A client whose events were refused so often is refused itself."""
+ROUND_PAUSE_S = 60.0  # Seconds until the next round of a policy that raised in one
+MOST_OF_ONE = 3  # Refused events after which a client is refused
 
 
 def refusal_of(event: Event, reason: str) -> EventRefused:
-    """What stands in the journal in the place of an event that made the core raise."""
+    """Return the record of an event that made the core raise."""
     match event:
         case FromClient(client=client, sequence=sequence, messages=messages):
             calls = [spec.call for message in messages if isinstance(message, Submit) for spec in message.calls]
-            return EventRefused("client", str(client), sequence, reason, calls)
+            return EventRefused("client", client, sequence, reason, calls)
         case FromPilot(pilot=pilot, sequence=sequence):
-            return EventRefused("pilot", str(pilot), sequence, reason)
+            return EventRefused("pilot", pilot, sequence, reason)
         case PilotLost(pilot=pilot):
-            return EventRefused("pilot", str(pilot), 0, reason)
+            return EventRefused("pilot", pilot, 0, reason)
         case ClientGone(client=client):
-            return EventRefused("client", str(client), 0, reason)
+            return EventRefused("client", client, 0, reason)
         case TimerFired(key=key):
             return EventRefused("timer", key, 0, reason)
         case _:
@@ -397,7 +347,7 @@ def refusal_of(event: Event, reason: str) -> EventRefused:
 
 
 def event_refused(manager: Manager, event: EventRefused) -> None:
-    """Give what a refused event said an end."""
+    """A refused event: fail its calls, give up its pilot, or ban its peer."""
     state = manager.state
     state.failed_at.append(state.now)
     whose = f"the timer {event.name}" if event.role == "timer" else f"a message of {event.role} {event.name}"
@@ -409,7 +359,7 @@ def event_refused(manager: Manager, event: EventRefused) -> None:
             _ban(manager, event)
             pilots.pilot_lost(manager, PilotId(event.name), f"the manager failed on what it said: {event.reason}")
         case "timer":
-            manager.timer_is_over(event.name)
+            manager.drop_timer(event.name)
             if event.name.startswith("round/"):
                 manager.set_timer(event.name, state.now + ROUND_PAUSE_S)
 
@@ -426,8 +376,7 @@ def _client(manager: Manager, event: EventRefused) -> None:
     client.inbox.skip_to(event.sequence)
     client.last_call = max([client.last_call, *event.calls])
     failure = Failure(FailureKind.CANCELLED, f"the manager failed on the message that it came with: {event.reason}")
-    ends = [CallEnd(CallId(call), False, b"", 0.0, failure) for call in event.calls if call not in state.calls]
-    manager.results_of(client).extend(ends)
+    end_unaccepted(manager, client, event.calls, failure)
 
 
 def _ban(manager: Manager, event: EventRefused) -> None:

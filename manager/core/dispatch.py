@@ -1,10 +1,9 @@
-"""Calls between queues and libraries: submitted, placed, fed to libraries with room, and back.
+"""Calls between queues and libraries: submit, place, feed libraries with room, end, return. The hot path.
 
-The hot path. A step here runs a million times, so the calls of one frame are handled together and counted a batch at a
-time.
+A step here runs a million times, so the calls of one frame are handled together.
 
-A call that may have killed its library (`kills`) runs alone until it is known to be good or bad: a library that holds
-such a suspect is given nothing else. A call that may have killed its pilot has a whole pilot to itself (`retries`).
+A call that may have killed its library (`kills`) runs alone in a library until it is judged; a call that may have
+killed its pilot has a whole pilot (`retries`).
 """
 
 from __future__ import annotations
@@ -13,38 +12,23 @@ import msgspec
 from msgspec import Struct
 
 from stoker.contexts.recipe import NO_LIMITS, ObjectRef
-from stoker.manager.core import (
-    actions,
-    deadlines,
-    ending,
-    gangs,
-    holding,
-    libraries,
-    pilots,
-    queues,
-    retries,
-    sending,
-)
+from stoker.manager.core import actions, deadlines, ending, gangs, holding, libraries, pilots, queues, retries, sending
 from stoker.manager.core.events import DiscardObject
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Context, Gang, Group, Library, LibraryState, PilotState
+from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library, LibraryState, PilotState
 from stoker.manager.core.queues import LINGERS, STUCK_S, STUCK_TIMER, full_since
 from stoker.manager.core.seams import PolicyError
 from stoker.protocol import pace, to_client
 from stoker.protocol.bounds import is_sound
 from stoker.protocol.calls import CallEnd, CallProgress, CallSpec
 from stoker.protocol.ids import ClientId
-from stoker.protocol.to_manager import CallsProgress, CallsReturned
+from stoker.protocol.to_manager import CallEvicted, CallsEnded, CallsProgress, CallsReturned
 
-# ---- feeding
-
-
-ASK_PAUSE_S = 0.05
-"""Contexts without a library are asked about when a library falls idle, no more often than this."""
+ASK_PAUSE_S = 0.05  # Seconds between two questions about a context without a library
 
 
 def feed_library(manager: Manager, library: Library) -> None:
-    """A library has room: give it calls from its context's queue, else see whether others hold too many."""
+    """Give a library with room calls."""
     state, context = manager.state, library.context
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
@@ -91,7 +75,6 @@ def feed_library(manager: Manager, library: Library) -> None:
 
 
 def _take_from_others(manager: Manager, library: Library) -> None:
-    """Calls of other contexts that list this library's wait: its policy says which of them it takes."""
     waiting = any(other.queue.count for other in library.context.listed_by.values())
     if waiting and library.pilot.reserved is None and queues.has_room(manager, library):
         dispatch = manager.policies.dispatch
@@ -99,7 +82,6 @@ def _take_from_others(manager: Manager, library: Library) -> None:
 
 
 def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
-    """Give a library up to `count` calls of the group that is next in the queue. False if it may have none of them."""
     group = head.group
     if head.by_itself:
         if library.load:
@@ -118,7 +100,7 @@ def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
 
 
 def apply_limits(manager: Manager, context: Context) -> None:
-    """Other limits hold for a context: its idle libraries may have to go, and its waiting calls may have others."""
+    """The limits of a context changed: ask about its libraries and calls."""
     residency, state = manager.policies.residency, manager.state
     if context.limits != NO_LIMITS:
         for library in list(context.libraries.values()):
@@ -129,8 +111,7 @@ def apply_limits(manager: Manager, context: Context) -> None:
 
 
 def serve_queue(manager: Manager, context: Context) -> None:
-    """Calls came to the queue: offer it to the context's libraries with room, in the order of the policy, then to those
-    of contexts that the calls list."""
+    """Offer a queue to libraries with room in the policy's order."""
     queue, dispatch = context.queue, manager.policies.dispatch
     for library in dispatch.serve_order(manager.state, context):
         if not queue.count:
@@ -146,10 +127,8 @@ def serve_queue(manager: Manager, context: Context) -> None:
 
 
 # ---- placing
-
-
 def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
-    """Accept calls of one group: each goes to a library with room, or waits."""
+    """Accept new calls of a group: place or queue them."""
     fresh = holding.accept(manager, group, specs)
     if not fresh:
         return
@@ -174,7 +153,6 @@ def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
 
 
 def _enter(manager: Manager, context: Context, fresh: list[Call]) -> None:
-    """New calls of one group go to libraries with room, or wait."""
     dispatch = manager.policies.dispatch
     few = len(fresh) <= dispatch.places_one_by_one_up_to and not context.queue.count
     if few or dispatch.asks_every_call:
@@ -189,7 +167,7 @@ def _enter(manager: Manager, context: Context, fresh: list[Call]) -> None:
 
 
 def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
-    """Ask where a waiting call that is in no queue should go. `again`: it was sent somewhere before."""
+    """Ask the policy where a call goes. `again`: it was sent before."""
     context = call.group.context
     answer = manager.policies.dispatch.place(manager.state, call)
     if isinstance(answer, int):
@@ -209,8 +187,7 @@ def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
         queues.note_hungry(manager, context)
 
 
-def retry_call(manager: Manager, call: Call, *, why: str) -> None:
-    """A held call that its library refused, or was made to give up, is placed anew."""
+def _retry_call(manager: Manager, call: Call, *, why: str) -> None:
     holding.wait_again(manager, call, why=why)
     if call.id in manager.state.trials:
         queues.wait_again_apart(manager, call)
@@ -220,10 +197,9 @@ def retry_call(manager: Manager, call: Call, *, why: str) -> None:
 
 
 # ---- calls that ended
-
-
-def calls_ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
-    """Calls of a library have ended."""
+def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None:
+    """End calls of a library, and feed it."""
+    ends = message.ends
     open_calls = manager.state.calls
     plain = not manager.watch and not manager.tracked
     first = not library.context.runs
@@ -260,7 +236,7 @@ def calls_ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None
         if not outcome.ok:
             total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
             good, others, seconds = [], 0, 0.0
-        ending.end_call(manager, call, outcome)  # watched: it costs what any other does, or a replay would differ
+        ending.end_call(manager, call, outcome)  # watched: account it like any other, or a replay would differ
     if group is not None:
         total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
@@ -292,7 +268,6 @@ def calls_ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None
 
 
 def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: CallEnd) -> int:
-    """The end of a call that this library does not hold alone. Returns how many calls it ran for that: 0 or 1."""
     if call is not None and type(call.holder) is Gang:
         gangs.gang_member_ended(manager, call, library, outcome)
         return 1
@@ -300,30 +275,30 @@ def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: Cal
         manager.state.refuse("late or repeated end of a call")
         return 0
     still_open = manager.state.calls.get(outcome.call)
+    options = still_open.group.options if still_open is not None else None
     if retries.is_fault(outcome):
-        pilots.orphan_failed(manager.state, outcome.call)
-        return 1
-    if still_open is not None and _may_count(still_open, library):
-        ending.end_where_first_run(manager, still_open, library, outcome)
-        return 1
-    if pilots.end_orphan(manager.state, outcome) or outcome.call in manager.state.forgotten:
-        return 1
-    if isinstance(outcome.payload, ObjectRef):
+        pilots.end_orphan(manager.state, outcome)
+    elif (
+        still_open is not None
+        and options is not None
+        and options.gang[1] == 1
+        and not options.stream  # its client may lack pieces that came from there
+        and not any(device.fault for device in library.devices)
+    ):
+        still_open.note(manager.state.now, f"{library.pilot.id}, which had been given up, has finished it")
+        if still_open.state is CallState.HELD:
+            holding.withdraw_to_queue(manager, still_open)
+        ending.end_call(manager, still_open, outcome)
+    elif pilots.end_orphan(manager.state, outcome) or outcome.call in manager.state.forgotten:
+        pass  # its client may still read its result
+    elif isinstance(outcome.payload, ObjectRef):
         manager.out.append(DiscardObject(outcome.payload.source))
     return 1
 
 
-def _may_count(call: Call, library: Library) -> bool:
-    """Whether an end counts that comes from a pilot which had been given up: its call is still open."""
-    options = call.group.options  # of a stream its client may lack pieces that came from there
-    return options.gang[1] == 1 and not options.stream and not any(device.fault for device in library.devices)
-
-
-# ---- calls that go on or come back
-
-
+# ---- calls that return
 def calls_returned(manager: Manager, library: Library, message: CallsReturned) -> None:
-    """A library gives calls back that it has not begun, or refuses them."""
+    """A library returns or refuses calls that it has not begun."""
     state = manager.state
     back: list[Call] = []
     for id in message.calls:
@@ -331,16 +306,18 @@ def calls_returned(manager: Manager, library: Library, message: CallsReturned) -
         if call is not None:
             back.append(call)
             if message.need_function:
-                sending.forget_sent_function(library, call.group)
+                sending.forget_sent(library, call.group.function.key)
         elif not holding.slot_is_free(library, id):
             state.refuse("return of a call that the library does not hold")
     queues.relist_library(manager, library)
     if message.refused:
         library.required_bytes = message.required_bytes
-        if not all(call.offered for call in back):  # what was no offer is refused by a library that is about to end
+        if not all(
+            call.offered for call in back
+        ):  # a library refuses calls that were no offers when it is about to end
             libraries.stop_library(manager, library, reason=message.refused)
         for call in back:
-            retry_call(manager, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
+            _retry_call(manager, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
     else:
         holding.gave_back(library)
         holding.requeue(manager, back, why=f"taken back from lib-{library.id}, which had not begun it")
@@ -349,7 +326,7 @@ def calls_returned(manager: Manager, library: Library, message: CallsReturned) -
 
 
 def calls_progressed(manager: Manager, library: Library, message: CallsProgress) -> None:
-    """Running calls say how far they are."""
+    """Running calls report progress."""
     state = manager.state
     by_client: dict[ClientId, list[CallProgress]] = {}
     for report in message.reports:
@@ -375,8 +352,9 @@ def calls_progressed(manager: Manager, library: Library, message: CallsProgress)
             manager.tell(client, to_client.ProgressReports(reports))
 
 
-def call_evicted(manager: Manager, library: Library, progress: CallProgress) -> None:
-    """A call has made room, and goes on elsewhere from what it left."""
+def call_evicted(manager: Manager, library: Library, message: CallEvicted) -> None:
+    """An evicted call waits again with its progress."""
+    progress = message.progress
     call = holding.take_out(library, progress.call)
     if call is None:
         if not holding.slot_is_free(library, progress.call):
@@ -388,15 +366,13 @@ def call_evicted(manager: Manager, library: Library, progress: CallProgress) -> 
     queues.relist_library(manager, library)
     if call is not None:
         why = f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)"
-        retry_call(manager, call, why=why)
+        _retry_call(manager, call, why=why)
     feed_library(manager, library)
 
 
 # ---- stuck libraries
-
-
-def requeue_stuck_backlogs(manager: Manager) -> None:
-    """Take the backlog of every stuck library back to the queue."""
+def requeue_stuck_backlogs(manager: Manager, _: str) -> None:
+    """Requeue the backlog of every stuck library."""
     state = manager.state
     looked = False
     for context in state.contexts.values():

@@ -1,13 +1,7 @@
 """The end of a call: exactly one for each, counted, with its cost and its failure.
 
-Counts failed calls by function, exception and line, for `stoker calls`: a day may bring thousands of one kind.
-
-Every failure of the session is counted, also those whose stories are not kept any more. A group names its last call as
-an example, because the story of that one is kept longest.
-
-A call ends exactly once, for whatever reason.
-
-What calls have cost: counted when they end, and handed to the performance history.
+`stoker calls` groups failed calls by function, exception and line; each group names its last call, whose story is kept
+longest.
 """
 
 from __future__ import annotations
@@ -20,26 +14,22 @@ from stoker.manager.core import blame, holding, queues, registry
 from stoker.manager.core.events import ContextAdvice, RecordRuns
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, CountedFailures, Gang, Group, Library
-from stoker.manager.core.per_context import Cost
+from stoker.manager.core.per_context import Cost, work_of
 from stoker.manager.core.state import State
 from stoker.protocol.calls import CallEnd, Failure, FailureGroup, FailureKind
 from stoker.protocol.ids import CallId, show_call, show_library
 from stoker.units import first_words
 
-# ---- failure groups
-
-
-MOST = 200
-"""Groups that are told apart. Failures of further kinds are counted together."""
+MOST = 200  # Groups that are kept apart; further kinds count together
 _OTHERS = ("", "other failures", "")
 _EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
 _MOST_CHARACTERS = 300
+_SIGNALS = {signal.value: signal.name for signal in Signals}
 
 Key = tuple[str, str, str]
 
 
-def count_failure(state: State, call: Call, outcome: CallEnd) -> None:
-    """A call has failed."""
+def _count_failure(state: State, call: Call, outcome: CallEnd) -> None:
     groups, key = state.failure_groups, _key(call, outcome)
     if key not in groups and len(groups) >= MOST:
         key = _OTHERS
@@ -50,41 +40,22 @@ def count_failure(state: State, call: Call, outcome: CallEnd) -> None:
     group.message = first_words(said)[:_MOST_CHARACTERS]
 
 
-def uncount_failure(state: State, call: Call | None, outcome: CallEnd) -> None:
-    """A failure that was counted does not count: its call had ended before."""
-    groups = state.failure_groups
-    if call is None:
-        return
-    key = _key(call, outcome)
-    key = key if key in groups else _OTHERS
-    if key in groups:
-        groups[key].count -= 1
-        if not groups[key].count:
-            del groups[key]
-
-
 def list_failure_groups(state: State) -> tuple[FailureGroup, ...]:
-    """The groups, the largest first."""
+    """Return the groups, the largest first."""
     return tuple(
         FailureGroup(
-            function=function,
-            error=error,
-            place=place,
-            count=group.count,
-            example=show_call(CallId(group.call)),
-            message=group.message,
-            first_s=state.now - group.first_at,
-            last_s=state.now - group.last_at,
+            function=function, error=error, place=place, count=group.count, example=show_call(CallId(group.call)),
+            message=group.message, first_s=state.now - group.first_at, last_s=state.now - group.last_at,
         )
         for (function, error, place), group in sorted(state.failure_groups.items(), key=lambda item: -item[1].count)
-    )
+    )  # fmt: skip
 
 
 def _key(call: Call, outcome: CallEnd) -> Key:
-    """The function, what was raised (or how the call was ended), and the innermost line of the user's code."""
     failure, function = outcome.failure, call.group.function.name
     if failure is not None:
-        how = _signal(failure.signal) if failure.signal else f"exit code {failure.exit_code}"
+        signal = _SIGNALS.get(failure.signal, f"signal {failure.signal}")
+        how = signal if failure.signal else f"exit code {failure.exit_code}"
         more = f" ({how})" if failure.signal or failure.exit_code else ""
         return function, f"{failure.kind.value}{more}", ""
     said, *places = outcome.raised.splitlines() or [""]
@@ -93,61 +64,54 @@ def _key(call: Call, outcome: CallEnd) -> Key:
     return function, found["kind"] if found is not None else "an exception", place
 
 
-def _signal(number: int) -> str:
-    try:
-        return Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-# ---- ending
-
-
-# So many failed calls are kept for `stoker explain`.
-KEPT_FAILURES = 1000
+KEPT_FAILURES = 1000  # Failed calls that are kept for `stoker explain`
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
-    """End a call. Good results of ordinary calls take a shorter way (`dispatch.calls_ended`). `waits`:
-    False for one that has just come and is in no queue."""
+    """End a call; `dispatch.calls_ended` has a shorter path. `waits`: False for a call in no queue."""
     state, group, holder = manager.state, call.group, call.holder
-    close_call(manager, call, waits=waits)
+    _close_call(manager, call, waits=waits)
     if not outcome.ok:
         if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
             state.cancelled += 1
         else:
             state.failures += 1
-            count_failure(state, call, outcome)
+            _count_failure(state, call, outcome)
     if not outcome.ok or call.id in manager.watch:
-        keep_ended_call(manager, call, outcome, holder=holder)
+        _keep_ended_call(manager, call, outcome, holder=holder)
         if not outcome.ok:
             blame.ask_why_call_failed(manager, holder, call, outcome)
     manager.changed("calls", call.id)
-    if outcome.ok:
-        manager.took(call)
+    if outcome.ok and (wanted_s := group.options.objective.latency_s):
+        for changes in manager.tracked:
+            changes.latency_shares.append((state.now - call.submitted_at) / wanted_s)
     manager.results_of(group.client).append(outcome)
 
 
 def end_silently(manager: Manager, call: Call) -> None:
-    """A call ends without a word to its client, which has its result already and does not wait for it."""
+    """End a call whose client has the result already."""
     if call.state is CallState.HELD:
         holding.withdraw(manager, call, running=False)
-    close_call(manager, call)
+    _close_call(manager, call)
     manager.changed("calls", call.id)
 
 
 def forget_failure(state: State, outcome: CallEnd) -> None:
-    """A call that had ended before ran once more and failed: it counts as done, and not as failed."""
-    call = state.failed.pop(outcome.call, None)
+    """Uncount the failure of a call whose client has its result."""
+    call, groups = state.failed.pop(outcome.call, None), state.failure_groups
     if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
         state.cancelled -= 1
-    else:
-        state.failures -= 1
-        uncount_failure(state, call, outcome)
+        return
+    state.failures -= 1
+    key = _key(call, outcome) if call is not None else None
+    key = key if key is None or key in groups else _OTHERS
+    if key in groups:
+        groups[key].count -= 1
+        if not groups[key].count:
+            del groups[key]
 
 
-def close_call(manager: Manager, call: Call, *, waits: bool = True) -> None:
-    """Take a call out of everything that names open calls."""
+def _close_call(manager: Manager, call: Call, *, waits: bool = True) -> None:
     state, group = manager.state, call.group
     if waits and call.state is CallState.WAITING:
         queues.leave_queue(manager, call)
@@ -157,19 +121,10 @@ def close_call(manager: Manager, call: Call, *, waits: bool = True) -> None:
     holding.drop_records(state, call)
     if state.trials:
         holding.trial_ended(manager, call.id)
-    count_closed(manager, group, 1)
+    _count_closed(manager, group, 1)
 
 
-def end_where_first_run(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    """A call that waits again, or runs somewhere else by now, has ended where it ran first."""
-    call.note(manager.state.now, f"{library.pilot.id}, which had been given up, has finished it")
-    if call.state is CallState.HELD:
-        holding.withdraw_to_queue(manager, call)
-    end_call(manager, call, outcome)
-
-
-def count_closed(manager: Manager, group: Group, count: int) -> None:
-    """So many calls of a group have ended."""
+def _count_closed(manager: Manager, group: Group, count: int) -> None:
     state = manager.state
     group.open_calls -= count
     group.client.open_calls -= count
@@ -180,12 +135,11 @@ def count_closed(manager: Manager, group: Group, count: int) -> None:
 
 
 def count_ended_before(state: State) -> None:
-    """A call that is submitted again had ended before the journal began anew."""
+    """Count a resubmitted call that had ended."""
     state.done += 1
 
 
-def keep_ended_call(manager: Manager, call: Call, outcome: CallEnd, *, holder: Library | Gang | None) -> None:
-    """Keep an ended call for its story. `holder`: where it ran when it ended."""
+def _keep_ended_call(manager: Manager, call: Call, outcome: CallEnd, *, holder: Library | Gang | None) -> None:
     failure, now = outcome.failure, manager.state.now
     if holder is not None:
         call.note(call.sent_at, f"sent to {place_of(holder)}")
@@ -208,7 +162,7 @@ def keep_ended_call(manager: Manager, call: Call, outcome: CallEnd, *, holder: L
 
 
 def place_of(holder: Library | Gang) -> str:
-    """Where a call runs, in words: `lib-3 (cuda:0 of n014)`."""
+    """Say where a call runs: `lib-3 (cuda:0 of n014)`."""
     members = holder.members if isinstance(holder, Gang) else (holder,)
     places = [
         f"{show_library(library.id)} ({', '.join(device.id for device in library.devices)} of {library.pilot.id})"
@@ -218,12 +172,12 @@ def place_of(holder: Library | Gang) -> str:
 
 
 def fail_call(manager: Manager, call: Call, failure: Failure) -> None:
-    """End a call without a result of its function."""
+    """End a call with a failure."""
     end_call(manager, call, CallEnd(call.id, False, b"", 0.0, failure))
 
 
 def cancel_call(manager: Manager, call: Call, *, reason: str, running: bool) -> None:
-    """End a call because nobody wants it any more."""
+    """Cancel a call, also if it runs."""
     if call.state is CallState.HELD:
         if call.holder is not None:
             call.note(call.sent_at, f"sent to {place_of(call.holder)}")
@@ -231,22 +185,17 @@ def cancel_call(manager: Manager, call: Call, *, reason: str, running: bool) -> 
     fail_call(manager, call, Failure(FailureKind.CANCELLED, reason))
 
 
-# ---- costs
-
-
-# A mean run time follows the last runs with at least this weight.
-_NEW_WEIGHT = 0.2
+_NEW_WEIGHT = 0.2  # A mean run time follows the last runs with at least this weight
 _CHANGED = 1.5
 
 
 def account_runs(
     manager: Manager, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float
 ) -> int:
-    """Count runs of a group and deliver the ends in `good`. `others`: runs whose ends the caller delivers. Returns the
-    number of runs."""
+    """Count runs of a group and deliver the ends in `good`; `others`: further runs. Returns the number."""
     count = len(good) + others
     if good:
-        count_closed(manager, group, len(good))
+        _count_closed(manager, group, len(good))
         manager.results_of(group.client).extend(good)
     if not count:
         return 0
@@ -255,7 +204,7 @@ def account_runs(
     weight = count / cost.runs
     cost.run_s += (mean - cost.run_s) * (weight if weight > _NEW_WEIGHT else _NEW_WEIGHT)
     if library.context.queue.is_by_run_time:
-        reorder_by_cost(context, cost)
+        _reorder_by_cost(context, cost)
     if mean < cost.least_s:
         cost.least_s = mean
     context.runs += count
@@ -271,7 +220,7 @@ def account_runs(
 
 
 def record_runs(manager: Manager) -> None:
-    """Have remembered what calls have cost since this was done last."""
+    """Record the cost of calls since the last record."""
     manager.state.recorded_at = manager.state.now
     unrecorded, manager.state.unrecorded = manager.state.unrecorded, {}
     for cost in unrecorded:
@@ -283,20 +232,19 @@ def record_runs(manager: Manager) -> None:
 
 
 def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
-    """Take advice on the times of runs where nothing was measured yet."""
+    """Take advice on run times that were never measured."""
     for advice in by_kind.values():
         if not context.run_s:
             context.run_s = advice.run_s
     sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.measured)
-    if sizes:  # of several kinds the slowest counts: nobody knows where a call will run
+    if sizes:  # the slowest kind counts: the call may run on any
         slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
         meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s
         context.paces.tell(slowest, meet_s=meet_s)
 
 
 def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
-    """Take advice on what calls of a function take, where none has run yet: the slowest of the kinds of device that are
-    here; the fastest of all where none of these is. True if something is expected now."""
+    """Take advice on a function that never ran. True if a run time is known now."""
     known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
     if cost.runs or not known:
         return False
@@ -304,23 +252,23 @@ def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Map
     here = {device.facts.kind for device in manager.state.devices()}
     meant = [run_s for kind, run_s in known.items() if kind in here and (not wanted or kind in wanted)]
     cost.run_s = max(meant) if meant else min(known.values())
-    reorder_by_cost(context, cost)
+    _reorder_by_cost(context, cost)
     return True
 
 
-def reorder_by_cost(context: Context, cost: Cost) -> None:
-    """Put a queue into order again if what calls of a function are expected to take is known now, or has changed by
-    half."""
+def _reorder_by_cost(context: Context, cost: Cost) -> None:
     if not cost.ordered_s or not 1 / _CHANGED < cost.run_s / cost.ordered_s < _CHANGED:
         cost.ordered_s = cost.run_s
         queues.reorder_queue(context)
 
 
-def learn_gang_pace(context: Context, size: int, *, work: float, seconds: float) -> None:
-    """So much work has taken a gang of this size so long."""
-    context.paces.learn(size, work=work, seconds=seconds)
+def learn_gang_pace(call: Call, gang: Gang, *, items: float, seconds: float) -> None:
+    """Learn how long a gang took for items of its call."""
+    features = call.spec.features
+    work = work_of(features) * items / features.items if features is not None and features.items else items
+    call.group.context.paces.learn(len(gang.members), work=work, seconds=max(0.0, seconds))
 
 
 def note_items_done(call: Call, done: float) -> None:
-    """A gang's call has ended well after `done` of its items."""
+    """Learn how many of its items a gang's call did."""
     call.group.context.paces.end(call.spec.features, done)

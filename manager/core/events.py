@@ -1,12 +1,7 @@
 """Events and commands of the manager, and the subjects of advice.
 
-What advice can be about. A question names its subject, and the answer names it again: it may come much later.
-
-What can happen to the manager. Each is journalled with its time; replaying them gives the same state.
-
-What the manager wants done. A shell carries commands out after the events that caused them are in the journal.
-
-The messages between manager and advisor: one a datagram, on a socket pair that keeps them apart.
+Each event is journalled with its time; replaying them gives the same state. A shell carries commands out after their
+events are in the journal.
 """
 
 from __future__ import annotations
@@ -19,24 +14,22 @@ from stoker.protocol.blocks import LossReason, PilotEnd, Source
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
 
-# ---- what advice is about
-
 
 class OfContext(msgspec.Struct, frozen=True, array_like=True, tag="context"):
-    """What a context costs: its loads and its memory."""
+    """The cost of a context: its loads and memory."""
 
     recipe: RecipeKey
 
 
 class OfFunction(msgspec.Struct, frozen=True, array_like=True, tag="function"):
-    """What calls of a function on a context cost."""
+    """The cost of a function's calls on a context."""
 
     function: FunctionKey
     recipe: RecipeKey
 
 
 class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """Whose fault it was that a call failed, or a load (`call` is -1). `devices`: those of the library."""
+    """Whose fault a failed call was, or a failed load (`call` -1)."""
 
     pilot: PilotId
     library: LibraryId
@@ -45,7 +38,7 @@ class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 
 class OfPace(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """How fast a running call gets on, by what it prints."""
+    """How fast a running call progresses, by its output."""
 
     library: LibraryId
     call: CallId
@@ -55,14 +48,12 @@ About = OfContext | OfFunction | OfFailure | OfPace
 
 
 # ---- events
-
-
 class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
 
 
 class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
-    """A frame from a client. The socket proved who sent it. `sequence` 0 = not numbered."""
+    """A frame of a client. `sequence` 0 = not numbered."""
 
     client: ClientId
     sequence: int
@@ -70,7 +61,7 @@ class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
 
 
 class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
-    """A frame from a pilot. The socket proved who sent it. `sequence` 0 = not numbered."""
+    """A frame of a pilot. `sequence` 0 = not numbered."""
 
     pilot: PilotId
     sequence: int
@@ -78,35 +69,36 @@ class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
 
 
 class PilotCut(_Event, frozen=True, array_like=True, tag="cut"):
-    """The connection to a pilot broke; it may come back within its lease."""
+    """The connection to a pilot broke; it may return within its lease."""
 
     pilot: PilotId
 
 
 class PilotLost(_Event, frozen=True, array_like=True, tag="lost"):
-    """A pilot did not come back, or fell silent: whatever it held is gone."""
+    """A pilot did not return, or fell silent."""
 
     pilot: PilotId
     reason: str
 
 
 class ClientGone(_Event, frozen=True, array_like=True, tag="client-gone"):
-    """A client did not come back: nobody waits for its calls any more."""
+    """A client did not return."""
 
     client: ClientId
 
 
 class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
-    """A timer that a policy asked for."""
+    """A timer fired."""
 
     key: str
 
 
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
-    """What is believed of a context on a device kind. Seconds and bytes; 0 = not known. `sd` fields: uncertainty.
-    `paces`: seconds for a unit of a call's work by the size of its gang (see `paces`); `meet_s`: what meeting takes,
-    0 = not known. `slots`: calls that a library runs at once. `steps`: what the steps of its engine take, None if it
-    has none or nobody has measured them."""
+    """Expected cost of a context on a device kind, in seconds and bytes; 0 = unknown.
+
+    `sd`: standard deviations. `paces`: seconds for a unit of work by gang size; `meet_s`: until a gang has met.
+    `slots`: calls at once. `steps`: step times of its engine.
+    """
 
     load_s: float = 0.0
     load_sd_s: float = 0.0
@@ -121,32 +113,31 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):
-    """Where the session's pilots come from, as its site files say, and how long they wait for a manager that is gone
-    (0 = unknown). It comes first, and again after a restart."""
+    """The session's sources, and how long pilots wait for an absent manager (0 = unknown)."""
 
     sources: tuple[Source, ...] = ()
     lease_s: float = 0.0
 
 
 class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):
-    """The session is to outlive its clients (`stoker up`): it ends when somebody ends it."""
+    """The session outlives its clients (`stoker up`)."""
 
 
 class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
-    """The shell ends the session: no program has used it for as long as it was told to wait."""
+    """The shell ends the session, unused for the agreed time."""
 
     reason: str
 
 
 class CostAdvice(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
-    """What a context, or a function on it, is believed to cost, by device kind (`""` = any)."""
+    """Expected cost by device kind (`""` = any)."""
 
     by_kind: dict[str, ContextAdvice]
 
 
 class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
-    """Whose fault a failure is: `kind` is `user`, `framework` or `infrastructure`, `component` what failed in a word,
-    `sure` from 0 to 1, `means` what happened in words. `proof`: the lines that show it."""
+    """Whose fault a failure is, from 0 to 1 `sure`. `kind`: `user`, `framework` or `infrastructure`; `proof`: log
+    lines."""
 
     kind: str
     component: str
@@ -156,9 +147,8 @@ class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict")
 
 
 class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """How far a call is by what it prints, in its own units; 0 = not said. `slowed`: how much slower it is now than at
-    its best, as a share of its best rate, and 0 where that cannot be told; `best_ago_s`: how long ago it was seen at
-    its best; `left_s`: seconds until its end."""
+    """Progress of a call by its output; 0 = unknown. `slowed`: lost share of its best rate; `best_ago_s`: age of
+    that rate."""
 
     done: float
     total: float
@@ -173,8 +163,7 @@ Advice = CostAdvice | VerdictAdvice | PaceAdvice
 
 
 class AdviceArrived(_Event, frozen=True, array_like=True, tag="advised"):
-    """Advice on a subject that somebody asked about, or that history offers. `source`: where it comes from, in words
-    for people."""
+    """Advice on a subject. `source`: its origin, in words."""
 
     about: About
     advice: Advice
@@ -182,7 +171,7 @@ class AdviceArrived(_Event, frozen=True, array_like=True, tag="advised"):
 
 
 class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
-    """Advice on a context, as journals have it that were written before there were other subjects."""
+    """Advice on a context in journals of older versions."""
 
     recipe: RecipeKey
     by_kind: dict[str, ContextAdvice]
@@ -190,28 +179,25 @@ class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
 
 
 class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
-    """The manager came back from its journal: every pilot and client is cut until it says hello. `lost`: the number of
-    damaged bytes in the journal (see `Past.lost`). The manager decides without them from here on."""
+    """The manager restarted from its journal; `lost`: damaged bytes."""
 
     lost: int = 0
 
 
 class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
-    """No factory has said hello for a while, and why that may be; empty: there is one again."""
+    """Why no factory has said hello for a while; empty: there is one."""
 
     reason: str
 
 
 class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
-    """The shell has something to tell the users of the session, such as a journal that was damaged: `status` shows
-    it."""
+    """A sentence of the shell for `stoker status`."""
 
     text: str
 
 
 class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
-    """An event made the core raise, for this reason; the manager was started again, and goes on without it. `role` and
-    `name` say whose it was (a client's, a pilot's, a timer's), `calls` are those that it would have made."""
+    """An event of `role` and `name` made the core raise; the manager restarted without it."""
 
     role: str
     name: str
@@ -221,21 +207,20 @@ class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
 
 
 class FramesRefused(_Event, frozen=True, array_like=True, tag="frames-refused"):
-    """The shell has refused frames, or could not answer questions, since it said so last: by kind, counted."""
+    """Frames that the shell has refused, by kind."""
 
     counts: dict[str, int]
 
 
 class RecordsLost(_Event, frozen=True, array_like=True, tag="records-lost"):
-    """So many bytes of the journal are damaged here: whatever peers said in them, each of them is asked anew."""
+    """Bytes of the journal are damaged here."""
 
     bytes: int
     reason: str
 
 
 class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
-    """The journal begins anew: of what was before it these ends are certain. Their clients may submit the calls
-    again."""
+    """The journal begins again with these ends."""
 
     ends: list[CallEnd]
 
@@ -249,8 +234,6 @@ Event = (
 
 
 # ---- commands
-
-
 class ToPilot(msgspec.Struct, frozen=True, gc=False):
     """Send a message to a pilot."""
 
@@ -266,16 +249,18 @@ class ToClient(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
-    """Give `TimerFired(key)` back at this time; a later timer of the same key replaces it."""
+    """Return `TimerFired(key)` at this time, replacing an earlier one."""
 
     at: float
     key: str
 
 
 class AskAdvice(msgspec.Struct, frozen=True):
-    """Find out about a subject; nothing waits for the answer, an `AdviceArrived`. `name`: that of the function, as its
-    runs are remembered, or of the context. `log`: where the library of a call writes, and the part of it that the call
-    has written, in bytes (`end` is 0: not known). `said`: what a failure said."""
+    """Ask about a subject; the answer is an `AdviceArrived`, later or never.
+
+    `name`: function or context. `log`, `start`, `end`: the call's part of a log in bytes (`end` 0 = unknown). `said`:
+    text of a failure.
+    """
 
     about: About
     name: str = ""
@@ -286,8 +271,7 @@ class AskAdvice(msgspec.Struct, frozen=True):
 
 
 class RecordLoad(msgspec.Struct, frozen=True):
-    """Remember what a load cost on a device kind. Seconds and bytes. `slots`: calls that the library runs at once; 0:
-    it did not say."""
+    """Record the cost of a load, in seconds and bytes. `slots` 0 = unknown."""
 
     recipe: RecipeKey
     name: str
@@ -301,8 +285,7 @@ class RecordLoad(msgspec.Struct, frozen=True):
 
 
 class RecordRuns(msgspec.Struct, frozen=True):
-    """Remember what calls cost: their number and total time on a device kind, since the last record. `items` were
-    packed into them (one each, where they were not packed)."""
+    """Record calls and their total time since the last record."""
 
     recipe: RecipeKey
     function: str
@@ -313,7 +296,7 @@ class RecordRuns(msgspec.Struct, frozen=True):
 
 
 class RecordPace(msgspec.Struct, frozen=True):
-    """Remember how long a unit of a call's work took gangs of a size on a device kind. Seconds."""
+    """Record the seconds of a unit of work for a gang size."""
 
     recipe: RecipeKey
     kind: str
@@ -322,9 +305,7 @@ class RecordPace(msgspec.Struct, frozen=True):
 
 
 class RecordWait(msgspec.Struct, frozen=True):
-    """Remember how long a block waited in its source's queue, and from the start of its job until its first pilot came.
-    Seconds; 0 for the second where the batch system had not said yet that it runs. And what devices that pilot has:
-    their kind, their number, and the memory of each in bytes."""
+    """Record a block's seconds in the queue and until its first pilot, and that pilot's devices."""
 
     source: str
     wait_s: float
@@ -335,7 +316,7 @@ class RecordWait(msgspec.Struct, frozen=True):
 
 
 class RecordStay(msgspec.Struct, frozen=True):
-    """Remember how long a pilot of a source was here, and how that ended; `loss`: why it was lost, if it was."""
+    """Record how long a pilot of a source stayed, and its end."""
 
     source: str
     stay_s: float
@@ -344,26 +325,26 @@ class RecordStay(msgspec.Struct, frozen=True):
 
 
 class RecordPilots(msgspec.Struct, frozen=True):
-    """Remember how many pilots of a source are here from now on."""
+    """Record how many pilots of a source are here."""
 
     source: str
     pilots: int
 
 
 class DiscardObject(msgspec.Struct, frozen=True):
-    """Remove the file of a result that nobody will read."""
+    """Remove the file of an unwanted result."""
 
     path: str
 
 
 class EndManager(msgspec.Struct, frozen=True):
-    """The session is over: send what is to be sent, and exit."""
+    """The session is over: send what is left, and exit."""
 
     reason: str
 
 
 class RecordSteps(msgspec.Struct, frozen=True):
-    """Remember what steps of a model's engine took on a device kind."""
+    """Record step times of a model's engine."""
 
     recipe: RecipeKey
     kind: str
@@ -375,14 +356,11 @@ Command = ToPilot | ToClient | SetTimer | AskAdvice | Record | DiscardObject | E
 
 
 # ---- messages of the advisor
-
-
-LONGEST_MESSAGE = 65_536
-"""Longer ones are not sent."""
+LONGEST_MESSAGE = 65_536  # Longer ones are not sent
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to the question on a subject; None: nothing was found."""
+    """The advisor's answer to a question; None: it found nothing."""
 
     about: About
     found: AdviceArrived | None

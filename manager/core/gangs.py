@@ -1,13 +1,9 @@
-"""Calls that run on several libraries at once: they start together, meet, and end or begin again together.
+"""Calls that run on several libraries at once: they start, meet and end together.
 
-All members are told at one moment. Rank 0 says where it awaits the others, which is passed on to them. The call ends
-with the last member's end, with rank 0's result. When a member is lost the others can do nothing more, so the whole
-call goes back into the queue with rank 0's last checkpoint, and starts on what is left then. Members notice a loss by
-themselves as well (`FailureKind.GANG`), often sooner than the manager does: a dead peer breaks their connections, while
-a silent pilot is given up after its lease. Such an end is no end of the call, unless it comes again and again.
-
-Nobody is ever held for a gang that is not complete (`SendGang` names all members), so no two gangs can wait for each
-other.
+Rank 0 says where it listens, and the manager tells the others. The call ends with its last member, with rank 0's
+result. When a member is lost, the whole call is requeued with rank 0's last checkpoint. Ranks often notice a loss
+before the manager does (`FailureKind.GANG`); such an end does not end the call unless it repeats. No library waits for
+an incomplete gang, so gangs cannot deadlock.
 """
 
 from __future__ import annotations
@@ -18,19 +14,17 @@ from stoker.manager.core import ending, holding, queues, sending
 from stoker.manager.core.events import RecordPace
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Library
-from stoker.manager.core.per_context import work_of
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, GangPlace
 from stoker.protocol.ids import RecipeKey
+from stoker.protocol.to_manager import GangMeets
 from stoker.protocol.to_pilot import MeetGang, RunCalls
 
-_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)
-"""How the end of a member's part breaks its gang, and the call goes on."""
-MOST_BREAKS = 10
-"""A call whose ranks lose each other so often, although their libraries live, is given up."""
+_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)  # Ends of a rank that break its gang; the call runs again
+MOST_BREAKS = 10  # Breaks after which a call is given up, although its libraries live
 
 
 def start_gang(manager: Manager, call: Call, members: tuple[Library, ...]) -> None:
-    """Start a waiting call on all of these libraries together, each with its part; rank = position."""
+    """Start a waiting call on these libraries together; rank = position."""
     group = call.group
     queues.leave_queue(manager, call)
     holding.give_gang(manager, members, call)
@@ -41,8 +35,9 @@ def start_gang(manager: Manager, call: Call, members: tuple[Library, ...]) -> No
         manager.say(library.pilot, RunCalls(library.id, group.function.key, [call.spec], group.options, blob, place))
 
 
-def rank0_listens(manager: Manager, library: Library, id: int, address: str) -> None:
-    """Rank 0 has said where it awaits the others: tell them."""
+def rank0_listens(manager: Manager, library: Library, message: GangMeets) -> None:
+    """Tell the other ranks where rank 0 listens."""
+    id, address = message.call, message.address
     call = library.held.get(id)
     if call is None or not isinstance(call.holder, Gang) or call.holder.members[0] is not library:
         if id not in library.zombies:
@@ -54,7 +49,7 @@ def rank0_listens(manager: Manager, library: Library, id: int, address: str) -> 
 
 
 def remind_of_rank0(manager: Manager, library: Library) -> None:
-    """A pilot is back: what it may not have heard of the gangs that its library is in."""
+    """Tell a library again where rank 0 of its gangs listens."""
     for call in library.held.values():
         gang = call.holder
         if isinstance(gang, Gang) and gang.address and gang.members[0] is not library:
@@ -62,21 +57,20 @@ def remind_of_rank0(manager: Manager, library: Library) -> None:
 
 
 def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
-    """Rank 0 has said how far the call is: learn how fast a gang of this size is. A first report that nothing is done
-    yet, or one with a checkpoint, says when it begins: what was before it is no part of its pace."""
+    """Learn the pace of a gang from rank 0's reports; the first may only start the clock."""
     now, before = manager.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _starts_in_s(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
-    if begins or report.done < done:  # it goes on from a checkpoint
+    if begins or report.done < done:  # it continues from a checkpoint
         gang.report = (now, report.done)
     elif report.done > done and now > began_at:
         if before is not None or not call.spec.progress:
-            _learn(call, gang, items=report.done - done, seconds=now - began_at)
+            ending.learn_gang_pace(call, gang, items=report.done - done, seconds=now - began_at)
         gang.report = (now, report.done)
 
 
 def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    """A member has ended its part. The call ends with the last of them, with rank 0's result, or the first failure."""
+    """End a member's part. The last one, or a failure, ends the call."""
     gang = call.holder
     if not isinstance(gang, Gang):
         manager.state.refuse("end of a gang that is not one")
@@ -93,15 +87,15 @@ def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: C
 
 
 def gang_lost_memory(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """The kernel has killed the library of a rank, because others hold the memory. Returns whether the call has ended;
-    if not, whoever calls this lets it begin again."""
+    """The kernel killed a rank for memory. True if the call has ended."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
-    return _gave_up(manager, call, library, outcome, breaks=holding.count_lost_rank(manager.state, call))
+    return _gave_up(
+        manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=False)
+    )
 
 
 def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    """A rank has lost the others, or was failed by a device, a disk or a network: start again, on whatever is left."""
-    if _gave_up(manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call)):
+    if _gave_up(manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=True)):
         return
     assert outcome.failure is not None
     what = "lost the other ranks" if outcome.failure.kind is FailureKind.GANG else "failed its rank"
@@ -110,7 +104,6 @@ def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> 
 
 
 def _gave_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *, breaks: int) -> bool:
-    """End a call whose gang was broken too often; returns whether it was."""
     if breaks < MOST_BREAKS:
         return False
     last = outcome.failure
@@ -122,13 +115,11 @@ def _gave_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *
 
 
 def _account(manager: Manager, call: Call, gang: Gang) -> None:
-    """A gang has done its work. How fast it is was learned from its reports, if there were any: one that may end before
-    it has done all of its items has to make them, and the last one always comes before the end. A call that never says
-    how far it is has done its items when it ends."""
+    """Learn the pace of a gang that never reported: it has done its items when it ends."""
     first = gang.ends[gang.members[0].id]
     if gang.report is None and not call.spec.progress:
         items = call.spec.features.items if call.spec.features is not None else 1
-        _learn(call, gang, items=items, seconds=first.run_s - _starts_in_s(call, gang))
+        ending.learn_gang_pace(call, gang, items=items, seconds=first.run_s - _starts_in_s(call, gang))
     if first.ok and gang.report is not None:
         ending.note_items_done(call, gang.report[1])
     known = call.group.context.paces.measured.get(len(gang.members))
@@ -138,14 +129,7 @@ def _account(manager: Manager, call: Call, gang: Gang) -> None:
     ending.account_runs(manager, gang.members[0], call.group, [], others=1, seconds=first.run_s)
 
 
-def _learn(call: Call, gang: Gang, *, items: float, seconds: float) -> None:
-    features = call.spec.features
-    work = work_of(features) * items / features.items if features is not None and features.items else items
-    ending.learn_gang_pace(call.group.context, len(gang.members), work=work, seconds=max(0.0, seconds))
-
-
 def _starts_in_s(call: Call, gang: Gang) -> float:
-    """What passes between the order and the first item, as far as that is known."""
     features, paces, size = call.spec.features, call.group.context.paces, len(gang.members)
     before_s = features.before_items_s(size) if features is not None else 0.0
     return before_s + (paces.meet_s if size > 1 else 0.0)

@@ -1,8 +1,7 @@
-"""The state, the policies, and the out-tray of one event: what every step works on.
+"""The state, the policies, and the out-tray of one event: shared by every step.
 
-A step collects what it wants sent. One event may have many messages for one peer, and the calls for one library and the
-results for one client leave together at the end of the event. Questions for policies are marked here, and asked once
-when the event is complete (`reactor.settle`).
+Messages, and calls by library and results by client, leave together at the end of the event. Questions for policies are
+marked here and asked once then (`reactor.settle`).
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from stoker.protocol.ids import CallId
 
 
 class Manager:
-    """See the module's text. `strict` raises on a policy's illegal action (tests); else the action is refused and
-    counted. `watch` lists calls whose story is wanted: they are kept when they end."""
+    """The context of every step.  `strict`: raise on illegal actions. `watch`: calls kept when they end."""
 
     def __init__(
         self,
@@ -39,76 +37,64 @@ class Manager:
         self.heartbeat_s = heartbeat_s
         self.lease_s = lease_s
         self.out: list[Command] = []
-        self.sends: dict[Library, list[Call]] = {}
-        """Calls that go to libraries when the event is over (`holding`)."""
-        self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}
-        """Calls that libraries are told to drop when the event is over (`holding`)."""
-        self.results: dict[Client, list[CallEnd]] = {}
-        """Ends that go to clients when the event is over."""
-        self.forecasts: dict[Client, list[CallForecast]] = {}
-        """Forecasts that go to clients when the event is over."""
-        self.returned: dict[Context, None] = {}
-        """Contexts whose calls came back, or whose queues are to be served again."""
-        self.dirty: dict[Context, None] = {}
-        """Contexts about which residency is to be asked."""
-        self.supply_changed = False
-        """Devices came or went, or have more room: contexts with waiting calls are asked about."""
-        self.apart_due = False
-        """Calls that are apart (`retries`) may find a place, or their end."""
-        self.demand_changed = False
-        """Provisioning is asked, once residency has made of it what it can."""
+        self.sends: dict[Library, list[Call]] = {}  # Calls that go to libraries when the event is over (`holding`)
+        self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}  # Calls that libraries drop (`holding`)
+        self.results: dict[Client, list[CallEnd]] = {}  # Ends that go to clients when the event is over
+        self.forecasts: dict[Client, list[CallForecast]] = {}  # Forecasts that go to clients when the event is over
+        self.returned: dict[Context, None] = {}  # Contexts whose queues are served
+        self.dirty: dict[Context, None] = {}  # Contexts for residency
+        self.supply_changed = False  # Devices joined, left or have more room
+        self.apart_due = False  # Calls that are apart (`retries`) may find a place, or their end
+        self.demand_changed = False  # Provisioning is asked, after residency
         self.seams: dict[str, Rounds] = {
             "dispatch": policies.dispatch,
             "residency": policies.residency,
             "provisioning": policies.provisioning,
         }
         self.changes = {name: Changes() for name, seam in self.seams.items() if seam.period_s > 0}
-        """What changed since the last round of each policy that works in rounds."""
         self.tracked = tuple(self.changes.values())
-        self.resting: list[str] = []
-        """Policies that need no round until something changes."""
+        self.resting: list[str] = []  # Policies that need no round until something changes
         for name in self.changes:
             self.set_timer(f"round/{name}", state.now + self.seams[name].period_s)
 
     def say(self, pilot: Pilot, message: to_pilot.ToPilot) -> None:
-        """Put a message to a pilot in the out-tray."""
+        """Send a message to a pilot."""
         self.out.append(ToPilot(pilot.id, message))
 
     def tell(self, client: Client, message: to_client.ToClient) -> None:
-        """Put a message to a client in the out-tray."""
+        """Send a message to a client."""
         self.out.append(ToClient(client.id, message))
 
     def results_of(self, client: Client) -> list[CallEnd]:
-        """Ends that go to a client when the event is over."""
-        batch = self.results.get(client)
-        if batch is None:
-            batch = self.results[client] = []
-        return batch
+        """Return the ends that a client gets after this event."""
+        return self.results.setdefault(client, [])
 
     def set_timer(self, key: str, at: float) -> None:
         """Ask the shell for a timer."""
         self.state.timers[key] = at
         self.out.append(SetTimer(at, key))
 
-    def timer_is_over(self, key: str) -> None:
-        """A timer has fired, or is not to."""
+    def drop_timer(self, key: str) -> None:
+        """A timer fired, or is not needed."""
         self.state.timers.pop(key, None)
 
     def illegal(self, error: PolicyError, *, seam: str) -> None:
-        """A policy asked for what cannot be: nothing was changed, and it is counted (or raised, in tests)."""
+        """Count a policy's illegal action, or raise it in tests."""
         if self.strict:
             raise error
         self.state.refuse(f"plan of {seam}: {error}")
 
     def changed(self, what: Literal["calls", "libraries", "pilots", "contexts"], id: int | str) -> None:
-        """Tell policies that think in rounds that something changed."""
+        """Note a change for policies that work in rounds."""
         for changes in self.tracked:
             getattr(changes, what).add(id)
 
-    def took(self, call: Call) -> None:
-        """Tell policies that think in rounds how long a call took that has ended well, if it wants a latency."""
-        wanted_s = call.group.options.objective.latency_s
-        if wanted_s:
-            share = (self.state.now - call.submitted_at) / wanted_s
-            for changes in self.tracked:
-                changes.latency_shares.append(share)
+    def wake_resting(self) -> None:
+        """Begin rounds again for resting policies with changes."""
+        resting, self.resting = self.resting, []
+        for name in resting:
+            changes = self.changes[name]
+            if changes.calls or changes.libraries or changes.pilots or changes.contexts:
+                self.set_timer(f"round/{name}", self.state.now + self.seams[name].period_s)
+            else:
+                self.resting.append(name)

@@ -1,20 +1,13 @@
-"""Calls, contexts, libraries, pilots, devices and clients: the nouns of the manager.
+"""Calls, contexts, libraries, pilots, devices and clients: plain objects that steps change and policies read.
 
-Where calls, libraries and pilots are, as far as the manager knows.
-
-A program that uses the session, as the manager knows it.
-
-The nouns of the manager: calls, contexts, libraries, pilots, devices.
-
-Plain slotted objects that know each other; transitions change them (ARCHITECTURE.md), and policies see them through the
-read-only Protocols of `seams`. What exists only in one state lives in that state's type: a waiting call has no library,
-a held one has exactly one holder (a `Library`, or a `Gang` of them).
+A waiting call has no holder; a held one has one, a `Library` or a `Gang`.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -30,111 +23,74 @@ from stoker.protocol.pace import Counts, WorkPace
 from stoker.protocol.to_manager import DeviceFacts, LibraryPhase, MapReport
 from stoker.protocol.wire import Inbox
 
-# ---- states
-
 
 class CallState(enum.Enum):
     """Where a call is."""
 
-    WAITING = "waiting"
-    """In its context's queue."""
-    HELD = "held"
-    """Sent to a library (or a gang of them), which runs it or will."""
-    ENDED = "ended"
-    """Its one end has been made; the object lingers only for its story."""
+    WAITING = "waiting"  # In its context's queue
+    HELD = "held"  # Sent to a library (or a gang of them), which runs it or will
+    ENDED = "ended"  # Its one end has been made; the object lingers only for its story
 
 
 class LibraryState(enum.Enum):
-    """What a library is doing, as far as the manager knows."""
+    """State of a library, as the manager knows."""
 
-    LOADING = "loading"
-    """Told to start; fetches, starts, loads."""
-    READY = "ready"
-    """Holds its context and serves calls."""
-    STOPPING = "stopping"
-    """Told to stop; it has its memory until the pilot says that it is gone, and what comes in its place waits there."""
-    GONE = "gone"
-    """Ended."""
+    LOADING = "loading"  # Told to start; fetches, starts, loads
+    READY = "ready"  # Holds its context and serves calls
+    STOPPING = "stopping"  # Told to stop; keeps its memory until it is gone
+    GONE = "gone"  # Ended
 
 
 class PilotState(enum.Enum):
-    """What the manager knows of a pilot."""
+    """Where a pilot is, as the manager knows."""
 
-    HERE = "here"
-    """Connected."""
-    CUT = "cut"
-    """Its connection broke; it may come back with everything it held."""
-    DRAINING = "draining"
-    """Told to end when its running calls are done; gets nothing new."""
-    GONE = "gone"
-    """Ended or lost."""
+    HERE = "here"  # Connected
+    CUT = "cut"  # Disconnected; it may return with its libraries
+    DRAINING = "draining"  # Told to end when its running calls are done; gets nothing new
+    GONE = "gone"  # Ended or lost
 
 
-# ---- client
-
-
+@dataclass(slots=True, eq=False, repr=False)
 class MapRecord:
     """The last report of an open map, and its pace."""
 
-    __slots__ = ("began_at", "pace", "report")
-
-    def __init__(self, report: MapReport, *, now: float) -> None:
-        self.began_at = now
-        self.report = report
-        self.pace = WorkPace(now)
+    report: MapReport
+    began_at: float
+    pace: WorkPace
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Client:
-    """Somebody who submits calls."""
+    """A program that uses the session."""
 
-    __slots__ = (
-        "connected", "defined", "factory", "first_unacked", "gone", "gone_at", "id", "inbox", "known_ends", "last_call",
-        "maps", "number", "observer", "open_calls", "refusals", "unacked", "unnamed",
-    )  # fmt: skip
-
-    def __init__(self, id: ClientId, *, number: int, observer: bool) -> None:
-        self.id = id
-        self.number = number
-        self.observer = observer
-        self.factory = False
-        """Whether it is the one that submits blocks."""
-        self.connected = True
-        self.gone = False
-        self.gone_at = 0.0
-        self.inbox = Inbox()
-        self.unacked: deque[CallEnd] = deque()
-        self.first_unacked = 0
-        self.defined: set[str] = set()
-        """Keys of the functions and recipes that it has defined."""
-        self.refusals = 0
-        """How many of its events made the core raise."""
-        self.known_ends: int | None = None
-        """From a restart of the manager to the client's next hello: how many ends the journal knew of."""
-        self.unnamed: set[int] | None = None
-        """While the client submits its calls again: those that it has not named yet, of its calls that are open or have
-        ended since the manager came back. It is told of no end meanwhile."""
-        self.last_call = -1
-        """The highest id among its calls."""
-        self.maps: dict[int, MapRecord] = {}
-        """Its open maps, as it reports them."""
-        self.open_calls = 0
+    id: ClientId
+    number: int
+    observer: bool
+    factory: bool = False  # True for the factory, which submits blocks
+    connected: bool = True
+    gone: bool = False
+    gone_at: float = 0.0
+    inbox: Inbox = field(default_factory=Inbox)
+    unacked: deque[CallEnd] = field(default_factory=deque)
+    first_unacked: int = 0
+    defined: set[str] = field(default_factory=set)  # Keys of the functions and recipes that it has defined
+    refusals: int = 0  # Number of its events that made the core raise
+    known_ends: int | None = None  # Ends in the journal, from a restart to the client's next hello
+    unnamed: set[int] | None = None  # While the client submits again: its calls that it has not named yet
+    last_call: int = -1  # The highest id among its calls
+    maps: dict[int, MapRecord] = field(default_factory=dict)  # Its open maps, as it reports them
+    open_calls: int = 0
 
 
-# ---- nouns
-
-
-# When, and what happened.
+# A time and an event.
 Note = tuple[float, str]
 
-# A call keeps so many notes, the first half of them and the last.
-KEPT_CALL_NOTES = 200
-
-# The last so many notes of a pilot are kept, and its first.
-KEPT_PILOT_NOTES = 100
+KEPT_CALL_NOTES = 200  # Notes of a call: the first half and the last
+KEPT_PILOT_NOTES = 100  # Last notes of a pilot, in addition to the first
 
 
 class Group:
-    """What calls of one function, context, client and options share."""
+    """Shared facts of calls of one function, context, client and options."""
 
     __slots__ = ("client", "context", "cost", "function", "key", "open_calls", "options")
 
@@ -149,28 +105,22 @@ class Group:
 
     @property
     def expected_s(self) -> float:
-        """Seconds that one of them was expected to run when the queue was put into order last; 0 = unknown."""
+        """Expected seconds of a run at the last sort; 0 = unknown."""
         return self.cost.ordered_s
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CallPast:
-    """What happened to a call out of the ordinary: apart, because there may be a million calls."""
+    """Unusual events of a call, apart because there may be a million calls."""
 
-    __slots__ = ("cuts_beside", "kills", "notes")
-
-    def __init__(self) -> None:
-        self.notes: list[Note] = []
-        self.kills = 0
-        self.cuts_beside = 0
-        """How often its library was ended for the sake of another call while it ran there."""
+    notes: list[Note] = field(default_factory=list)
+    kills: int = 0
+    cuts_beside: int = 0  # How often its library was ended for the sake of another call while it ran there
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
-    """One invocation of a function, from its acceptance to its end.
-
-    There may be a million of them, so the garbage collector does not walk them: `holder` is the only way into a cycle,
-    and it is cleared when the call ends. `ticket` is its queue's (see `call_queue`).
-    """
+    """One invocation of a function. The garbage collector does not track calls: `holder`, the only cycle, is cleared
+    at the end."""
 
     id: CallId
     spec: CallSpec
@@ -181,53 +131,46 @@ class Call(msgspec.Struct, gc=False, eq=False):
     sent_at: float = 0.0
     ticket: int = 0
     offered: bool = False
-    late: bool = False
-    """True once it can no longer be in time: its deadline does not count any more."""
-    by_itself: bool = False
-    """Whether it is to have a library for itself: it may end others there, or is ended there again and again."""
-    past: CallPast | None = None
-    """What happened to it out of the ordinary; None for nearly every call."""
+    late: bool = False  # True once it can no longer be in time: its deadline does not count any more
+    by_itself: bool = False  # True if it must have a library for itself
+    past: CallPast | None = None  # What happened to it out of the ordinary; None for nearly every call
 
     @property
     def notes(self) -> list[Note]:
-        """What its story tells beside the ordinary steps, which are told from its fields."""
+        """Unusual events for its story."""
         return self.past.notes if self.past is not None else []
 
     @property
     def kills(self) -> int:
-        """How many libraries died while it ran in them."""
+        """Libraries that died while it ran in them."""
         return self.past.kills if self.past is not None else 0
 
     def note(self, now: float, text: str) -> None:
-        """Remember something for the call's story."""
+        """Add a note to the call's story."""
         past = self.remember()
         past.notes.append((now, text))
         if len(past.notes) > KEPT_CALL_NOTES:
             del past.notes[KEPT_CALL_NOTES // 2]
 
     def remember(self) -> CallPast:
-        """The record of what happens to it out of the ordinary."""
+        """Return its past, made on first use."""
         if self.past is None:
             self.past = CallPast()
         return self.past
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Gang:
-    """The libraries that run one call together. The call ends when every member has ended it; rank 0's end counts."""
+    """The libraries that run one call together."""
 
-    __slots__ = ("address", "ends", "members", "report")
-
-    def __init__(self, members: tuple[Library, ...]) -> None:
-        self.members = members
-        self.address = ""
-        """Where rank 0 awaits the others, once it has said so."""
-        self.report: tuple[float, float] | None = None
-        """When it said last how many items were done, and how many."""
-        self.ends: dict[LibraryId, CallEnd] = {}
+    members: tuple[Library, ...]
+    address: str = ""  # Where rank 0 listens
+    report: tuple[float, float] | None = None  # Time and items done of its last report
+    ends: dict[LibraryId, CallEnd] = field(default_factory=dict)
 
 
 class Context:
-    """A recipe and everything that the manager knows of it."""
+    """A recipe with all measurements and libraries of it."""
 
     __slots__ = (
         "advice", "advised_by", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
@@ -240,57 +183,35 @@ class Context:
         self.recipe = recipe
         self.queue: Queue[Call] = Queue(by_deadline=by_deadline, by_run_time=by_run_time)
         self.libraries: dict[LibraryId, Library] = {}
-        self.index: LoadIndex[Library] = LoadIndex()
-        """Its libraries that serve calls, by what they have to do."""
-        self.advice: dict[str, ContextAdvice] = {}
-        """By device kind: what was measured, or else advised."""
-        self.advised_by = ""
-        """Where advice came from, if nothing was measured before it came; empty: from nowhere."""
-        self.paces = Paces()
-        """How long work takes on gangs of each size."""
-        self.ask_at = 1
-        """Residency is asked again when so many calls wait."""
-        self.asked_at = 0.0
-        """When it was asked last."""
-        self.load_failures = 0
-        """Loads that failed since one worked."""
+        self.index: LoadIndex[Library] = LoadIndex()  # Its ready libraries by load
+        self.advice: dict[str, ContextAdvice] = {}  # By device kind, measured or advised
+        self.advised_by = ""  # Where advice came from, if nothing was measured before it came; empty: from nowhere
+        self.paces = Paces()  # How long work takes on gangs of each size
+        self.ask_at = 1  # Number of waiting calls at which residency is asked again
+        self.asked_at = 0.0  # When it was asked last
+        self.load_failures = 0  # Loads that failed since one worked
         self.last_failure: Failure | None = None
-        self.failed_on: dict[PilotId, int] = {}
-        """Loads that failed on each pilot since one worked there."""
-        self.cut_loads = 0
-        """Loads that were under way when the walltime of their pilots was over, since one worked."""
-        self.apart_lacks = False
-        """Whether a call that is apart (see `retries`) can run in none of its libraries."""
-        self.lost_loads: list[Pilot] = []
-        """Pilots that were lost while they loaded it and did nothing else, since one loaded it."""
-        self.cut_after_s = 0.0
-        """The longest that such a load had lasted."""
-        self.starved_since: float | None = None
-        """Since when calls wait and no library of a connected pilot holds the context or loads it."""
-        self.slots = recipe.slots or 1
-        """How many calls one of its libraries runs at once: as its recipe says, else as the last one that was loaded
-        has said; 1 while none has."""
+        self.failed_on: dict[PilotId, int] = {}  # Loads that failed on each pilot since one worked there
+        self.cut_loads = 0  # Loads that were under way when the walltime of their pilots was over, since one worked
+        self.apart_lacks = False  # True if a call apart (see `retries`) fits none of its libraries
+        self.lost_loads: list[Pilot] = []  # Pilots lost while they only loaded it, since a load worked
+        self.cut_after_s = 0.0  # Longest cut load, in seconds
+        self.starved_since: float | None = None  # Since when calls wait without any usable library
+        self.slots = recipe.slots or 1  # Calls that one library runs at once, by recipe or last load
         self.loads = 0
         self.load_s = 0.0
         self.load_total_s = 0.0
         self.resident_bytes = 0
-        self.ended = 0
-        """Its calls that ended, also those that were cancelled before they ran."""
-        self.served = 0
-        """Calls that its libraries ran to their end; a gang's call counts once for each library."""
-        self.rate: Counts = deque()
-        """Its calls that ended in each of the last seconds."""
+        self.ended = 0  # Ended calls, cancelled ones included
+        self.served = 0  # Calls that its libraries ran to their end; a gang's call counts once for each library
+        self.rate: Counts = deque()  # Its calls that ended in each of the last seconds
         self.runs = 0
         self.run_s = 0.0
         self.run_total_s = 0.0
-        self.limits = NO_LIMITS
-        """How many libraries there may be, and how long an idle one stays: what holds of all that was wished for."""
-        self.said_limits: dict[ClientId, LibraryLimits] = {}
-        """What each program wished for last, also of those that are gone and may come back."""
-        self.lists: dict[str, Context] = {}
-        """Other contexts that can serve its calls, by recipe key: those that the calls list (see `variants`)."""
-        self.listed_by: dict[str, Context] = {}
-        """Contexts whose calls list this one."""
+        self.limits = NO_LIMITS  # Limits on its libraries, combined over all programs
+        self.said_limits: dict[ClientId, LibraryLimits] = {}  # By program, also of absent ones
+        self.lists: dict[str, Context] = {}  # Variants that its calls list, by recipe key
+        self.listed_by: dict[str, Context] = {}  # Contexts whose calls list this one
 
     @property
     def idle(self) -> OrderedDict[LibraryId, Library]:
@@ -299,8 +220,7 @@ class Context:
 
     @property
     def lacking(self) -> tuple[int, float, int] | None:
-        """Set while the first waiting call lacks libraries that it cannot do without: any at all, or some of its gang.
-        The smallest is first in line for devices: by priority, then by how long that has been so."""
+        """Sort key of a context whose first call lacks libraries, or None. The smallest gets devices first."""
         head = self.queue.head()
         if head is None:
             return None
@@ -312,23 +232,19 @@ class Context:
         return None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CountedFailures:
-    """Failures of one kind (see `ending`). `first_at`, `last_at`: on the manager's clock; `call`: the last one;
-    `message`: what that said."""
+    """Failures of one kind; `call`, `message`: the last one."""
 
-    __slots__ = ("call", "count", "first_at", "last_at", "message")
-
-    def __init__(self, at: float) -> None:
-        self.count = 0
-        self.first_at = at
-        self.last_at = at
-        self.call = -1
-        self.message = ""
+    first_at: float
+    last_at: float = 0.0
+    count: int = 0
+    call: int = -1
+    message: str = ""
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A verdict on something that failed on a pilot: when it came, and the call (-1: a load). `devices`: those of its
-    library."""
+    """A verdict on a failed call or load (`call` -1) of a pilot."""
 
     at: float
     call: CallId
@@ -337,8 +253,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Device:
-    """One GPU (or CPU allotment) of a pilot. `promised_bytes`: the budgets of its libraries, and what libraries that
-    are told to end still hold."""
+    """One GPU or CPU allotment; `promised_bytes` includes stopping libraries."""
 
     __slots__ = (
         "facts", "fault", "id", "libraries", "pilot", "promised_bytes", "quarantine", "reported", "tier", "tier_since"
@@ -350,30 +265,26 @@ class Device:
         self.id = facts.device
         self.libraries: dict[LibraryId, Library] = {}
         self.promised_bytes = 0
-        self.reported = facts.fault
-        """What its pilot says is wrong with it; empty while it is well."""
-        self.quarantine: Note | None = None
-        """Until when it is kept free because of what went wrong on it, and why; None: it is not."""
-        self.fault = facts.fault
-        """Why nothing more is loaded on it, for whichever of the two reasons; empty while it is in use."""
+        self.reported = facts.fault  # Fault that its pilot reports; empty while it works
+        self.quarantine: Note | None = None  # End and reason of its quarantine
+        self.fault = facts.fault  # Reason why nothing is loaded on it; empty while it is in use
         self.tier = "cold"
         self.tier_since = now
 
     @property
     def free_bytes(self) -> int:
-        """Memory that no library has or was promised: a library that is loaded into it need not wait."""
+        """Memory that is promised to no library."""
         return max(0, self.facts.memory_bytes - self.promised_bytes)
 
     @property
     def budget_bytes(self) -> int:
-        """Memory that may be promised: what is free, and what libraries that are told to end give back. The pilot holds
-        a load back until it is really free."""
+        """Memory that may be promised, including memory of stopping libraries."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.facts.memory_bytes - sum(library.promised_bytes for library in staying)
 
 
 class Library:
-    """A process on a pilot that holds one context, or is on its way to."""
+    """A process that holds one context, or loads it."""
 
     __slots__ = (
         "batch", "batch_at", "context", "device_bytes", "devices", "ended_at", "functions", "held", "id", "line",
@@ -393,73 +304,63 @@ class Library:
         """How many calls it runs at once: what it has said, or until then what is known of its context."""
         self.state = LibraryState.LOADING
         self.phase = LibraryPhase.STARTING
-        self.line = ""
-        """What it has printed last, if it loads for long."""
-        self.held: dict[int, Call] = {}
-        """Calls sent and not ended, oldest first."""
-        self.zombies: dict[int, bool] = {}
-        """Calls that were taken away but take a slot here until the pilot says that they are gone, and whether they
-        were to be stopped even if they run."""
-        self.functions: set[FunctionKey] = set()
-        """Functions that it has been sent."""
-        self.stuck = False
-        """Whether its calls run for so long that none is to wait behind them (see `queues`)."""
-        self.taking = 0
-        """Calls that it was asked to give back and has not yet."""
-        self.required_bytes = 0
-        """What it would have had to hold of each device for the call that its pilot refused last; 0 if that was refused
-        for something else, or none was."""
-        self.resizing: list[int] = []
-        """Sizes that it was told to take on and has not answered, oldest first."""
-        self.printed_to = 0
-        """Where in its log the output of the calls ends that have ended here, in bytes."""
+        self.line = ""  # What it has printed last, if it loads for long
+        self.held: dict[int, Call] = {}  # Calls sent and not ended, oldest first
+        self.zombies: dict[
+            int, bool
+        ] = {}  # Calls withdrawn that still take a slot, and whether running ones are stopped
+        self.functions: set[FunctionKey] = set()  # Functions that it has been sent
+        self.stuck = False  # True if its calls run so long that no call may wait for them (see `queues`)
+        self.taking = 0  # Calls that it was asked to give back and has not yet
+        self.required_bytes = 0  # Device memory that the last refused call needed; 0 = refused for another reason
+        self.resizing: list[int] = []  # Unanswered resizes, oldest first
+        self.printed_to = 0  # Where in its log the output of the calls ends that have ended here, in bytes
         self.started_at = now
         self.ready_at = now
         self.used_at = now
-        self.ended_at = now
-        """When a call of it ended, or was taken away, last."""
+        self.ended_at = now  # When a call of it ended, or was taken away, last
         self.served = 0
         self.memory_bytes = 0
         self.device_bytes = 0
-        self.measured: list[tuple[float, int]] = []
-        """When its memory was measured and had changed, and the larger of the two sizes; the last ones."""
-        self.batch: EngineLoad | None = None
-        """How full the batch of its engine was last; None if it has none."""
+        self.measured: list[tuple[float, int]] = []  # Times and sizes of the last memory measurements
+        self.batch: EngineLoad | None = None  # Last report of its engine's batch; None without one
         self.batch_at = now
         self.notes: list[Note] = [(now, f"told to load on {', '.join(d.id for d in devices)}")]
 
     @property
     def load(self) -> int:
-        """Calls that take a slot, or wait here for one."""
+        """Calls that take a slot or wait here for one."""
         return len(self.held) + len(self.zombies)
 
     @property
     def suspect(self) -> Call | None:
-        """A call that runs here by itself, although there are more slots: it may have killed a library before."""
+        """The only call here, if it must run alone."""
         if len(self.held) != 1:
             return None
         (call,) = self.held.values()
         return call if call.by_itself else None
 
     def admits(self, call: Call) -> bool:
-        """Whether nothing between the two forbids it to run here now, room and context left aside: it was not taken
-        away from here a moment ago, and neither it nor what runs here may have to run by itself."""
+        """True unless a reservation, a suspect or a zombie forbids it."""
+        reserved = self.pilot.reserved
+        if reserved is None and not self.held and not self.zombies:  # the hot path
+            return True
         alone = call.by_itself and self.load
-        free = self.pilot.reserved is None or self.pilot.reserved is call
+        free = reserved is None or reserved is call
         return free and self.suspect is None and not alone and call.id not in self.zombies
 
     def note(self, now: float, text: str) -> None:
-        """Remember something for the library's story."""
+        """Add a note to the library's story."""
         self.notes.append((now, text))
 
     def found(self, now: float) -> None:
-        """It was not told to load, as far as the manager knows: its story begins when it was found."""
+        """Begin the story of a library that the manager did not start."""
         places = ", ".join(device.id for device in self.devices)
         self.notes[:] = [(now, f"found on {places}: the manager did not know of it")]
 
     @property
     def usable(self) -> bool:
-        """Whether it serves calls, or will: loading or ready on a pilot that is here."""
+        """True if it serves calls, or will."""
         return self.state in (LibraryState.LOADING, LibraryState.READY) and self.pilot.state is PilotState.HERE
 
 
@@ -483,50 +384,37 @@ class Pilot:
         self.devices: dict[DeviceId, Device] = {}
         self.libraries: dict[LibraryId, Library] = {}
         self.inbox = Inbox()
-        self.hellos_asked = 0
-        """How often it was asked for a newer hello since its last good one. Until then its frames are not taken."""
-        self.used_at = now
-        """When it came, or its last library that is gone had gone."""
-        self.asked_why: dict[str, tuple[float, int]] = {}
-        """When it was asked last why something of this name has failed here, and how often by then (`blame`)."""
-        self.verdicts: list[Judged] = []
-        """The last verdicts on what has failed here, the oldest first."""
-        self.unfit: dict[str, Note] = {}
-        """Until when it cannot hold a context, by recipe key, and why (see `blame`)."""
-        self.unfit_times: dict[str, int] = {}
-        """How often in a row it was found so, by the same keys."""
-        self.source = ""
-        """The source of its block, if that is known."""
-        self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = None
-        """Of one that was given up: libraries that it may come back with, what each was promised, and its state then.
-        None: it is not to come back."""
-        self.was = PilotState.HERE
-        """Of one that was given up: its state before."""
-        self.reserved: Call | None = None
-        """The call that is to run alone here, or does (see `retries`)."""
-        self.released = False
-        """Whether the manager told it to end."""
-        self.loss: LossReason | None = None
-        """Why it was lost, as far as is known; None: it was not lost (see `blocks`)."""
-        self.loss_settled = False
-        """Whether that will not change any more."""
+        self.hellos_asked = 0  # Newer hellos asked for in a row; until one arrives its frames are refused
+        self.used_at = now  # When it joined, or its last library ended
+        self.asked_why: dict[str, tuple[float, int]] = {}  # Last question about each failing name, and their count
+        self.verdicts: list[Judged] = []  # The last verdicts on failures here, oldest first
+        self.unfit: dict[str, Note] = {}  # Until when it cannot hold a context, by recipe key, and why (see `blame`)
+        self.unfit_times: dict[str, int] = {}  # How often in a row it was found so, by the same keys
+        self.source = ""  # The source of its block, if that is known
+        self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = (
+            None  # Libraries it may return with, their promises and states; None = may not return
+        )
+        self.was = PilotState.HERE  # Its state before it was given up
+        self.reserved: Call | None = None  # The call that has this pilot for itself (see `retries`)
+        self.released = False  # True if the manager told it to end
+        self.loss: LossReason | None = None  # Why it was lost, as far as is known; None: it was not lost (see `blocks`)
+        self.loss_settled = False  # True if that is final
         self.lost_at = 0.0
-        self.lasts_s = 0.0
-        """The most that was ever left of its walltime; 0 = no limit."""
-        self.ends_at = 0.0
-        """When its walltime is over; 0 = never."""
+        self.lasts_s = 0.0  # The most that was ever left of its walltime; 0 = no limit
+        self.ends_at = 0.0  # When its walltime is over; 0 = never
         self.ended = 0
-        self.rate: Counts = deque()
-        """Calls that it ended in each of the last seconds."""
+        self.rate: Counts = deque()  # Calls that it ended in each of the last seconds
         self.cache_bytes = 0
         self.refused_frames = 0
-        self.troubles: tuple[str, ...] = ()
-        """What is wrong with what its batch system granted it."""
-        self.lacks = ""
-        """What its site asks for and it has not; empty: it is of use."""
+        self.troubles: tuple[str, ...] = ()  # Faults of its allocation
+        self.lacks = ""  # Resources of its site that it lacks; empty if it is complete
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
 
     def note(self, now: float, *texts: str) -> None:
-        """Remember something for the pilot's story."""
+        """Add notes to the pilot's story."""
         self.notes += [(now, text) for text in texts]
         del self.notes[1:-KEPT_PILOT_NOTES]
+
+
+# What a pilot that was given up may return with: libraries, their promised bytes and states.
+Kept = dict[LibraryId, tuple[Library, int, LibraryState]]

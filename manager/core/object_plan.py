@@ -1,51 +1,28 @@
-"""The plan of transfers: which pilot gets which object from which other.
+"""The plan of transfers: each object is read once from its origin, and pilots get it from each other.
 
-What only a leaving pilot has goes to another before it leaves, if calls wait that need it.
+Pervasive Context Management boots new workers "in a peer-to-peer fashion" (§4.1), because a shared file system that
+serves every pilot is slow. TaskVine sends a worker to *one* other that has the whole file. Here objects travel in
+parts, from several peers at once, as in BitTorrent; the manager, not chance, chooses the peers.
 
-A pilot is drained before its walltime ends, or when it is no longer needed. Its objects mostly lie elsewhere too; one
-that does not would be read again from where it comes from, and a snapshot be made again. So another pilot is told to
-get it although it has not asked (the one that has least to do, and time left), and the leaving one to stay until that
-is done: at most until shortly before its own end. What others are getting from it just then counts the same.
+The plan is a graph of edges between pilots with these rules:
 
-How objects travel, in words and numbers: for `stoker status`, for the stories of libraries, for the user once.
+- *Bounded*: up to three peers for a fetch, up to four fetches that a pilot serves (`Limits`).
+- *One reader*: while no serving pilot has the object, one pilot reads its origin; if it is lost, another takes over.
+- *Rooted*: one peer of a fetch is *sure*: has the object, reads the origin, or asked earlier. Following sure peers ends
+  at a holder or a reader, so no circle of pilots waits for itself. Other peers may have asked later; their parts keep
+  every link busy.
+- *Once a host*: of the pilots that share a cache one gets the object. If it leaves the cache too early, the pilot that
+  reports a failed source gets it, else the first.
+- *Live*: the last place of a pilot serves only what it has whole or reads, so it always comes free. Pilots that wait
+  for a sure peer get places first; the object with the fewest holders goes first.
+- *Unreachable peers*: after several failed peers a pilot reads the origin, a few such pilots at a time; after one if no
+  peer ever reached another.
+- *Handed on*: if calls need an object that only a leaving pilot has, another pilot gets it, and the leaving one stays
+  until then. It serves others only if no staying pilot can.
+- *Bad peers*: a peer that fails pilots which others serve well is skipped until its next hello.
 
-What pilots are told of the plan of transfers (`objects`): from whom they get an object from now on.
-
-The plan of transfers: who gets which object from whom, so that the file system it comes from is read once.
-
-Pervasive Context Management boots new workers "in a peer-to-peer fashion" (§4.1; §3 has each worker keep a context's
-parts in a local cache): a context's files are what every pilot needs first, and a shared file system that serves them
-to each pilot is the slowest way there is. TaskVine, which the paper builds on, sends a worker to *one* other that has
-the whole file, and bounds what each serves. Here an object travels in parts, so a pilot serves parts while it still
-gets others, and gets them from several peers at once, as BitTorrent does; and the manager, not chance, chooses the
-peers.
-
-The plan is a graph of edges (from whom a pilot gets an object), kept by these rules:
-
-- *Bounded*: up to three peers for a fetch, up to four fetches served by a pilot (`Limits`). An object of a few parts
-  comes from one peer.
-- *One reader*: while nobody who serves has the object, one pilot reads its origin; another takes over if it is lost,
-  and keeps what it got from peers. A second one reads it only when peers have failed it (below).
-- *Rooted*: a fetch counts as served only if one of its peers is *sure*: has the object, reads the origin, or asked for
-  it earlier. "Earlier" is an order, so following sure peers ends at a holder or a reader, and no circle of pilots
-  waits for itself. The other peers may be anybody: pilots that asked later give back what they got elsewhere. That is
-  what keeps every link busy, because the first four pilots, with the reader as their only sure peer, would else share
-  its link.
-- *Once a host*: of the pilots that use one cache one gets an object, and the others find it there. If it leaves the
-  cache before they have, one of them gets it anew: whoever says that a source failed it (it is the one at work in the
-  cache), else the first.
-- *Live*: the last place of a pilot serves only what it has whole or reads. So it is always held by somebody who is
-  certain to finish, and comes free; whoever waits for a sure peer is first to get a place, then those that could use
-  another peer. Where places are few, the object with the fewest holders goes first.
-- *Unreachable peers*: a pilot tells which peers failed it and gets others. When several have, or none is left, it is
-  let to the origin, a few such pilots at a time. Where no peer has ever reached another, one failure is enough.
-- *Handed on*: what only a leaving pilot has, and calls need, goes to another first (`object_plan`). It serves
-  others only where nobody who stays can.
-- *Bad peers*: a peer that fails pilots which others serve well is given to nobody until it says hello again.
-
-An event changes facts (`Transfers`) and lists whom it concerns; `settle` plans once, at the end of the event, and says
-what changed. Peers are found in a queue and in a heap, so an event costs O(log n) for n pilots that want one object,
-and each of these is told once or twice what to do.
+An event changes facts (`Transfers`); `settle_transfers` plans once, at its end. Peers are found in a queue and a heap:
+O(log n) for n pilots that want one object.
 """
 
 from __future__ import annotations
@@ -64,17 +41,12 @@ from stoker.protocol.status import ObjectStatus
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
-# ---- objects of leaving pilots
-
-
-MOST_S = 120.0
-"""A leaving pilot stays no longer than this for its objects."""
-_TRIES = 3
-"""Pilots that are told to get an object, one after the other, should they fail."""
+MOST_S = 120.0  # A leaving pilot stays no longer than this for its objects
+_TRIES = 3  # Pilots that are tried, one after the other, as receivers of an object
 
 
 def begin_hand_on(manager: Manager, peer: Peer) -> float:
-    """A pilot drains: see to it that nothing that is needed leaves with it. For how many seconds it should stay."""
+    """Hand on what only a draining pilot has. Returns its seconds to stay."""
     pilot = manager.state.pilots[peer.id]
     left_s = deadlines.time_to_hand_on_s(pilot, manager.state.now)
     if not peer.serving or left_s <= 0:
@@ -91,8 +63,7 @@ def begin_hand_on(manager: Manager, peer: Peer) -> float:
     return min(MOST_S, left_s)
 
 
-def release_leaving_pilots(manager: Manager) -> None:
-    """Hand on further objects of the pilots that leave; let those go that have none left to hand on."""
+def _release_leaving_pilots(manager: Manager) -> None:
     leaving = manager.state.transfers.leaving
     for peer in list(leaving.values()):
         _go_on(manager, peer)
@@ -119,33 +90,25 @@ def _go_on(manager: Manager, peer: Peer) -> None:
 
 
 def _stays(object: Object) -> bool:
-    """Whether a pilot has it that stays."""
     return any(not peer.draining for peer in object.holders.values())
 
 
 def _comes(object: Object) -> bool:
-    """Whether it is on its way to a pilot that stays."""
     return any(not fetch.peer.draining for fetch in object.fetches.values())
 
 
 def _heir(manager: Manager, object: Object) -> Peer | None:
-    """Who is to have an object next."""
     tried = {id for peer in object.holders.values() for id in peer.hands_on.get(object.ref.name, ())}
     able = [
         peer
         for peer in manager.state.transfers.peers.values()
         if peer.serving and not peer.draining and peer.id not in tried
     ]
-    return min(able, key=lambda peer: (_ends_soon(manager, peer), len(peer.fetches), len(peer.has)), default=None)
-
-
-def _ends_soon(manager: Manager, peer: Peer) -> float:
-    """Whoever has no end is best; then who has most time left."""
-    return -deadlines.walltime_left_s(manager.state.pilots[peer.id], manager.state.now)
+    left_s = {peer: deadlines.walltime_left_s(manager.state.pilots[peer.id], manager.state.now) for peer in able}
+    return min(able, key=lambda peer: (-left_s[peer], len(peer.fetches), len(peer.has)), default=None)
 
 
 def _needed(manager: Manager) -> Iterator[str]:
-    """What contexts need for which calls wait: files, and snapshots of what is loaded."""
     waiting = {key for key, context in manager.state.contexts.items() if context.queue.head() is not None}
     for key in waiting:
         yield from (ref.name for ref in manager.state.contexts[key].recipe.objects)
@@ -154,33 +117,22 @@ def _needed(manager: Manager) -> Iterator[str]:
             yield from (snapshot.object.name for snapshot in forms.values())
 
 
-# ---- transfers in words
-
-
 _SHOWN = 4
 
 
 def object_statuses(state: State) -> tuple[ObjectStatus, ...]:
-    """The objects of the session's contexts, their snapshots among them, and how each has travelled."""
+    """Return how objects and snapshots have travelled."""
     found = {ref.name: ref for context in state.contexts.values() for ref in context.recipe.objects}
     for forms in state.transfers.snapshots.values():
         found.update({snapshot.object.name: snapshot.object for snapshot in forms.values()})
-    return tuple(_status(state, ref) for ref in found.values())
-
-
-def _status(state: State, ref: ObjectRef) -> ObjectStatus:
-    object = state.transfers.objects.get(ref.name)
-    if object is None:
-        return ObjectStatus(ref.name, ref.size_bytes, 0, 0, 0, 0)
-    return ObjectStatus(
-        name=ref.name,
-        size_bytes=ref.size_bytes,
-        holders=len(object.holders),
-        fetching=len(object.fetches),
-        origin_bytes=object.origin_bytes,
-        peer_bytes=object.peer_bytes,
-        trouble=_trouble(object),
-    )
+    known = ((ref, state.transfers.objects.get(ref.name) or Object(ref.name)) for ref in found.values())
+    return tuple(
+        ObjectStatus(
+            ref.name, ref.size_bytes, len(object.holders), len(object.fetches), object.origin_bytes, object.peer_bytes,
+            _trouble(object),
+        )
+        for ref, object in known
+    )  # fmt: skip
 
 
 def _trouble(object: Object) -> str:
@@ -193,7 +145,7 @@ def _trouble(object: Object) -> str:
 
 
 def object_trouble(state: State) -> str:
-    """One sentence when pilots cannot reach each other, for the user to be told once; else empty."""
+    """Say that pilots cannot reach each other; empty if they can."""
     lonely = state.transfers.lonely
     if not lonely:
         return ""
@@ -207,13 +159,12 @@ def object_trouble(state: State) -> str:
 
 
 def fetch_phase(state: State, library: Library) -> str:
-    """What a library that is loading is doing: `fetching from peers n014, n021`, `loading`."""
-    source = comes_from(state, library)
+    """Say what a loading library does: `fetching from peers n014, n021`, `loading`."""
+    source = _comes_from(state, library)
     return f"{LibraryPhase.FETCHING.value} {source}" if source else library.phase.value
 
 
-def comes_from(state: State, library: Library) -> str:
-    """Where the objects come from that a library still lacks: `from peers n014, n021`; empty when it lacks none."""
+def _comes_from(state: State, library: Library) -> str:
     fetches = list(_fetches(state, library))
     said = []
     if any(fetch.way in (Way.READER, Way.ALONE) for fetch in fetches):
@@ -238,35 +189,28 @@ def _fetches(state: State, library: Library) -> Iterator[Fetch]:
 
 
 def _objects(state: State, library: Library) -> Iterator[ObjectRef]:
-    """What a library may wait for: the objects of its recipe, and snapshots of its context."""
     recipe = library.context.recipe
     yield from recipe.objects
     forms = state.transfers.snapshots.get((recipe.key, library.devices[0].facts.kind), {})
     yield from (snapshot.object for snapshot in forms.values())
 
 
-def note_objects(state: State, pilot: Pilot, fetch: Fetch) -> None:
-    """Tell, in the stories of the libraries that wait for an object, where it comes from."""
+def _note_objects(state: State, pilot: Pilot, fetch: Fetch) -> None:
     ref = fetch.object.ref
     name = ref.source.rpartition("/")[2] or ref.name[:16]
     for library in pilot.libraries.values():
         if library.state is LibraryState.LOADING and any(ref.name == one.name for one in _objects(state, library)):
-            text = f"{name} ({show_bytes(ref.size_bytes)}) comes {comes_from(state, library)}"
+            text = f"{name} ({show_bytes(ref.size_bytes)}) comes {_comes_from(state, library)}"
             library.note(state.now, text)
 
 
 def _some(names: Collection[str]) -> str:
-    """The first few of many, and how many more."""
     shown = list(names)[:_SHOWN]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(shown) + more
 
 
-# ---- orders to pilots
-
-
-def send_plan(manager: Manager) -> None:
-    """Tell pilots from whom they get objects now. The manifest goes along once."""
+def _send_plan(manager: Manager) -> None:
     transfers = manager.state.transfers
     changed, transfers.changed = transfers.changed, {}
     for fetch in changed:
@@ -281,32 +225,26 @@ def send_plan(manager: Manager) -> None:
             continue
         manifest = object.manifest if before is None else b""
         if before is None:
-            note_objects(manager.state, pilot, fetch)
+            _note_objects(manager.state, pilot, fetch)
         peers = tuple(to_pilot.ServingPeer(source.id, source.address) for source in sources)
         manager.say(pilot, to_pilot.FetchObject(object.ref, peers, origin, manifest, fetch.kept))
 
 
 def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
-    """What a pilot is told: its peers, and whether it may read the origin. One that follows finds the object in its
-    cache, wherever it is sent."""
     if fetch.way is not Way.FOLLOWING:
         return list(fetch.sources.values()), fetch.way in (Way.READER, Way.ALONE)
     near = transfers.near(fetch)
     return ([near], False) if near is not None and near.serving else ([], near is not None)
 
 
-# ---- object plan
-
-
-# Of those that wait, so many are looked at for one that a peer can serve.
-_MOST_EXAMINED = 16
+_MOST_EXAMINED = 16  # Waiting fetches that are examined for one that a peer can serve
 
 
 def settle_transfers(manager: Manager) -> None:
-    """Plan what the event has changed, and tell the pilots that it concerns."""
+    """Plan what the event changed, and tell the pilots concerned."""
     transfers = manager.state.transfers
     if transfers.leaving:
-        release_leaving_pilots(manager)
+        _release_leaving_pilots(manager)
     while transfers.unsettled or transfers.freed:
         if transfers.unsettled:
             batch, transfers.unsettled = transfers.unsettled, {}
@@ -318,11 +256,10 @@ def settle_transfers(manager: Manager) -> None:
             for peer in freed:
                 _offer(transfers, peer)
     if transfers.changed:
-        send_plan(manager)
+        _send_plan(manager)
 
 
 def _feed(manager: Manager, fetch: Fetch) -> None:
-    """Give a fetch a sure source, and as many others as it may have and are free."""
     transfers, object = manager.state.transfers, fetch.object
     if fetch.way in (Way.READER, Way.ALONE, Way.FOLLOWING):
         return
@@ -345,7 +282,7 @@ def _feed(manager: Manager, fetch: Fetch) -> None:
 
 
 def _root(transfers: Transfers, fetch: Fetch) -> bool:
-    """Whether a fetch has a sure source, or gets one now: in place of another if it has as many as it may."""
+    """True if a fetch has a sure source, or gets one now, replacing another if it has as many as it may."""
     if any(fetch.is_rooted_in(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
@@ -355,7 +292,7 @@ def _root(transfers: Transfers, fetch: Fetch) -> bool:
 
 
 def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
-    """See to it that somebody reads the origin, if nobody has the object. True if it is this pilot."""
+    """Let a pilot read the origin if no pilot has the object. True if it is this one."""
     if object.whole or object.reader is not None or len(object.unreadable) >= transfers.limits.origin_tries:
         return False
     one = fetch if fetch.able else next(iter(object.able.values()), None)
@@ -366,7 +303,7 @@ def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
 
 
 def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
-    """Whether a fetch without a sure source has seen enough of peers, or none is left that could ever be one."""
+    """True if enough peers failed a fetch, or no peer could ever be its sure source."""
     object = fetch.object
     if len(fetch.failed) >= transfers.patience:
         return True
@@ -379,7 +316,6 @@ def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
 
 
 def _alone(manager: Manager, fetch: Fetch) -> None:
-    """Peers are of no use to a pilot: it may read the origin for itself. Nobody can give it what it can't read."""
     transfers, object = manager.state.transfers, fetch.object
     if fetch.unreadable or len(object.unreadable) >= transfers.limits.origin_tries:
         manager.say(manager.state.pilots[fetch.peer.id], to_pilot.FetchObject(object.ref))
@@ -392,7 +328,7 @@ def _alone(manager: Manager, fetch: Fetch) -> None:
 
 
 def _offer(transfers: Transfers, peer: Peer) -> None:
-    """A peer has a place free: who waits for a sure source first, then who could use another; rarest object first."""
+    """A peer has a free place: serve waiting fetches first, then hungry ones; the rarest object first."""
     if not peer.serving or not transfers.needy:
         return
     if peer.draining:
@@ -415,20 +351,19 @@ def _offer(transfers: Transfers, peer: Peer) -> None:
 
 
 def last_resort(transfers: Transfers, peer: Peer) -> None:
-    """A peer that is about to leave serves only where nobody else does: those that wait see whether that is so."""
+    """Plan again for fetches that only a draining peer can serve."""
     reads = (fetch.object for fetch in peer.fetches.values() if fetch.way is Way.READER)
     for object in chain(peer.has.values(), reads):
         transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _MOST_EXAMINED)))
 
 
 def _customer(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool) -> Fetch | None:
-    """Whom a peer with a place free should serve next: of those that wait for a sure source, or of the others."""
     if not urgent:
         most = transfers.wants(object)  # it may have sunk since they were listed
         hungry = (x for x in islice(object.hungry.values(), _MOST_EXAMINED) if len(x.sources) < most)
         return next((x for x in hungry if x.may_come_from(peer)), None)
     waiting: Iterable[Fetch] = object.waiting.values()
-    if transfers.peer_bytes:  # else peers may never reach each other, and whoever is stranded waits for the origin
+    if transfers.peer_bytes:  # otherwise peers may never reach each other, and stranded fetches wait for the origin
         waiting = chain(waiting, object.stranded.values())
     for fetch in islice(waiting, _MOST_EXAMINED):
         if fetch.may_come_from(peer) and fetch.is_rooted_in(peer):

@@ -1,27 +1,22 @@
-"""What happens to objects: pilots come and go with them, want them, get them, and fail to.
+"""What happens to objects: pilots join and leave with them, want them, get them, and fail to.
 
-An event changes facts (`transfers`) and lists whom it concerns; `object_plan` plans once, at the end of the event.
+An event changes facts (`transfers`); `object_plan` plans once, at the end of the event.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from stoker.contexts.recipe import Awareness, ObjectRef, Recipe
 from stoker.manager.core import object_plan
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot, PilotState
 from stoker.manager.core.transfers import Fetch, Peer, Transfers, Way
-from stoker.protocol.to_manager import FetchFailed, ObjectArrival, PilotHello
+from stoker.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, PilotHello, WantObjects
 
-_BLAMED = 3
-"""A peer that failed this many pilots, and more than it served, is no source for any pilot."""
-
-# ---- pilots come and go
+_BLAMED = 3  # A peer that failed this many pilots, and more than it served, is no source for any pilot
 
 
 def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
-    """A pilot is here, or here again, with these objects. What it was getting when it was cut off is planned anew."""
+    """A pilot joins or returns: plan its objects and former fetches."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -43,7 +38,7 @@ def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
 
 
 def pilot_cut(manager: Manager, pilot: Pilot) -> None:
-    """A pilot's connection broke: nobody gets anything from it, and nothing is planned for it, until it is back."""
+    """A pilot's connection broke: nothing is planned for it."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -55,10 +50,6 @@ def pilot_cut(manager: Manager, pilot: Pilot) -> None:
     for object in list(peer.has.values()):
         transfers.release(peer, object)
     transfers.leaving.pop(peer.id, None)
-    _leave_cache(transfers, peer)
-
-
-def _leave_cache(transfers: Transfers, peer: Peer) -> None:
     near = transfers.caches[peer.cache]
     del near[peer.id]
     if not near:
@@ -72,8 +63,7 @@ def pilot_left(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_drains(manager: Manager, pilot: Pilot) -> float:
-    """A pilot is about to leave: it goes on with what it serves, and gets nothing more to serve while others can. For
-    how many seconds it should stay so that others get what only it has."""
+    """A pilot will leave: it serves nothing new while others can. Returns its seconds to stay."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -88,23 +78,20 @@ def pilot_drains(manager: Manager, pilot: Pilot) -> float:
     return object_plan.begin_hand_on(manager, peer)
 
 
-# ---- what pilots and clients say
-
-
 def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
-    """The digests of an object's parts, for pilots that are told to get it from now on."""
+    """Set the digests of an object's parts."""
     object = manager.state.transfers.object(name)
     object.manifest = object.manifest or manifest
 
 
-def objects_wanted(manager: Manager, pilot: Pilot, refs: Iterable[ObjectRef]) -> None:
-    """A pilot needs objects. Asking again is answered again."""
+def objects_wanted(manager: Manager, pilot: Pilot, message: WantObjects) -> None:
+    """A pilot needs objects; it may ask again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
         manager.state.refuse("objects wanted by a pilot that is not here")
         return
-    for ref in refs:
+    for ref in message.objects:
         fetch = peer.fetches.get(ref.name)
         if fetch is None:
             _want(transfers, peer, ref)
@@ -114,8 +101,7 @@ def objects_wanted(manager: Manager, pilot: Pilot, refs: Iterable[ObjectRef]) ->
 
 
 def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan the transfers of the objects that a pilot lacks for a library, before it asks: their names. None for a
-    context that reads its files from their source, and for a pilot that takes no part in transfers."""
+    """Plan a pilot's missing objects before it asks. Returns their names."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
@@ -135,8 +121,14 @@ def _want(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
     transfers.fetch(peer, object)
 
 
+def objects_here(manager: Manager, pilot: Pilot, message: ObjectsHere) -> None:
+    """A pilot has objects."""
+    for arrival in message.arrivals:
+        object_arrived(manager, pilot, arrival)
+
+
 def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> None:
-    """An object is in a pilot's cache. Peers that failed it, where others did not, are blamed."""
+    """A pilot has an object; blame the peers that failed it."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -169,7 +161,6 @@ def _judge(transfers: Transfers, fetch: Fetch) -> None:
 
 
 def _silence(transfers: Transfers, peer: Peer) -> None:
-    """Give a peer to nobody until it says hello again."""
     peer.address = ""
     peer.parked.clear()
     for object in peer.has.values():
@@ -182,13 +173,13 @@ def _silence(transfers: Transfers, peer: Peer) -> None:
         transfers.withdraw(peer, fetch.object)
 
 
-def objects_gone(manager: Manager, pilot: Pilot, names: Iterable[str]) -> None:
-    """Objects have left a pilot's cache, or are not wanted there any more."""
+def objects_gone(manager: Manager, pilot: Pilot, message: ObjectsGone) -> None:
+    """Objects left a pilot's cache, or are unwanted."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
         return
-    for name in names:
+    for name in message.names:
         fetch = peer.fetches.get(name)
         if fetch is not None:
             transfers.end(fetch)
@@ -198,7 +189,7 @@ def objects_gone(manager: Manager, pilot: Pilot, names: Iterable[str]) -> None:
 
 
 def fetch_failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
-    """Peers, or the origin, did not serve an object to a pilot."""
+    """Peers, or the origin, failed a pilot."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     fetch = peer.fetches.get(message.name) if peer is not None else None
@@ -207,7 +198,7 @@ def fetch_failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
     object = fetch.object
     object.reason = message.reason or object.reason
     if fetch.way is Way.FOLLOWING:
-        transfers.take_over(fetch)  # what was in its cache is gone again
+        transfers.take_over(fetch)  # its cache has lost the object again
     for id in message.peers:
         fetch.failed[id] = None
         source = fetch.sources.get(id)

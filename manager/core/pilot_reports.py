@@ -1,16 +1,15 @@
-"""What pilots and libraries report: a hello against the manager's records, heartbeats, libraries that load and end.
+"""Reports of pilots and libraries: hellos, heartbeats, libraries that load and end.
 
-A broken connection counts as a lost pilot after a second, because calls do not wait for a dead node. Often the pilot is
-back a moment later with its libraries loaded and its calls running, so the manager takes it back with what it holds.
+A broken connection counts as a lost pilot after a second, because calls do not wait for a dead node. If the pilot
+returns, the manager takes it back with its libraries and calls.
 
-A pilot keeps the objects of a library while the library lives. It refuses a context whose objects would fit if other
-libraries released theirs (`LibraryGone.cache_lacks_bytes`). If the objects of idle libraries make enough room, the
-manager ends those libraries, least recently used first. Else the calls wait for busy libraries.
+If a pilot refuses a context for lack of cache and idle libraries hold enough objects, the manager ends those, least
+recently used first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -30,41 +29,21 @@ from stoker.manager.core import (
 )
 from stoker.manager.core.events import FromPilot, RecordLoad, ToPilot
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import (
-    Call,
-    CallState,
-    Context,
-    Device,
-    Library,
-    LibraryState,
-    Pilot,
-    PilotState,
-)
+from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State
 from stoker.protocol import bounds, to_pilot
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId, RecipeKey
-from stoker.protocol.to_manager import (
-    Heartbeat,
-    LibraryFacts,
-    LibraryGone,
-    LibraryReady,
-    PilotHello,
-)
+from stoker.protocol.to_manager import DeviceFault, Heartbeat, LibraryFacts, LibraryGone, LibraryReady, PilotHello
 from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
 from stoker.protocol.wire import why_not
 
-# ---- hellos
-
-
 NOT_BACK = "you were given up as lost, and your calls run elsewhere"
-MOST_HELLOS = 4
-"""Newer hellos that a pilot is asked for in a row."""
+MOST_HELLOS = 4  # Requests for a newer hello in a row
 
 
 def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
-    """Why a pilot is refused; empty if it is welcome. An unknown pilot with libraries was in a lost part of the
-    journal, or was given up so long ago that it is forgotten: it is welcome."""
+    """Say why a pilot is refused; empty if it is welcome."""
     if wrong := why_not(message, session=state.session) or bounds.wrong_with(message):
         return wrong
     if state.ending:
@@ -81,7 +60,7 @@ def refuse_pilot(manager: Manager, id: PilotId, reason: str) -> None:
 
 
 def refuse_unknown(manager: Manager, id: PilotId) -> None:
-    """Answer a frame of a pilot that the manager does not know: one that was given up may say hello."""
+    """Answer a frame of an unknown pilot."""
     manager.state.refuse("frame of a pilot that is not known")
     gone = manager.state.gone_pilots.get(id)
     if gone is not None and gone.kept is not None:
@@ -91,16 +70,15 @@ def refuse_unknown(manager: Manager, id: PilotId) -> None:
 
 
 def give_up_unsound(manager: Manager, pilot: Pilot, wrong: str) -> None:
-    """A pilot sent an impossible value. Nothing built on it can be trusted, so the pilot is given up for good."""
+    """Give up a pilot that sent an impossible value."""
     manager.state.refuse("message of a pilot with a value that cannot be")
     refuse_pilot(manager, pilot.id, wrong)
     pilots.pilot_lost(manager, pilot.id, f"it said what cannot be: {wrong}", may_return=False)
 
 
 def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
-    """Ask for a newer hello if this one is older than frames that were taken, because their acknowledgement has not
-    reached the pilot. Its content is older than the manager's records then: an ended library would seem to live, and a
-    returned call to run. The frames are not taken twice, so nothing would correct that."""
+    """Ask for a newer hello if frames after this one were taken: they are not taken twice, so nothing would correct
+    old records."""
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.has_hole and message.acknowledged < inbox.last
     pilot.hellos_asked = pilot.hellos_asked + 1 if is_old else 0
@@ -110,7 +88,7 @@ def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> boo
 
 
 def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
-    """Add a pilot that is here for the first time."""
+    """Add a new pilot."""
     now = manager.state.now
     pilot = Pilot(id, host=message.host, pid=message.pid, block=message.block, folder=message.folder, now=now)
     pilots.pilot_joins(manager, pilot)
@@ -123,31 +101,18 @@ def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
     return pilot
 
 
-def reconnect(manager: Manager, pilot: Pilot) -> Pilot:
-    """A pilot whose connection broke is here again."""
-    pilot.note(manager.state.now, "came back")
-    pilots.pilot_reconnects(pilot)
-    return pilot
-
-
 def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
-    """Take back a pilot that was given up, with the libraries that it still has."""
-    state, kept = manager.state, pilot.kept or {}
-    pilots.pilot_rejoins(manager, pilot)
+    """Take back a given-up pilot with its libraries."""
+    kept = pilots.pilot_rejoins(manager, pilot)
     blocks.undo_loss(manager, pilot)
     block_orders.pilot_rejoined(manager, pilot)
-    pilots.drop_kept(pilot)
-    pilot.note(state.now, "came back after it had been given up")
-    libraries.devices_back(manager, pilot)
-    for facts in message.libraries:
-        before = kept.get(facts.library)
-        if before is not None:
-            libraries.readmit_library(manager, *before)
+    pilot.note(manager.state.now, "came back after it had been given up")
+    libraries.readmit_libraries(manager, pilot, kept, message.libraries)
     return pilot
 
 
 def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
-    """Make the manager's picture of a pilot true, and the pilot do what it was told meanwhile."""
+    """Reconcile the records with a hello, and repeat orders."""
     there = {facts.library: facts for facts in message.libraries}
     for library in list(pilot.libraries.values()):
         if library.id not in there or there[library.id].recipe != library.context.recipe.key:
@@ -167,8 +132,6 @@ def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
 
 
 def _unknown(manager: Manager, library: Library, id: CallId) -> None:
-    """A call is in a library that does not hold it, as far as the manager knows. One that waits goes on there: its
-    pilot had been given up, or the journal has lost where it was sent. One that was never submitted is an orphan."""
     call = manager.state.calls.get(id)
     if call is None:
         if pilots.is_unheard_of(manager.state, id):
@@ -184,8 +147,7 @@ def _unknown(manager: Manager, library: Library, id: CallId) -> None:
 
 
 def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryId, LibraryFacts]) -> None:
-    """Calls that never reached their libraries go back to their queues. Of a gang several members may lack it: they are
-    all known before it is taken apart, or one of them would be told to drop what it has not, after it begins again."""
+    """Requeue calls that never arrived, once all missing members of gangs are known."""
     missing: dict[Call, Library] = {}
     for library in here:
         for call in holding.now_holds(library, set(there[library.id].calls)):
@@ -195,11 +157,10 @@ def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryI
 
 
 def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
-    """Make the manager's picture of one library true. It is given nothing yet."""
     listed = set(facts.calls)
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
     holding.now_occupies(library, listed)
-    sending.forget_sent_functions(library)
+    sending.forget_sent(library)
     libraries.set_slots(library, facts.slots)
     for running in (False, True):
         orphans = manager.state.orphans
@@ -214,48 +175,41 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
 
 
 def _go_on(manager: Manager, library: Library, facts: LibraryFacts) -> None:
-    """Tell a library to end, if it was told so before; else have it serve its queue."""
     if library.state is LibraryState.STOPPING:
         manager.say(library.pilot, StopLibrary(library.id, "it was told to stop"))
     elif library.state is LibraryState.LOADING and facts.ready:
-        library_hot(manager, library)
+        _library_hot(manager, library)
     else:
         dispatch.feed_library(manager, library)
 
 
-# ---- devices and heartbeats
-
-
 def report_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
-    """A pilot says in its hello which devices have failed. `lost`: the manager may have missed that one is well."""
+    """Take device faults from a hello. `lost`: the manager may have missed a repair."""
     for device in list(pilot.devices.values()):
         pilots.device_reported(manager, device, faults.get(device.id, device.facts.fault if lost else device.reported))
 
 
-def report_fault(manager: Manager, pilot: Pilot, id: str, reason: str) -> None:
-    """A device failed its probe, or is well again."""
-    device = pilot.devices.get(DeviceId(id))
+def report_fault(manager: Manager, pilot: Pilot, message: DeviceFault) -> None:
+    """A device failed its probe, or works again."""
+    device = pilot.devices.get(DeviceId(message.device))
     if device is None:
         manager.state.refuse("fault of a device that the pilot does not have")
-        return
-    pilots.device_reported(manager, device, reason)
+    else:
+        pilots.device_reported(manager, device, message.reason)
 
 
-_PART = 16
-"""A memory measurement counts as new if it differs from the last one by a 16th of it,"""
-_LEAST_BYTES = 16 << 20
-"""and by at least this much."""
-RECORD_S = 5.0
-"""Costs of runs are recorded no more often than this."""
+_PART = 16  # A memory measurement counts as new if it differs from the last one by a 16th of it,
+_LEAST_BYTES = 16 << 20  # and by at least this much
+RECORD_S = 5.0  # Costs of runs are recorded no more often than this
 
 
 def is_heartbeat(event: FromPilot) -> bool:
-    """True if a frame is one heartbeat that is not numbered: losing it loses no other frame."""
+    """True if a frame is one unnumbered heartbeat."""
     return not event.sequence and len(event.messages) == 1 and type(event.messages[0]) is Heartbeat
 
 
 def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
-    """True if a heartbeat (see `is_heartbeat`) changes what the core knows, or runs are to be recorded with it."""
+    """True if a heartbeat tells something new, or runs are due."""
     pilot, message = state.pilots.get(event.pilot), event.messages[0]
     if pilot is None or type(message) is not Heartbeat:
         return False
@@ -263,13 +217,12 @@ def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
         return True
     if message.refused_frames != pilot.refused_frames or _moved(pilot.cache_bytes, message.cache_bytes):
         return True
-    for use in message.libraries:
-        library = pilot.libraries.get(use.library)
-        if library is not None and (
-            _moved(library.memory_bytes, use.memory_bytes) or _moved(library.device_bytes, use.device_bytes)
-        ):
-            return True
-    return False
+    uses = ((pilot.libraries.get(use.library), use) for use in message.libraries)
+    return any(
+        _moved(library.memory_bytes, use.memory_bytes) or _moved(library.device_bytes, use.device_bytes)
+        for library, use in uses
+        if library is not None
+    )
 
 
 def _moved(before: int, after: int) -> bool:
@@ -277,19 +230,13 @@ def _moved(before: int, after: int) -> bool:
 
 
 def take_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
-    """A heartbeat that tells something new: what a pilot has measured."""
-    pilot.cache_bytes = message.cache_bytes
-    pilot.refused_frames = message.refused_frames
+    """Take measurements from a heartbeat."""
+    pilot.cache_bytes, pilot.refused_frames = message.cache_bytes, message.refused_frames
     for use in message.libraries:
         library = pilot.libraries.get(use.library)
         if library is not None:
-            libraries.record_use(
-                library, memory_bytes=use.memory_bytes, device_bytes=use.device_bytes, now=manager.state.now
-            )
+            libraries.record_use(library, use.memory_bytes, use.device_bytes, now=manager.state.now)
     ending.record_runs(manager)
-
-
-# ---- libraries
 
 
 # A library that was ended for one call's sake, or its pilot's, is not the fault of the others that it ran.
@@ -300,13 +247,13 @@ OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
 def library_ready(manager: Manager, library: Library, message: LibraryReady) -> None:
-    """A library holds its context: remember what that cost, keep only what it really takes, give it calls."""
+    """A library has loaded."""
     state, context = manager.state, library.context
     if library.state is not LibraryState.LOADING:
-        if library.state is not LibraryState.STOPPING:  # else it was told to stop meanwhile
+        if library.state is not LibraryState.STOPPING:  # otherwise it was told to stop meanwhile
             state.refuse("library ready twice")
         return
-    libraries.record_use(library, memory_bytes=message.resident_bytes, device_bytes=message.device_bytes, now=state.now)
+    libraries.record_use(library, message.resident_bytes, message.device_bytes, now=state.now)
     libraries.set_slots(library, message.slots)
     at_once = f", runs {message.slots} calls at once" if message.slots else ""
     library.note(state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load{at_once}")
@@ -315,17 +262,15 @@ def library_ready(manager: Manager, library: Library, message: LibraryReady) -> 
     manager.out.append(
         RecordLoad(
             RecipeKey(context.recipe.key), context.recipe.name, kind, message.start_s, message.load_s,
-            message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots,
+            message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots
         )
     )  # fmt: skip
-    library_hot(manager, library)
+    _library_hot(manager, library)
 
 
-def library_hot(manager: Manager, library: Library) -> None:
-    """A library serves calls from now on."""
+def _library_hot(manager: Manager, library: Library) -> None:
     state, context = manager.state, library.context
     libraries.mark_ready(manager, library)
-    libraries.record_good_load(library)
     blocks.note_useful(manager, library.pilot)
     wanted = manager.policies.residency.measured(state, library)
     if wanted < library.promised_bytes:  # where nothing was declared, the pilot holds no more than was measured
@@ -338,7 +283,7 @@ def library_hot(manager: Manager, library: Library) -> None:
 
 
 def library_gone(manager: Manager, library: Library, message: LibraryGone) -> None:
-    """A library has ended; its calls go elsewhere, or end if they killed it once too often."""
+    """A library has ended: requeue its calls, or fail its killers."""
     state, context, failure = manager.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
     broken = holding.gang_calls_broken_by(state, library, message.running)
@@ -347,7 +292,7 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
     library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
     blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
-    crowding = None  # the death of a library for want of memory that others hold
+    crowding = None  # killed for memory that others hold
     if failure is not None and failure.kind is FailureKind.PILOT and failure.signal and not message.loading:
         crowding = failure
     back = []
@@ -374,7 +319,7 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
         libraries.record_pilot_lack(context, failure)
         again_s = 0.0
         if message.cache_lacks_bytes > 0:
-            again_s = make_cache_room(manager, library.pilot, context, message.cache_lacks_bytes)
+            again_s = _make_cache_room(manager, library.pilot, context, message.cache_lacks_bytes)
         blame.blame_pilot(state, library, failure, loading=message.loading, waits_s=again_s)
         manager.changed("contexts", context.recipe.key)
     elif message.loading and failure is not None:
@@ -385,8 +330,7 @@ def library_gone(manager: Manager, library: Library, message: LibraryGone) -> No
 
 
 def _crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """The kernel has killed a library with a call that it ran, because others hold the memory. Returns whether the
-    call needs nothing more here; if not, it goes back into the queue."""
+    """Handle a call whose library the kernel killed for memory of others. False if the caller must requeue it."""
     if call.group.options.gang[1] > 1:
         return gangs.gang_lost_memory(manager, library, call, failure)
     evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)
@@ -395,12 +339,17 @@ def _crowded_out(manager: Manager, library: Library, call: Call, failure: Failur
 
 
 def _load_failed(manager: Manager, context: Context, library: Library, failure: Failure) -> None:
-    """A load has failed. Once too often, calls end for which nothing else is or can be loaded."""
     is_over = libraries.record_failed_load(library, failure)
     manager.changed("contexts", context.recipe.key)
     if not is_over:
         return
-    lost = [each for each in (context, *context.listed_by.values()) if _has_no_hope(each)]
+    lost = [
+        each
+        for each in (context, *context.listed_by.values())
+        if each.queue.count
+        and all(map(libraries.has_given_up, (each, *each.lists.values())))
+        and not any(x.state in (LibraryState.LOADING, LibraryState.READY) for x in queues.libraries_for(each))
+    ]
     text = f"context {context.recipe.name} could not be loaded: {failure.message}"
     evidence = Failure(
         FailureKind.CONTEXT, text, failure.pilot, failure.library, failure.signal, failure.exit_code, failure.tail,
@@ -410,44 +359,35 @@ def _load_failed(manager: Manager, context: Context, library: Library, failure: 
         libraries.fail_waiting_calls(manager, each, evidence)
 
 
-def _has_no_hope(context: Context) -> bool:
-    """Whether calls wait for a context, no context that can serve them has a library, and the loads of each of these
-    have failed too often."""
-    alive = any(x.state in (LibraryState.LOADING, LibraryState.READY) for x in queues.libraries_for(context))
-    return (
-        context.queue.count > 0 and not alive and all(map(libraries.has_given_up, (context, *context.lists.values())))
-    )
+ENDING_S = 2.0  # Seconds until an ending library has usually freed its files
+BUSY_S = 10.0  # Seconds between tries while busy libraries hold their files
 
 
-# ---- room in an object cache
-
-
-ENDING_S = 2.0
-"""A library that is told to end has let go of its files after so long, mostly."""
-BUSY_S = 10.0
-"""So often it is tried whether busy libraries have let go of theirs."""
-
-
-def make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
-    """End idle libraries, of all pilots that share the cache of this one, if that makes the room that the objects of a
-    context lack. Seconds after which the context should be tried again; 0 = no library of the session is in its way."""
+def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
     users: dict[Context, list[Library]] = {}
     for library in _users(manager.state, pilot):
         if library.context is not context:
             users.setdefault(library.context, []).append(library)
-    use = _Use(manager.state, context, users)
-    if use.frees_bytes(users) < lacks_bytes:
+    coming = {ref.name for ref in context.recipe.objects}
+    objects_of = {other: _objects(manager.state, other) for other in users}
+
+    def frees_bytes(ending: Collection[Context]) -> int:
+        used = coming.union(*(objects_of[other] for other in users if other not in ending))
+        free = {name: size for other in ending for name, size in objects_of[other].items() if name not in used}
+        return sum(free.values())
+
+    if frees_bytes(users) < lacks_bytes:
         return 0.0
     idle = [other for other, those in users.items() if all(map(_is_idle, those))]
     idle.sort(key=lambda other: max(library.used_at for library in users[other]))
     ending: list[Context] = []
-    while idle and use.frees_bytes(ending) < lacks_bytes:
+    while idle and frees_bytes(ending) < lacks_bytes:
         ending.append(idle.pop(0))
-    if use.frees_bytes(ending) < lacks_bytes:
+    if frees_bytes(ending) < lacks_bytes:
         return BUSY_S
     for other in tuple(ending):  # a context that is not needed for the room stays
         rest = [each for each in ending if each is not other]
-        if use.frees_bytes(rest) >= lacks_bytes:
+        if frees_bytes(rest) >= lacks_bytes:
             ending = rest
     for other in ending:
         for library in users[other]:
@@ -456,22 +396,7 @@ def make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_byte
     return ENDING_S
 
 
-class _Use:
-    """What contexts have in a cache, beside one that is to come."""
-
-    def __init__(self, state: State, coming: Context, others: Iterable[Context]) -> None:
-        self._coming = {ref.name for ref in coming.recipe.objects}
-        self._of = {other: _objects(state, other) for other in others}
-
-    def frees_bytes(self, ending: Collection[Context]) -> int:
-        """What is not used any more when these have ended."""
-        used = self._coming.union(*(self._of[other] for other in self._of if other not in ending))
-        free = {name: size for other in ending for name, size in self._of[other].items() if name not in used}
-        return sum(free.values())
-
-
 def _objects(state: State, context: Context) -> dict[str, int]:
-    """The objects that a library of a context may use, its snapshots too, with their sizes in bytes."""
     found = {ref.name: ref.size_bytes for ref in context.recipe.objects}
     for (key, _), forms in state.transfers.snapshots.items():
         if key == context.recipe.key:
@@ -480,7 +405,6 @@ def _objects(state: State, context: Context) -> dict[str, int]:
 
 
 def _users(state: State, pilot: Pilot) -> Iterator[Library]:
-    """The libraries that have objects in a pilot's cache."""
     peer = state.transfers.peers.get(pilot.id)
     near = state.transfers.caches.get(peer.cache, {}) if peer is not None else {}
     for id in {pilot.id: None, **dict.fromkeys(near)}:
@@ -490,7 +414,6 @@ def _users(state: State, pilot: Pilot) -> Iterator[Library]:
 
 
 def _is_idle(library: Library) -> bool:
-    """Whether a library has nothing to do, or ends already."""
     if library.state is LibraryState.STOPPING:
         return True
     is_free = library.state is LibraryState.READY and not library.held and not library.zombies

@@ -1,32 +1,11 @@
-"""Pilots: joined, disconnected, drained, lost; devices in quarantine; records repaired after a lost journal.
+"""Pilots: joined, disconnected, drained, lost; devices in quarantine; repair after a lost journal.
 
-A pilot's way: here, cut off, draining, gone. The only writer of `Pilot.state`.
+*Quarantine*: calls on a device that fails its probe run elsewhere at once; calls on a device that a policy quarantines
+finish. Both set `Device.fault`.
 
-Pilots whose walltime ends are drained in time (`deadlines.drain_in_s`).
-
-Devices that are kept free: because their pilot says that they have failed, or because a policy has said so.
-
-A pilot probes its devices and tells which of them fail (`reported`): what runs there is lost, so its calls run again
-elsewhere at once. A policy may also quarantine a device, or all of a pilot, for a while, because of verdicts on what
-has failed there (`begin`): what runs there runs to its end, and nothing new comes. Both have one effect on placing:
-`Device.fault`, which only this file writes.
-
-The manager has lost a part of its journal: what its peers still know makes its picture whole again.
-
-A host crash may take the end of a journal, and a damaged record leaves a hole. The manager that comes back then knows
-less than it has acknowledged, and its peers do not keep what was acknowledged. It notices when they say hello
-(`reliable`), and each peer says anew what it holds:
-
-- A *client* is asked to submit again every call that it waits for (`ClientWelcome.again`). A call that the manager
-  knows already stays as it is. One that the client does not name has had its end: it is forgotten. If it ran again
-  meanwhile and failed (the file of its arguments is gone by then), that failure does not count.
-- A *pilot*'s hello lists its libraries with their recipes and calls. A library that the manager does not know is
-  adopted. A call that it does not know is an *orphan*: it keeps its place in the library, and goes on there when its
-  client submits it again. If it ends before that, its end is kept for the client.
-- The *factory* tells of blocks that the manager does not know (`block_orders`).
-
-Numbers that the lost part had given away must not be given again, so a manager that came back leaves a gap before the
-next one (`leave_gaps`).
+*Lost journal*: after a host crash the manager may know less than it acknowledged. Each peer reports again at its
+hello: a client submits every call that it waits for; a pilot lists its libraries and calls (an unknown call is an
+*orphan* that keeps its slot, and its end, for its client); the factory names its blocks. Numbers skip a gap.
 """
 
 from __future__ import annotations
@@ -37,58 +16,52 @@ from collections.abc import Collection
 
 from stoker.manager.core import blocks, deadlines, ending, holding, libraries, objects, queues, registry, retries
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Client, Context, Device, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.nouns import Call, Client, Device, Kept, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import JOURNAL_LOST, Orphan, State
 from stoker.protocol import to_pilot
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd
-from stoker.protocol.ids import CLIENT_SHIFT, CallId, LibraryId, PilotId, RecipeKey
+from stoker.protocol.ids import CLIENT_SHIFT, CallId, LibraryId, PilotId
 from stoker.protocol.to_client import Results
-from stoker.protocol.to_manager import LibraryFacts, PilotHello
+from stoker.protocol.to_manager import LibraryFacts, PilotHello, PilotLeaving, WalltimeUpdate
 from stoker.units import show_seconds
 
-# ---- pilots come and go
-
-
-# So many pilots that are gone are kept: for their stories, and to tell them should they come back.
-KEPT_PILOTS = 1000
+KEPT_PILOTS = 1000  # Pilots that are kept after their end, for stories and returns
 
 
 def pilot_joins(manager: Manager, pilot: Pilot) -> None:
-    """A pilot is here for the first time."""
+    """Add a new pilot."""
     manager.state.pilots[pilot.id] = pilot
 
 
-def pilot_reconnects(pilot: Pilot) -> None:
-    """A pilot that was cut off is here again."""
+def pilot_reconnects(manager: Manager, pilot: Pilot) -> None:
+    """A pilot whose connection broke is here again."""
+    pilot.note(manager.state.now, "came back")
     if pilot.state is PilotState.CUT:
         pilot.state = PilotState.HERE
 
 
-def pilot_rejoins(manager: Manager, pilot: Pilot) -> None:
-    """A pilot that was given up is here again."""
+def pilot_rejoins(manager: Manager, pilot: Pilot) -> Kept:
+    """A given-up pilot is here again. Returns what it held."""
     state = manager.state
+    kept, pilot.kept = pilot.kept or {}, None
     del state.gone_pilots[pilot.id]
     state.pilots[pilot.id] = pilot
     state.pilots_gone -= 1
     pilot.state = PilotState.DRAINING if pilot.was is PilotState.DRAINING else PilotState.HERE
-
-
-def drop_kept(pilot: Pilot) -> None:
-    """What a pilot held when it was given up counts no more: it is here again, or forgotten."""
-    pilot.kept = None
+    return kept
 
 
 def forget_old_pilots(state: State, *, kept_s: float) -> None:
-    """Pilots that have been gone for so long do not come back."""
+    """Pilots that were gone for too long cannot return."""
     for pilot in state.gone_pilots.values():
         if state.now - pilot.lost_at >= kept_s:
-            drop_kept(pilot)
+            pilot.kept = None
 
 
 def supply_changed(manager: Manager, pilot: Pilot) -> None:
-    """A pilot has come, gone, or changed its state: tell everybody who plans with it."""
+    """A pilot changed: its contexts and policies look again."""
     for context in {library.context.recipe.key: library.context for library in pilot.libraries.values()}.values():
         queues.note_starving(manager, context)
         holding.places_changed(manager, context)
@@ -99,7 +72,7 @@ def supply_changed(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_disconnected(manager: Manager, id: PilotId) -> None:
-    """A pilot's connection broke: nothing more is sent there until it is back or given up."""
+    """A pilot's connection broke: it gets nothing until it returns."""
     pilot = manager.state.pilots.get(id)
     if pilot is None or pilot.state is not PilotState.HERE:
         return
@@ -119,14 +92,17 @@ def pilot_lost(
     loss: LossReason | None = LossReason.UNEXPLAINED,
     may_return: bool = True,
 ) -> None:
-    """A pilot is gone with everything that it held. `loss`: why it counts as lost, None if it left as it should; one
-    that the manager told to end is not lost. `may_return`: it may be alive, and is taken back if it reconnects."""
+    """A pilot is gone: requeue its calls.
+
+    `loss` None = it left properly. `may_return`: it is taken back if it reconnects.
+    """
     state = manager.state
     pilot = state.pilots.pop(id, None)
     if pilot is None:
         return
     if may_return:
-        keep_held(pilot)
+        pilot.kept = {x.id: (x, x.promised_bytes, x.state) for x in pilot.libraries.values()}
+        pilot.was = pilot.state
     state.pilots_gone += 1
     blocks.pilot_left(manager, pilot, loss=None if pilot.released or state.ending else loss)
     objects.pilot_left(manager, pilot)
@@ -135,16 +111,20 @@ def pilot_lost(
     retries.note_pilot_loss(manager, pilot)
     for library in list(pilot.libraries.values()):
         libraries.lose_library(manager, library, reason=reason)
-    for device in pilot.devices.values():
-        libraries.update_tier(manager, device)
+    libraries.update_tiers(manager, pilot.devices.values())
     state.gone_pilots[id] = pilot
     if len(state.gone_pilots) > KEPT_PILOTS:
         del state.gone_pilots[next(iter(state.gone_pilots))]
     supply_changed(manager, pilot)
 
 
+def pilot_leaving(manager: Manager, pilot: Pilot, message: PilotLeaving) -> None:
+    """A pilot leaves."""
+    pilot_lost(manager, pilot.id, message.reason, loss=message.loss, may_return=False)
+
+
 def lose_pilots_of(manager: Manager, blocks: Collection[str]) -> None:
-    """Blocks of a program have ended: their pilots that are disconnected are gone."""
+    """Blocks of a program ended: give up their disconnected pilots."""
     for pilot in [each for each in manager.state.pilots.values() if each.block in blocks]:
         if pilot.state is PilotState.CUT:
             pilot_lost(manager, pilot.id, f"its block {pilot.block} has ended")
@@ -158,49 +138,37 @@ def release_pilots_of(manager: Manager, block: str) -> None:
 
 
 def release_pilot(manager: Manager, pilot: Pilot, reason: str) -> None:
-    """Drain a pilot and let it end: it gets nothing new, finishes what it runs, and gives back the rest."""
+    """Drain a pilot after its running calls."""
     pilot.released = True
-    if pilot.state in (PilotState.DRAINING, PilotState.GONE):
-        return
+    if pilot.state in (PilotState.HERE, PilotState.CUT):
+        hand_on_s = _drain(manager, pilot, reason, why=f"{pilot.id} is to end")
+        manager.say(pilot, to_pilot.Exit(reason, drain=True, hand_on_s=hand_on_s))
+        supply_changed(manager, pilot)
+
+
+def pilot_leaves(manager: Manager, pilot: Pilot) -> None:
+    """Drain a pilot that is about to leave."""
+    if pilot.state is PilotState.HERE:
+        _drain(manager, pilot, "it is about to leave", why=f"{pilot.id} is about to leave")
+        supply_changed(manager, pilot)
+
+
+def _drain(manager: Manager, pilot: Pilot, reason: str, *, why: str) -> float:
     pilot.state = PilotState.DRAINING
     pilot.note(manager.state.now, f"draining: {reason}")
     hand_on_s = objects.pilot_drains(manager, pilot)
     for library in pilot.libraries.values():
-        holding.unsend(manager, library, why=f"back in the queue: {pilot.id} is to end")
+        holding.unsend(manager, library, why=f"back in the queue: {why}")
         queues.relist_library(manager, library)
-    manager.say(pilot, to_pilot.Exit(reason, drain=True, hand_on_s=hand_on_s))
-    supply_changed(manager, pilot)
-
-
-def pilot_leaves(manager: Manager, pilot: Pilot) -> None:
-    """A pilot has refused to load, without fault: it is leaving, whatever the reason, and gets nothing new."""
-    if pilot.state is PilotState.HERE:
-        pilot.state = PilotState.DRAINING
-        pilot.note(manager.state.now, "draining: it is about to leave")
-        objects.pilot_drains(manager, pilot)
-        for library in pilot.libraries.values():
-            holding.unsend(manager, library, why=f"back in the queue: {pilot.id} is about to leave")
-            queues.relist_library(manager, library)
-        supply_changed(manager, pilot)
-
-
-def keep_held(pilot: Pilot) -> None:
-    """Before a pilot is given up: note what it held, and what was promised for it."""
-    pilot.kept = {library.id: (library, library.promised_bytes, library.state) for library in pilot.libraries.values()}
-    pilot.was = pilot.state
-
-
-# ---- draining
+    return hand_on_s
 
 
 _POLL_S = 1.0
-
-# A timer that was rounded may fire so much early: it would ask for one in no time at all, for ever.
-_SOON_S = 0.001
+_SOON_S = 0.001  # A rounded timer may fire this early; a new one would fire at once again
 
 
 def note_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
-    """A pilot has said what is left of its walltime; 0 = no limit."""
+    """Note what is left of a pilot's walltime; 0 = no limit."""
     if ends_in_s <= 0:
         pilot.ends_at = 0.0
         return
@@ -210,9 +178,15 @@ def note_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
     manager.set_timer(f"walltime/{pilot.id}", deadlines.drain_soonest_at(pilot, now))
 
 
+def walltime_changed(manager: Manager, pilot: Pilot, message: WalltimeUpdate) -> None:
+    """A pilot's walltime has changed."""
+    note_walltime(manager, pilot, message.ends_in_s)
+    supply_changed(manager, pilot)
+
+
 def check_walltime(manager: Manager, id: str) -> None:
-    """A pilot's time may be up: drain it, or look again later."""
-    pilot = manager.state.pilots.get(id)  # type: ignore[call-overload]
+    """Drain a pilot in time, or check later."""
+    pilot = manager.state.pilots.get(PilotId(id))
     now = manager.state.now
     in_s = deadlines.drain_in_s(pilot, now) if pilot is not None else math.inf
     if pilot is None or in_s == math.inf or pilot.state is PilotState.DRAINING:
@@ -226,17 +200,13 @@ def check_walltime(manager: Manager, id: str) -> None:
     release_pilot(manager, pilot, f"its walltime is over in {deadlines.walltime_left_s(pilot, now):.0f} s")
 
 
-# ---- quarantine
-
-
 QUARANTINE_TIMER = "quarantine"
 
 
 def device_reported(manager: Manager, device: Device, reason: str) -> None:
-    """A device failed its probe, or is well again (no reason): what holds it or loads on it ends there, and its calls
-    run again."""
+    """A device failed its probe, or works again (no reason)."""
     pilot, id = device.pilot, device.id
-    if device.reported == reason:  # its hello has told it
+    if device.reported == reason:  # its hello has reported it
         return
     device.reported = reason
     _settle(device)
@@ -254,7 +224,7 @@ def device_reported(manager: Manager, device: Device, reason: str) -> None:
 
 
 def quarantine_devices(manager: Manager, pilot: Pilot, devices: list[Device], *, reason: str, until: float) -> None:
-    """Keep devices of a pilot free until then: their libraries end after what they run."""
+    """Quarantine devices; their libraries end after their calls."""
     now = manager.state.now
     for device in devices:
         device.quarantine = (until, reason)
@@ -268,7 +238,7 @@ def quarantine_devices(manager: Manager, pilot: Pilot, devices: list[Device], *,
 
 
 def end_quarantine(manager: Manager, id: str) -> None:
-    """A quarantine of a pilot's devices may be over. A pilot that is gone may come back."""
+    """End the quarantines of a pilot's devices that are over."""
     state, now = manager.state, manager.state.now
     pilot = state.pilots.get(PilotId(id)) or state.gone_pilots.get(PilotId(id))
     if pilot is None:
@@ -294,35 +264,18 @@ def _settle(device: Device) -> None:
     device.fault = device.reported or (device.quarantine[1] if device.quarantine else "")
 
 
-# ---- after a lost journal
-
-
-KEPT_FORGOTTEN = 100_000
-"""So many calls are remembered whose clients have their results already."""
-
-
-def skip_numbers(state: State) -> None:
-    """The manager came back: begin its next numbers at a round one behind those that it may have given away."""
-    if state.next_library > 1 or state.next_client:
-        libraries.skip_library_numbers(state)
-        registry.skip_client_numbers(state)
-    if state.next_block > 1:
-        blocks.skip_block_numbers(state)
-
-
-# ---- clients
+KEPT_FORGOTTEN = 100_000  # Calls that are remembered because their clients have their results
 
 
 def ask_client_again(manager: Manager, client: Client) -> None:
-    """Note which calls of a client are open, or have ended since the manager came back. If the client
-    does not submit a call again, it has the result already. The manager sends it no result until it has submitted."""
+    """Note the calls of a client that must submit again; those it leaves out have ended."""
     manager.state.notice(JOURNAL_LOST)
     client.unnamed = {id for id, call in manager.state.calls.items() if call.group.client is client}
     client.unnamed.update(end.call for end in client.unacked)
 
 
 def client_resubmitted(manager: Manager, client: Client) -> None:
-    """A client has said everything again."""
+    """A client submitted again: close what it left out."""
     state = manager.state
     unnamed, client.unnamed = client.unnamed, None
     if unnamed is None:
@@ -333,7 +286,12 @@ def client_resubmitted(manager: Manager, client: Client) -> None:
         if call is not None:
             ending.end_silently(manager, call)
         state.forgotten[id] = None
-    _tell_of_ends(manager, client, unnamed)
+    for end in client.unacked:
+        if end.call in unnamed and end.failure is not None:
+            ending.forget_failure(state, end)
+    client.unacked = deque(end for end in client.unacked if end.call not in unnamed)
+    if client.unacked and client.connected:
+        manager.tell(client, Results(client.first_unacked, list(client.unacked)))
     while len(state.forgotten) > KEPT_FORGOTTEN:
         del state.forgotten[next(iter(state.forgotten))]
     for id, orphan in list(state.orphans.items()):
@@ -343,21 +301,8 @@ def client_resubmitted(manager: Manager, client: Client) -> None:
             _drop(manager, orphan.library, CallId(id), running=False)
 
 
-def _tell_of_ends(manager: Manager, client: Client, unnamed: set[int]) -> None:
-    """Tell a client of the ends that had to wait until it had said which calls it waits for."""
-    for end in client.unacked:
-        if end.call in unnamed and end.failure is not None:
-            ending.forget_failure(manager.state, end)
-    client.unacked = deque(end for end in client.unacked if end.call not in unnamed)
-    if client.unacked and client.connected:
-        manager.tell(client, Results(client.first_unacked, list(client.unacked)))
-
-
-# ---- orphans
-
-
 def is_unheard_of(state: State, id: int) -> bool:
-    """Whether a call that is not open was never submitted, as far as this manager knows."""
+    """True if a call was never submitted."""
     number = id >> CLIENT_SHIFT
     client = state.clients_by_number.get(number)
     if client is None:
@@ -366,14 +311,14 @@ def is_unheard_of(state: State, id: int) -> bool:
 
 
 def take_orphan(manager: Manager, library: Library, id: CallId) -> None:
-    """A library runs a call that the manager has never heard of: it goes on, and its client will submit it again."""
+    """Keep the slot of a running orphan."""
     holding.occupy(library, id)
     manager.state.orphans[id] = Orphan(library)
     manager.state.notice(JOURNAL_LOST)
 
 
 def claim_orphans(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Of calls that have just come, those that are orphans go on where they run, or end. Returns the others."""
+    """Continue or end new calls that are orphans. Returns the others."""
     orphans, rest = manager.state.orphans, []
     for call in fresh:
         orphan = orphans.pop(call.id, None)
@@ -398,16 +343,13 @@ def _goes_on(manager: Manager, orphan: Orphan, call: Call) -> bool:
 
 
 def end_orphan(state: State, outcome: CallEnd) -> bool:
-    """Keep the end of an orphan until its client submits it again. False if the call is none."""
+    """Keep an orphan's end; a fault forgets it. False if it is no orphan."""
+    if retries.is_fault(outcome):
+        return state.orphans.pop(outcome.call, None) is not None
     orphan = state.orphans.get(outcome.call)
     if orphan is not None:
         orphan.end = outcome
     return orphan is not None
-
-
-def orphan_failed(state: State, id: CallId) -> None:
-    """The infrastructure failed a call, which is no end: if it is an orphan, it runs when its client submits it."""
-    state.orphans.pop(id, None)
 
 
 def _drop(manager: Manager, library: Library, id: CallId, *, running: bool) -> None:
@@ -415,25 +357,18 @@ def _drop(manager: Manager, library: Library, id: CallId, *, running: bool) -> N
         holding.drop(manager, library, id, running=running, of_gang=running)
 
 
-# ---- pilots
-
-
-def note_numbers(state: State, message: PilotHello) -> None:
-    """Give no number again that this pilot knows a library by."""
-    known = max((facts.library for facts in message.libraries), default=0)
-    libraries.reserve_library_number(state, max(known, message.last_library))
-
-
 def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHello) -> Library | None:
-    """Take a library that the manager does not know for its own; None if that cannot be."""
+    """Adopt a pilot's unknown library, or return None."""
     state = manager.state
     devices = tuple(pilot.devices[id] for id in dict.fromkeys(facts.devices) if id in pilot.devices)
-    context = _context(manager, facts.recipe, message)
+    context = state.contexts.get(facts.recipe)
+    if context is None and (recipe := next((x for x in message.recipes if x.key == facts.recipe), None)) is not None:
+        context = registry.define_context(manager, recipe)
     taken = facts.library in state.libraries
     if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
         return None
     library = Library(LibraryId(facts.library), context, pilot, devices, 0, state.now)
-    libraries.record_use(library, memory_bytes=facts.memory_bytes, device_bytes=facts.device_bytes, now=state.now)
+    libraries.record_use(library, facts.memory_bytes, facts.device_bytes, now=state.now)
     try:
         libraries.adopt_found_library(manager, library, reserved_bytes=facts.reserved_bytes, is_hot=facts.ready)
     except PolicyError:
@@ -442,11 +377,3 @@ def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: 
         blocks.note_useful(manager, pilot)
     manager.state.notice(JOURNAL_LOST)
     return library
-
-
-def _context(manager: Manager, key: RecipeKey, message: PilotHello) -> Context | None:
-    known = manager.state.contexts.get(key)
-    if known is not None:
-        return known
-    recipe = next((recipe for recipe in message.recipes if recipe.key == key), None)
-    return registry.define_context(manager, recipe) if recipe is not None else None

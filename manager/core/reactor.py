@@ -1,19 +1,18 @@
-"""What the manager does about each event: the table of contents of the manager.
+"""Steps of the manager for each event: the table of contents of the manager.
 
-`Core.handle(event, now) -> [Command]` is the manager as a pure function; its shells, live and simulated, call it.
-`react` takes one event. Each function below handles one event or message and lists its steps in the order in which they
-happen. A step lives in the file of its subject, changes that subject's state alone, and never calls back up. `settle`
-ends each event: it serves queues, asks the policies and sends what has collected.
+`Core.handle(event, now) -> [Command]` is the manager as a pure function for its live and simulated shells. Each
+function below lists the steps of one event or message in order. A step lives in the file of its subject, changes that
+subject's state alone, and never calls up. `settle` ends each event.
 
-Policies are asked as things happen (`place`, `pull`, `dry`), and about contexts whose demand or supply changed once at
-the end of the event (`wanted`): a context is asked about again only when its queue has doubled, a device has come or
-gone, or a timer fires. So the work per event does not grow with the queue.
+Policies look at a context again only when its queue has doubled, devices changed, or a timer fires, so the work per
+event does not grow with the queue.
 """
 
 from __future__ import annotations
 
 import math
-from typing import assert_never
+from collections.abc import Callable
+from typing import Any, assert_never
 
 from stoker.manager.core import (
     actions,
@@ -23,6 +22,7 @@ from stoker.manager.core import (
     clients,
     deadlines,
     dispatch,
+    events,
     gangs,
     libraries,
     object_plan,
@@ -37,85 +37,20 @@ from stoker.manager.core import (
     sending,
     story,
 )
-from stoker.manager.core.events import (
-    AdviceArrived,
-    ClientGone,
-    Command,
-    CostAdvice,
-    EndsKept,
-    Event,
-    EventRefused,
-    FactoryTrouble,
-    FormerAdvice,
-    FramesRefused,
-    FromClient,
-    FromPilot,
-    ManagerRestarted,
-    Noticed,
-    OfContext,
-    PilotCut,
-    PilotLost,
-    RecordsLost,
-    RecordSteps,
-    SessionDefined,
-    SessionEnded,
-    SessionKept,
-    TimerFired,
-    ToClient,
-)
+from stoker.manager.core.events import Command, Event, FromClient, FromPilot
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Client, Context, Library, Pilot, PilotState
+from stoker.manager.core.nouns import Client, Library, Pilot, PilotState
 from stoker.manager.core.seams import Changes, Policies, PolicyError
 from stoker.manager.core.state import JOURNAL_LOST, State
 from stoker.protocol import bounds, to_client, to_manager, to_pilot
-from stoker.protocol.ids import ClientId, PilotId, RecipeKey
-from stoker.protocol.to_manager import (
-    AskCalls,
-    AskStatus,
-    AskStory,
-    BlockUpdate,
-    CallEvicted,
-    CallsEnded,
-    CallsProgress,
-    CallsReturned,
-    CallYielded,
-    Cancel,
-    ClientHello,
-    DefineFunction,
-    DefineManifest,
-    DefineRecipe,
-    DeviceFault,
-    EndSession,
-    FetchFailed,
-    GangMeets,
-    Heartbeat,
-    LibraryBatch,
-    LibraryGone,
-    LibraryReady,
-    LibraryResized,
-    LibraryUpdate,
-    MapReport,
-    ObjectsGone,
-    ObjectsHere,
-    PiecesTaken,
-    PilotHello,
-    PilotLeaving,
-    Received,
-    ReleaseBlock,
-    Resubmitted,
-    SnapshotHere,
-    SourceTrouble,
-    Submit,
-    WalltimeUpdate,
-    WantObjects,
-    WantPilots,
-)
+from stoker.protocol.ids import ClientId, PilotId
+from stoker.protocol.to_manager import ClientHello, PilotHello, Submit
 from stoker.protocol.to_pilot import FunctionBlob
 from stoker.protocol.wire import why_not
 
 
 class Core:
-    """The manager of one session. `state` is for reading; see `Manager` for `strict` and `watch`."""
+    """The manager of one session. `state` is read-only; see `Manager` for `strict` and `watch`."""
 
     def __init__(
         self,
@@ -144,33 +79,32 @@ class Core:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Handle an event and return commands. `now` is in seconds and must not decrease."""
-        self.manager.state.now = now
-        react(self.manager, event)
-        return self._take_out()
+        manager = self.manager
+        manager.state.now = now
+        react(manager, event)
+        out, manager.out = manager.out, []
+        return out
 
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
-        """Return commands that pass on pieces of results (see `sending`). It decides nothing and is not journalled."""
+        """Return commands that pass on pieces; they are not journalled."""
         return sending.pass_pieces_on(self.state, event, now)
 
     def start(self) -> list[Command]:
-        """Return commands to carry out before the first event: the timers of policies that work in rounds."""
-        return self._take_out()
-
-    def configure(self, *, heartbeat_s: float, lease_s: float) -> None:
-        """Set what new pilots are told: seconds between heartbeats, and seconds to wait for the manager."""
-        self.manager.heartbeat_s, self.manager.lease_s = heartbeat_s, lease_s
-
-    def forget_half(self) -> None:
-        """Drop the commands of an event that raised and is not journalled."""
-        self.manager.out.clear()
-
-    def _take_out(self) -> list[Command]:
+        """Return commands to carry out before the first event: timers of policies."""
         out, self.manager.out = self.manager.out, []
         return out
 
+    def configure(self, *, heartbeat_s: float, lease_s: float) -> None:
+        """Set what new pilots are told: heartbeat interval and lease."""
+        self.manager.heartbeat_s, self.manager.lease_s = heartbeat_s, lease_s
 
-_SETTLE_TURNS = 100
-"""Turns of asking the policies at the end of an event. Policies that want more after these never come to rest."""
+    def forget_half(self) -> None:
+        """Drop the commands of an event that raised."""
+        self.manager.out.clear()
+
+
+_SETTLE_TURNS = 100  # Turns of asking the policies at the end of an event
+_LACKS_NOTHING = (math.inf, 0.0, 0)
 
 
 def react(manager: Manager, event: Event) -> None:
@@ -181,39 +115,40 @@ def react(manager: Manager, event: Event) -> None:
             on_pilot_frame(manager, event)
         case FromClient():
             on_client_frame(manager, event)
-        case PilotCut(pilot=pilot):
+        case events.PilotCut(pilot=pilot):
             pilots.pilot_disconnected(manager, pilot)
-        case PilotLost(pilot=pilot, reason=reason):
+        case events.PilotLost(pilot=pilot, reason=reason):
             pilots.pilot_lost(manager, pilot, reason)
-        case ClientGone(client=client):
+        case events.ClientGone(client=client):
             clients.client_gone(manager, client)
-        case TimerFired(key=key):
+        case events.TimerFired(key=key):
             on_timer(manager, key)
-        case AdviceArrived():
+        case events.AdviceArrived():
             actions.take_advice(manager, event)
-        case FormerAdvice(recipe=recipe, by_kind=by_kind, source=source):
-            actions.take_advice(manager, AdviceArrived(OfContext(recipe), CostAdvice(by_kind), source))
-        case ManagerRestarted():
+        case events.FormerAdvice(recipe=recipe, by_kind=by_kind, source=source):
+            about = events.OfContext(recipe)
+            actions.take_advice(manager, events.AdviceArrived(about, events.CostAdvice(by_kind), source))
+        case events.ManagerRestarted():
             on_manager_restarted(manager)
-        case SessionDefined(sources=sources, lease_s=lease_s):
+        case events.SessionDefined(sources=sources, lease_s=lease_s):
             state.lease_s = lease_s or state.lease_s
-            block_orders.define_sources(manager, sources)
-        case FactoryTrouble(reason=reason):
-            blocks.set_factory_trouble(state, reason)
-        case EventRefused():
+            blocks.set_sources(manager, sources)
+        case events.FactoryTrouble(reason=reason):
+            state.factory_trouble = reason
+        case events.EventRefused():
             clients.event_refused(manager, event)
-        case FramesRefused(counts=counts):
+        case events.FramesRefused(counts=counts):
             for what, count in counts.items():
                 state.refuse(what, count)
-        case Noticed(text=text):
+        case events.Noticed(text=text):
             state.notice(text)
-        case RecordsLost():
-            clients.records_lost(manager, event)
-        case EndsKept(ends=ends):
-            clients.ends_kept(manager, ends)
-        case SessionKept():
+        case events.RecordsLost():
+            clients.records_lost(state)
+        case events.EndsKept(ends=ends):
+            clients.ends_kept(state, ends)
+        case events.SessionKept():
             state.kept = True
-        case SessionEnded(reason=reason):
+        case events.SessionEnded(reason=reason):
             clients.end_session(manager, reason)
         case _:
             assert_never(event)
@@ -221,20 +156,19 @@ def react(manager: Manager, event: Event) -> None:
 
 
 def on_manager_restarted(manager: Manager) -> None:
-    """The manager is back from its journal: no peer counts as connected until it says hello."""
+    """The manager restarted: every peer is disconnected."""
     state = manager.state
-    pilots.skip_numbers(state)
+    state.skip_numbers()
     for pilot in state.pilots.values():
         pilots.pilot_disconnected(manager, pilot.id)
-    clients.disconnect_all(state)
+    for client in state.clients.values():
+        client.connected = False
+        client.known_ends = client.first_unacked + len(client.unacked)
     registry.ask_advice_again(manager)
 
 
-# ---- pilots
-
-
 def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
-    """Take the messages of a pilot's frame, unless the frame was taken before."""
+    """Take the messages of a pilot's frame once."""
     state = manager.state
     pilot, messages = state.pilots.get(event.pilot), event.messages
     if messages and type(messages[0]) is PilotHello:
@@ -263,7 +197,7 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
 
 
 def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot | None:
-    """A pilot joins, reconnects, or returns after it was given up. None if it is refused or asked for a newer hello."""
+    """A pilot joins, reconnects or returns; None if it is refused."""
     state = manager.state
     pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
     if wrong := pilot_reports.why_refused(state, id, message):
@@ -278,11 +212,11 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
     elif pilot is None:
         pilot = pilot_reports.join(manager, id, message)
     else:
-        pilot_reports.reconnect(manager, pilot)
+        pilots.pilot_reconnects(manager, pilot)
     lost = pilot.inbox.skip_to(message.acknowledged)
     if lost:
         state.notice(JOURNAL_LOST)
-    pilots.note_numbers(state, message)
+    libraries.note_numbers(state, message)
     pilots.note_walltime(manager, pilot, message.ends_in_s)
     objects.pilot_joined(manager, pilot, message)
     manager.say(
@@ -295,99 +229,47 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
     return pilot
 
 
-def on_pilot_message(manager: Manager, pilot: Pilot, message: to_manager.FromPilot) -> None:
-    """Take one message of a pilot."""
-    match message:
-        case CallsEnded(library=number, ends=ends) if (library := pilot.libraries.get(number)) is not None:
-            dispatch.calls_ended(manager, library, ends)  # first, because nearly all messages are these
-        case Heartbeat():
-            pilot_reports.take_heartbeat(manager, pilot, message)
-        case PilotLeaving(reason=reason, loss=loss):
-            pilots.pilot_lost(manager, pilot.id, reason, loss=loss, may_return=False)
-        case PilotHello():
-            manager.state.refuse("hello in the middle of a frame")
-        case DeviceFault(device=device, reason=reason):
-            pilot_reports.report_fault(manager, pilot, device, reason)
-        case WalltimeUpdate(ends_in_s=ends_in_s):
-            pilots.note_walltime(manager, pilot, ends_in_s)
-            pilots.supply_changed(manager, pilot)
-        case WantObjects(objects=refs):
-            objects.objects_wanted(manager, pilot, refs)
-        case ObjectsHere(arrivals=arrivals):
-            for arrival in arrivals:
-                objects.object_arrived(manager, pilot, arrival)
-        case ObjectsGone(names=names):
-            objects.objects_gone(manager, pilot, names)
-        case FetchFailed():
-            objects.fetch_failed(manager, pilot, message)
-        case SnapshotHere():
-            libraries.snapshot_made(manager, pilot, message)
-        case _:
-            library = pilot.libraries.get(message.library)
-            if library is None:
-                manager.state.refuse("message of a library that the pilot does not have")
-            else:
-                on_library_message(manager, library, message)
+def on_pilot_message(manager: Manager, pilot: Pilot, message: Any) -> None:
+    """Take one message of a pilot or its library."""
+    step = _PILOT_STEPS.get(type(message))
+    if step is not None:
+        step(manager, pilot, message)
+    elif (library := pilot.libraries.get(message.library)) is not None:
+        _LIBRARY_STEPS[type(message)](manager, library, message)
+    else:
+        manager.state.refuse("message of a library that the pilot does not have")
 
 
-_FromLibrary = (
-    CallsEnded
-    | CallsReturned
-    | CallsProgress
-    | CallEvicted
-    | GangMeets
-    | LibraryUpdate
-    | LibraryReady
-    | LibraryGone
-    | LibraryResized
-    | CallYielded
-    | LibraryBatch
-)
-
-
-def on_library_message(manager: Manager, library: Library, message: _FromLibrary) -> None:
-    """Take one message about a library."""
-    match message:
-        case CallsEnded(ends=ends):
-            dispatch.calls_ended(manager, library, ends)
-        case CallsReturned():
-            dispatch.calls_returned(manager, library, message)
-        case CallsProgress():
-            dispatch.calls_progressed(manager, library, message)
-        case CallEvicted(progress=progress):
-            dispatch.call_evicted(manager, library, progress)
-        case GangMeets(call=call, address=address):
-            gangs.rank0_listens(manager, library, call, address)
-        case LibraryUpdate(phase=phase, line=line):
-            libraries.update_phase(manager.state, library, phase, line)
-        case LibraryReady():
-            pilot_reports.library_ready(manager, library, message)
-        case LibraryGone():
-            pilot_reports.library_gone(manager, library, message)
-        case LibraryResized():
-            libraries.resized(manager, library, message)
-        case CallYielded():
-            manager.state.refuse("pieces in a frame that is journalled")
-        case LibraryBatch():
-            on_engine_batch(manager, library, message)
-        case _:
-            assert_never(message)
-
-
-def on_engine_batch(manager: Manager, library: Library, message: LibraryBatch) -> None:
-    """An engine reports how full its batch is and how long its steps took."""
-    libraries.update_batch(manager.state, library, message.load)
-    manager.changed("libraries", library.id)
-    if message.times.samples:
-        kind = library.devices[0].facts.kind
-        manager.out.append(RecordSteps(RecipeKey(library.context.recipe.key), kind, message.times))
+_PILOT_STEPS: dict[type, Callable[[Manager, Pilot, Any], object]] = {
+    to_manager.Heartbeat: pilot_reports.take_heartbeat,
+    to_manager.PilotLeaving: pilots.pilot_leaving,
+    to_manager.DeviceFault: pilot_reports.report_fault,
+    to_manager.WalltimeUpdate: pilots.walltime_changed,
+    to_manager.WantObjects: objects.objects_wanted,
+    to_manager.ObjectsHere: objects.objects_here,
+    to_manager.ObjectsGone: objects.objects_gone,
+    to_manager.FetchFailed: objects.fetch_failed,
+    to_manager.SnapshotHere: libraries.snapshot_made,
+    PilotHello: lambda manager, _pilot, _message: manager.state.refuse("hello in the middle of a frame"),
+}
+_LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
+    to_manager.CallsEnded: dispatch.calls_ended,
+    to_manager.CallsReturned: dispatch.calls_returned,
+    to_manager.CallsProgress: dispatch.calls_progressed,
+    to_manager.CallEvicted: dispatch.call_evicted,
+    to_manager.GangMeets: gangs.rank0_listens,
+    to_manager.LibraryUpdate: libraries.update_phase,
+    to_manager.LibraryReady: pilot_reports.library_ready,
+    to_manager.LibraryGone: pilot_reports.library_gone,
+    to_manager.LibraryResized: libraries.resized,
+    to_manager.LibraryBatch: libraries.take_batch,
+    to_manager.CallYielded: lambda manager, *_: manager.state.refuse("pieces in a frame that is journalled"),
+}
 
 
 # ---- clients
-
-
 def on_client_frame(manager: Manager, event: FromClient) -> None:
-    """Take the messages of a client's frame, unless the frame was taken before."""
+    """Take the messages of a client's frame once."""
     state = manager.state
     client, messages = state.clients.get(event.client), event.messages
     if messages and isinstance(messages[0], ClientHello):
@@ -420,7 +302,7 @@ def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Cli
     if wrong:
         state.refuse("client of another session or version")
     if wrong := wrong or state.banned.get(id, ""):
-        manager.out.append(ToClient(id, to_client.ClientRefused(wrong)))
+        manager.out.append(events.ToClient(id, to_client.ClientRefused(wrong)))
         return None
     client = state.clients.get(id)
     is_new = client is None
@@ -440,6 +322,7 @@ def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Cli
     if client.unacked and client.unnamed is None:
         manager.tell(client, to_client.Results(client.first_unacked, list(client.unacked)))
     if client.factory:
+        state.factory_trouble = ""
         block_orders.factory_connected(manager, client)
     if state.ending:
         manager.tell(client, to_client.SessionOver(state.ending))
@@ -452,44 +335,41 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
     match message:
         case Submit():
             on_submit(manager, client, message)
-        case Received(total=total, unused=unused):
+        case to_manager.Received(total=total, unused=unused):
             clients.acknowledge_results(client, total)
             if unused:
                 clients.forget_functions(manager, client, unused)
-        case DefineFunction(key=key, name=name, blob=blob, place=place):
+        case to_manager.DefineFunction(key=key, name=name, blob=blob, place=place):
             registry.define_function(state, client, FunctionBlob(key, name, blob, place))
-        case DefineRecipe(recipe=recipe):
-            context = registry.define_context(manager, recipe)
-            client.defined.add(recipe.key)
-            if registry.set_client_limits(manager, client, context, recipe.limits):
-                dispatch.apply_limits(manager, context)
-        case Cancel():
+        case to_manager.DefineRecipe(recipe=recipe):
+            clients.define_recipe(manager, client, recipe)
+        case to_manager.Cancel():
             clients.cancel_calls(manager, client, message)
-        case MapReport():
+        case to_manager.MapReport():
             outlook.record_map_report(state, client, message)
-        case AskStatus():
+        case to_manager.AskStatus():
             manager.tell(client, report.session_status(state))
-        case AskStory(subject=subject):
+        case to_manager.AskStory(subject=subject):
             manager.tell(client, story.tell_story(state, subject))
-        case AskCalls(limit=limit, state=only):
+        case to_manager.AskCalls(limit=limit, state=only):
             manager.tell(client, report.list_calls(state, limit=limit, only=only))
-        case WantPilots():
+        case to_manager.WantPilots():
             on_own_blocks(manager, client, message)
-        case BlockUpdate() | SourceTrouble() if not client.factory:
+        case to_manager.BlockUpdate() | to_manager.SourceTrouble() if not client.factory:
             state.refuse("update of blocks from a client that is not the factory")
-        case BlockUpdate():
+        case to_manager.BlockUpdate():
             block_orders.record_block_update(manager, message)
-        case SourceTrouble():
+        case to_manager.SourceTrouble():
             block_orders.record_source_trouble(manager, message)
-        case DefineManifest(object=name, manifest=manifest):
+        case to_manager.DefineManifest(object=name, manifest=manifest):
             objects.define_manifest(manager, name, manifest)
-        case ReleaseBlock(block=block):
+        case to_manager.ReleaseBlock(block=block):
             pilots.release_pilots_of(manager, block)
-        case EndSession(reason=reason):
+        case to_manager.EndSession(reason=reason):
             clients.end_session(manager, reason or "its client ended it")
-        case PiecesTaken():
+        case to_manager.PiecesTaken():
             state.refuse("pieces in a frame that is journalled")
-        case Resubmitted():
+        case to_manager.Resubmitted():
             pilots.client_resubmitted(manager, client)
         case ClientHello():
             state.refuse("hello in the middle of a frame")
@@ -503,65 +383,43 @@ def on_submit(manager: Manager, client: Client, message: Submit) -> None:
     options = clients.options_of(message, now=state.now)
     if clients.must_be_repeated(state, client, message):
         return
-    failure = clients.why_submit_fails(manager, client, message, options)
+    group = state.groups.get((client.number, message.function, message.recipe, options))
+    failure = clients.why_submit_fails(manager, client, message, options, is_known=group is not None)
     message = clients.without_ended(client, message)
     if failure is not None:
-        clients.end_refused(manager, client, message, failure)
+        clients.end_unaccepted(manager, client, (spec.call for spec in message.calls), failure)
         return
-    group = registry.group_of(
-        manager, client, state.functions[message.function], state.contexts[message.recipe], options
-    )
+    if group is None:
+        group = registry.add_group(manager, client, message, options)
     fresh = clients.end_kept(manager, client, message.calls) if state.kept_ends else message.calls
     if fresh:
         dispatch.submit_calls(manager, group, fresh)
 
 
-def on_own_blocks(manager: Manager, client: Client, message: WantPilots) -> None:
-    """A program reports the blocks that it starts itself, and which of them have ended."""
+def on_own_blocks(manager: Manager, client: Client, message: to_manager.WantPilots) -> None:
+    """A program reports the blocks that it starts itself."""
     state = manager.state
     state.said_blocks = dict(message.blocks)
-    registry.bring_pilots(state, client, message.most_pilots)
+    registry.set_most_pilots(state, client, message.most_pilots)
     pilots.lose_pilots_of(manager, message.ended)
     manager.supply_changed |= bool(state.hungry)
 
 
 # ---- timers
-
-
 def on_timer(manager: Manager, key: str) -> None:
-    """A timer of the core or of a policy fires. Its key names its owner before the first slash."""
-    manager.timer_is_over(key)
+    """A timer fires. Its key names its owner before the first slash."""
+    manager.drop_timer(key)
     owner, _, rest = key.partition("/")
-    match owner:
-        case "round":
-            on_round(manager, rest)
-        case "gone":
-            clients.forget_gone_client(manager, rest)
-        case "walltime":
-            pilots.check_walltime(manager, rest)
-        case "loss":
-            blocks.settle_loss(manager, rest)
-        case "deadline":
-            deadlines.check_queue_deadlines(manager, rest)
-        case retries.FAULTS_TIMER:
-            retries.retry_after_faults(manager)
-        case "emptied":
-            block_orders.check_emptied_block(manager, rest)
-        case pilots.QUARANTINE_TIMER:
-            pilots.end_quarantine(manager, rest)
-        case blame.PRINTING_TIMER:
-            blame.ask_about_printing(manager)
-        case queues.STUCK_TIMER:
-            dispatch.requeue_stuck_backlogs(manager)
-        case "dispatch" | "residency" | "provisioning":
-            seam = manager.seams[owner]
-            actions.carry_out(manager, seam.timer(manager.state, rest), seam=owner)
-        case _:
-            manager.state.refuse(f"timer of nobody: {owner}")
+    if owner in manager.seams:
+        actions.carry_out(manager, manager.seams[owner].timer(manager.state, rest), seam=owner)
+    elif owner in _TIMER_STEPS:
+        _TIMER_STEPS[owner](manager, rest)
+    else:
+        manager.state.refuse(f"timer of nobody: {owner}")
 
 
 def on_round(manager: Manager, name: str) -> None:
-    """Ask a policy that works in rounds, with what changed since its last round."""
+    """Ask a policy that works in rounds."""
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
     manager.tracked = tuple(manager.changes.values())
@@ -572,11 +430,23 @@ def on_round(manager: Manager, name: str) -> None:
         manager.set_timer(f"round/{name}", manager.state.now + seam.period_s)
 
 
+_TIMER_STEPS: dict[str, Callable[[Manager, str], object]] = {
+    "round": on_round,
+    "gone": clients.forget_gone_client,
+    "walltime": pilots.check_walltime,
+    "loss": blocks.settle_losses_of,
+    "deadline": deadlines.check_queue_deadlines,
+    "emptied": block_orders.check_emptied_block,
+    retries.FAULTS_TIMER: retries.retry_after_faults,
+    pilots.QUARANTINE_TIMER: pilots.end_quarantine,
+    blame.PRINTING_TIMER: blame.ask_about_printing,
+    queues.STUCK_TIMER: dispatch.requeue_stuck_backlogs,
+}
+
+
 # ---- the end of an event
-
-
 def settle(manager: Manager) -> None:
-    """End an event: serve queues, ask policies, and send what has collected."""
+    """End an event: serve queues, ask policies, and send."""
     if manager.state.reserved and retries.may_begin_alone(manager.state):
         manager.apart_due = True
     if manager.returned or manager.dirty or manager.supply_changed or manager.demand_changed or manager.apart_due:
@@ -591,11 +461,10 @@ def settle(manager: Manager) -> None:
     if manager.results:
         sending.send_results(manager)
     if manager.resting:
-        _wake_resting(manager)
+        manager.wake_resting()
 
 
 def _ask_policies(manager: Manager) -> None:
-    """Serve queues and ask the policies until they want nothing more."""
     for _ in range(_SETTLE_TURNS):
         if manager.returned:
             returned, manager.returned = manager.returned, {}
@@ -608,7 +477,8 @@ def _ask_policies(manager: Manager) -> None:
             manager.supply_changed, manager.demand_changed = False, True
             manager.dirty.update(dict.fromkeys(manager.state.hungry.values()))
         elif manager.dirty:
-            dirty, manager.dirty = sorted(manager.dirty, key=_starved_longest), {}
+            # The context that has waited longest goes first: others must not take the device freed for it.
+            dirty, manager.dirty = sorted(manager.dirty, key=lambda x: x.lacking or _LACKS_NOTHING), {}
             for context in dirty:
                 if context.queue.count:
                     context.asked_at = manager.state.now
@@ -621,20 +491,3 @@ def _ask_policies(manager: Manager) -> None:
             return
     manager.returned, manager.dirty, manager.supply_changed, manager.demand_changed = {}, {}, False, False
     manager.illegal(PolicyError("it does not come to rest"), seam="residency")
-
-
-def _starved_longest(context: Context) -> tuple[float, float, int]:
-    """Serve the context that has waited longest for a library first, so that others do not take the device freed for
-    it."""
-    return context.lacking or (math.inf, 0.0, 0)
-
-
-def _wake_resting(manager: Manager) -> None:
-    """Set the timers of policies that rest and for which something has changed."""
-    resting, manager.resting = manager.resting, []
-    for name in resting:
-        changes = manager.changes[name]
-        if changes.calls or changes.libraries or changes.pilots or changes.contexts:
-            manager.set_timer(f"round/{name}", manager.state.now + manager.seams[name].period_s)
-        else:
-            manager.resting.append(name)

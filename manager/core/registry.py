@@ -1,16 +1,9 @@
 """Clients, functions, contexts and groups of calls by name, and limits of libraries per context.
 
-What the session knows by name: clients, functions, contexts, and groups of calls. This file alone adds and forgets.
+A definition is kept while a client has made it, an open call needs it, or a library holds it.
 
-What a client has defined is kept while the client is, an open call needs it, or a library holds it.
-
-How many libraries of a context there may be, and how long an idle one stays: what several programs wish for
-together. This file alone writes that into contexts.
-
-Each program that is here is kept its word as far as that can be: the largest `least`, the smallest `most` and the
-longest `keep_alive_s` hold, and `most` before `least`. After the last of them has left, what it wished for goes on to
-hold until another program names limits; but `least`, which costs devices, only holds for programs that are here.
-What a program that has left wished for is remembered while the session knows the program, for it may come back.
+*Limits* of programs combine: the largest `least`, the smallest `most`, the longest `keep_alive_s`, and `most` before
+`least`. Limits of absent programs stay, except `least`, until another program sets some.
 """
 
 from __future__ import annotations
@@ -29,71 +22,48 @@ from stoker.manager.core.per_context import Cost
 from stoker.manager.core.state import State
 from stoker.protocol.calls import CallOptions
 from stoker.protocol.ids import ClientId, FunctionKey, RecipeKey
+from stoker.protocol.to_manager import Submit
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- registry
+KEPT_NUMBERS = 10_000  # Numbers of forgotten clients, so that their calls on pilots do not count as orphans
+KEPT_GROUPS = 1000  # Groups without open calls that are kept: more of the kind may come
 
 
-# The session remembers the numbers of at most this many clients that it has forgotten, so that calls of theirs that a
-# pilot still reports are not taken for calls of a program that is to come back.
-KEPT_NUMBERS = 10_000
-
-# So many groups are kept although none of their calls is open: more of the kind may come.
-KEPT_GROUPS = 1000
-CLIENT_GAP = 100
-
-# ---- clients
-
-
-def add_observer(state: State, id: ClientId, *, factory: bool) -> Client:
-    """A client that submits nothing, or the factory."""
-    client = state.clients[id] = Client(id, number=-1, observer=True)
+def add_client(state: State, id: ClientId, number: int, *, factory: bool = False) -> Client:
+    """Add a client; one that submits nothing has number -1."""
+    client = state.clients[id] = Client(id, number=number, observer=number < 0)
     client.factory = factory
+    if number >= 0:
+        state.clients_by_number[number] = client
+        state.next_client = max(state.next_client, number + 1)
     return client
 
 
-def add_client(state: State, id: ClientId, number: int) -> Client:
-    """A client that submits calls under a number of its own."""
-    state.next_client = max(state.next_client, number + 1)
-    client = state.clients[id] = state.clients_by_number[number] = Client(id, number=number, observer=False)
-    return client
-
-
-def skip_client_numbers(state: State) -> None:
-    """Begin the next clients' numbers at a round one behind those that may have been given away."""
-    state.next_client += CLIENT_GAP - state.next_client % CLIENT_GAP
-
-
-def bring_pilots(state: State, client: Client, most: int) -> None:
-    """A client starts blocks by itself; they bring at most `most` pilots (0 = any number)."""
+def set_most_pilots(state: State, client: Client, most: int) -> None:
+    """Set how many pilots a client's own blocks bring at most."""
     state.most_pilots[client.id] = most
 
 
-def forget_observer(state: State, client: Client) -> None:
-    """An observer has gone: nothing is kept of it."""
-    del state.clients[client.id]
-
-
 def forget_client(state: State, client: Client) -> None:
-    """A client was gone for too long: nothing is kept of it but its number."""
-    del state.clients[client.id], state.clients_by_number[client.number]
+    """Forget a client but its number."""
+    del state.clients[client.id]
+    if client.observer:
+        return
+    del state.clients_by_number[client.number]
     state.most_pilots.pop(client.id, None)
     state.departed[client.number] = None
     if len(state.departed) > KEPT_NUMBERS:
         del state.departed[next(iter(state.departed))]
 
 
-# ---- what they define
-
-
 def define_function(state: State, client: Client, function: FunctionBlob) -> None:
-    """A client names a function in its calls from now on."""
+    """Define a function for a client's calls."""
     state.functions.setdefault(function.key, function)
     client.defined.add(function.key)
 
 
 def define_context(manager: Manager, recipe: Recipe) -> Context:
-    """The context of a recipe, known or new."""
+    """Return the context of a recipe, added on first use."""
     context = manager.state.contexts.get(recipe.key)
     if context is None:
         dispatch = manager.policies.dispatch
@@ -105,7 +75,7 @@ def define_context(manager: Manager, recipe: Recipe) -> Context:
 
 
 def ask_advice_again(manager: Manager) -> None:
-    """The manager is back: questions that nobody has answered are lost, so what was never measured is asked about."""
+    """After a restart, ask again about unmeasured costs."""
     state = manager.state
     for context in state.contexts.values():
         if not context.loads:
@@ -115,38 +85,29 @@ def ask_advice_again(manager: Manager) -> None:
             manager.out.append(AskAdvice(OfFunction(cost.function.key, cost.recipe), cost.function.measured_as))
 
 
-def group_key(client: Client, function: FunctionBlob, context: Context, options: CallOptions) -> object:
-    """What calls of one group have in common."""
-    return client.number, function.key, context.recipe.key, options
-
-
-def group_of(manager: Manager, client: Client, function: FunctionBlob, context: Context, options: CallOptions) -> Group:
-    """The group of a client's calls of a function on a context, known or new."""
-    state, key = manager.state, group_key(client, function, context, options)
-    group = state.groups.get(key)
-    if group is None:
-        about = function.key, context.recipe.key
-        cost = state.costs.get(about)
-        if cost is None:
-            cost = state.costs[about] = Cost(function, RecipeKey(context.recipe.key))
-            manager.out.append(AskAdvice(OfFunction(function.key, cost.recipe), function.measured_as))
-        group = state.groups[key] = Group(key, client, context, cost, options)
-        queues.note_variants(context, [state.contexts[other] for other in options.variants if other in state.contexts])
+def add_group(manager: Manager, client: Client, message: Submit, options: CallOptions) -> Group:
+    """Add a group of calls; ask for advice on a new function."""
+    state = manager.state
+    function, context = state.functions[message.function], state.contexts[message.recipe]
+    about = function.key, context.recipe.key
+    cost = state.costs.get(about)
+    if cost is None:
+        cost = state.costs[about] = Cost(function, RecipeKey(context.recipe.key))
+        manager.out.append(AskAdvice(OfFunction(function.key, cost.recipe), function.measured_as))
+    key = client.number, function.key, context.recipe.key, options
+    group = state.groups[key] = Group(key, client, context, cost, options)
+    queues.note_variants(context, [state.contexts[other] for other in options.variants if other in state.contexts])
     return group
 
 
 def group_closed(state: State, group: Group) -> None:
-    """None of a group's calls is open: it is kept, if there are not too many, since more of the kind may come."""
+    """Drop a group without open calls if too many are kept."""
     if len(state.groups) > KEPT_GROUPS:
         state.groups.pop(group.key, None)
 
 
-# ---- what is forgotten
-
-
 def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) -> set[FunctionKey]:
-    """A client will not name these functions again. Returns those of all such that no client has defined and no open
-    call needs. A function with open calls is kept until these have ended and a client says so of another function."""
+    """A client drops these functions. Returns all functions without definition or use."""
     client.defined.difference_update(keys)
     state.unused_functions.update(dict.fromkeys(keys))
     defined = set[str]().union(*(each.defined for each in state.clients.values()))
@@ -158,7 +119,7 @@ def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) 
 
 
 def forget_functions(state: State, dropped: set[FunctionKey]) -> None:
-    """Forget functions, and what is known of them."""
+    """Forget functions and their costs."""
     for key in dropped:
         state.functions.pop(key, None)
     state.groups = {key: group for key, group in state.groups.items() if group.function.key not in dropped}
@@ -166,26 +127,22 @@ def forget_functions(state: State, dropped: set[FunctionKey]) -> None:
 
 
 def forget_groups(state: State) -> None:
-    """Forget groups without open calls whose clients are forgotten."""
+    """Forget groups without open calls of forgotten clients."""
     for key, group in list(state.groups.items()):
         if not group.open_calls and state.clients.get(group.client.id) is not group.client:
             del state.groups[key]
 
 
 def forget_unused(manager: Manager) -> bool:
-    """Forget functions and contexts that are defined by no client and in no use, and what is known of them alone. True
-    if some are kept because they are in use."""
+    """Forget functions and contexts without definition or use. True if some are in use."""
     state = manager.state
     defined = set[str]().union(*(client.defined for client in state.clients.values()))
     functions = defined.union(group.function.key for group in state.groups.values())
+    kept = (library for gone in state.gone_pilots.values() for library, *_ in (gone.kept or {}).values())
     contexts = defined.union(
         *((group.context.recipe.key, *group.options.variants) for group in state.groups.values()),
         (context.recipe.key for context in state.contexts.values() if context.libraries or context.queue.count),
-        (
-            library.context.recipe.key
-            for gone in state.gone_pilots.values()
-            for library, *_ in (gone.kept or {}).values()
-        ),
+        (library.context.recipe.key for library in kept),
     )
     state.functions = {key: function for key, function in state.functions.items() if key in functions}
     dropped = [context for key, context in state.contexts.items() if key not in contexts]
@@ -220,15 +177,11 @@ def _forget_objects(state: State) -> None:
             del transfers.objects[name]
 
 
-# ---- limits
-
-
 _HONOURED = frozenset({"min_libraries", "max_libraries", "keep_alive"})
 
 
 def set_client_limits(manager: Manager, client: Client, context: Context, limits: LibraryLimits) -> bool:
-    """A program names limits for a context, instead of those that it named before. True if others hold from now on.
-    `NO_LIMITS` is no word on them; but where the policy honours no limits, it takes back what was refused."""
+    """Set a program's limits for a context. True if the combined limits changed."""
     if limits == NO_LIMITS:
         if not _are_honoured(manager):
             context.said_limits.pop(client.id, None)
@@ -239,7 +192,7 @@ def set_client_limits(manager: Manager, client: Client, context: Context, limits
 
 
 def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
-    """A program has left, or is back. Returns the contexts for which other limits hold from now on."""
+    """A program left or returned. Returns contexts with new limits."""
     said_some = [each for each in manager.state.contexts.values() if client.id in each.said_limits]
     return [context for context in said_some if _settle(manager, context)]
 
@@ -261,7 +214,7 @@ def _are_honoured(manager: Manager) -> bool:
 
 
 def combine_limits(limits: Collection[LibraryLimits]) -> LibraryLimits:
-    """What holds of several."""
+    """Combine the limits of several programs."""
     most = min((each.most for each in limits if each.most), default=0)
     least = max((each.least for each in limits), default=0)
     kept = [each.keep_alive_s for each in limits if each.keep_alive_s is not None]

@@ -1,11 +1,7 @@
 """Answers to `stoker status` and `stoker calls`.
 
-The whole session at one moment, for `stoker status`, progress bars and programs.
-
-Which calls there are, for `stoker calls`: some of each state, and how many of each there are in all.
-
-There may be a million of them, and the manager serves calls meanwhile: waiting ones are read off the heads of the
-queues, running ones from the libraries that hold them, failed ones from those that are kept for their stories.
+There may be a million calls, and the manager serves calls meanwhile: waiting ones are read from the heads of queues,
+running ones from their libraries, failed ones from the kept stories.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ import heapq
 from collections.abc import Iterator
 from itertools import islice
 
-from stoker.manager.core import blame, blocks, ending, object_plan, outlook, story
+from stoker.manager.core import blame, ending, object_plan, outlook, story
 from stoker.manager.core.nouns import Call, Context, Device, Gang, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State
 from stoker.manager.core.story import waits_for
@@ -25,11 +21,9 @@ from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, P
 from stoker.protocol.to_client import Calls
 from stoker.units import first_words, show_line
 
-# ---- report
-
 
 def session_status(state: State) -> to_client.Status:
-    """Everything that `stoker status` shows."""
+    """Return everything that `stoker status` shows."""
     queued = sum(context.queue.count for context in state.contexts.values())
     left = outlook.session_outlook(state)
     refused = dict(state.refused)
@@ -37,33 +31,19 @@ def session_status(state: State) -> to_client.Status:
     if by_pilots:
         refused["frames refused by pilots"] = by_pilots
     return to_client.Status(
-        session=state.session,
-        uptime_s=state.now - state.started_at,
-        queued=queued,
-        running=len(state.calls) - queued,
-        done=state.done - state.failures - state.cancelled,
-        failed=state.failures,
-        rate=pace.recent_per_second(state.rate, now=state.now),
-        left_s=left.left_s,
+        session=state.session, uptime_s=state.now - state.started_at, queued=queued, running=len(state.calls) - queued,
+        done=state.done - state.failures - state.cancelled, failed=state.failures,
+        rate=pace.recent_per_second(state.rate, now=state.now), left_s=left.left_s,
         pilots=tuple(_pilot(state, p) for p in state.pilots.values()),
         libraries=tuple(_library(state, x) for x in state.libraries.values()),
-        contexts=tuple(_context(state, x) for x in state.contexts.values()),
-        blocks=story.own_block_states(state),
-        lost_pilots=state.lost_pilots,
-        rerun_calls=state.rerun_calls,
-        refused=refused,
-        cancelled=state.cancelled,
-        gone_pilots=state.pilots_gone,
-        emptied_blocks=story.emptied_own_blocks(state),
-        jobs=tuple(story.block_status(state.now, block) for block in state.blocks.values()),
-        trouble=_trouble(state),
-        objects=object_plan.object_statuses(state),
-        ended_blocks=dict(state.ended_blocks),
-        losses=blocks.losses_by_reason(state),
-        pilot_in_s=left.pilot_in_s,
-        maps=outlook.statuses(state),
-        notices=tuple(StoryLine(at, text) for text, at in state.notices.items()),
-    )
+        contexts=tuple(_context(state, x) for x in state.contexts.values()), blocks=story.own_block_states(state),
+        lost_pilots=state.lost_pilots, rerun_calls=state.rerun_calls, refused=refused, cancelled=state.cancelled,
+        gone_pilots=state.pilots_gone, emptied_blocks=story.emptied_own_blocks(state),
+        jobs=tuple(story.block_status(state.now, block) for block in state.blocks.values()), trouble=_trouble(state),
+        objects=object_plan.object_statuses(state), ended_blocks=dict(state.ended_blocks),
+        losses={reason.value: count for reason, count in state.losses.items() if count}, pilot_in_s=left.pilot_in_s,
+        maps=outlook.statuses(state), notices=tuple(StoryLine(at, text) for text, at in state.notices.items()),
+    )  # fmt: skip
 
 
 def _trouble(state: State) -> dict[str, str]:
@@ -78,8 +58,7 @@ def _trouble(state: State) -> dict[str, str]:
 
 
 def device_seconds(state: State) -> dict[str, float]:
-    """Seconds that devices have been here, by tier: `cold` (no context is hot on it) and `warm`. Whoever pays for the
-    devices pays for their sum."""
+    """Return the seconds that devices were here, by tier."""
     seconds = dict(state.tier_seconds)
     for pilot in state.pilots.values():
         for device in pilot.devices.values():
@@ -89,19 +68,13 @@ def device_seconds(state: State) -> dict[str, float]:
 
 def _pilot(state: State, pilot: Pilot) -> PilotStatus:
     return PilotStatus(
-        pilot=pilot.id,
-        host=pilot.host,
-        block=pilot.block,
-        state=pilot.state.value,
-        devices=tuple(_device(d) for d in pilot.devices.values()),
-        folder=pilot.folder,
-        ended=pilot.ended,
+        pilot=pilot.id, host=pilot.host, block=pilot.block, state=pilot.state.value,
+        devices=tuple(_device(d) for d in pilot.devices.values()), folder=pilot.folder, ended=pilot.ended,
         rate=pace.recent_per_second(pilot.rate, now=state.now),
-        ends_in_s=max(0.0, pilot.ends_at - state.now) if pilot.ends_at else 0.0,
-        source=pilot.source,
+        ends_in_s=max(0.0, pilot.ends_at - state.now) if pilot.ends_at else 0.0, source=pilot.source,
         objects=len(state.transfers.peers[pilot.id].has) if pilot.id in state.transfers.peers else 0,
         draining=pilot.notes[-1][1] if pilot.state is PilotState.DRAINING else "",
-    )
+    )  # fmt: skip
 
 
 def _device(device: Device) -> DeviceStatus:
@@ -114,64 +87,38 @@ def _device(device: Device) -> DeviceStatus:
 
 def _library(state: State, library: Library) -> LibraryStatus:
     return LibraryStatus(
-        library=library.id,
-        recipe=library.context.recipe.name,
-        state=library.state.value,
+        library=library.id, recipe=library.context.recipe.name, state=library.state.value,
         phase=object_plan.fetch_phase(state, library) if library.state is LibraryState.LOADING else "",
-        pilot=library.pilot.id,
-        devices=tuple(d.id for d in library.devices),
-        running=min(len(library.held), library.slots),
-        served=library.served,
-        memory_bytes=library.memory_bytes,
+        pilot=library.pilot.id, devices=tuple(d.id for d in library.devices),
+        running=min(len(library.held), library.slots), served=library.served, memory_bytes=library.memory_bytes,
         device_bytes=library.device_bytes,
         loading_s=state.now - library.started_at if library.state is LibraryState.LOADING else 0.0,
-        line=library.line if library.state is LibraryState.LOADING else "",
-        slots=library.slots,
-        batch=library.batch,
-    )
+        line=library.line if library.state is LibraryState.LOADING else "", slots=library.slots, batch=library.batch,
+    )  # fmt: skip
 
 
 def _context(state: State, context: Context) -> ContextStatus:
     states = [library.state for library in context.libraries.values()]
     return ContextStatus(
-        key=context.recipe.key,
-        name=context.recipe.name,
-        hot=states.count(LibraryState.READY),
-        loading=states.count(LibraryState.LOADING),
-        queued=context.queue.count,
-        running=outlook.held_calls(context),
-        loads=context.loads,
-        ended=context.ended,
-        load_s=context.load_s,
-        load_total_s=context.load_total_s,
-        run_s=context.run_s,
-        run_total_s=context.run_total_s,
-        memory_bytes=context.resident_bytes,
+        key=context.recipe.key, name=context.recipe.name, hot=states.count(LibraryState.READY),
+        loading=states.count(LibraryState.LOADING), queued=context.queue.count, running=outlook.held_calls(context),
+        loads=context.loads, ended=context.ended, load_s=context.load_s, load_total_s=context.load_total_s,
+        run_s=context.run_s, run_total_s=context.run_total_s, memory_bytes=context.resident_bytes,
         waits_for=show_line(waits_for(state, context)) if context.queue.count else "",
         last_failure=show_line(context.last_failure.message) if context.last_failure is not None else "",
-        arguments=context.recipe.arguments,
-        rate=pace.recent_per_second(context.rate, now=state.now),
-        left_s=outlook.context_outlook_s(state, context),
-        served=context.served,
-    )
+        arguments=context.recipe.arguments, rate=pace.recent_per_second(context.rate, now=state.now),
+        left_s=outlook.context_outlook_s(state, context), served=context.served,
+    )  # fmt: skip
 
 
-# ---- calls in a list
-
-
-MOST = 1000
-"""So many calls of each state are listed at most."""
-_MOST_EXAMINED = 10_000
-"""Entries of a queue that are looked at for them."""
-
-FAILED = ("raised an exception in your code", "ended without a result")
-"""How the last word of a failed call's story begins."""
+MOST = 1000  # Calls of each state in a list
+_MOST_EXAMINED = 10_000  # Entries of a queue that are looked at for them
+FAILED = ("raised an exception in your code", "ended without a result")  # How the last note of a failed call begins
 _CANCELLED = "ended without a result (cancelled)"
 
 
 def list_calls(state: State, *, limit: int, only: ListedState | None) -> Calls:
-    """Up to `limit` calls of each state, or of one alone: those that have run longest, the next in turn, the last that
-    failed."""
+    """Return up to `limit` calls of each state."""
     limit = max(0, min(limit, MOST))
     listers = {ListedState.RUNNING: _running, ListedState.WAITING: _waiting, ListedState.FAILED: _failed}
     calls = [
@@ -179,13 +126,9 @@ def list_calls(state: State, *, limit: int, only: ListedState | None) -> Calls:
     ]
     waiting = sum(context.queue.count for context in state.contexts.values())
     return Calls(
-        state.session,
-        len(state.calls) - waiting,
-        waiting,
-        state.failures,
-        tuple(calls),
+        state.session, len(state.calls) - waiting, waiting, state.failures, tuple(calls),
         ending.list_failure_groups(state),
-    )
+    )  # fmt: skip
 
 
 def _running(state: State, limit: int) -> Iterator[ListedCall]:
@@ -196,8 +139,6 @@ def _running(state: State, limit: int) -> Iterator[ListedCall]:
 
 
 def _held(state: State, limit: int) -> Iterator[tuple[Library, int, Call]]:
-    """The first calls of every library, and how many are before each that it does not run yet. Of a gang's members the
-    first counts."""
     for library in state.libraries.values():
         for position, call in enumerate(islice(library.held.values(), limit)):
             if not isinstance(call.holder, Gang) or call.holder.members[0] is library:
@@ -205,7 +146,6 @@ def _held(state: State, limit: int) -> Iterator[tuple[Library, int, Call]]:
 
 
 def _waiting(state: State, limit: int) -> Iterator[ListedCall]:
-    """The next of each context, by priority and then as they came, as if one device served all contexts in turn."""
     heads = [
         context.queue.first(limit, looks=_MOST_EXAMINED) for context in state.contexts.values() if context.queue.count
     ]

@@ -1,42 +1,19 @@
 """Calls that lost their library, pilot or device: requeue, run alone, or fail with evidence.
 
-Calls that devices, disks or networks failed: they run again elsewhere, and are given up after so many tries.
+*Faults* (`FailureKind.INFRASTRUCTURE`): the call waits apart and avoids that pilot, or its device, for a while. It
+fails after `MOST_PILOTS` pilots, or `MOST_THERE` tries on one.
 
-A library says of a call which exception it raised, and that the infrastructure caused it
-(`FailureKind.INFRASTRUCTURE`, from the table in `pilot.core.infrastructure`). That costs the call nothing: what counts
-as deaths of its libraries or pilots (`retries`) stays as it was. It waits apart, and is not sent to the same
-pilot for a while (to the same devices, where devices failed). A file server that is broken for all would have it run
-for ever, so it ends after `MOST_PILOTS` pilots, or `MOST_THERE` tries on one of them; from the second try on it pauses
-in between. What it has saved in between wipes out what was counted, as for losses.
+*Losses*: a call that takes its node with it (memory, a driver, a signal) leaves no culprit. Each call that may have run
+on a pilot that was lost without a harmless reason notes a loss. After `ALONE_AFTER` losses it runs alone on a reserved
+pilot; if that, or the library, dies as well, it fails as poison. The death of a library alone is better evidence
+(`blame_killer`), unless the process was killed from outside while others ran.
 
-What becomes of the library and its device is the pilot's business: it ends a library whose device failed, and probes
-the device. A gang begins again as a whole, as often as its ranks may lose each other (`gangs`). A policy that plans in
-rounds sends its calls itself, also to the same pilot: there only the bound holds.
+*Cuts*: a call that the walltime cut off needs a pilot with more time left than it ran. It fails after two cuts that had
+most of a walltime each.
 
-Calls that have lost what they ran on: a call can hurt only itself.
-
-A call that takes its whole node with it (memory, a driver, a signal to its pilot) leaves no culprit behind: the pilot
-is gone, with all that ran there. Each call that may have run on a pilot that was lost without a reason, or for want of
-memory, has a *loss* noted. A loss for which the batch system names another reason (`blocks`) does not count. After
-`ALONE_AFTER` losses a call runs alone: a pilot is reserved for it, which is given nothing else, begins when all others
-there have ended, and is free again after it. If the pilot, or the library, is lost then as well, the call did it: it
-fails as poison, with its evidence. Calls that only were beside it end there.
-
-A death of the library alone is better evidence (`retries.blame_killer`), unless the process was killed from
-outside while others ran on the node: then the system may have chosen it although another one took the memory.
-
-A call that is cut off by the end of the walltime is tried on a pilot that has more time left than it ran
-(`deadlines.trial_fits`). It fails when it was cut off twice although it had most of a walltime each time. One that the
-infrastructure failed (`retries`) is tried on another pilot.
-
-What a call has saved in between (`stoker.progress(state=...)`) wipes out what was counted: it gets on.
-
-Under a policy that plans in rounds no pilot is reserved: such a policy sends its calls itself. There a call counts as
-alone where nothing else happened to run on its pilot, and `MOST_LOSSES` are the bound.
-
-A context whose load takes the pilot along `libraries.LOADS` times in a row, with nothing beside it, cannot be loaded.
-
-Calls that end their libraries: tried by themselves, and given up when they do it again.
+Saved progress (`stoker.progress(state=...)`) resets all three. Policies that work in rounds send calls themselves: no
+pilot is reserved there, and `MOST_LOSSES` is the bound. A context whose loads kill `libraries.LOADS` pilots in a row
+cannot be loaded.
 """
 
 from __future__ import annotations
@@ -55,34 +32,24 @@ from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_seconds
 
-# ---- failures of the infrastructure
-
-
-MOST_PILOTS = 3
-"""A call that the infrastructure failed on this many pilots is given up."""
-MOST_THERE = 3
-"""A call that the infrastructure failed this often on one pilot is given up."""
-AVOIDS_S = (15.0, 30.0)
-"""A call is kept from a pilot that failed it for so long; the last of these counts for all further times."""
-PAUSE_S = (0.0, 10.0)
-"""So long it is sent nowhere after its first fault, and after each further one."""
+MOST_PILOTS = 3  # A call that the infrastructure failed on this many pilots is given up
+MOST_THERE = 3  # A call that the infrastructure failed this often on one pilot is given up
+AVOIDS_S = (15.0, 30.0)  # Seconds that a call avoids a pilot after each fault there; the last one repeats
+PAUSE_S = (0.0, 10.0)  # Pause after the first fault and after each further one
 FAULTS_TIMER = "fault"
 
 
 def is_fault(outcome: CallEnd) -> bool:
-    """True if the infrastructure ended a call, which has no end by that."""
+    """True if the infrastructure failed a call, which is not its end."""
     return outcome.failure is not None and outcome.failure.kind is FailureKind.INFRASTRUCTURE
 
 
 def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome: CallEnd) -> None:
-    """The infrastructure has failed a call that this library alone held and that was taken out of it: it waits again,
-    or ends with its evidence."""
+    """Requeue a faulted call, or end it with evidence."""
     assert outcome.failure is not None
     state, pilot, failure = manager.state, library.pilot, outcome.failure
     trial = holding.trial_of(manager, call)
-    if call.spec.progress != trial.saved:
-        trial.gets_on(call.spec.progress)
-    there = faults_of_pilot(trial, library)
+    there = _faults_of_pilot(trial, library)
     devices = frozenset(device.id for device in library.devices) if failure.device else frozenset()
     avoided_until = state.now + AVOIDS_S[min(there, len(AVOIDS_S) - 1)]
     pause_s = PAUSE_S[min(len(trial.faults), len(PAUSE_S) - 1)]
@@ -99,11 +66,12 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
     holding.requeue(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")
     libraries.count_runs_again(manager, 1)
     for at in (avoided_until, state.now + pause_s):
-        _wake(manager, at)
+        key = f"{FAULTS_TIMER}/{int(at) + 1}"  # one timer a second: thousands may wait for one file server
+        if at > state.now and key not in state.timers:
+            manager.set_timer(key, float(int(at) + 1))
 
 
-def is_avoided(trial: Trial, library: Library, now: float) -> bool:
-    """True if a call is not to be given to a library just now: its pilot, or a device of it, has failed the call."""
+def _is_avoided(trial: Trial, library: Library, now: float) -> bool:
     return any(
         now < fault.pauses_until
         or (
@@ -115,13 +83,16 @@ def is_avoided(trial: Trial, library: Library, now: float) -> bool:
     )
 
 
-def faults_of_pilot(trial: Trial, library: Library) -> int:
-    """How often a library's pilot has failed a call."""
+def _faults_of_pilot(trial: Trial, library: Library) -> int:
     return sum(fault.pilot == library.pilot.id for fault in trial.faults)
 
 
-def has_elsewhere(manager: Manager, trial: Trial) -> bool:
-    """True if there is a device on which a call may run now."""
+def retry_after_faults(manager: Manager, _: str) -> None:
+    """Calls that paused after a fault may run again."""
+    manager.apart_due = True
+
+
+def _has_elsewhere(manager: Manager, trial: Trial) -> bool:
     now, faults = manager.state.now, trial.faults
     if any(now < fault.pauses_until for fault in faults):
         return False
@@ -133,22 +104,8 @@ def has_elsewhere(manager: Manager, trial: Trial) -> bool:
     )
 
 
-def retry_after_faults(manager: Manager) -> None:
-    """Calls may be sent again to what had failed them."""
-    manager.apart_due = True
-
-
-def _wake(manager: Manager, at: float) -> None:
-    """Look again at the calls that wait, in whole seconds: thousands may wait for the same file server."""
-    second = int(at) + 1
-    key = f"{FAULTS_TIMER}/{second}"
-    if at > manager.state.now and key not in manager.state.timers:
-        manager.set_timer(key, float(second))
-
-
 def _evidence(call: Call, trial: Trial) -> Failure:
-    faults = trial.faults
-    last = faults[-1].failure
+    faults, last = trial.faults, trial.faults[-1].failure
     pilots = len({fault.pilot for fault in faults})
     times = "once" if len(faults) == 1 else f"{len(faults)} times"
     lines = [f"devices, disks or networks failed it {times}, on {pilots} pilot{'s' * (pilots != 1)}:"]
@@ -162,14 +119,8 @@ def _evidence(call: Call, trial: Trial) -> Failure:
     )
 
 
-# ---- calls that may be to blame
-
-
-# ---- what happens
-
-
 def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
-    """A pilot is gone with what it held: note whom that may tell of. To be called before its calls go elsewhere."""
+    """Note losses and cuts before calls are requeued."""
     if pilot.reserved is not None:
         holding.free_reserved_pilot(manager, manager.state.trials[pilot.reserved.id])
     cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_its_end(pilot, manager.state.now)
@@ -190,20 +141,15 @@ def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
         _judge_loads(manager, loading[0].context)
 
 
-def note_killed_library(manager: Manager, library: Library, call: Call, failure: Failure, *, certain: bool) -> None:
-    """A library died while it ran this call and no other."""
-    _note(manager, library, call, alone=certain, failure=failure)
-
-
 def note_cut_calls(manager: Manager, library: Library, running: list[Call]) -> None:
-    """A library was ended with its pilot while these calls ran; if that was for the walltime, note it."""
+    """Note cuts if a library ended for its pilot's walltime."""
     if deadlines.is_near_its_end(library.pilot, manager.state.now):
         for call in running:
             _note_cut(manager, library, call)
 
 
 def loss_explained(manager: Manager, pilot: Pilot) -> None:
-    """The reason of a pilot's loss is known now, or will never be."""
+    """A loss is settled: judge calls and loads again."""
     if manager.state.trials:
         manager.apart_due = True
     for context in manager.state.hungry.values():
@@ -213,41 +159,36 @@ def loss_explained(manager: Manager, pilot: Pilot) -> None:
 
 
 def undo_pilot_loss(state: State, pilot: Pilot) -> None:
-    """A pilot that counted as lost has come back."""
+    """A pilot that counted as lost has returned."""
     for trial in state.trials.values():
         trial.losses[:] = [loss for loss in trial.losses if loss.pilot is not pilot or loss.failure is not None]
     libraries.undo_lost_load(state, pilot)
 
 
 def may_begin_alone(state: State) -> bool:
-    """True if nothing runs any more on a pilot that is kept for a call: however that came, the call may begin."""
+    """True if nothing runs any more on a reserved pilot."""
     return any(not _load(pilot) for pilot in state.reserved.values())
 
 
 def offer_apart(manager: Manager, library: Library) -> None:
-    """A library has a free slot: a call that was cut off before goes first, if there is time enough for it, and one
-    that other pilots have failed."""
+    """Offer a free library to calls that were cut off or failed elsewhere."""
     waiting = (each.queue.apart.values() for each in (library.context, *library.context.listed_by.values()))
     for call in chain.from_iterable(waiting):
         trial = manager.state.trials[call.id]
         if (
-            blame.is_suspect(trial)
-            or not (trial.cuts or trial.faults)
-            or not library.admits(call)
-            or not holding.serves(library, call.group)
-            or blame.judge_trial(manager.state, call, trial)
+            (trial.cuts or trial.faults)
+            and not blame.is_suspect(trial)
+            and library.admits(call)
+            and holding.serves(library, call.group)
+            and not blame.judge_trial(manager.state, call, trial)
+            and _fits(manager, library, call, trial)
         ):
-            continue
-        if _fits(manager, library, call, trial):
             _give(manager, library, call)
             return
 
 
-# ---- what becomes of it
-
-
 def settle_apart(manager: Manager) -> None:
-    """At the end of an event: judge the calls that are apart, and send those for which there is a place."""
+    """Judge or send the calls that wait apart."""
     for context in tuple(manager.state.hungry.values()):
         context.apart_lacks = False
         for call in tuple(context.queue.apart.values()):
@@ -255,7 +196,7 @@ def settle_apart(manager: Manager) -> None:
             verdict = blame.judge_trial(manager.state, call, trial)
             if verdict is not None:
                 ending.fail_call(manager, call, verdict)
-            elif not blame.is_apart(manager, call, trial):  # the losses had other reasons
+            elif not blame.is_apart(manager, call, trial):  # the losses had other causes
                 queues.dequeue_call(call)
                 holding.free_reserved_pilot(manager, trial)
                 queues.enqueue_in_place(call)
@@ -267,54 +208,39 @@ def settle_apart(manager: Manager) -> None:
                 _send_where_it_fits(manager, call, trial)
 
 
-# ---- records
-
-
 def _may_run(manager: Manager, library: Library) -> list[Call]:
-    """Calls that may have begun in a library. It holds more than it has slots only while calls are so short that any of
-    them could have."""
+    """Return the calls that may have begun in a library."""
     if library.state not in (LibraryState.READY, LibraryState.STOPPING):
         return []
     unsent = manager.sends.get(library, ())
     return [call for call in library.held.values() if call not in unsent]
 
 
-def _trial(manager: Manager, call: Call) -> Trial:
-    """The record of a call's trials; empty again if it has saved something since they were written."""
-    trial = holding.trial_of(manager, call)
-    if call.spec.progress != trial.saved:
-        trial.gets_on(call.spec.progress)
-    return trial
-
-
 def _note(manager: Manager, library: Library, call: Call, *, alone: bool, failure: Failure | None = None) -> None:
     now, pilot = manager.state.now, library.pilot
     memory = libraries.used_since(library, max(call.sent_at, library.ended_at))
     printed = failure.printed if failure is not None else blame.printed_in(library)
-    trial = _trial(manager, call)
+    trial = holding.trial_of(manager, call)
     trial.losses.append(Loss(now, pilot, library.id, now - call.sent_at, alone, failure, memory, printed))
     del trial.losses[: -2 * MOST_LOSSES]
     count = len(trial.counted)
     more = "" if count < ALONE_AFTER or call.group.options.gang[1] > 1 else "; it runs alone from now on"
-    call.note(
-        now, f"may have run when {pilot.id if failure is None else show_library(library.id)} died ({count}){more}"
-    )
+    who = pilot.id if failure is None else show_library(library.id)
+    call.note(now, f"may have run when {who} died ({count}){more}")
 
 
 def _note_cut(manager: Manager, library: Library, call: Call) -> None:
     cut = deadlines.cut_of(manager.state, library, call)
-    _trial(manager, call).cuts.append(cut)
+    holding.trial_of(manager, call).cuts.append(cut)
     call.note(manager.state.now, f"ran {show_seconds(cut.ran_s)} and was cut off by the walltime of {cut.pilot}")
 
 
 def _judge_loads(manager: Manager, context: Context) -> None:
-    """Give up a context that takes its pilots along when it is loaded."""
     counted = libraries.lost_pilots(context)
     if not counted:
         return
-    lines = [
-        f"context {context.recipe.name} could not be loaded: its pilot died {blame.times(len(counted))} meanwhile:"
-    ]
+    name = context.recipe.name
+    lines = [f"context {name} could not be loaded: its pilot died {blame.times(len(counted))} meanwhile:"]
     lines += [f"{pilot.id}: {blame.last_words(manager.state, pilot)}" for pilot in counted]
     libraries.fail_waiting_calls(manager, context, Failure(FailureKind.CONTEXT, "\n  ".join(lines), counted[-1].id))
 
@@ -331,7 +257,6 @@ def _candidates(call: Call) -> list[Library]:
 
 
 def _send_alone(manager: Manager, call: Call, trial: Trial) -> None:
-    """Reserve a pilot for a call, and send it there once nothing else runs."""
     pilot, able = trial.pilot, _candidates(call)
     if pilot is None or not any(library.pilot is pilot for library in able):
         holding.free_reserved_pilot(manager, trial)
@@ -352,21 +277,17 @@ def _load(pilot: Pilot) -> int:
 
 
 def _fits(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
-    """True if a call may run on a pilot now: there is time enough, and the pilot has not failed it just now."""
-    return not is_avoided(trial, library, manager.state.now) and deadlines.trial_fits(
-        manager.state, library, call, trial
-    )
+    state = manager.state
+    return not _is_avoided(trial, library, state.now) and deadlines.trial_fits(state, library, call, trial)
 
 
 def _send_where_it_fits(manager: Manager, call: Call, trial: Trial) -> None:
-    """Send a call to a library with a free slot: one that was cut off to a pilot that has more time left than it had,
-    one that was failed to another pilot, or after a while."""
     able = [x for x in _candidates(call) if _fits(manager, x, call, trial)]
     free = [library for library in able if library.load < library.slots and library.admits(call)]
     if free:
-        _give(manager, min(free, key=lambda x: faults_of_pilot(trial, x)), call)
+        _give(manager, min(free, key=lambda x: _faults_of_pilot(trial, x)), call)
     elif not able:
-        call.group.context.apart_lacks = has_elsewhere(manager, trial)
+        call.group.context.apart_lacks = _has_elsewhere(manager, trial)
 
 
 def _give(manager: Manager, library: Library, call: Call) -> None:
@@ -374,28 +295,24 @@ def _give(manager: Manager, library: Library, call: Call) -> None:
     holding.give(manager, library, call)
 
 
-# ---- calls that end their libraries
-
-
 SIGKILL = 9
-
-# A call whose library was ended so often for the sake of others has the next one for itself.
-CUTS_BESIDE = 2
+CUTS_BESIDE = 2  # Ends for other calls after which a call gets its own library
 
 # A call that has killed this many libraries is a poison call: the first death may have been the node's fault.
 POISON_KILLS = 2
 
 
 def blame_killer(manager: Manager, library: Library, call: Call, failure: Failure, *, alone: bool) -> bool:
-    """A library died while it ran this call. True if that makes it a poison call, which ends here. Of several calls
-    that ran there nobody knows which did it: each is tried again by itself (see `dispatch`). The same holds for a death
-    from outside (no memory left, a dead zygote) while other libraries of the pilot were at work (see `retries`)."""
+    """A library died while it ran this call. True if the call ends as poison.
+
+    Calls that ran together are tried again one by one.
+    """
     text = f"its library died ({failure.message})"
     outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
     beside = library.pilot.libraries.values()
-    at_work = any(x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside)  # no rank of its own
+    at_work = any(x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside)  # no rank of this call
     if alone:
-        note_killed_library(manager, library, call, failure, certain=not at_work)
+        _note(manager, library, call, alone=not at_work, failure=failure)
         if outside and at_work:
             call.note(manager.state.now, f"{text} while other libraries of {library.pilot.id} were at work")
             return False
@@ -416,8 +333,7 @@ def blame_killer(manager: Manager, library: Library, call: Call, failure: Failur
 
 
 def cut_beside(manager: Manager, library: Library, call: Call, failure: Failure) -> None:
-    """A library was ended for another call's sake while it ran this one. That may happen again and again beside calls
-    that run into their time limits, so the call soon has a library for itself."""
+    """A library was ended for another call's sake while it ran this one."""
     past = call.remember()
     past.cuts_beside += 1
     call.by_itself |= past.cuts_beside >= CUTS_BESIDE

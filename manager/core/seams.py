@@ -1,24 +1,17 @@
-"""The seams: what policies are asked and may answer, and wishes of calls that they honour.
+"""The seams: questions to policies and their answers, and wishes of calls that they honour.
 
-Three questions that policies answer, a fourth that the pilot answers, and the actions that policies answer with.
-
-A policy is asked through one of these Protocols, over a read-only view, and answers with actions; it never sends and
-never changes anything. Where an answer is an iterable of actions it may be a generator, which is asked for the next
-action when the one before has been carried out: it sees in the view what that has changed. The hot path is asked one
-call, or one library, at a time and must answer in O(1); a policy that thinks in rounds declares `period_s` and is told
-what changed since its last round.
+A policy is asked over a read-only view and answers with actions; it never sends and never changes anything. A generator
+of actions sees the view after each one. The hot path wants O(1) answers; a policy that plans in rounds declares
+`period_s`.
 
 | seam | question |
 |---|---|
 | `Provisioning` | how many pilots, of which kind? |
 | `Residency` | which contexts live on which device? |
 | `Dispatch` | which queued call goes to which library? |
-| execution | on a device, whose turn is it? Answered on the pilot, by `stoker.pilot.core` |
+| execution | whose turn is it on a device? `stoker.pilot.core` answers |
 
-What calls may wish for, of themselves and of their context, and which policies take it into account.
-
-A policy names the wishes that it honours (`Dispatch.honours`, `Residency.honours`). A call with any other wish is
-refused where it is made, or where it comes in: nothing is accepted and ignored.
+A call with a wish that no policy honours (`honours`) is refused where it is made.
 """
 
 from __future__ import annotations
@@ -36,15 +29,13 @@ from stoker.manager.core.state import Block, SourceState
 from stoker.protocol.calls import CallForecast, CallOptions, CallProgress, Failure, Features
 from stoker.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, PilotId, RecipeKey
 
-# ---- seams
-
 
 class PolicyError(StokerError):
-    """A policy asked for something that cannot be: a bug in the policy. Nothing was changed."""
+    """A policy asked for something impossible: a bug in the policy. Nothing was changed."""
 
 
 class View(Protocol):
-    """What policies see. Read only: the types are the core's own, and touching them is a bug that tests catch."""
+    """The view of policies. Read-only: tests catch policies that change it."""
 
     @property
     def now(self) -> float:
@@ -52,7 +43,7 @@ class View(Protocol):
 
     @property
     def ends_per_s(self) -> int:
-        """Calls that ended in the last whole second, of all contexts."""
+        """Calls that ended in the last whole second."""
 
     @property
     def contexts(self) -> Mapping[str, Context]:
@@ -76,34 +67,34 @@ class View(Protocol):
 
     @property
     def reports(self) -> Mapping[int, CallProgress]:
-        """What running calls, and those that were evicted, said last of their progress."""
+        """Last progress reports of running and evicted calls."""
 
     @property
     def forecasts(self) -> Mapping[int, CallForecast]:
-        """What was said last of the ends of calls."""
+        """Last forecasts of calls."""
 
     @property
     def sources(self) -> Mapping[str, SourceState]:
-        """Where pilots can be had from, by name."""
+        """Sources of pilots, by name."""
 
     @property
     def blocks(self) -> Mapping[BlockId, Block]:
-        """Blocks that were asked for and are not over."""
+        """Blocks that are not over."""
 
     @property
     def most_pilots(self) -> Mapping[ClientId, int]:
-        """How many pilots each client that starts blocks by itself brings at most; 0 = any number."""
+        """Pilots that each client's own blocks bring at most; 0 = no limit."""
 
     def devices(self) -> Iterator[Device]:
-        """Devices of pilots that can be given work."""
+        """Devices that can get work."""
 
 
 # ---- actions
-
-
 class Send(msgspec.Struct, frozen=True):
-    """Send a waiting call to a ready library. An `offer` may be refused by the pilot. `reserve_bytes`: the library's
-    reservation is changed to that for an offer, and stays as it is if that is refused (0: it is not changed)."""
+    """Send a waiting call to a ready library.
+
+    `offer`: the pilot may refuse it. `reserve_bytes`: the library's reservation for an offer; 0 = unchanged.
+    """
 
     call: CallId
     library: LibraryId
@@ -112,21 +103,21 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class SendGang(msgspec.Struct, frozen=True):
-    """Start a waiting call on all of these libraries together; rank = position."""
+    """Start a waiting call on these libraries together; rank = position."""
 
     call: CallId
     libraries: tuple[LibraryId, ...]
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """End a waiting call without running it, for a reason that reaches the user."""
+    """End a waiting call without running it; the reason reaches the user."""
 
     call: CallId
     reason: str
 
 
 class Evict(msgspec.Struct, frozen=True):
-    """Checkpoint a running call and take it back; it waits again with its progress kept."""
+    """Checkpoint a running call and requeue it with its progress."""
 
     call: CallId
 
@@ -139,7 +130,7 @@ class TakeBack(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Load a context on devices of one pilot, promising it this much memory on each."""
+    """Load a context on devices of one pilot, promising this memory on each."""
 
     recipe: RecipeKey
     pilot: PilotId
@@ -148,14 +139,14 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Unload(msgspec.Struct, frozen=True):
-    """End a library, after what it runs."""
+    """End a library after its running calls."""
 
     library: LibraryId
     reason: str
 
 
 class Resize(msgspec.Struct, frozen=True):
-    """Change a library's reservation on each of its devices. A shrink is free only when the pilot says it is done."""
+    """Change a library's reservation on each device."""
 
     library: LibraryId
     memory_bytes: int
@@ -176,7 +167,7 @@ class FailWaiting(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """What a call's end is expected to be: when, and whether that is before its deadline. Its client is told."""
+    """Forecast a call's end, and whether it meets its deadline. Its client is told."""
 
     call: CallId
     ends_at: float
@@ -184,28 +175,28 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """Ask again at this time. The asking policy gets `timer(view, key)`."""
+    """Ask again at this time, with `timer(view, key)`."""
 
     at: float
     key: str
 
 
 class WantBlocks(msgspec.Struct, frozen=True):
-    """Ask for so many more blocks of a source."""
+    """Request more blocks of a source."""
 
     source: str
     count: int
 
 
 class ReleaseBlock(msgspec.Struct, frozen=True):
-    """Let a block go: its pilots finish what they run, then its job is cancelled."""
+    """Release a block: its pilots finish their calls, then its job is cancelled."""
 
     block: BlockId
     reason: str
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Keep a device of a pilot free for `for_s`, or all of its devices (None): what runs there runs to its end."""
+    """Keep a device, or all (None), of a pilot free for `for_s`."""
 
     pilot: PilotId
     device: DeviceId | None
@@ -214,7 +205,7 @@ class Quarantine(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Ask for advice on a subject (a recipe's key alone: on its context); it arrives later, or never."""
+    """Ask for advice on a subject; it arrives later, or never."""
 
     about: About | RecipeKey
 
@@ -226,45 +217,40 @@ Action = (
 
 
 class Changes(msgspec.Struct):
-    """What changed since a policy's last round, by id (an id may no longer exist)."""
+    """Changes since a policy's last round, by id."""
 
-    calls: set[int] = msgspec.field(default_factory=set)
-    libraries: set[int] = msgspec.field(default_factory=set)
-    pilots: set[str] = msgspec.field(default_factory=set)
-    contexts: set[str] = msgspec.field(default_factory=set)
-    latency_shares: list[float] = msgspec.field(default_factory=list)
-    """Of calls that have ended well and want a latency: how long they took since they came, as shares of it."""
+    calls: set[int] = set()
+    libraries: set[int] = set()
+    pilots: set[str] = set()
+    contexts: set[str] = set()
+    latency_shares: list[float] = []  # Of ended calls: time / wanted latency
 
 
 # ---- seams
-
-
 class Rounds(Protocol):
-    """What every policy may have besides its own questions."""
+    """Questions to every policy."""
 
     @property
     def period_s(self) -> float:
-        """Seconds between rounds; 0 = it does not think in rounds."""
+        """Seconds between rounds; 0 = no rounds."""
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:
-        """A whole plan, given what changed since the last round."""
+        """Return a whole plan, given the changes since the last round."""
 
     def rests(self, view: View) -> bool:
-        """Asked after each round: whether no other is needed until something changes. An idle session then does
-        nothing at all, and writes nothing into its journal."""
+        """True if no round is needed until something changes."""
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        """A timer that this policy asked for has fired."""
+        """A timer of this policy fired."""
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:
-        """Advice on a context has arrived."""
+        """Advice on a context arrived."""
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-        """It is known why something has failed on a pilot that is here or cut off: `pilot.verdicts` has this verdict
-        and those before it."""
+        """A verdict on a failure arrived; `pilot.verdicts` has it and those before."""
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        """It is known how a running call gets on."""
+        """The progress of a running call is known."""
 
 
 class Dispatch(Rounds, Protocol):
@@ -272,49 +258,45 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def by_deadline(self) -> bool:
-        """Whether calls with a deadline stand first in the queues of their contexts, and are dropped or told of by the
-        core when they can no longer be in time. False for a policy that plans with deadlines by itself."""
+        """True if calls with a deadline go first and the core drops or demotes lost ones."""
 
     @property
     def by_run_time(self) -> bool:
-        """Whether calls that are expected to run shortly stand first within a priority."""
+        """True if calls with a short expected run time go first within a priority."""
 
     @property
     def honours(self) -> frozenset[str]:
-        """The wishes of calls that it takes into account (`stoker.manager.core.seams.WISHES`); calls with another one
-        are refused."""
+        """The wishes of calls that it honours (`stoker.manager.core.seams.WISHES`); calls with others are refused."""
 
     @property
     def asks_every_call(self) -> bool:
-        """Whether `place` wants to see calls that arrive while no library of their context has room."""
+        """True if `place` wants to see calls that arrive while no library has room."""
 
     @property
     def places_one_by_one_up_to(self) -> int:
-        """`place` is asked about each of so many calls that arrive together while nothing of their context waits. More
-        of them enter the queue, which is offered to libraries in `serve_order`: that costs less a call."""
+        """Largest number of calls, arriving together at an empty queue, that `place` is asked about. More are
+        queued, which costs less."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Where a call that has just arrived, or was refused, goes: a ready library with room, an action or several, or
-        None to let it wait. O(1)."""
+        """Return a ready library with room, actions, or None to let a call wait. O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """What a library with room takes: so many calls from the head of its context's queue (those for one library,
-        `queue.single()`, of the head's group alone; it is asked again), or actions. O(1)."""
+        """Return how many calls of the head's group a library with room takes, or actions. O(1)."""
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
-        """A library has room, its own context's queue has given what it could, and calls of contexts that list its
-        context as a variant wait (`context.listed_by`): the `Send`s of those that it takes."""
+        """Return `Send`s for calls of contexts that list this library's context (`context.listed_by`)."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
-        """Calls came to a context's queue, or came back: the libraries that are offered it, in this order. Each with
-        room is asked (`pull`) before the next one is taken from the answer, until nothing waits. A generator sees what
-        the libraries before have taken, and may end early; it is to cost O(1) for each library that takes calls."""
+        """Yield the libraries that are offered a context's queue, in order.
+
+        Each with room is asked (`pull`) before the next one. A generator sees what earlier ones took; O(1) for each.
+        """
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
         """A library has nothing to do and its queue is empty."""
 
     def window(self, view: View, library: Library) -> int:
-        """How many calls a library may hold just now, those it runs included."""
+        """Number of calls that a library may hold now, running ones included."""
 
 
 class Residency(Rounds, Protocol):
@@ -322,37 +304,30 @@ class Residency(Rounds, Protocol):
 
     @property
     def honours(self) -> frozenset[str]:
-        """The wishes of contexts that it takes into account: `max_libraries`, `min_libraries`, `keep_alive`
-        (`Context.limits`). Calls whose program wishes for another one are refused."""
+        """The wishes of contexts that it honours: `max_libraries`, `min_libraries`, `keep_alive`."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """A context has waiting calls, and its demand or the devices have changed."""
+        """A context has waiting calls, and its demand or the devices changed."""
 
     def measured(self, view: View, library: Library) -> int:
-        """What to promise a library that has just loaded, in bytes on each device: what it declares, or not less than
-        was measured (of which the pilot holds the exact sum); more than before is not given."""
+        """Return the bytes on each device to promise a library that has just loaded; never more than before."""
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:
-        """A library of a context with limits has nothing to do. Asked of policies that honour limits alone."""
+        """A library of a context with limits is idle."""
 
 
 class Provisioning(Rounds, Protocol):
     """How many pilots, of which kind?"""
 
     def demand(self, view: View) -> Sequence[Action]:
-        """Blocks or pilots came or went, or a context has begun to want devices."""
+        """Blocks or pilots joined or left, or a context began to want devices."""
 
     def may_bring(self, view: View, context: Context) -> bool:
-        """Whether pilots that are not here yet could hold this context."""
+        """True if future pilots could hold this context."""
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """One answer to each question.
-
-    `awareness`: the most that a context keeps between calls under these policies; None = what its recipe says. It is a
-    property of recipes, so a simulated run applies it to the contexts of its scenario, and a program says it where it
-    makes its contexts, `@context(awareness=...)`.
-    """
+    """One policy for each seam. `awareness`: the most that a context keeps between calls; None = as its recipe says."""
 
     dispatch: Dispatch
     residency: Residency
@@ -361,20 +336,11 @@ class Policies(msgspec.Struct, frozen=True):
 
     @property
     def honours(self) -> frozenset[str]:
-        """The wishes that they take into account together."""
+        """The wishes that they honour together."""
         return self.dispatch.honours | self.residency.honours
 
 
-__all__ = [
-    "Action", "Ask", "Changes", "ClientId", "Dispatch", "Drop", "Evict", "FailCall", "FailWaiting", "Forecast", "Load",
-    "Policies", "PolicyError", "Provisioning", "Quarantine", "ReleaseBlock", "Residency", "Resize", "Rounds", "Send",
-    "SendGang", "TakeBack", "Timer", "Unload", "View", "WantBlocks",
-]  # fmt: skip
-
-
 # ---- wishes of calls
-
-
 WISHES = {
     "priority": "a priority",
     "deadline": "a deadline",
@@ -391,14 +357,9 @@ WISHES = {
 
 
 def wished(
-    options: CallOptions,
-    *,
-    deadline: bool = False,
-    features: Features | None = None,
-    limits: LibraryLimits = NO_LIMITS,
+    options: CallOptions, *, deadline: bool = False, features: Features | None = None, limits: LibraryLimits = NO_LIMITS
 ) -> Iterator[str]:
-    """The wishes that calls with these options have. `deadline`: they will have one when they are sent. `limits`: what
-    their program wishes of their context."""
+    """Yield the wishes of calls with these options. `deadline`: they get one later."""
     objective = options.objective
     has = {
         "priority": options.priority != 0,
@@ -424,7 +385,7 @@ def refusal(
     features: Features | None = None,
     limits: LibraryLimits = NO_LIMITS,
 ) -> str:
-    """Why calls with these options are refused; empty if the policy honours all that they wish for."""
+    """Say why calls with these options are refused; empty if they are not."""
     ignored = [
         wish for wish in wished(options, deadline=deadline, features=features, limits=limits) if wish not in honoured
     ]

@@ -1,15 +1,7 @@
-"""Send what an event collected: calls, drops, ends of calls, pieces of results.
+"""Send what an event collected: calls, drops, ends of calls; and pass on pieces of results.
 
-What leaves at the end of an event: calls to libraries, orders to drop some, and ends of calls to clients.
-
-The lane of pieces: what running calls yield goes to their clients, and what clients have goes back.
-
-Nothing here decides anything or changes what decides: pieces are in no journal, so a replay must come to the same
-without them. They never pass `Core.handle`. What is kept of a call's pieces serves its story alone (`StreamFacts`).
-
-Pieces are passed on only from the library that holds the call, and only to a client that is there. Others are dropped:
-a pilot keeps what is not acknowledged and says it again after a welcome, and a client that has joined asks for what it
-may have missed. Acknowledgements come from the client alone, so a call's end means that its client has every piece.
+Pieces are in no journal, so they decide nothing and never pass `Core.handle`. A pilot repeats unacknowledged pieces,
+and a client asks for missed ones, so the end of a call means that its client has every piece.
 """
 
 from __future__ import annotations
@@ -24,16 +16,14 @@ from stoker.manager.core.nouns import Call, CallState, Group, Library, PilotStat
 from stoker.manager.core.state import State
 from stoker.protocol import bounds, to_client, to_manager, to_pilot
 from stoker.protocol.calls import CallSpec
+from stoker.protocol.ids import FunctionKey
 from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls
-
-# ---- sending
-
 
 _GROUP = attrgetter("group")
 
 
 def send_calls(manager: Manager) -> None:
-    """Send libraries the calls that they were given, one message for those of one group."""
+    """Send libraries the calls that they got, one message for a group."""
     sends, manager.sends = manager.sends, {}
     for library, given in sends.items():
         if not given:
@@ -54,7 +44,7 @@ def _send(manager: Manager, library: Library, group: Group, specs: list[CallSpec
 
 
 def blob_for(library: Library, group: Group) -> FunctionBlob | None:
-    """The function of these calls, if the library has not been sent it."""
+    """Return the function of a group if the library does not have it."""
     function = group.function
     if function.key in library.functions:
         return None
@@ -62,14 +52,9 @@ def blob_for(library: Library, group: Group) -> FunctionBlob | None:
     return function
 
 
-def forget_sent_function(library: Library, group: Group) -> None:
-    """A library has lost the function of these calls: it is sent again."""
-    library.functions.discard(group.function.key)
-
-
-def forget_sent_functions(library: Library) -> None:
-    """A library may have lost functions that it was sent: each is sent again."""
-    library.functions.clear()
+def forget_sent(library: Library, *functions: FunctionKey) -> None:
+    """A library lost these functions, or may have lost any: send them again."""
+    library.functions.difference_update(functions or tuple(library.functions))
 
 
 def send_drops(manager: Manager) -> None:
@@ -80,7 +65,7 @@ def send_drops(manager: Manager) -> None:
 
 
 def send_results(manager: Manager) -> None:
-    """Number the ends that wait for their clients, and send them to those that are connected."""
+    """Number ends of calls and send them to connected clients."""
     results, manager.results = manager.results, {}
     for client, ends in results.items():
         if not ends:
@@ -91,11 +76,8 @@ def send_results(manager: Manager) -> None:
             manager.tell(client, to_client.Results(first, ends))
 
 
-# ---- pieces of results
-
-
 def are_pieces(event: FromPilot | FromClient) -> bool:
-    """True for a frame of the lane alone."""
+    """True if a frame has only pieces or acknowledgements of pieces."""
     if event.sequence or not event.messages:
         return False
     lane = to_manager.CallYielded if isinstance(event, FromPilot) else to_manager.PiecesTaken
@@ -103,31 +85,31 @@ def are_pieces(event: FromPilot | FromClient) -> bool:
 
 
 def pass_pieces_on(state: State, event: FromPilot | FromClient, now: float) -> list[Command]:
-    """What is to be sent for a frame of the lane."""
+    """Return commands that pass on the pieces of a frame."""
     out: list[Command] = []
     if isinstance(event, FromPilot):
         pilot = state.pilots.get(event.pilot)
         if pilot is None or pilot.state not in _SPEAKS or pilot.hellos_asked:
             return out
-        for message in event.messages:
-            library = pilot.libraries.get(message.library) if type(message) is to_manager.CallYielded else None
-            if type(message) is to_manager.CallYielded and library is not None and not bounds.wrong_with(message):
-                _came(state, library, message, out, now)
+        for said in event.messages:
+            if type(said) is to_manager.CallYielded and not bounds.wrong_with(said):
+                _came(state, pilot.libraries.get(said.library), said, out, now)
     else:
         for taken in event.messages:
-            call = state.calls.get(taken.call) if type(taken) is to_manager.PiecesTaken else None
-            if type(taken) is not to_manager.PiecesTaken or call is None or bounds.wrong_with(taken):
-                continue
-            if call.group.client.id == event.client:
-                _taken(state, call, taken, out)
+            if type(taken) is to_manager.PiecesTaken and not bounds.wrong_with(taken):
+                call = state.calls.get(taken.call)
+                if call is not None and call.group.client.id == event.client:
+                    _taken(state, call, taken, out)
     return out
 
 
 _SPEAKS = (PilotState.HERE, PilotState.DRAINING)
 
 
-def _came(state: State, library: Library, message: to_manager.CallYielded, out: list[Command], now: float) -> None:
-    call = library.held.get(message.call)
+def _came(
+    state: State, library: Library | None, message: to_manager.CallYielded, out: list[Command], now: float
+) -> None:
+    call = library.held.get(message.call) if library is not None else None
     if call is None or not call.group.options.stream or call.holder is not library:
         return
     facts = holding.stream_of(state, call.id, message.run)

@@ -1,16 +1,7 @@
 """Answers to `stoker explain`: why a call, pilot, library, context or block is where it is.
 
-Blocks that a program starts by itself, through Parsl: on this machine, or with a provider of Parsl's.
-
-The program says now and then how they are; between two such words the manager knows better from the pilots that came.
-People write such a block as they write the manager's own: Parsl's block 0 is `b0`.
-
-Blocks and sources in words.
-
-Why a call, pilot, library or context is where it is: what `stoker explain` prints.
-
-Ordinary steps are told from the fields of the nouns; what was out of the ordinary is in their notes. Times are the
-manager's, in seconds; the shell turns them into the wall clock's.
+Ordinary steps are told from the fields of nouns, unusual ones from their notes. Blocks that a program starts itself
+through Parsl are shown under the same names (`b0`).
 """
 
 from __future__ import annotations
@@ -29,29 +20,25 @@ from stoker.protocol.show_status import READ_JOB, SILENT_S, is_suspended
 from stoker.protocol.status import StoryLine
 from stoker.units import show_about, show_bytes, show_line, show_seconds
 
-# ---- blocks of programs
-
-
 _NOT_STARTED = ("pending", "unknown", "held")
 _OVER = ("completed", "failed", "cancelled", "timeout", "missing", "scaled_in")
 _RUNNING = "running"
 
 
 def own_block_states(state: State) -> dict[str, str]:
-    """How each block is: what its program said last, unless its pilots or the end of the session say more."""
+    """Return the state of each program's block."""
     came = {pilot.block for pilots in (state.pilots, state.gone_pilots) for pilot in pilots.values()}
     return {block: _now(state, text, came=block in came) for block, text in state.said_blocks.items()}
 
 
 def emptied_own_blocks(state: State) -> tuple[str, ...]:
-    """Blocks that have brought pilots and have none now, as their program calls them."""
+    """Return a program's blocks that have lost all their pilots."""
     here = {pilot.block for pilot in state.pilots.values()}
     left = {pilot.block for pilot in state.gone_pilots.values()} - here
     return tuple(block for block in state.said_blocks if block in left)
 
 
-def own_block_story(state: State, subject: str) -> tuple[str, list[Note]] | None:
-    """The headline of a block that is written as `b0`, and what happened to it; None if there is none."""
+def _own_block_story(state: State, subject: str) -> tuple[str, list[Note]] | None:
     found = next(((block, how) for block, how in own_block_states(state).items() if show_block(block) == subject), None)
     if found is None:
         return None
@@ -71,27 +58,18 @@ def _now(state: State, said: str, *, came: bool) -> str:
     return _RUNNING if came and word in _NOT_STARTED else said
 
 
-# ---- blocks in words
-
-
 def block_status(now: float, block: Block) -> BlockStatus:
-    """A block for `stoker status`."""
+    """Return a block's line of `stoker status`."""
     return BlockStatus(
-        block=block.id,
-        source=block.source.source.name,
-        phase=block.phase.value,
-        job=block.job,
-        reason=block.leaving if block.leaving and not block.reason else block.reason,
-        since_s=now - block.since,
-        expected_in_s=max(0.0, block.expected_at - now) if block.expected_at else 0.0,
-        pilots=tuple(block.pilots),
+        block=block.id, source=block.source.source.name, phase=block.phase.value, job=block.job,
+        reason=block.leaving if block.leaving and not block.reason else block.reason, since_s=now - block.since,
+        expected_in_s=max(0.0, block.expected_at - now) if block.expected_at else 0.0, pilots=tuple(block.pilots),
         emptied_s=max(0.001, now - block.emptied_at) if block.emptied_at is not None else 0.0,
         leaving=bool(block.leaving),
-    )
+    )  # fmt: skip
 
 
-def block_in_words(now: float, block: Block) -> str:
-    """`pending: Priority, expected to start in 11 min`."""
+def _block_in_words(now: float, block: Block) -> str:
     words = block.phase.value + (f": {block.reason}" if block.reason else "")
     if block.expected_at > now and block.phase is BlockPhase.PENDING:
         words += f", expected to start in {show_seconds(block.expected_at - now)}"
@@ -102,7 +80,7 @@ def block_in_words(now: float, block: Block) -> str:
 
 
 def source_failure(source: SourceState) -> str:
-    """What the last blocks of a source say that were of no use; empty if there is nothing to say."""
+    """Describe the last useless blocks of a source."""
     if source.stopped:
         return f"no more jobs are asked for: {source.stopped}"
     if source.hold:
@@ -118,23 +96,15 @@ def source_failure(source: SourceState) -> str:
     return f"{said}: {source.last_failure}"
 
 
-# ---- story
+IN_JOURNAL = "ended; its story is in the journal"  # Said of a call that ended well: only the journal keeps it
+_SLOW_READER_S = 1.0  # A call that waits for its reader for less is not shown as waiting
+PAYLOAD_BYTES = 64_000  # Arguments of more bytes are not sent to an asker
 
-
-IN_JOURNAL = "ended; its story is in the journal"
-"""What is said of a call that ended well: the manager forgets it, its journal does not."""
-
-_SLOW_READER_S = 1.0
-"""A call that waits for its reader for less says nothing of it."""
-PAYLOAD_BYTES = 64_000
-"""Arguments of more bytes are not sent to an asker."""
-
-_Told = tuple[str, list[Note]]
-"""A headline, and what happened."""
+_Told = tuple[str, list[Note]]  # A headline and events
 
 
 def tell_story(state: State, subject: str) -> to_client.Story:
-    """The story of a subject by its name, or by the beginning of one name alone; `found` is False for any other."""
+    """Return the story of a subject by its name or an unambiguous beginning."""
     told = _by_name(state, subject)
     if told is not None:
         return _story(subject, told)
@@ -167,7 +137,7 @@ def _by_name(state: State, subject: str) -> _Told | None:
     block = state.blocks.get(BlockId(subject)) or state.past_blocks.get(BlockId(subject))
     if block is not None:
         return _of_block(state, block)
-    told = own_block_story(state, subject)
+    told = _own_block_story(state, subject)
     if told is not None:
         return told
     if subject.startswith("lib-"):
@@ -179,7 +149,6 @@ def _by_name(state: State, subject: str) -> _Told | None:
 
 
 def _by_beginning(state: State, subject: str) -> to_client.Story:
-    """The pilot or context whose name alone begins so. One that is here comes before those that are gone."""
     contexts = [name for context in state.contexts.values() for name in (context.recipe.name, context.recipe.key)]
     for names in ([*state.pilots, *contexts], list(state.gone_pilots)):
         matches = {name: told for name in names if subject and name.startswith(subject)
@@ -193,7 +162,6 @@ def _by_beginning(state: State, subject: str) -> to_client.Story:
 
 
 def _with_payload(story: to_client.Story, call: Call) -> to_client.Story:
-    """The story of a call with its arguments as they travelled, where they are few."""
     payload = call.spec.payload
     if not isinstance(payload, bytes):
         return msgspec.structs.replace(story, arguments=f"({show_bytes(payload.size_bytes)} of arguments)")
@@ -241,8 +209,6 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
 
 
 def _streamed(state: State, call: Call) -> str:
-    """How many pieces a running call has given, and whether it waits for its reader, in words; empty if it gives
-    none."""
     facts = state.streams.get(call.id)
     if facts is None:
         return ""
@@ -255,7 +221,6 @@ def _streamed(state: State, call: Call) -> str:
 
 
 def _why_not_running(state: State, call: Call) -> str:
-    """What a call waits for, in its context's queue or behind others in its library; empty if it runs or has ended."""
     if call.state is CallState.WAITING:
         before = _before(call)
         behind = f"behind {_calls(before)} of the same context; " if before else ""
@@ -265,19 +230,16 @@ def _why_not_running(state: State, call: Call) -> str:
 
 
 def _before(call: Call) -> int:
-    """How many calls are before a waiting one in its context's queue."""
     return next((n for n, other in enumerate(call.group.context.queue) if other is call), 0)
 
 
 def _runs_in(call: Call) -> tuple[str, ...]:
-    """The libraries that have a call, or each member of its gang."""
     holder = call.holder if call.state is CallState.HELD else None
     members = holder.members if isinstance(holder, Gang) else (holder,)
     return tuple(show_library(library.id) for library in members if library is not None)
 
 
 def _runs_from(call: Call) -> int:
-    """Where the output of a running call begins in its library's log; -1 if the library may run several at once."""
     holder = call.holder if call.state is CallState.HELD else None
     if not isinstance(holder, Library):
         return 0
@@ -285,7 +247,6 @@ def _runs_from(call: Call) -> int:
 
 
 def _expected(state: State, call: Call) -> str:
-    """What is expected of a call with a deadline, in words; empty if nobody says."""
     due_at, said = call.group.options.objective.deadline_at, state.forecasts.get(call.id)
     if said is None:
         return f"is to be done in {show_seconds(due_at - state.now)}" if due_at > state.now else ""
@@ -307,7 +268,7 @@ def _ahead(call: Call) -> int:
 
 
 def waits_for(state: State, context: Context) -> str:
-    """What the head of a context's queue waits for, in words."""
+    """Say what the head of a context's queue waits for."""
     here = [pilot for pilot in state.pilots.values() if pilot.state is PilotState.HERE]
     name = context.recipe.title if context.recipe.loader else "a library without a context"
     if not here:
@@ -370,15 +331,13 @@ def waits_for(state: State, context: Context) -> str:
 
 
 def _limited(context: Context) -> str:
-    """That a context may have no more libraries, in words; empty if it may."""
     most = context.limits.most
     return f"; max_libraries = {most} allows no more" if 0 < most <= len(context.libraries) else ""
 
 
 def _blocks(state: State) -> str:
-    """What has become of blocks that should bring pilots."""
     said = [f"block {show_block(block)}: {what}" for block, what in own_block_states(state).items()]
-    said += [f"block {block.id}: {block_in_words(state.now, block)}" for block in state.blocks.values()]
+    said += [f"block {block.id}: {_block_in_words(state.now, block)}" for block in state.blocks.values()]
     for name, source in state.sources.items():
         said += [f"{name}: {text}" for text in (source.trouble, source_failure(source)) if text]
     if state.factory_trouble:
@@ -401,7 +360,7 @@ def _of_block(state: State, block: Block) -> tuple[str, list[Note]]:
         notes.append((now, state.factory_trouble))
     pilots = f", pilots {', '.join(block.pilots)}" if block.pilots else ""
     job = f", job {block.job}" if block.job else ""
-    return f"block of source {block.source.source.name}{job}: {block_in_words(now, block)}{pilots}", notes
+    return f"block of source {block.source.source.name}{job}: {_block_in_words(now, block)}{pilots}", notes
 
 
 def _of_pilot(state: State, pilot: Pilot) -> tuple[str, list[Note]]:
@@ -430,7 +389,6 @@ def _of_library(library: Library) -> tuple[str, list[Note]]:
 
 
 def _batch(load: EngineLoad) -> str:
-    """How full the batch of a library's engine was when it last said."""
     rows = f"{load.running} of {load.rows} rows" if load.rows else f"{load.running} row{'s' * (load.running != 1)}"
     waiting = f", {load.waiting} {'waits' if load.waiting == 1 else 'wait'}" if load.waiting else ""
     mean = f"; mean {load.mean_rows:.1f} over {load.decode_steps:,} steps" if load.decode_steps else ""

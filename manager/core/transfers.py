@@ -1,11 +1,7 @@
 """Peers, objects and fetches: the facts of the plan of transfers.
 
-Pilots as each other's peers, objects, and fetches between them: the nouns of the plan of transfers (`objects`).
-
-Who has which object, and who gets it from whom: the facts of the plan of transfers, and the edges between them.
-
-`objects` tells the plan; here are only the operations that keep its facts whole: an edge stands in both of its ends, a
-pilot is listed where it can be found as a source, and a fetch is in the queue that its way says.
+`object_plan` explains the plan; the operations here keep its facts whole: an edge is in both of its ends, a pilot is
+listed where it is found as a source, a fetch is in the queue of its way.
 """
 
 from __future__ import annotations
@@ -13,6 +9,7 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 import msgspec
@@ -20,35 +17,23 @@ import msgspec
 from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import PilotId
 
-# ---- peers
-
-
 _READER_RANK = -1
 
 
 class Limits(msgspec.Struct, frozen=True):
     """Bounds of the plan. Sizes in bytes."""
 
-    sources: int = 3
-    """Peers from which a pilot gets one object at a time."""
-    close: int = 8
-    """Pilots that get an object from so many. Further ones get it from one less: so there are always places free near
-    the origin, and the way from there grows with the logarithm of the pilots, not with their number."""
-    serves: int = 4
-    """Transfers that a pilot serves at a time, of all its objects. The last place is kept for objects that it has
-    whole, or reads from their origin."""
-    readers: int = 4
-    """Pilots that read the origin of an object at a time because no peer could serve them. Otherwise one does."""
-    tries: int = 6
-    """Peers that may fail a pilot before it goes to the origin itself."""
-    origin_tries: int = 8
-    """Pilots that may fail to read an origin before nobody else tries."""
-    small_bytes: int = 16 << 20
-    """An object up to this size comes from one peer: several would not be quicker."""
+    sources: int = 3  # Peers from which a pilot gets one object at a time
+    close: int = 8  # This many pilots get it from `sources` peers, later ones from one less: the tree stays shallow
+    serves: int = 4  # Transfers that a pilot serves at a time; the last place is kept for whole objects
+    readers: int = 4  # Pilots that read an origin at a time because no peer could serve them; otherwise one
+    tries: int = 6  # Peers that may fail a pilot before it goes to the origin itself
+    origin_tries: int = 8  # Pilots that may fail to read an origin before it counts as unreadable
+    small_bytes: int = 16 << 20  # An object up to this size comes from one peer: several would not be quicker
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A loaded context in the form of this name, as an object, and the seconds that it took to make."""
+    """A loaded context as an object in a named form."""
 
     form: str
     object: ObjectRef
@@ -58,100 +43,77 @@ class Snapshot(msgspec.Struct, frozen=True):
 class Way(enum.Enum):
     """How an object comes to a pilot."""
 
-    WAITING = "waiting"
-    """Nobody who is sure to have it has a place free; it may get parts from others meanwhile."""
-    PEERS = "peers"
-    """From peers, one of which has all of it, or is sure to have it earlier."""
-    READER = "reader"
-    """From its origin: the one pilot that reads it for all the others."""
-    STRANDED = "stranded"
-    """No peer could serve it: it waits until it may read the origin for itself alone."""
-    ALONE = "alone"
-    """From its origin, for itself alone."""
-    FOLLOWING = "following"
-    """Another pilot that uses the same cache gets it, or has got it just now."""
+    WAITING = "waiting"  # No sure peer has a free place; it may get parts from others
+    PEERS = "peers"  # From peers, one of which has all of it, or is sure to have it earlier
+    READER = "reader"  # From its origin: the one pilot that reads it for all the others
+    STRANDED = "stranded"  # No peer could serve it: it waits until it may read the origin for itself alone
+    ALONE = "alone"  # From its origin, for itself alone
+    FOLLOWING = "following"  # Another pilot that uses the same cache gets it, or has got it just now
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Fetch:
-    """An object on its way to a pilot. `number` counts all fetches, in the order in which they were asked for."""
+    """An object on its way to a pilot. `number` counts all fetches in order."""
 
-    __slots__ = ("failed", "kept", "leader", "number", "object", "peer", "said", "sources", "unreadable", "way")
-
-    def __init__(self, object: Object, peer: Peer, number: int) -> None:
-        self.object = object
-        self.peer = peer
-        self.number = number
-        self.way = Way.WAITING
-        self.leader: Fetch | None = None
-        """Of one that follows: the fetch into the same cache that is under way."""
-        self.sources: dict[PilotId, Peer] = {}
-        self.failed: dict[PilotId, None] = {}
-        """Peers that did not serve it."""
-        self.unreadable = False
-        """The origin could not be read by this pilot."""
-        self.said: tuple[tuple[PilotId, ...], bool] | None = None
-        """What the pilot was told last: from whom, and whether it reads the origin."""
-        self.kept = False
-        """Nobody there has asked for it: it is handed on by one that leaves (`object_plan`)."""
+    object: Object
+    peer: Peer
+    number: int
+    way: Way = Way.WAITING
+    leader: Fetch | None = None  # Of a follower: the active fetch into the same cache
+    sources: dict[PilotId, Peer] = field(default_factory=dict)
+    failed: dict[PilotId, None] = field(default_factory=dict)  # Peers that did not serve it
+    unreadable: bool = False  # The origin could not be read by this pilot
+    said: tuple[tuple[PilotId, ...], bool] | None = None
+    kept: bool = False  # True if a leaving pilot hands it on (`object_plan`)
 
     @property
     def able(self) -> bool:
-        """Whether its pilot could read the origin for others."""
+        """True if its pilot could read the origin for others."""
         return self.peer.serving and not self.peer.draining and not self.unreadable
 
     @property
     def rank(self) -> int:
-        """Whoever has a smaller one has the object earlier, if nobody is lost."""
+        """Pilots of a smaller rank get the object earlier."""
         return _READER_RANK if self.way is Way.READER else self.number
 
     def is_rooted_in(self, source: Peer) -> bool:
-        """Whether this source is sure to have all of the object, sooner or later, whatever this fetch does."""
+        """True if this source will certainly have the whole object."""
         if source.id in self.object.whole:
             return True
         other = self.object.fetches.get(source.id)
         return other is not None and other.rank < self.rank
 
     def may_come_from(self, peer: Peer) -> bool:
-        """Whether nothing between the two forbids it."""
+        """True unless the peer is itself, already a source, or failed it."""
         return peer is not self.peer and peer.id not in self.sources and peer.id not in self.failed
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Peer:
-    """A pilot, as far as objects go. It serves others if it has an address."""
+    """A pilot in the plan. It serves others if it has an address."""
 
-    __slots__ = (
-        "address", "blamed", "cache", "draining", "fetches", "hands_on", "has", "here", "id", "parked", "served",
-        "serves", "wants",
-    )  # fmt: skip
-
-    def __init__(self, id: PilotId) -> None:
-        self.id = id
-        self.address = ""
-        self.cache = ""
-        self.here = False
-        self.draining = False
-        self.has: dict[str, Object] = {}
-        self.fetches: dict[str, Fetch] = {}
-        self.serves: dict[tuple[str, PilotId], Fetch] = {}
-        self.parked: dict[str, Object] = {}
-        """Objects that it could serve, had it a place free."""
-        self.wants: dict[str, ObjectRef] = {}
-        """What it was getting when its connection broke."""
-        self.hands_on: dict[str, dict[PilotId, None]] = {}
-        """Objects for which it stays, though it is to leave, and who was told to get each."""
-        self.blamed = 0
-        """Pilots that it failed although others served them."""
-        self.served = 0
-        """Pilots that got an object with its help."""
+    id: PilotId
+    address: str = ""
+    cache: str = ""
+    here: bool = False
+    draining: bool = False
+    has: dict[str, Object] = field(default_factory=dict)
+    fetches: dict[str, Fetch] = field(default_factory=dict)
+    serves: dict[tuple[str, PilotId], Fetch] = field(default_factory=dict)
+    parked: dict[str, Object] = field(default_factory=dict)  # Objects that it serves once it has a free place
+    wants: dict[str, ObjectRef] = field(default_factory=dict)  # What it was getting when its connection broke
+    hands_on: dict[str, dict[PilotId, None]] = field(default_factory=dict)  # Receivers of its only copies
+    blamed: int = 0  # Pilots that it failed although others served them
+    served: int = 0  # Pilots that got an object with its help
 
     @property
     def serving(self) -> bool:
-        """Whether others may be sent to it."""
+        """True if others may get objects from it."""
         return self.here and bool(self.address)
 
 
 class Object:
-    """An object, and where it is, goes, and comes from."""
+    """An object: its holders, fetches and sources."""
 
     __slots__ = (
         "able", "alone", "fetches", "holders", "hungry", "lonely", "manifest", "open", "origin_bytes", "peer_bytes",
@@ -162,90 +124,67 @@ class Object:
         self.ref = ObjectRef(name, 0)
         self.manifest = b""
         self.holders: dict[PilotId, Peer] = {}
-        self.whole: dict[PilotId, Peer] = {}
-        """Holders that serve others."""
-        self.open: OrderedDict[PilotId, Peer] = OrderedDict()
-        """Of those, the ones that may have a place free; who was given something last is last."""
-        self.relays: list[tuple[int, PilotId]] = []
-        """A heap by rank of those that are getting it and may have a place free; `queued` tells who is in it."""
+        self.whole: dict[PilotId, Peer] = {}  # Holders that serve others
+        self.open: OrderedDict[PilotId, Peer] = OrderedDict()  # Holders with a free place, round robin
+        self.relays: list[tuple[int, PilotId]] = []  # A heap by rank of pilots that get it and may have a free place
         self.queued: dict[PilotId, int] = {}
-        self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()
-        """In the order of their numbers."""
-        self.able: dict[PilotId, Fetch] = {}
-        """Those that do not read its origin, but could for the others."""
+        self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()  # In the order of their numbers
+        self.able: dict[PilotId, Fetch] = {}  # Fetches that could read the origin for others
         self.reader: Fetch | None = None
         self.waiting: OrderedDict[PilotId, Fetch] = OrderedDict()
-        self.hungry: OrderedDict[PilotId, Fetch] = OrderedDict()
-        """Those that are served by fewer peers than they may be."""
+        self.hungry: OrderedDict[PilotId, Fetch] = OrderedDict()  # Served by fewer peers than they may be
         self.stranded: OrderedDict[PilotId, Fetch] = OrderedDict()
         self.alone: dict[PilotId, Fetch] = {}
-        self.lonely: dict[PilotId, None] = {}
-        """Pilots that no peer could serve."""
-        self.unreadable: dict[PilotId, None] = {}
-        """Pilots that could not read its origin."""
-        self.reason = ""
-        """What went wrong last."""
+        self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve
+        self.unreadable: dict[PilotId, None] = {}  # Pilots that could not read its origin
+        self.reason = ""  # What went wrong last
         self.origin_bytes = 0
         self.peer_bytes = 0
 
     @property
     def scarcity(self) -> int:
-        """The smaller, the rarer."""
+        """Number of serving holders: the smaller, the rarer."""
         return len(self.whole)
 
 
-# ---- transfers
-
-
 class Transfers:
-    """Everything about objects. Events change facts and list here whom they concern; `objects.settle` then plans."""
+    """All facts of the plan. Events change them; `settle_transfers` then plans."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.objects: dict[str, Object] = {}
         self.peers: dict[PilotId, Peer] = {}
-        self.caches: dict[str, dict[PilotId, Peer]] = {}
-        """Pilots that are here, by the cache that they use."""
-        self.needy: dict[str, Object] = {}
-        """Objects that somebody waits for, or could get from more peers."""
-        self.leaving: dict[PilotId, Peer] = {}
-        """Pilots that stay until others have what only they had (see `object_plan`)."""
-        self.unsettled: dict[Fetch, None] = {}
-        """Fetches that need to be planned."""
-        self.freed: dict[Peer, None] = {}
-        """Peers with a place that nobody was offered yet."""
-        self.changed: dict[Fetch, None] = {}
-        """Fetches whose pilots must be told."""
-        self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}
-        """By recipe key and device kind, then by form."""
-        self.fetches = 0
-        """How many there have been."""
+        self.caches: dict[str, dict[PilotId, Peer]] = {}  # Pilots that are here, by the cache that they use
+        self.needy: dict[str, Object] = {}  # Objects with waiting fetches, or fetches that may use more peers
+        self.leaving: dict[PilotId, Peer] = {}  # Pilots that stay until others have their objects
+        self.unsettled: dict[Fetch, None] = {}  # Fetches that need to be planned
+        self.freed: dict[Peer, None] = {}  # Peers with a free place to offer
+        self.changed: dict[Fetch, None] = {}  # Fetches whose pilots get new orders
+        self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}  # By recipe key and device kind, then by form
+        self.fetches = 0  # How many there have been
         self.peer_bytes = 0
-        self.lonely: dict[PilotId, None] = {}
-        """Pilots that no peer could serve, whatever they wanted."""
+        self.lonely: dict[PilotId, None] = {}  # Pilots that no peer could serve, whatever they wanted
 
     def object(self, name: str) -> Object:
-        """The object of this name, known or new."""
+        """Return the object of this name, added on first use."""
         found = self.objects.get(name)
         if found is None:
             found = self.objects[name] = Object(name)
         return found
 
     def wants(self, object: Object) -> int:
-        """From how many peers an object should come."""
+        """Number of peers that an object should come from."""
         if object.ref.size_bytes <= self.limits.small_bytes:
             return 1
         return max(1, self.limits.sources - (len(object.fetches) > self.limits.close))
 
     @property
     def patience(self) -> int:
-        """Peers that may fail a pilot. Where peers have never reached each other, one is enough to see it."""
+        """Peers that may fail a pilot."""
         return 1 if not self.peer_bytes and len(self.lonely) >= 3 else self.limits.tries
 
-    # ---- holders
-
     def hold(self, peer: Peer, object: Object) -> None:
-        """A pilot has all of an object."""
+        """A pilot has a whole object."""
         object.holders[peer.id] = peer
         peer.has[object.ref.name] = object
         if peer.serving:
@@ -253,7 +192,7 @@ class Transfers:
             self._sure(peer, object)
 
     def _sure(self, peer: Peer, object: Object) -> None:
-        """A pilot is a sure source from now on, and may be the one that some of those it serves were waiting for."""
+        """A peer becomes a sure source; fetches that it serves may have waited for one."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
                 self.unsettled[child] = None
@@ -261,7 +200,7 @@ class Transfers:
         self.freed[peer] = None
 
     def release(self, peer: Peer, object: Object) -> None:
-        """A pilot has an object no more; who got it from there needs another source."""
+        """A pilot lost an object; its followers need another source."""
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
@@ -269,7 +208,7 @@ class Transfers:
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
-        """Nobody gets this object from this pilot any longer; who waits for a sure source may have lost its last."""
+        """A pilot no longer serves an object."""
         object.whole.pop(peer.id, None)
         object.open.pop(peer.id, None)
         for (name, _), child in list(peer.serves.items()):
@@ -279,19 +218,17 @@ class Transfers:
         self.unsettled.update(dict.fromkeys(object.waiting.values()))
 
     def forget(self, object: Object) -> None:
-        """Drop an object that nobody has or wants; one with a manifest may be wanted yet."""
+        """Drop an object without holders, fetches and manifest."""
         if not object.fetches:
             object.unreadable.clear()
         if not object.fetches and not object.holders and not object.manifest:
             self.objects.pop(object.ref.name, None)
 
-    # ---- fetches
-
     def fetch(self, peer: Peer, object: Object) -> Fetch:
-        """A pilot wants an object. Where another has brought it into the same cache, or is about to, it follows."""
+        """A pilot wants an object: fetch it, or follow a fetch into the same cache."""
         self.fetches += 1
         fetch = Fetch(object, peer, self.fetches)
-        fetch.leader = self._leader(fetch)  # before it is listed itself
+        fetch.leader = self._leader(fetch)  # before it is listed
         object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
         if fetch.leader is not None or self.near(fetch) is not None:
             self.changed[fetch] = None
@@ -301,15 +238,13 @@ class Transfers:
         return fetch
 
     def go(self, fetch: Fetch) -> None:
-        """A fetch needs a source of its own."""
+        """A fetch needs its own source."""
         fetch.leader = None
         self.unsettled[fetch] = None
         self.send(fetch, Way.WAITING)
 
     def take_over(self, fetch: Fetch) -> None:
-        """A fetch that follows has said that a source failed it, so it is at work in the cache, and whoever was to
-        bring the object there waits for it: it needs a source of its own, and the others follow it. Should it be the
-        other way round, the other says so when a source fails it."""
+        """A following fetch reported a failed source, so it works in the cache: it leads from now on."""
         near = self._into(fetch.peer.cache, fetch.object)
         self.go(fetch)
         for other in near:
@@ -317,8 +252,9 @@ class Transfers:
                 self._follow(other, fetch)
 
     def _follow(self, fetch: Fetch, leader: Fetch) -> None:
-        """Put a fetch behind another into the same cache. If it asked earlier, it counts as asking now: those that
-        asked in between may count on it, and would else wait for one that may wait for them."""
+        """Put a fetch behind another one into the same cache. It counts as asking now, so that no circle of fetches
+        waits.
+        """
         object = fetch.object
         if fetch.way is not Way.FOLLOWING:
             for source in list(fetch.sources.values()):
@@ -331,27 +267,25 @@ class Transfers:
             fetch.number = self.fetches
             object.fetches.move_to_end(fetch.peer.id)
             self.unsettled.update(dict.fromkeys(object.waiting.values()))
-        fetch.leader, fetch.said = leader, None  # what it was told does not hold any more: it is told again
+        fetch.leader, fetch.said = leader, None  # the last order is void: it is repeated
         self.changed.pop(fetch, None)
 
     def _leader(self, fetch: Fetch) -> Fetch | None:
-        """Who brings the object into the same cache."""
         under_way = self._into(fetch.peer.cache, fetch.object)
         return next((x for x in under_way if x.way is not Way.FOLLOWING), None)
 
     def _into(self, cache: str, object: Object) -> list[Fetch]:
-        """The fetches of an object by the pilots that use this cache, in the order in which they asked."""
         near = self.caches.get(cache, {})
         found = (fetch for id in near if (fetch := object.fetches.get(id)) is not None)
         return sorted(found, key=lambda fetch: fetch.number)
 
     def near(self, fetch: Fetch) -> Peer | None:
-        """Who has the object in the same cache."""
+        """Return a holder in the same cache."""
         near = self.caches.get(fetch.peer.cache, {})
         return next((peer for id, peer in near.items() if id in fetch.object.holders), None)
 
     def end(self, fetch: Fetch, *, complete: bool = False) -> None:
-        """A fetch is over. Unless the object is complete there, who got it from there needs another source."""
+        """End a fetch; without the object, its followers look again."""
         object, peer = fetch.object, fetch.peer
         for source in list(fetch.sources.values()):
             self.unlink(fetch, source)
@@ -371,7 +305,7 @@ class Transfers:
         self.next_alone(object)
 
     def _pass_on(self, leader: Fetch, *, complete: bool) -> None:
-        """Those that follow a fetch find the object, or one of them takes its place."""
+        """Followers of an ended fetch find the object, or one of them takes its place."""
         fetches = [x for x in self._into(leader.peer.cache, leader.object) if x.leader is leader]
         for fetch in fetches:
             if complete:
@@ -383,7 +317,7 @@ class Transfers:
                 fetch.leader = fetches[0]
 
     def _replace_source(self, peer: Peer, object: Object) -> None:
-        """Those that were told to find an object in this pilot's cache, and have not yet, may not find it any more."""
+        """Followers that were sent to this pilot's cache need another source."""
         for fetch in self._into(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
                 leader = self._leader(fetch)
@@ -393,7 +327,7 @@ class Transfers:
                     self._follow(fetch, leader)
 
     def send(self, fetch: Fetch, way: Way) -> None:
-        """Put a fetch on its way, into the queue that belongs to it."""
+        """Put a fetch into the queue of its way."""
         object, id = fetch.object, fetch.peer.id
         for queue in (object.waiting, object.hungry, object.stranded, object.alone, object.able):
             queue.pop(id, None)
@@ -423,7 +357,7 @@ class Transfers:
         self._reckon(object)
 
     def next_alone(self, object: Object) -> None:
-        """Let those who wait for the origin have it, as far as there is room."""
+        """Let stranded fetches read the origin."""
         while object.stranded and len(object.alone) < self.limits.readers:
             fetch = next(iter(object.stranded.values()))
             self.send(fetch, Way.ALONE)
@@ -435,10 +369,8 @@ class Transfers:
         else:
             self.needy.pop(object.ref.name, None)
 
-    # ---- edges
-
     def link(self, fetch: Fetch, source: Peer, *, instead: bool = False) -> None:
-        """A fetch gets its object from this peer, among others, or `instead` of the one that it was given last."""
+        """Add a source to a fetch, or replace the last one (`instead`)."""
         if instead:
             self.unlink(fetch, next(reversed(fetch.sources.values())))
         fetch.sources[source.id] = source
@@ -446,7 +378,7 @@ class Transfers:
         self.changed[fetch] = None
 
     def unlink(self, fetch: Fetch, source: Peer) -> None:
-        """A fetch does not get its object from this peer any longer, which has a place free."""
+        """Remove a source from a fetch, which frees a place there."""
         del fetch.sources[source.id], source.serves[fetch.object.ref.name, fetch.peer.id]
         self.changed[fetch] = None
         self.freed[source] = None
@@ -454,16 +386,14 @@ class Transfers:
         for object in parked.values():
             self.list_source(source, object)
 
-    # ---- who can serve
-
     def has_room(self, peer: Peer, object: Object) -> bool:
-        """Whether a peer can serve one more fetch of this object."""
+        """True if a peer can serve one more fetch of this object."""
         fetch = object.fetches.get(peer.id)
         sure = fetch is None or fetch.way is Way.READER
         return len(peer.serves) + (0 if sure else 1) < self.limits.serves
 
     def list_source(self, peer: Peer, object: Object) -> None:
-        """List a peer where sources of an object are looked for, or remember that it has no place free now."""
+        """List a peer as a source, or park it until a place is free."""
         if not peer.serving or peer.draining:
             return
         fetch = object.fetches.get(peer.id)
@@ -476,13 +406,13 @@ class Transfers:
             heapq.heappush(object.relays, (fetch.rank, peer.id))
 
     def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
-        """A peer that can serve this fetch now; `root`: one that is sure to have all of the object."""
+        """Return a peer that can serve this fetch now; `root`: a sure one."""
         below = fetch.rank if root else self.fetches + 1
         return self._find_whole(fetch) or self._find_relay(fetch, below=below) or self._find_leaving(fetch)
 
     def _find_whole(self, fetch: Fetch) -> Peer | None:
         candidates = fetch.object.open
-        for _ in range(len(candidates)):  # those that may not are few: its sources, and those that failed it
+        for _ in range(len(candidates)):  # few are skipped: its sources, and peers that failed it
             id, peer = next(iter(candidates.items()))
             if not self.has_room(peer, fetch.object):
                 del candidates[id]
@@ -521,7 +451,6 @@ class Transfers:
         return False
 
     def _find_leaving(self, fetch: Fetch) -> Peer | None:
-        """Who is about to leave serves only where nobody else does."""
         object, reader = fetch.object, fetch.object.reader
         reads = [reader.peer] if reader is not None else []
         staying = (peer for peer in chain(reads, object.open.values()) if not peer.draining)

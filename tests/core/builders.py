@@ -67,7 +67,6 @@ class Cluster(Desk):
         self.client("ana")
 
     # ---- what happens
-
     def client(self, name: str, *, observer: bool = False, received: int = 0) -> Cluster:
         self.tell(name, say.ClientHello(wire.VERSION, SESSION, received, observer), numbered=False)
         if not observer:
@@ -164,7 +163,10 @@ class Cluster(Desk):
             old.protocol, old.session, old.host, old.pid, old.devices, libraries=tuple(facts),
             acknowledged=self.taken(pilot) if acknowledged is None else acknowledged,
         )  # fmt: skip
-        return self.report(pilot, hello, numbered=False)
+        self.report(pilot, hello, numbered=False)
+        if (mail := self.mail.get(pilot)) and isinstance(mail[0], to_pilot.PilotWelcome):
+            mail.popleft()
+        return self
 
     def taken(self, pilot: str) -> int:
         """How many frames of a pilot the manager has taken."""
@@ -236,9 +238,14 @@ class Cluster(Desk):
         return self
 
     # ---- what is there
-
     def the_call(self, name: str) -> Call:
         return self.core.state.calls[self.ids[name]]
+
+    def failure(self, name: str) -> Failure:
+        """How a call ended that has no result."""
+        failure = self.ended[name].failure
+        assert failure is not None, f"{name} did not fail"
+        return failure
 
     def holders(self, name: str) -> tuple[Library, ...]:
         holder = self.the_call(name).holder
@@ -282,7 +289,6 @@ class Cluster(Desk):
         return "\n".join([story.headline, *(line.text for line in story.lines)])
 
     # ---- what was said
-
     def hears(self, peer: str, kind: type[M]) -> M:
         """The next thing that a peer was told, which is of this kind."""
         mail = self.mail.get(peer)
@@ -305,7 +311,6 @@ class Cluster(Desk):
         return self
 
     # ---- the port
-
     def _number(self, peer: str, numbered: bool) -> int:
         if numbered:
             self._frames[peer] = self._frames.get(peer, 0) + 1

@@ -35,8 +35,7 @@ class Desk:
         self.policies = policies()
         self.core = Core(SESSION, self.policies, strict=True, watch=watch)
         self.now = 0.0
-        self.by_hand = False
-        """Whether a test did something behind the core's door: then it cannot be replayed."""
+        self.by_hand = False  # Whether a test did something behind the core's door: then it cannot be replayed
         self.past: list[tuple[float, Event]] = []
         self.did: list[list[Command]] = [self.core.start()]
 

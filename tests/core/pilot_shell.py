@@ -40,14 +40,11 @@ class CoreShell:
         self.core = PilotCore(PilotFacts(pilot="p1", session="s", host="h", pid=7, devices=devices, **given))
         self.now = 100.0
         self.cache: set[str] = set()
-        self.is_slow = False
-        """Whether tests give the answers that a shell gives at once."""
-        self.wanted: list[commands.Command] = []
-        """All that the core wanted and no test has asked for yet."""
+        self.is_slow = False  # Whether tests give the answers that a shell gives at once
+        self.wanted: list[commands.Command] = []  # All that the core wanted and no test has asked for yet
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: self.now)
 
     # ---- what happens
-
     def give(self, event: Event) -> CoreShell:
         """Tell the core of an event."""
         self._queue.handle(event)
@@ -118,7 +115,6 @@ class CoreShell:
         return self.give(Observed([Observation(LibraryId(number), seen)]))
 
     # ---- what the core wants
-
     def take(self, kind: type[C]) -> C:
         """The one command of a kind, or the one message to the manager or a library, since this was asked last."""
         found = self.all(kind)

@@ -41,17 +41,14 @@ class Getting:
 class SwarmPilot:
     def __init__(self, name: str, *, serves: bool, cache: str, parts: dict[str, set[int]]) -> None:
         self.name, self.serves, self.cache = name, serves, cache
-        self.parts = parts
-        """What is in its cache, which it may share with others."""
+        self.parts = parts  # What is in its cache, which it may share with others
         self.getting: dict[str, Getting] = {}
         self.done: dict[str, float] = {}
         self.gave_up: list[str] = []
         self.told = 0
         self.up_free = self.down_free = 0.0
-        self.corrupt = self.blind = False
-        """Serves wrong bytes; cannot read origins."""
-        self.busy_until = 0.0
-        """Until when its calls keep one here that is to leave."""
+        self.corrupt = self.blind = False  # Serves wrong bytes; cannot read origins
+        self.busy_until = 0.0  # Until when its calls keep one here that is to leave
 
     def complete(self, ref: ObjectRef) -> bool:
         return len(self.parts.get(ref.name, ())) == count_of(ref)
@@ -72,8 +69,7 @@ class Swarm(Desk):
         self.caches: dict[str, dict[str, set[int]]] = {}
         self.walls: set[frozenset[str]] = set()
         """Pairs of pilots that cannot reach each other; one name alone: that pilot reaches nobody."""
-        self.unsaid: dict[str, list[Any]] = {}
-        """What pilots that are cut off have to say."""
+        self.unsaid: dict[str, list[Any]] = {}  # What pilots that are cut off have to say
         self.origin_free = 0.0
         self.origin_bytes: dict[str, int] = {}
         self.readers: dict[str, set[str]] = {}
@@ -82,7 +78,6 @@ class Swarm(Desk):
         self._count = itertools.count()
 
     # ---- what happens
-
     def join(self, *names: str, serves: bool = True, cache: str = "") -> Swarm:
         for name in names:
             if name not in self.pilots:
@@ -165,7 +160,6 @@ class Swarm(Desk):
         return [(pilot.name, name) for pilot in self.pilots.values() for name in pilot.getting]
 
     # ---- the wires
-
     def after(self, seconds: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + seconds, next(self._count), what))
 
@@ -203,7 +197,6 @@ class Swarm(Desk):
         self._go_on(pilot, getting)
 
     # ---- parts
-
     def _go_on(self, pilot: SwarmPilot, getting: Getting) -> None:
         here = self.pilots.get(pilot.name) is pilot and pilot.getting.get(getting.ref.name) is getting
         for source in getting.sources if here else ():

@@ -27,9 +27,8 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Quarantine
-from stoker.manager.policies.dispatch import ShortestFirst
 from stoker.manager.policies.named import named
-from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call
@@ -60,8 +59,6 @@ def judge(c: Cluster, about: About, verdict: VerdictAdvice = DISK) -> None:
 
 
 # ---- costs
-
-
 def test_contexts_and_functions_are_asked_about_once_when_they_come(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2", context="a")
     assert [each.about for each in asked(c, OfContext)] == [OfContext("bare"), OfContext("a")]  # type: ignore[arg-type]
@@ -69,7 +66,7 @@ def test_contexts_and_functions_are_asked_about_once_when_they_come(cluster: Mak
     assert question == AskAdvice(OfFunction("f", "a"), "f")  # type: ignore[arg-type]
 
 
-def test_a_function_that_never_ran_is_expected_to_take_what_it_is_advised_until_it_is_measured(cluster: Make) -> None:
+def test_advised_run_time_counts_until_one_is_measured(cluster: Make) -> None:
     c = cluster(pilots=1).call("1")
     about = OfFunction("f", "bare")  # type: ignore[arg-type]
     c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=4.0), "gpu": ContextAdvice(run_s=9.0)})))
@@ -80,7 +77,7 @@ def test_a_function_that_never_ran_is_expected_to_take_what_it_is_advised_until_
     assert c.the_call("2").group.cost.run_s == 2.0
 
 
-def test_a_call_that_is_expected_to_run_long_is_kept_from_a_pilot_that_ends_soon(cluster: Make) -> None:
+def test_long_call_avoids_a_pilot_that_ends_soon(cluster: Make) -> None:
     c = cluster().join("p1", ends_in_s=1000.0).call("1").ready().end("1", run_s=1.0).define(recipe("a"))
     c.tell("ana", say.DefineFunction("slow", "slow", b"code"))  # type: ignore[arg-type]
     c.call("2")  # holds the library
@@ -98,23 +95,18 @@ def test_advice_on_what_is_gone_or_of_another_kind_changes_nothing(cluster: Make
     c.event(AdviceArrived(OfContext("gone"), cost))  # type: ignore[arg-type]
     c.event(AdviceArrived(OfPace(99, 7), PaceAdvice(1.0, 2.0, "step")))  # type: ignore[arg-type]
     c.event(AdviceArrived(OfContext("bare"), DISK))  # type: ignore[arg-type]
-    assert c.refused == {
-        "advice on an unknown context": 1,
-        "VerdictAdvice on a subject that it is not for": 1,
-    }
+    assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice on a subject that it is not for": 1}
     c.end("1")
     assert c.ended["1"].ok
 
 
-def test_the_story_of_a_context_says_what_its_load_is_expected_to_take_and_by_what(cluster: Make) -> None:
+def test_context_story_names_the_expected_load_time_and_its_origin(cluster: Make) -> None:
     c = cluster().define(recipe("a"))
     c.event(AdviceArrived(OfContext("a"), CostAdvice({"cpu": ContextAdvice(load_s=40.0)}), "similar recipes"))  # type: ignore[arg-type]
     assert "a load is expected to take 40 s, by similar recipes" in c.story("a")
 
 
 # ---- order
-
-
 def shortest(cluster: Make) -> Cluster:
     c = cluster(pilots=1, policies=named("shortest-first").make)
     c.tell("ana", *(say.DefineFunction(name, name, b"code") for name in ("long", "short")))  # type: ignore[arg-type]
@@ -126,7 +118,7 @@ def expect(c: Cluster, function: str, seconds: float) -> None:
     c.event(AdviceArrived(about, CostAdvice({"": ContextAdvice(run_s=seconds)})))
 
 
-def test_shortest_first_puts_short_functions_first_also_when_that_is_known_later(cluster: Make) -> None:
+def test_shortest_first_sorts_again_when_run_times_are_known(cluster: Make) -> None:
     c = shortest(cluster).call("l1", "l2", function="long").call("s1", "s2", function="short")
     assert c.waiting() == ["l1", "l2", "s1", "s2"]
     expect(c, "long", 50.0)
@@ -162,7 +154,7 @@ def test_advice_of_a_journal_from_before_counts_for_its_context(cluster: Make) -
     assert c.context("a").load_s == 40.0
 
 
-def test_a_long_call_lets_shorter_ones_pass_for_ten_times_what_it_takes_and_no_longer(cluster: Make) -> None:
+def test_long_call_yields_for_ten_times_its_run_time(cluster: Make) -> None:
     c = shortest(cluster).call("long", function="long")
     expect(c, "long", 50.0)
     expect(c, "short", 1.0)
@@ -171,15 +163,7 @@ def test_a_long_call_lets_shorter_ones_pass_for_ten_times_what_it_takes_and_no_l
     assert c.waiting() == ["early", "long", "late"]
 
 
-def test_the_default_keeps_the_order_of_arrival(cluster: Make) -> None:
-    c = cluster(pilots=1)
-    assert not c.core.policies.dispatch.by_run_time
-    assert ShortestFirst.by_run_time
-
-
 # ---- failures
-
-
 def test_a_failure_is_asked_about_with_its_log_and_what_was_raised(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     library = c.library()
@@ -218,7 +202,7 @@ def test_a_call_is_judged_by_its_own_part_of_the_log_alone(cluster: Make) -> Non
     assert "printed /logs/x.log:7-9" in c.story(show_call(c.ids["2"]))
 
 
-def test_a_sweep_whose_calls_all_fail_asks_twice_and_then_once_a_minute(cluster: Make) -> None:
+def test_failing_sweep_asks_twice_then_once_a_minute(cluster: Make) -> None:
     c = cluster(pilots=1).calls(7).ready()
     failed(c, "1")
     c.end("2", ok=False)
@@ -257,8 +241,6 @@ def test_an_unsure_verdict_stands_in_no_story(cluster: Make) -> None:
 
 
 # ---- quarantine
-
-
 def black_hole(cluster: Make, *, pilots: int = 3) -> tuple[Cluster, str]:
     """A pilot on which two calls have failed for its disk, among others, which each run one; returns its name."""
     c = cluster(pilots=pilots).calls(pilots + 4).ready()
@@ -271,7 +253,7 @@ def black_hole(cluster: Make, *, pilots: int = 3) -> tuple[Cluster, str]:
     return c, bad
 
 
-def test_a_pilot_that_fails_calls_again_gets_nothing_new_for_ten_minutes(cluster: Make) -> None:
+def test_pilot_that_fails_calls_is_quarantined_for_ten_minutes(cluster: Make) -> None:
     c, bad = black_hole(cluster)
     library = c.library(bad)
     assert library.state is LibraryState.STOPPING
@@ -316,7 +298,7 @@ def test_two_quarantines_of_one_pilot_end_each_in_its_time(cluster: Make) -> Non
     assert [bool(device.fault) for device in both] == [False, False]
 
 
-def test_calls_wait_for_the_end_of_a_quarantine_where_no_other_pilot_can_run_them(cluster: Make) -> None:
+def test_calls_wait_for_a_quarantine_if_no_other_pilot_can_run_them(cluster: Make) -> None:
     c = cluster(pilots=2).join("gpu", of=devices(1, kind="A100")).define(recipe("a", kinds=("A100",)))
     c.call("1", context="a").ready()
     library, c.by_hand = c.library("gpu", "a"), True
@@ -367,8 +349,6 @@ def test_of_a_gpu_that_is_lost_only_that_device_is_quarantined(cluster: Make) ->
 
 
 # ---- paces
-
-
 def printing_pilot(cluster: Make) -> Cluster:
     """A pilot whose libraries' logs can be read, with a call that has run for a while."""
     c = cluster()
@@ -401,7 +381,7 @@ def test_a_call_that_says_how_far_it_is_is_not_asked_about(cluster: Make) -> Non
     assert asked(c, OfPace) == []
 
 
-def test_a_call_that_follows_another_one_is_asked_about_from_where_that_has_printed_to(cluster: Make) -> None:
+def test_question_starts_where_the_call_before_stopped_printing(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
     end = CallEnd(c.ids["1"], True, b"", 1.0, printed=Printed("/logs/p1/lib-1.log", 10, 400))
@@ -429,16 +409,13 @@ def test_a_pace_that_cannot_be_is_not_believed(cluster: Make) -> None:
     assert c.core.state.printed == {}
 
 
-def test_no_timer_is_left_when_nothing_runs(cluster: Make) -> None:
+def test_the_timer_runs_only_while_calls_with_logs_do(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    assert blame.PRINTING_TIMER not in c.core.state.timers, "its pilot has no logs"
     c = printing_pilot(cluster)
+    assert blame.PRINTING_TIMER in c.core.state.timers
     c.end("1").wait(2 * blame.EVERY_S)
     assert blame.PRINTING_TIMER not in c.core.state.timers
-
-
-def test_pilots_without_logs_need_no_timer(cluster: Make) -> None:
-    c = cluster(pilots=1).call("1").ready()
-    assert blame.PRINTING_TIMER not in c.core.state.timers
-    assert c.hears("p1", to_pilot.RunCalls)
 
 
 def test_an_empty_list_of_ends_changes_nothing(cluster: Make) -> None:

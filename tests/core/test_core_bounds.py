@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 from core.builders import Cluster
 
+from stoker.manager.core import report
+from stoker.manager.core.events import Noticed
 from stoker.manager.core.nouns import KEPT_CALL_NOTES, KEPT_PILOT_NOTES
-from stoker.manager.core.state import KEPT_REFUSALS
+from stoker.manager.core.state import KEPT_NOTICES, KEPT_REFUSALS
+from stoker.protocol.show_status import render
 
 Make = Callable[..., Cluster]
 
@@ -24,7 +27,7 @@ def test_kinds_of_refusals_are_bounded(cluster: Make) -> None:
     assert sum(refused.values()) == 1001
 
 
-def test_a_pilot_whose_connection_breaks_for_ever_keeps_its_first_and_last_notes(cluster: Make) -> None:
+def test_pilot_keeps_its_first_and_last_notes(cluster: Make) -> None:
     c = cluster(pilots=1)
     for _ in range(KEPT_PILOT_NOTES):
         c.cut("p1").come_back("p1")
@@ -34,7 +37,7 @@ def test_a_pilot_whose_connection_breaks_for_ever_keeps_its_first_and_last_notes
     assert "joined" in notes[0][1]
 
 
-def test_a_call_that_comes_back_for_ever_keeps_its_first_and_last_notes(cluster: Make) -> None:
+def test_call_keeps_its_first_and_last_notes(cluster: Make) -> None:
     c = cluster().call("1")
     call = c.core.state.calls[c.ids["1"]]
     for number in range(1000):
@@ -43,3 +46,24 @@ def test_a_call_that_comes_back_for_ever_keeps_its_first_and_last_notes(cluster:
     assert len(call.notes) == KEPT_CALL_NOTES
     assert call.notes[0][1] == "note 0"
     assert call.notes[-1][1] == "note 999"
+
+
+def test_a_notice_stands_in_status_once_with_its_last_time(cluster: Make) -> None:
+    c = cluster().event(Noticed("a damaged record was set aside")).event(Noticed("the disk was full for 3 s"))
+    c.now += 60
+    c.event(Noticed("a damaged record was set aside"))
+    notices = report.session_status(c.core.state).notices
+    assert [line.text for line in notices] == ["the disk was full for 3 s", "a damaged record was set aside"]
+    assert notices[1].at == c.now
+    shown = [line for line in render(report.session_status(c.core.state)) if "damaged" in line or "disk" in line]
+    assert len(shown) == 2
+    assert shown[0].startswith("  notices ")
+    assert shown[0].endswith("a damaged record was set aside")
+
+
+def test_notices_are_bounded(cluster: Make) -> None:
+    c = cluster()
+    for number in range(KEPT_NOTICES + 5):
+        c.event(Noticed(f"notice {number}"))
+    assert next(line.text for line in report.session_status(c.core.state).notices) == "notice 5"
+    assert len(c.core.state.notices) == KEPT_NOTICES

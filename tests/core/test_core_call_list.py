@@ -48,7 +48,7 @@ def test_waiting_calls_stand_in_their_turn_over_all_contexts(cluster: Make) -> N
     assert names(ask(c, only=ListedState.RUNNING)) == []
 
 
-def test_failed_calls_say_how_the_last_first_and_cancelled_ones_did_not_fail(cluster: Make) -> None:
+def test_failed_calls_are_listed_newest_first_without_cancelled_ones(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1", ok=False).call("2").end("2").call("3").end("3", ok=False)
     c.call("4").tell("ana", say.Cancel([c.ids["4"]], True)).wait(30)  # type: ignore[list-item]
     c.forget()

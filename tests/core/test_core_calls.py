@@ -33,15 +33,11 @@ def test_a_call_loads_its_context_runs_and_ends_once(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
-def test_a_function_is_sent_once_a_library(cluster: Make) -> None:
+def test_a_function_is_sent_once_a_library_unless_it_is_lost(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").hot(run_s=0)
     c.end("c1").forget().call("c2")
     assert c.hears("p1", to_pilot.RunCalls).function_blob is None
-
-
-def test_a_function_that_the_library_lost_is_sent_again(cluster: Make) -> None:
-    c = cluster(pilots=1).call("c1").ready().forget()
-    c.report("p1", say.CallsReturned(1, (c.ids["c1"],), need_function=True))
+    c.report("p1", say.CallsReturned(1, (c.ids["c2"],), need_function=True))
     assert c.hears("p1", to_pilot.RunCalls).function_blob is not None
 
 
@@ -122,7 +118,7 @@ def test_long_calls_that_come_together_run_side_by_side(cluster: Make) -> None:
     assert [len(c.held(pilot)) for pilot in ("p1", "p2", "p3")] == [1, 1, 1]
 
 
-def test_a_library_that_runs_dry_takes_back_half_of_what_another_has_not_begun(cluster: Make) -> None:
+def test_dry_library_takes_half_of_another_backlog(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).hot(run_s=0.001)
     c.calls(1).calls(20)
     full, other = (c.library("p1"), c.library("p2"))
@@ -163,7 +159,7 @@ def test_a_call_that_kills_its_library_twice_is_a_poison_call(cluster: Make) -> 
     assert c.ended["good"].ok
 
 
-def test_calls_that_only_waited_in_a_library_that_died_are_no_suspects(cluster: Make) -> None:
+def test_calls_that_waited_in_a_dead_library_are_no_suspects(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
     c.die(c.library(), "2").ready().die(c.library(), "2").ready()
     assert set(c.ended) == {"x", "2"}
@@ -187,15 +183,15 @@ def test_a_repeated_call_is_refused(cluster: Make) -> None:
     assert c.refused == {"repeated call": 1}
 
 
-def test_a_submit_that_names_what_is_not_there_fails_its_calls_with_the_reason(cluster: Make) -> None:
+def test_submit_of_unknown_names_fails_with_the_reason(cluster: Make) -> None:
     c = cluster(pilots=1).call("a", context="nothing").call("b", function="nothing").call("c", gang=(3, 2))
-    assert "context nothing was not defined" in c.ended["a"].failure.message  # type: ignore[union-attr]
-    assert "function nothing was not defined" in c.ended["b"].failure.message  # type: ignore[union-attr]
-    assert "a gang of 3 to 2" in c.ended["c"].failure.message  # type: ignore[union-attr]
+    assert "context nothing was not defined" in c.failure("a").message
+    assert "function nothing was not defined" in c.failure("b").message
+    assert "a gang of 3 to 2" in c.failure("c").message
     c.nothing_else_was_said()
 
 
-def test_an_exception_of_the_users_function_is_a_result_like_any_other(cluster: Make) -> None:
+def test_exception_of_a_function_is_an_ordinary_result(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", ok=False)
     assert not c.ended["1"].ok
     assert c.ended["1"].failure is None
@@ -206,13 +202,13 @@ def test_an_exception_of_the_users_function_is_a_result_like_any_other(cluster: 
 def test_cancelling_a_waiting_call_ends_it_at_once(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready().forget()
     c.tell("ana", say.Cancel([c.ids["2"]]))  # type: ignore[list-item]
-    assert c.ended["2"].failure.kind is FailureKind.CANCELLED  # type: ignore[union-attr]
+    assert c.failure("2").kind is FailureKind.CANCELLED
     c.nothing_else_was_said()
     c.end("1").end("3")
     assert c.core.state.calls == {}
 
 
-def test_a_call_that_was_cancelled_before_it_ran_has_not_used_the_loaded_context(cluster: Make) -> None:
+def test_call_cancelled_while_waiting_did_not_use_its_context(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().end("c1").calls(4)
     c.tell("ana", say.Cancel(tuple(c.ids[name] for name in ("3", "4", "5"))))
     c.end("2")
@@ -221,10 +217,10 @@ def test_a_call_that_was_cancelled_before_it_ran_has_not_used_the_loaded_context
     assert any("used 2 times a load" in line for line in show_status.render(c.status()))
 
 
-def test_a_running_call_that_is_cancelled_keeps_its_slot_until_the_pilot_says_so(cluster: Make) -> None:
+def test_cancelled_running_call_keeps_its_slot_until_it_is_freed(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().forget()
     c.tell("ana", say.Cancel([c.ids["1"]], running=True))  # type: ignore[list-item]
-    assert c.ended["1"].failure.kind is FailureKind.CANCELLED  # type: ignore[union-attr]
+    assert c.failure("1").kind is FailureKind.CANCELLED
     told = c.hears("p1", to_pilot.CancelCalls)
     assert (told.calls, told.running) == ((c.ids["1"],), True)
     c.nothing_else_was_said()
@@ -246,7 +242,7 @@ def test_what_a_cancelled_client_call_was_never_sent_is_never_sent(cluster: Make
     c.ids["y"], c.names[77] = 77, "y"
     c.tell("ana", say.Submit("f", "bare", [spec]), say.Cancel([77]))  # type: ignore[arg-type,list-item]
     c.nothing_else_was_said()
-    assert c.ended["y"].failure.kind is FailureKind.CANCELLED  # type: ignore[union-attr]
+    assert c.failure("y").kind is FailureKind.CANCELLED
 
 
 def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make) -> None:
@@ -258,7 +254,7 @@ def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make)
     assert c.hears("p1", to_pilot.RunCalls).calls[0].progress == b"checkpoint"
 
 
-def test_what_a_library_was_given_in_the_frame_in_which_it_ended_goes_elsewhere(cluster: Make) -> None:
+def test_calls_given_in_the_frame_that_ends_a_library_go_elsewhere(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().forget()
     end = CallEnd(c.ids["1"], True)  # type: ignore[arg-type]
     c.names[c.ids["1"]] = "1"
@@ -268,7 +264,7 @@ def test_what_a_library_was_given_in_the_frame_in_which_it_ended_goes_elsewhere(
     c.nothing_else_was_said()
 
 
-def test_what_a_pilot_was_given_in_the_frame_in_which_it_is_released_is_never_sent(cluster: Make) -> None:
+def test_calls_given_in_the_frame_that_releases_a_pilot_are_unsent(cluster: Make) -> None:
     c = cluster().join("p1", block="b").call("1").ready().end("1").forget()
     c.ids["2"], c.names[2] = 2, "2"
     c.tell("ana", say.Submit("f", "bare", [CallSpec(2, b"")]), say.ReleaseBlock("b"))  # type: ignore[arg-type]
@@ -290,7 +286,7 @@ def test_calls_of_a_library_stopped_in_the_same_event_are_never_sent(
     assert c.waiting() == ["2"]
 
 
-def test_a_call_that_a_library_is_still_to_drop_does_not_come_back_to_it_meanwhile(cluster: Make) -> None:
+def test_call_is_not_given_to_a_library_that_still_drops_it(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a", slots=2)).call("w", context="a").ready().end("w", run_s=50.0)
     c.calls(3, context="a").wait(1).ready()  # p2 loads too, for it takes long
     assert c.lives_on("a") == ["p1", "p2"]
@@ -319,7 +315,7 @@ def test_nor_is_it_pulled_there(cluster: Make, monkeypatch: pytest.MonkeyPatch) 
     assert c.held("p1", "a") == ["g"]
 
 
-def test_calls_beside_one_that_took_too_long_or_was_cancelled_are_not_to_blame(cluster: Make) -> None:
+def test_calls_next_to_a_timed_out_or_cancelled_one_are_blameless(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=2)).calls(2, context="a").ready()
     c.die(c.library(context="a"), "1", "2", failure=Failure(FailureKind.TIMEOUT, "another call")).ready()
     assert c.held(context="a") == ["1", "2"]
@@ -339,7 +335,7 @@ def test_suspects_run_by_themselves(cluster: Make) -> None:
     c.end("1")
     assert c.held(context="a") == ["2"]
     c.die(c.library(context="a"), "2").ready()
-    assert c.ended["2"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+    assert c.failure("2").kind is FailureKind.POISON
     assert c.held(context="a") == ["3"]
     c.end("3")
     assert c.held(context="a") == ["4", "5"]

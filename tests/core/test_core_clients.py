@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
-from core.builders import SESSION, Cluster
+from core.builders import SESSION, Cluster, recipe
 
+from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import registry
-from stoker.manager.core.events import ClientGone, FromClient
+from stoker.manager.core.clients import KEPT_S, MOST_KEPT_BYTES, SETTLE_S
+from stoker.manager.core.events import ClientGone, DiscardObject, FromClient, SessionKept
+from stoker.manager.sim.validate import validate
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallSpec, FailureKind
-from stoker.protocol.ids import make_call_id
+from stoker.protocol.calls import CallEnd, CallSpec, FailureKind
+from stoker.protocol.ids import ClientId, make_call_id
 
 Make = Callable[..., Cluster]
 
@@ -27,7 +31,7 @@ def test_strangers_are_refused(cluster: Make) -> None:
     assert sum(c.refused.values()) == 2
 
 
-def test_a_client_that_comes_back_gets_what_it_has_not_had_and_nothing_else(cluster: Make) -> None:
+def test_returning_client_gets_only_the_results_it_lacks(cluster: Make) -> None:
     c = cluster(pilots=1).calls(4).ready().end("1").end("2")
     c.tell("ana", say.Received(1))
     assert [end.call for end in c.core.state.clients["ana"].unacked] == [c.ids["2"]]  # type: ignore[index]
@@ -41,7 +45,7 @@ def test_a_client_that_comes_back_gets_what_it_has_not_had_and_nothing_else(clus
     assert not c.core.state.clients["ana"].unacked  # type: ignore[index]
 
 
-def test_a_client_that_claims_more_results_than_there_are_is_refused_that(cluster: Make) -> None:
+def test_client_cannot_acknowledge_results_that_do_not_exist(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1").client("ana", received=7).end("2")
     assert set(c.ended) == {"1", "2"}
     assert c.refused == {"client has more results than there are": 1}
@@ -64,14 +68,14 @@ def test_a_client_cannot_submit_or_cancel_for_another(cluster: Make) -> None:
     c.names[stolen] = "stolen"
     c.tell("bob", say.Submit("f", "bare", [CallSpec(stolen, b"")]))  # type: ignore[arg-type]
     assert c.waiting() == ["1"]
-    assert "another client's number" in c.ended["stolen"].failure.message  # type: ignore[union-attr]
+    assert "another client's number" in c.failure("stolen").message
 
 
 def test_an_observer_sees_and_does_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).client("tv", observer=True).call("1")
     assert c.status("tv").running + c.status("tv").queued == 1
     c.call("x", client="tv")
-    assert "observer" in c.ended["x"].failure.message  # type: ignore[union-attr]
+    assert "observer" in c.failure("x").message
     c.event(ClientGone("tv"))  # type: ignore[arg-type]
     assert "tv" not in c.core.state.clients
     assert not c.over
@@ -100,7 +104,7 @@ def test_calls_of_one_client_end_with_it_and_the_others_go_on(cluster: Make) -> 
     c.end("b")
     assert set(c.ended) == {"a0", "b"}
     c.client("ana", received=1)  # it comes back after all, and finds how its call ended
-    assert c.ended["a"].failure.kind is FailureKind.CANCELLED  # type: ignore[union-attr]
+    assert c.failure("a").kind is FailureKind.CANCELLED
 
 
 def test_the_end_of_a_session_ends_every_call_once_and_then_says_so(cluster: Make) -> None:
@@ -113,12 +117,12 @@ def test_the_end_of_a_session_ends_every_call_once_and_then_says_so(cluster: Mak
     c.nothing_else_was_said()
     assert c.over == "done for today"
     c.call("late")
-    assert "the session is ending" in c.ended["late"].failure.message  # type: ignore[union-attr]
+    assert "the session is ending" in c.failure("late").message
     c.report("p9", say.PilotHello(wire.VERSION, SESSION, "h", 1, ()), numbered=False)
     assert "over" in c.hears("p9", to_pilot.PilotRefused).reason
 
 
-def test_results_of_a_frame_reach_the_client_before_the_news_that_the_session_is_over(cluster: Make) -> None:
+def test_results_precede_the_end_of_the_session(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     commands = c.give(FromClient("ana", 0, [say.EndSession("now")]))  # type: ignore[arg-type]
     kinds = [type(x.message).__name__ for x in commands if getattr(x, "client", "") == "ana"]
@@ -133,3 +137,149 @@ def test_groups_that_nobody_uses_any_more_are_forgotten(cluster: Make, monkeypat
     assert len(c.core.state.groups) == 5
     c.check()
     c.by_hand = True  # replayed already, while few are kept
+
+
+FILE = ObjectRef("result-1", 10, "/session/objects/result-1")
+
+
+def left(cluster: Make, *payloads: bytes | ObjectRef) -> Cluster:
+    """`ana` has left a kept session, with these results unfetched."""
+    c = cluster(pilots=1).event(SessionKept()).client("bob").calls(len(payloads)).ready()
+    for name, payload in enumerate(payloads, 1):
+        c.report("p1", say.CallsEnded(c.library().id, [CallEnd(c.ids[str(name)], True, payload)]))  # type: ignore[arg-type]
+    return c.event(ClientGone(ClientId("ana")))
+
+
+def back(c: Cluster) -> str:
+    """`ana` says hello; why it is refused."""
+    c.forget()
+    c.tell("ana", say.ClientHello(wire.VERSION, SESSION), numbered=False)
+    mail = c.mail.get("ana")
+    return mail[0].reason if mail and isinstance(mail[0], to_client.ClientRefused) else ""
+
+
+def test_they_are_kept_for_a_day(cluster: Make) -> None:
+    c = left(cluster, b"a", b"b").wait(KEPT_S - 10)
+    assert len(c.core.state.clients["ana"].unacked) == 2  # type: ignore[index]
+    assert not back(c)
+
+
+def test_old_results_are_dropped_with_files_and_the_program_is_told(cluster: Make) -> None:
+    c = left(cluster, b"a", FILE).wait(KEPT_S + 10)
+    assert "ana" not in c.core.state.clients
+    assert [each.path for each in c.others if isinstance(each, DiscardObject)] == [FILE.source]
+    assert "its 2 results were dropped after 1 day" in back(c).replace("24 h", "1 day")
+    assert any("did not come back" in line.text for line in c.status("bob").notices)
+
+
+def test_too_many_bytes_are_not_kept(cluster: Make) -> None:
+    c = left(cluster, bytes(MOST_KEPT_BYTES + 1)).wait(SETTLE_S + 1)
+    assert "because they were" in back(c)
+
+
+@pytest.mark.parametrize("returns_after_s", [1.0, SETTLE_S + 1])
+def test_a_program_that_came_back_keeps_its_results(cluster: Make, returns_after_s: float) -> None:
+    c = left(cluster, b"a").wait(returns_after_s)
+    assert not back(c)
+    c.wait(2 * KEPT_S)
+    assert len(c.core.state.clients["ana"].unacked) == 1  # type: ignore[index]
+
+
+def test_what_only_a_program_that_is_gone_for_a_day_had_is_forgotten(cluster: Make) -> None:
+    """A session that stays up for months has many programs: it keeps what is in use."""
+    c = cluster(pilots=1).event(SessionKept()).client("bob")
+    state = c.core.state
+    c.tell("bob", say.DefineRecipe(recipe("shared")), say.DefineFunction("g", "g", b"of bob"))  # type: ignore[arg-type]
+    for day in range(20):
+        name, pilot = f"program{day}", f"p{day + 1}"
+        own = msgspec.structs.replace(recipe(f"own{day}"), objects=(ObjectRef(f"object{day}", 5, "/x"),))
+        messages = (
+            say.DefineRecipe(recipe("shared")),
+            say.DefineRecipe(own),
+            say.DefineManifest(f"object{day}", b"digests"),
+        )
+        c.client(name).tell(name, *messages, say.DefineFunction(f"h{day}", "h", bytes(1000)))  # type: ignore[arg-type]
+        c.call(f"call{day}", context=f"own{day}", function=f"h{day}", client=name).ready().end(f"call{day}")
+        c.report(pilot, say.ObjectsHere((say.ObjectArrival(f"object{day}", 5),)))
+        c.tell(name, say.Received(1)).event(ClientGone(ClientId(name))).lose(pilot).join(f"p{day + 2}").wait(
+            KEPT_S + 10
+        )
+        validate(state)
+    assert set(state.functions) >= {"f", "g"}
+    assert "shared" in state.contexts
+    clients = state.clients, state.clients_by_number
+    for kept in (*clients, state.functions, state.contexts, state.costs, state.groups, state.timers):
+        assert len(kept) <= 8, kept
+    assert len(state.transfers.objects) <= 2
+
+
+def test_a_program_that_was_forgotten_is_told_to_begin_anew(cluster: Make) -> None:
+    c = left(cluster).wait(KEPT_S + 10)
+    assert "start the program anew" in back(c)
+
+
+def test_what_a_library_still_holds_is_kept_and_looked_at_again(cluster: Make) -> None:
+    c = cluster(pilots=1).event(SessionKept()).client("bob").define(recipe("a")).call("1", context="a").ready().end("1")
+    c.tell("ana", say.Received(1)).event(ClientGone(ClientId("ana"))).wait(KEPT_S + 10)
+    assert c.lives_on("a") == ["p1"]
+    assert "a" in c.core.state.contexts
+    c.lose("p1").wait(2 * KEPT_S)
+    assert "a" not in c.core.state.contexts
+    c.tell("bob", say.DefineRecipe(recipe("a")))
+    assert "a" in c.core.state.contexts
+
+
+def steps(c: Cluster, *numbers: int) -> None:
+    """Calls of a function that changes before each of them; of each but the first the manager hears what is unused."""
+    for number in numbers:
+        c.tell("ana", say.DefineFunction(f"f{number}", "f", bytes(1000)))  # type: ignore[arg-type]
+        c.call(f"{number}", function=f"f{number}")
+        if number:
+            c.tell("ana", say.Received(0, (f"f{number - 1}",)))  # type: ignore[arg-type]
+
+
+def test_unused_functions_are_forgotten_after_their_calls(cluster: Make) -> None:
+    c = cluster(pilots=1)
+    state = c.core.state
+    before = set(state.functions)
+    for number in range(20):
+        steps(c, number)
+        c.ready().end(f"{number}")
+        validate(state)
+        assert set(state.functions) - before <= {f"f{number - 1}", f"f{number}"}
+    assert len(state.groups) <= 2
+    assert len(state.costs) <= 2
+    assert len(state.unused_functions) <= 1
+
+
+def test_open_calls_keep_theirs(cluster: Make) -> None:
+    c = cluster(pilots=1)
+    steps(c, 0, 1, 2)
+    assert {"f0", "f1", "f2"} <= set(c.core.state.functions)
+    c.ready().end("0").end("1").end("2")
+    steps(c, 3)
+    assert {"f0", "f1", "f2", "f3"} & set(c.core.state.functions) == {"f3"}
+
+
+def test_what_another_client_has_defined_stays(cluster: Make) -> None:
+    c = cluster(pilots=1).client("bob")
+    c.tell("bob", say.DefineFunction("f0", "f", bytes(1000)))  # type: ignore[arg-type]
+    steps(c, 0)
+    c.ready().end("0")
+    steps(c, 1)
+    assert "f0" in c.core.state.functions
+    c.call("again", function="f0", client="bob").ready().end("1").end("again")
+    assert not c.refused
+
+
+def test_what_is_defined_again_is_called_again(cluster: Make) -> None:
+    c = cluster(pilots=1)
+    steps(c, 0)
+    c.ready().end("0")
+    steps(c, 1)
+    c.tell("ana", say.DefineFunction("f0", "f", bytes(1000)))  # type: ignore[arg-type]
+    c.end("1").call("once more", function="f0").end("once more")
+    assert not c.refused
+    steps(c, 2)
+    c.tell("ana", say.Received(0, ("f0",)))  # type: ignore[arg-type]
+    assert {"f0", "f1", "f2"} & set(c.core.state.functions) == {"f2"}

@@ -45,7 +45,7 @@ def test_full_disks_do_not_count_against_the_recipe(cluster: Make) -> None:
     assert c.context("a").load_failures == 0
 
 
-def test_an_object_that_does_not_fit_keeps_one_context_away_and_a_disk_that_takes_nothing_all(cluster: Make) -> None:
+def test_full_cache_blocks_one_context_and_unwritable_disk_all(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", memory="2 GB"), recipe("b", memory="2 GB")).call("1", context="a")
     run_out(c, "p1")
     c.call("2", context="b")
@@ -67,7 +67,7 @@ def test_it_is_told_with_what_to_do(cluster: Make) -> None:
     assert "2 of 2 pilots that are here cannot hold a" in c.story("a")
 
 
-def test_when_every_pilot_is_unfit_calls_fail_with_the_sentence_and_the_next_call_tries_again(cluster: Make) -> None:
+def test_calls_fail_if_every_pilot_is_unfit_and_the_next_one_retries(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("1", context="a")
     for seconds in (0, 5, 20):
         c.wait(seconds)
@@ -75,8 +75,7 @@ def test_when_every_pilot_is_unfit_calls_fail_with_the_sentence_and_the_next_cal
         run_out(c, "p2")
         assert c.ended == {}
     c.wait(12)
-    failure = c.ended["1"].failure
-    assert failure is not None
+    failure = c.failure("1")
     assert failure.kind is FailureKind.PILOT
     assert failure.message == "none of the pilots that are here can hold context a:\n  " + "\n  ".join(
         f"a on {p}: the disk is full; make room there" for p in ("p1", "p2")
@@ -117,7 +116,7 @@ def test_while_a_pilot_that_was_cut_off_may_come_back_calls_wait(cluster: Make, 
     assert c.lives_on("a") == ["p2"]
 
 
-def test_a_disk_that_is_full_for_seconds_fails_no_call_whose_only_pilot_it_is(cluster: Make) -> None:
+def test_briefly_full_disk_of_the_only_pilot_fails_no_call(cluster: Make) -> None:
     """The soak found it: one pilot was here, and its disk was full for three seconds."""
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a")
     run_out(c, "p1")
@@ -131,7 +130,7 @@ def test_a_disk_that_is_full_for_seconds_fails_no_call_whose_only_pilot_it_is(cl
     assert c.ended["1"].ok
 
 
-def test_pilots_that_became_unfit_at_different_times_are_each_tried_again_before_calls_fail(cluster: Make) -> None:
+def test_each_unfit_pilot_is_retried_before_calls_fail(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready().join("p2").calls(8, context="a")
     for seconds in (0, 6, 21):
         c.wait(seconds)
@@ -175,8 +174,6 @@ def test_a_library_that_ends_for_its_pilots_lack_is_no_call_s_fault(cluster: Mak
 
 
 # ---- a cache that libraries use
-
-
 def with_files(name: str, size: str, *, file: str = "") -> Recipe:
     files = (ObjectRef(file or f"file-of-{name}", parse_bytes(size), "/models"),)
     return msgspec.structs.replace(recipe(name, memory="1 GB"), objects=files)
@@ -204,7 +201,7 @@ def used_once(c: Cluster, *contexts: str) -> None:
         c.call(f"of-{context}", context=context).ready().end(f"of-{context}").wait(1)
 
 
-def test_idle_libraries_end_for_a_context_whose_files_have_no_room_beside_theirs(cluster: Make) -> None:
+def test_idle_libraries_end_to_make_cache_room(cluster: Make) -> None:
     c = cluster(pilots=1).define(*(with_files(name, "4 GB") for name in "abc"))
     used_once(c, "a", "b")
     c.call("c1", context="c")
@@ -223,7 +220,7 @@ def test_no_library_ends_that_is_not_needed_for_it(cluster: Make) -> None:
     assert states(c, "a", "b") == ["ready", "stopping"]
 
 
-def test_calls_wait_for_busy_libraries_to_let_go_of_the_cache_and_no_idle_one_ends_in_vain(cluster: Make) -> None:
+def test_calls_wait_for_busy_libraries_and_no_idle_one_ends_in_vain(cluster: Make) -> None:
     c = cluster(pilots=1).define(with_files("a", "6 GB"), with_files("b", "7 GB"), with_files("z", "3 GB"))
     used_once(c, "z")
     c.call("long", context="a").ready().call("b1", context="b")
@@ -250,7 +247,7 @@ def test_a_context_that_shares_its_files_is_not_ended_for_them(cluster: Make) ->
     assert states(c, "a", "b") == ["ready", "stopping"]
 
 
-def test_where_libraries_of_the_session_are_not_in_the_way_calls_fail_after_some_tries(cluster: Make) -> None:
+def test_full_cache_without_libraries_fails_calls_after_some_tries(cluster: Make) -> None:
     c = cluster(pilots=1).define(with_files("a", "4 GB"), with_files("b", "1 GB"))
     used_once(c, "b")
     c.call("1", context="a")

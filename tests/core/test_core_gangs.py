@@ -27,9 +27,7 @@ ALONE = Failure(FailureKind.GANG, "connection reset by peer")
 @pytest.fixture
 def three() -> Cluster:
     """A gang of three, on a pilot each."""
-    made = make_cluster(pilots=3)
-    made.calls(3).ready()
-    made.end("1", "2", "3").forget()
+    made = make_cluster(pilots=3).calls(3).ready().end("1", "2", "3").forget()
     return made.call("g", gang=(2, 3))
 
 
@@ -55,7 +53,7 @@ def lost(made: Cluster, pilot: str) -> Cluster:
     return made.report(pilot, say.CallsEnded(library.id, [end]))
 
 
-def test_every_member_has_a_rank_and_the_others_are_told_where_rank_0_is(three: Cluster) -> None:
+def test_members_get_ranks_and_the_address_of_rank_0(three: Cluster) -> None:
     order = ranks(three)
     assert places(three) == {name: GangPlace(rank, 3) for rank, name in enumerate(order)}
     three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))  # type: ignore[arg-type]
@@ -78,7 +76,6 @@ def test_a_member_whose_pilot_was_cut_off_is_told_again(three: Cluster) -> None:
     three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))  # type: ignore[arg-type]
     three.cut(order[1]).forget()
     three.come_back(order[1], **{f"lib{three.library(order[1]).id}": ("g",)})
-    three.hears(order[1], to_pilot.PilotWelcome)
     assert three.hears(order[1], to_pilot.MeetGang).address == "10.0.0.1:4000"
 
 
@@ -120,9 +117,7 @@ def test_a_late_end_of_one_rank_is_not_the_call_s(three: Cluster) -> None:
 
 
 @pytest.mark.parametrize("others_notice_first", [False, True])
-def test_a_gang_whose_ranks_are_crowded_out_of_memory_for_ever_is_given_up(
-    three: Cluster, others_notice_first: bool
-) -> None:
+def test_gang_that_is_always_crowded_out_is_given_up(three: Cluster, others_notice_first: bool) -> None:
     runs = 0
     for _ in range(200):
         if "g" in three.ended:
@@ -141,8 +136,7 @@ def test_a_gang_whose_ranks_are_crowded_out_of_memory_for_ever_is_given_up(
         for library in tuple(three.core.state.libraries.values()):
             if library.zombies:
                 three.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
-    failure = three.ended["g"].failure
-    assert failure is not None
+    failure = three.failure("g")
     assert runs == gangs.MOST_BREAKS
     said = "connection reset by peer" if others_notice_first else "no memory left"  # by who has the last word
     assert said in failure.message
@@ -160,8 +154,7 @@ def test_a_gang_whose_ranks_lose_each_other_for_ever_is_given_up(three: Cluster)
                     three.report(name, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
             continue
         lost(three, ranks(three)[0])
-    failure = three.ended["g"].failure
-    assert failure is not None
+    failure = three.failure("g")
     assert failure.kind is FailureKind.GANG
     assert failure.message.startswith("its ranks lost each other 10 times")
     assert not three.core.state.breaks
@@ -197,12 +190,10 @@ def test_a_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank:
         for library in list(c.pilot().libraries.values()):
             c.report("p1", say.CallsReturned(library.id, tuple(library.zombies)))
         c.ready()
-    failure = c.ended["g"].failure
-    assert failure is not None
-    assert failure.kind is FailureKind.POISON
+    assert c.failure("g").kind is FailureKind.POISON
 
 
-def test_ranks_that_die_together_count_once_also_after_an_earlier_quarrel(cluster: Make) -> None:
+def test_ranks_that_die_together_count_once(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).call("g", gang=(2, 2)).ready()
     quarrel = CallEnd(c.ids["g"], False, b"", 0.1, ALONE)  # type: ignore[arg-type]
     c.wait(1).report("p1", say.CallsEnded(c.holders("g")[1].id, [quarrel]))
@@ -230,8 +221,6 @@ def test_an_evicted_gang_goes_on_from_its_checkpoint(three: Cluster) -> None:
 
 
 # ---- paces
-
-
 def test_a_pace_is_learned_from_what_rank_0_reports(three: Cluster) -> None:
     order = ranks(three)
     for done, rank in ((10.0, 0), (500.0, 1), (30.0, 0)):
@@ -257,9 +246,7 @@ def test_a_call_that_says_when_it_begins_is_timed_from_there(three: Cluster, don
 
 
 def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
-    made = make_cluster(pilots=1)
-    made.calls(1).ready()
-    made.end("1")
+    made = make_cluster(pilots=1).calls(1).ready().end("1")
     made.call("g", gang=(1, 4))
     made.end("g", run_s=6.0)
     assert made.context().paces.bound_s(1, 1) == pytest.approx(6.0)
@@ -267,9 +254,7 @@ def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
 
 @pytest.mark.parametrize(("reports", "pace_s"), [([0.0], None), ([0.0, 30.0], 0.5)])
 def test_a_call_that_ends_early_is_taken_for_what_it_reported(reports: list[float], pace_s: float | None) -> None:
-    made = make_cluster(pilots=1)
-    made.calls(1).ready()
-    made.end("1")
+    made = make_cluster(pilots=1).calls(1).ready().end("1")
     made.call("g", gang=(1, 4), features=Features(items=100))
     library = made.library("p1")
     for done in reports:
@@ -328,7 +313,7 @@ def test_a_bound_is_above_the_mean_by_what_measurements_vary() -> None:
     assert paces.bound_s(1, 1) == pytest.approx(1.0, abs=0.01)
 
 
-def test_how_much_of_its_items_a_call_does_is_learned_from_the_last_of_its_kind() -> None:
+def test_share_of_items_done_is_learned_by_kind() -> None:
     paces, plain, searched = Paces(), Features(items=100), Features(items=200, shared_s=5.0)
     for done in (20.0, 60.0, 30.0, 30.0, 30.0, 30.0, 30.0):
         paces.end(plain, done)
@@ -346,10 +331,8 @@ def test_how_much_of_its_items_a_call_does_is_learned_from_the_last_of_its_kind(
     assert paces.share_left(plain) == 0.1, "the one that did 60 was long ago"
 
 
-def test_only_calls_that_ended_well_and_said_how_far_they_were_are_learned_from() -> None:
-    made = make_cluster(pilots=1)
-    made.calls(1).ready()
-    made.end("1")
+def test_only_good_calls_with_progress_are_learned_from() -> None:
+    made = make_cluster(pilots=1).calls(1).ready().end("1")
     features = Features(items=100)
     for n in range(30):
         kind = ("silent", "failed", "done")[n % 3]
@@ -366,8 +349,6 @@ def test_work_is_tokens_where_a_call_says_them() -> None:
 
 
 # ---- forecasts
-
-
 def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
     made = make_cluster()
     made.calls(1).forget()
@@ -395,8 +376,7 @@ def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
 
 
 def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
-    made = make_cluster()
-    made.call("c", objective=Objective(deadline_at=made.now + 60))
+    made = make_cluster().call("c", objective=Objective(deadline_at=60.0))
     made.context().paces.tell({1: 1.0})
     name, heard = show_call(made.the_call("c").id), []
     for ends_at, in_time in ((60.09, True), (65.9, True), (67.0, False), (60.09, True)):
@@ -410,8 +390,7 @@ def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
 
 
 def test_a_call_s_story_says_what_is_expected_of_it() -> None:
-    made = make_cluster()
-    made.call("c", objective=Objective(deadline_at=made.now + 60))
+    made = make_cluster().call("c", objective=Objective(deadline_at=60.0))
     made.context().paces.tell({1: 1.0})
     name = show_call(made.the_call("c").id)
     assert "is to be done in 1 min" in made.story(name)
@@ -441,16 +420,12 @@ def test_what_other_sessions_measured_is_believed_until_this_one_has() -> None:
 
 
 def test_a_gang_that_lacks_members_says_so() -> None:
-    made = make_cluster(pilots=2)
-    made.calls(2).ready()
-    made.end("1", "2").call("g", gang=(3, 3))
+    made = make_cluster(pilots=2).calls(2).ready().end("1", "2").call("g", gang=(3, 3))
     said = made.story(show_call(made.the_call("g").id))
     assert "the next call wants 3 devices at once; 2 hot here" in said
 
 
 # ---- gangs and what is beside them
-
-
 def test_calls_for_one_library_pass_a_gang_that_waits_for_devices(cluster: Make) -> None:
     made = cluster(pilots=2).calls(2).ready().end("1", "2").forget()
     made.call("gang", gang=(3, 3)).call("small", gang=(2, 2)).call("a").call("b").call("c")
@@ -469,7 +444,7 @@ def test_calls_for_one_library_pass_a_gang_that_waits_for_devices(cluster: Make)
     assert len(made.ended) == 7
 
 
-def test_libraries_that_were_kept_for_a_gang_go_on_when_it_cannot_be_complete_any_more(cluster: Make) -> None:
+def test_libraries_kept_for_a_gang_go_on_when_it_lacks_members(cluster: Make) -> None:
     made = cluster(pilots=3).calls(3).ready().forget()
     made.call("gang", gang=(3, 3)).call("a").call("b").end("1")
     assert made.waiting() == ["gang", "a", "b"], "p1 is kept"
@@ -480,9 +455,7 @@ def test_libraries_that_were_kept_for_a_gang_go_on_when_it_cannot_be_complete_an
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_a_gang_that_begins_with_a_pilot_s_hello_begins_once_on_all_of_its_libraries(
-    cluster: Make, *, given_up: bool
-) -> None:
+def test_gang_that_begins_at_a_hello_begins_once_on_all_members(cluster: Make, *, given_up: bool) -> None:
     """What the hello does not list of a second library is what the gang was given there in this very event."""
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2")
     here = {f"lib{library.id}": () for library in made.pilot().libraries.values()}
@@ -491,7 +464,6 @@ def test_a_gang_that_begins_with_a_pilot_s_hello_begins_once_on_all_of_its_libra
     if given_up:
         made.lose("p1")
     made.forget().come_back("p1", **here)
-    made.hears("p1", to_pilot.PilotWelcome)
     orders = [made.hears("p1", to_pilot.RunCalls) for _ in here]
     assert sorted(order.gang.rank for order in orders if order.gang is not None) == [0, 1]
     made.nothing_else_was_said()
@@ -499,17 +471,16 @@ def test_a_gang_that_begins_with_a_pilot_s_hello_begins_once_on_all_of_its_libra
     assert all(set(library.held) == {made.ids["g"]} for library in made.holders("g"))
 
 
-def test_a_gang_that_reached_none_of_its_libraries_begins_again_on_all_of_them(cluster: Make) -> None:
+def test_gang_that_reached_no_member_begins_again_on_all(cluster: Make) -> None:
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2").call("g", gang=(2, 2))
     here = {f"lib{library.id}": () for library in made.holders("g")}
     made.cut("p1").come_back("p1", **here)
-    made.hears("p1", to_pilot.PilotWelcome)
     orders = [made.hears("p1", to_pilot.RunCalls) for _ in here]
     assert sorted(order.gang.rank for order in orders if order.gang is not None) == [0, 1]
     made.nothing_else_was_said()
 
 
-def test_libraries_that_were_kept_for_a_gang_go_on_when_it_is_cancelled(cluster: Make) -> None:
+def test_libraries_kept_for_a_gang_go_on_when_it_is_cancelled(cluster: Make) -> None:
     made = cluster(pilots=2).calls(2).ready().forget()
     made.call("gang", gang=(2, 2)).call("a").end("1")
     assert made.waiting() == ["gang", "a"]
@@ -520,12 +491,11 @@ def test_libraries_that_were_kept_for_a_gang_go_on_when_it_is_cancelled(cluster:
 
 
 @pytest.mark.parametrize("pilots", [1, 2])
-def test_a_gang_that_fits_nowhere_fails_at_once_and_names_what_there_is(cluster: Make, pilots: int) -> None:
+def test_gang_that_fits_nowhere_fails_and_names_what_is_there(cluster: Make, pilots: int) -> None:
     made = cluster().sources(Source("lab", first=1, most=2, slots=1))
     made.join(*(f"p{n}" for n in range(pilots)), block="b1")
     made.call("gang", gang=(4, 4)).call("fits", gang=(2, 2)).call("one")
-    failure = made.ended["gang"].failure
-    assert failure is not None
+    failure = made.failure("gang")
     assert failure.kind is FailureKind.NO_DEVICE
     assert "a gang of 4 can run nowhere: at most 2 libraries of context" in failure.message
     assert "or the count of session.warm), or for more devices" in failure.message
@@ -536,7 +506,7 @@ def test_a_gang_waits_while_nobody_knows_what_may_come(cluster: Make) -> None:
     made = cluster(pilots=1).call("gang", gang=(4, 4)).wait(100)
     assert made.ended == {}
     made.tell("ana", say.WantPilots({"0": "running"}, (), 3)).wait(2)
-    assert made.ended["gang"].failure.kind is FailureKind.NO_DEVICE  # type: ignore[union-attr]
+    assert made.failure("gang").kind is FailureKind.NO_DEVICE
 
 
 def test_a_quarantined_device_may_be_well_again(cluster: Make) -> None:

@@ -8,7 +8,8 @@ import pytest
 from core.builders import Cluster
 
 from stoker.manager.core import blocks
-from stoker.manager.core.events import RecordStay
+from stoker.manager.core.events import RecordPilots, RecordStay, RecordWait
+from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source
 from stoker.protocol.ids import PilotId
@@ -27,10 +28,11 @@ def recorded(c: Cluster) -> list[tuple[PilotEnd, LossReason | None]]:
 
 
 def gone(c: Cluster, name: str = "p1") -> bool | None:
-    return blocks.record_explained(c.core.state.gone_pilots[PilotId(name)])
+    pilot = c.core.state.gone_pilots[PilotId(name)]
+    return pilot.loss.explained if pilot.loss is not None and pilot.loss_settled else None
 
 
-def test_a_pilot_that_leaves_in_good_order_because_its_job_is_preempted_is_lost(cluster: Make) -> None:
+def test_preempted_pilot_that_leaves_in_order_is_lost(cluster: Make) -> None:
     c = running(cluster).report("p1", SIGTERM)
     assert (c.status().lost_pilots, c.status().losses) == (1, {"told to end by a signal": 1})
     assert gone(c) is None, "the batch system may still say why"
@@ -40,7 +42,7 @@ def test_a_pilot_that_leaves_in_good_order_because_its_job_is_preempted_is_lost(
     assert gone(c) is True
 
 
-def test_calls_that_a_preempted_pilot_could_not_finish_count_as_run_again(cluster: Make) -> None:
+def test_unfinished_calls_of_a_preempted_pilot_count_as_run_again(cluster: Make) -> None:
     c = running(cluster).call("c1", "c2").ready()
     library = c.library()
     c.die(library, "c1", failure=None).report("p1", SIGTERM)
@@ -75,7 +77,7 @@ def test_a_job_that_ends_without_a_reason_settles_its_losses(cluster: Make) -> N
     assert gone(c) is False
 
 
-def test_a_pilot_that_dies_at_the_end_of_its_walltime_is_explained_by_it(cluster: Make) -> None:
+def test_death_at_the_end_of_a_walltime_is_explained_by_it(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", ends_in_s=40.0)
     c.now += 35.0
     c.lose("p1").wait(blocks.SETTLE_S + 1.0)
@@ -91,13 +93,13 @@ def test_a_pilot_that_comes_back_was_not_lost(cluster: Make) -> None:
     assert recorded(c) == []
 
 
-def test_a_pilot_that_the_manager_told_to_end_is_not_lost_by_the_signal_that_follows(cluster: Make) -> None:
+def test_released_pilot_is_not_lost_by_the_signal_that_follows(cluster: Make) -> None:
     c = running(cluster).tell("ana", say.ReleaseBlock("b1"))
     c.report("p1", SIGTERM)
     assert (c.status().lost_pilots, recorded(c)) == (0, [(PilotEnd.LET_GO, None)])
 
 
-def test_a_pilot_that_refused_work_because_of_a_signal_is_lost_also_if_it_is_killed_then(cluster: Make) -> None:
+def test_signalled_pilot_that_is_killed_is_lost(cluster: Make) -> None:
     c = running(cluster).call("c1")
     c.report("p1", say.LibraryGone(c.library().id, None, loading=True)).lose("p1")
     c.block("b1", phase=BlockPhase.ENDED, reason="cancelled", loss=LossReason.CANCELLED)
@@ -114,3 +116,51 @@ def test_a_pilots_story_names_the_job_that_somebody_cancelled(cluster: Make) -> 
 def test_the_end_of_the_session_settles_what_is_open(cluster: Make) -> None:
     c = running(cluster).lose("p1").tell("ana", say.EndSession("done"))
     assert recorded(c) == [(PilotEnd.LOST, LossReason.UNEXPLAINED)]
+
+
+def stays(c: Cluster) -> list[PilotEnd]:
+    return [x.end for x in c.others if isinstance(x, RecordStay)]
+
+
+def counts(c: Cluster) -> list[int]:
+    return [x.pilots for x in c.others if isinstance(x, RecordPilots)]
+
+
+def test_the_wait_of_a_block_is_that_of_its_first_pilot(cluster: Make) -> None:
+    c = cluster().sources(FIXED)
+    asked_at = c.now
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b1")
+    waits = [x for x in c.others if isinstance(x, RecordWait)]
+    assert len(waits) == 1
+    assert (waits[0].source, waits[0].kind, waits[0].devices) == ("mine", "cpu", 1)
+    assert 0.0 <= waits[0].wait_s + waits[0].boot_s <= c.now - asked_at
+    assert counts(c) == [1, 2]
+
+
+def test_how_a_stay_ended(cluster: Make) -> None:
+    c = cluster().sources(FIXED)
+    c.block("b1", "b2", phase=BlockPhase.RUNNING)
+    c.join("lost", block="b1").lose("lost")
+    c.join("left", block="b1").report("left", say.PilotLeaving("nothing to do"))
+    c.join("timed", block="b2", ends_in_s=1000.0).wait(990.0).lose("timed")
+    assert counts(c) == [1, 0, 1, 0, 1, 0]
+    assert [(x.end, x.loss) for x in c.others if isinstance(x, RecordStay)] == [
+        (PilotEnd.LET_GO, None),
+        (PilotEnd.LOST, LossReason.UNEXPLAINED),
+        (PilotEnd.WALLTIME, None),
+    ]
+
+
+def test_pilots_of_nobody_are_not_remembered(cluster: Make) -> None:
+    c = cluster(pilots=2).lose("p1")
+    assert not stays(c)
+    assert not counts(c)
+
+
+def test_the_end_of_a_session_ends_every_stay(cluster: Make) -> None:
+    c = cluster().sources(FIXED)
+    c.block("b1", "b2", phase=BlockPhase.RUNNING)
+    c.join("p1", block="b1").join("p2", block="b2").tell("ana", say.EndSession("done"))
+    c.hears("ana", to_client.SessionOver)
+    assert stays(c) == [PilotEnd.LET_GO, PilotEnd.LET_GO]
+    assert counts(c)[-1] == 0

@@ -13,10 +13,9 @@ from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
 from stoker.protocol.ids import RecipeKey
 
+
 # ---- who gets it from whom
-
-
-def test_the_first_reads_the_origin_and_the_others_get_it_from_each_other(peers: Peers) -> None:
+def test_first_pilot_reads_the_origin_and_others_get_it_from_peers(peers: Peers) -> None:
     peers.here("p1", "p2", "p3").want("p1")
     assert peers.told("p1") == ((), True)
     peers.want("p2")
@@ -54,7 +53,7 @@ def test_holders_take_turns(peers: Peers) -> None:
     assert {peers.told("p3"), peers.told("p4")} == {(("p1",), False), (("p2",), False)}
 
 
-def test_a_pilot_that_serves_nobody_is_no_source_and_does_not_read_for_others(peers: Peers) -> None:
+def test_pilot_without_an_address_is_no_source(peers: Peers) -> None:
     peers.here("p1", serves=False).here("p2").want("p1")
     assert peers.told("p1") == ((), True)
     peers.want("p2")
@@ -120,7 +119,7 @@ def test_what_is_not_in_its_cache_after_all_comes_from_elsewhere(peers: Peers) -
     assert peers.told("p2") == (("q1",), False)
 
 
-def test_one_of_those_that_can_not_find_it_in_their_cache_any_more_brings_it_again(peers: Peers) -> None:
+def test_one_pilot_of_a_shared_cache_fetches_a_lost_object_again(peers: Peers) -> None:
     peers.here("p1", has=(BIG,), cache="node7").here("p2", "p3", cache="node7").here("q1").want("p2", "p3").forget()
     peers.lose("p1")
     assert peers.told("p2") == ((), True)
@@ -149,15 +148,13 @@ def test_when_that_one_is_lost_they_wait_no_longer(peers: Peers) -> None:
 
 
 # ---- losses
-
-
 def test_another_takes_over_when_the_reader_is_lost(peers: Peers) -> None:
     peers.here("p1", "p2", "p3").want("p1", "p2", "p3").forget().lose("p1")
     assert peers.told("p2") == (("p3",), True)
     assert peers.told("p3") == (("p2",), False)
 
 
-def test_a_reader_that_is_cut_off_is_replaced_and_goes_on_when_it_is_back(peers: Peers) -> None:
+def test_reader_that_is_cut_off_is_replaced(peers: Peers) -> None:
     peers.here("p1", "p2").want("p1", "p2").forget().cut("p1")
     assert peers.told("p2") == ((), True)
     peers.here("p1")
@@ -191,8 +188,6 @@ def test_after_a_restart_nobody_is_told_anything_until_they_are_back(peers: Peer
 
 
 # ---- peers that cannot reach each other, origins that cannot be read
-
-
 def test_who_cannot_reach_a_peer_gets_another_and_at_last_the_origin(peers: Peers) -> None:
     peers.here("p1", "p2", has=(SMALL,)).here("p3").want("p3", refs=(SMALL,))
     first, _ = peers.told("p3") or ((), True)
@@ -278,8 +273,6 @@ def test_late_words_change_nothing(peers: Peers) -> None:
 
 
 # ---- what is told of it
-
-
 def test_status_and_stories_tell_how_objects_travel(peers: Peers) -> None:
     peers.here("p1").define(library(peers)).call("1", context="llm").forget()
     peers.want("p1", refs=(BIG, SMALL))
@@ -341,7 +334,7 @@ def test_the_first_snapshot_of_a_form_stays_while_somebody_has_it(peers: Peers) 
     assert start(peers, "p3").snapshots == {FORM: other}
 
 
-def test_nobody_is_told_of_a_snapshot_that_nobody_has_or_for_another_kind_of_device(peers: Peers) -> None:
+def test_missing_or_foreign_snapshots_are_not_offered(peers: Peers) -> None:
     peers.define(recipe("llm")).here("p1")
     offer(peers, "p1")
     gpu = say.PilotHello(wire.VERSION, SESSION, "g1", 7, devices(1, kind="a10"), peer="g1:7000")
@@ -366,7 +359,7 @@ def test_a_load_plans_its_objects_before_its_pilot_asks(peers: Peers) -> None:
     assert (fetch.object, [peer.pilot for peer in fetch.peers]) == (BIG, ["p1"])
 
 
-def test_objects_of_a_context_that_reads_them_from_their_source_are_not_planned(peers: Peers) -> None:
+def test_objects_read_from_their_source_are_not_planned(peers: Peers) -> None:
     made = msgspec.structs.replace(library(peers), awareness=Awareness.NONE)
     peers.here("p1").define(made).forget().call("1", context="llm")
     start = next(message for message in peers.mail["p1"] if isinstance(message, to_pilot.StartLibrary))

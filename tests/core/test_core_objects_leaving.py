@@ -18,14 +18,14 @@ def test_a_pilot_that_drains_serves_only_where_nobody_else_does(peers: Peers) ->
     assert peers.told("p5") == (("p1",), False)
 
 
-def test_one_that_reads_the_origin_serves_while_it_drains_and_nobody_else_can(peers: Peers) -> None:
+def test_draining_reader_serves_while_no_other_can(peers: Peers) -> None:
     peers.here("p1").want("p1")
     leave(peers, "p1")
     peers.here("p2").want("p2")
     assert peers.told("p2") == (("p1",), False)
 
 
-def test_a_place_that_comes_free_at_a_leaving_pilot_goes_to_one_that_waits(peers: Peers) -> None:
+def test_free_place_at_a_leaving_pilot_goes_to_a_waiting_fetch(peers: Peers) -> None:
     served = [f"q{n}" for n in range(4)]
     peers.here("p1", has=(BIG,)).here(*served, "late", "last", serves=False).want(*served, "late", "last").forget()
     leave(peers, "p1")
@@ -107,15 +107,13 @@ def test_who_has_time_left_gets_it(peers: Peers) -> None:
 
 
 # ---- what others of its cache were told to find there
-
-
 def told_to_find_it(peers: Peers) -> Peers:
     """p2 and p3 are told to find in their cache what p1 has there."""
     peers.here("p1", has=(BIG,), cache="node7").here("p2", "p3", cache="node7").here("q1", has=(BIG,))
     return peers.want("p2", "p3").forget()
 
 
-def test_one_who_asked_later_and_did_not_find_it_brings_it_for_those_who_asked_earlier(peers: Peers) -> None:
+def test_later_pilot_that_misses_an_object_fetches_it_for_the_others(peers: Peers) -> None:
     told_to_find_it(peers).fail("p3", "p1")
     assert peers.told("p3") == (("q1",), False)
     peers.lose("p1")
@@ -134,7 +132,7 @@ def test_of_those_who_did_not_find_it_the_last_to_say_so_brings_it(peers: Peers)
     assert peers.told("p2") == (("q1",), False)
 
 
-def test_one_at_work_in_the_cache_gets_a_source_though_another_was_to_bring_it(peers: Peers) -> None:
+def test_pilot_at_work_in_a_cache_gets_its_own_source(peers: Peers) -> None:
     """Only one can be at work on an object in a cache, and p2 waits there for p3."""
     told_to_find_it(peers).lose("p1")
     assert peers.told("p2") == (("q1",), False)

@@ -31,7 +31,7 @@ def copies(swarm: Swarm, ref: ObjectRef = MODEL) -> float:
     return swarm.origin_bytes[ref.name] / ref.size_bytes
 
 
-def test_sixteen_pilots_have_it_in_less_than_two_copies_and_the_origin_is_read_once() -> None:
+def test_sixteen_pilots_need_less_than_two_copies_and_one_read() -> None:
     swarm = Swarm().join(*names(16)).want(*names(16), refs=[MODEL]).run()
     assert max(ends(swarm)) <= 2 * ONE_COPY_S
     assert copies(swarm) == 1.0
@@ -93,7 +93,7 @@ def test_a_pilot_that_serves_wrong_bytes_is_found_out() -> None:
     assert not swarm.core.state.transfers.peers["bad"].address  # type: ignore[index]
 
 
-def test_where_no_pilot_reaches_another_each_reads_the_origin_a_few_at_a_time() -> None:
+def test_unreachable_pilots_read_the_origin_a_few_at_a_time() -> None:
     swarm = Swarm(fail_s=0.5).join(*names(12))
     for name in names(12):
         swarm.wall(name)
@@ -103,7 +103,7 @@ def test_where_no_pilot_reaches_another_each_reads_the_origin_a_few_at_a_time() 
     assert swarm.most_readers[MODEL.name] <= 5
 
 
-def test_two_halves_that_do_not_reach_each_other_read_the_origin_twice_or_so() -> None:
+def test_two_separate_halves_read_the_origin_about_twice() -> None:
     here, there = names(16)[:8], names(16)[8:]
     swarm = Swarm(fail_s=0.2).join(*here, *there)
     for one in here:
@@ -147,5 +147,5 @@ def calls_of_a_crowd(count: int) -> int:
     return made
 
 
-def test_the_work_grows_with_the_number_of_pilots_and_not_with_its_square() -> None:
+def test_work_grows_linearly_with_pilots() -> None:
     assert calls_of_a_crowd(1200) < 2.5 * calls_of_a_crowd(600)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import msgspec
+import pytest
 from core.builders import BROKEN, SESSION, Cluster, recipe
 
-from stoker.manager.core.events import ManagerRestarted, RecordRuns, TimerFired
+from stoker.manager.core import reactor
+from stoker.manager.core.events import FromPilot, ManagerRestarted, RecordRuns, TimerFired
 from stoker.manager.core.nouns import LibraryState, PilotState
+from stoker.manager.core.pilot_reports import RECORD_S, is_heartbeat, must_be_recorded
 from stoker.manager.core.seams import Resize
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
@@ -28,6 +32,12 @@ def test_a_stranger_is_refused(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
+def test_every_message_of_a_pilot_has_one_step() -> None:
+    steps = [*reactor._PILOT_STEPS, *reactor._LIBRARY_STEPS]
+    assert set(steps) == set(get_args(say.FromPilot))
+    assert len(steps) == len(set(steps))
+
+
 def test_nothing_is_sent_to_a_pilot_that_is_cut_off(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1").cut("p1").call("2")
     c.nothing_else_was_said()
@@ -42,14 +52,13 @@ def test_what_a_cut_pilot_still_says_counts(cluster: Make) -> None:
 
 def test_a_pilot_that_comes_back_with_everything_goes_on(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().cut("p1").come_back("p1", lib1=("1",))
-    c.hears("p1", to_pilot.PilotWelcome)
     c.nothing_else_was_said()
     assert c.held() == ["1"]
     c.end("1")
     assert c.runs("p1") == ["2"]
 
 
-def test_a_walltime_that_is_known_later_does_not_undo_what_was_ordered_meanwhile(cluster: Make) -> None:
+def test_later_walltime_does_not_undo_orders(cluster: Make) -> None:
     c = cluster().call("1").join("p1", ends_in_s=60_000.0)
     ordered = c.hears("p1", to_pilot.StartLibrary)
     c.report("p1", say.WalltimeUpdate(600.0))
@@ -58,19 +67,17 @@ def test_a_walltime_that_is_known_later_does_not_undo_what_was_ordered_meanwhile
     assert c.pilot().ends_at == c.core.state.now + 600.0
 
 
-def test_calls_that_never_reached_the_pilot_are_sent_again_with_their_function(cluster: Make) -> None:
+def test_calls_that_never_arrived_are_sent_again_with_their_function(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().cut("p1").come_back("p1", lib1=())
-    c.hears("p1", to_pilot.PilotWelcome)
     run = c.hears("p1", to_pilot.RunCalls)
     assert [c.names[spec.call] for spec in run.calls] == ["1"]
     assert run.function_blob is not None
 
 
-def test_calls_that_the_manager_does_not_know_are_cancelled_and_take_a_slot_until_they_are_gone(cluster: Make) -> None:
+def test_unknown_calls_are_cancelled_and_keep_a_slot_until_gone(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().cut("p1")
     c.tell("ana", say.Cancel([c.ids["1"]], running=True)).forget()  # type: ignore[list-item]
     c.come_back("p1", lib1=("1",))
-    c.hears("p1", to_pilot.PilotWelcome)
     told = c.hears("p1", to_pilot.CancelCalls)
     assert (told.calls, told.running) == ((c.ids["1"],), True)
     c.nothing_else_was_said()
@@ -80,13 +87,12 @@ def test_calls_that_the_manager_does_not_know_are_cancelled_and_take_a_slot_unti
 
 def test_a_library_that_the_pilot_lost_is_loaded_again(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().cut("p1").come_back("p1")
-    c.hears("p1", to_pilot.PilotWelcome)
     assert c.hears("p1", to_pilot.StartLibrary).library == 2
     c.report("p1", say.LibraryReady(2, 0.1, 0.1)).end("1")  # type: ignore[arg-type]
     assert c.ended["1"].ok
 
 
-def test_a_library_of_a_context_that_the_manager_does_not_know_is_stopped(cluster: Make) -> None:
+def test_library_of_an_unknown_context_is_stopped(cluster: Make) -> None:
     c = cluster(pilots=1)
     facts = say.LibraryFacts(9, "strange", ("cpu:0",), True)  # type: ignore[arg-type]
     old = say.PilotHello(wire.VERSION, SESSION, "h", 7, (), libraries=(facts,))
@@ -95,16 +101,18 @@ def test_a_library_of_a_context_that_the_manager_does_not_know_is_stopped(cluste
     assert c.hears("p1", to_pilot.StopLibrary).library == 9
 
 
-def test_a_pilot_that_finished_loading_while_it_was_cut_off_gets_calls(cluster: Make) -> None:
+def test_pilot_that_loaded_while_cut_off_gets_calls(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").cut("p1").come_back("p1", lib1=())
-    c.hears("p1", to_pilot.PilotWelcome)
     assert c.runs("p1") == ["1"]
 
 
-def test_a_stop_that_was_lost_with_the_connection_is_said_again(cluster: Make) -> None:
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_stop_that_was_lost_with_the_connection_is_said_again(cluster: Make, given_up: bool) -> None:
     c = cluster(pilots=1).define(recipe("big", memory="8 GB")).call("1").ready().end("1").call("2", context="big")
-    c.cut("p1").come_back("p1", lib1=())
-    c.hears("p1", to_pilot.PilotWelcome)
+    c.cut("p1")
+    if given_up:
+        c.lose("p1")
+    c.come_back("p1", lib1=())
     assert c.hears("p1", to_pilot.StopLibrary).library == 1
     c.die(c.library(), failure=None)
     assert c.lives_on("big") == ["p1"]
@@ -116,7 +124,6 @@ def test_a_resize_that_was_lost_with_the_connection_is_said_again(cluster: Make)
     c.apply([Resize(1, 10**9)], seam="residency")  # type: ignore[arg-type]
     c.core.manager.out.clear()
     c.cut("p1").come_back("p1", lib1=("1",))
-    c.hears("p1", to_pilot.PilotWelcome)
     size = c.hears("p1", to_pilot.ResizeLibrary).device_memory_bytes
     assert c.library(context="a").resizing == [size]
     c.report("p1", say.LibraryResized(1, size))  # type: ignore[arg-type]
@@ -124,21 +131,15 @@ def test_a_resize_that_was_lost_with_the_connection_is_said_again(cluster: Make)
     assert c.library(context="a").resizing == []
 
 
-def test_what_a_pilot_says_that_was_given_up_counts_after_its_hello(cluster: Make) -> None:
-    c = cluster(pilots=1).call("1").ready().lose("p1")
-    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True)]))  # type: ignore[arg-type]
-    c.hears("p1", to_pilot.HelloAgain)
-    assert (c.ended, c.waiting()) == ({}, ["1"])
-    assert "silent for 15 s" in c.story("p1")
-
-
 def test_a_pilot_that_left_is_sent_away(cluster: Make) -> None:
     c = cluster(pilots=1).report("p1", say.PilotLeaving("its walltime is over"))
     c.report("p1", say.Heartbeat(), numbered=False)
     assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
+    c.come_back("p1")
+    assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
 
 
-def test_a_context_whose_pilot_is_cut_off_is_loaded_elsewhere_after_a_moment(cluster: Make) -> None:
+def test_context_of_a_cut_off_pilot_is_loaded_elsewhere_soon(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1").join("p2").cut("p1").call("2")
     assert c.lives_on() == ["p1"]
     c.wait(2.5)
@@ -159,7 +160,7 @@ def test_a_repeated_frame_is_taken_once(cluster: Make) -> None:
     assert c.refused == {"repeated or early frame of a pilot": 2}
 
 
-def test_messages_of_libraries_that_are_not_there_are_refused_and_counted(cluster: Make) -> None:
+def test_messages_of_unknown_libraries_are_refused_and_counted(cluster: Make) -> None:
     c = cluster(pilots=2).call("1").ready()
     other = "p2" if c.lives_on() == ["p1"] else "p1"
     for message in (
@@ -185,7 +186,7 @@ def test_a_pilot_that_leaves_in_good_order_is_not_a_loss(cluster: Make) -> None:
     assert "walltime" in c.story("p1")
 
 
-def test_a_draining_pilot_finishes_what_it_runs_and_its_other_calls_go_elsewhere(cluster: Make) -> None:
+def test_draining_pilot_finishes_running_calls_and_returns_others(cluster: Make) -> None:
     c = cluster(pilots=1).join("p2", block="b7").calls(2).hot(run_s=0.001)
     c.calls(12)
     held = c.held("p2")
@@ -203,7 +204,6 @@ def test_a_draining_pilot_finishes_what_it_runs_and_its_other_calls_go_elsewhere
 def test_a_draining_pilot_that_was_cut_off_is_told_again(cluster: Make) -> None:
     c = cluster().join("p1", block="b").call("1").ready().tell("ana", say.ReleaseBlock("b"))
     c.cut("p1").come_back("p1", lib1=("1",))
-    c.hears("p1", to_pilot.PilotWelcome)
     assert c.hears("p1", to_pilot.Exit).drain
     c.lose("p1")
     assert c.core.state.lost_pilots == 0
@@ -221,18 +221,12 @@ def test_a_restarted_manager_waits_for_everybody_and_goes_on(cluster: Make) -> N
     assert len(c.ended) == 4
 
 
-def test_items_that_map_packed_into_calls_are_recorded_with_what_they_cost(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(2, batch=16).ready().end("1").end("2")
-    c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)  # type: ignore[arg-type]
-    assert [x.items for x in c.others if isinstance(x, RecordRuns)] == [32]
-
-
-def test_heartbeats_bring_measured_memory_and_have_runs_recorded(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0).end("2", run_s=4.0)
+@pytest.mark.parametrize("batch", [1, 16])
+def test_heartbeats_bring_measured_memory_and_have_runs_recorded(cluster: Make, batch: int) -> None:
+    c = cluster(pilots=1).calls(2, batch=batch).ready().end("1", run_s=2.0).end("2", run_s=4.0)
     c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)  # type: ignore[arg-type]
     runs = [x for x in c.others if isinstance(x, RecordRuns)]
-    assert [(x.function, x.kind, x.calls, x.run_s) for x in runs] == [("f", "cpu", 2, 6.0)]
-    assert [x.items for x in runs] == [2], "one each"
+    assert [(x.function, x.kind, x.calls, x.run_s, x.items) for x in runs] == [("f", "cpu", 2, 6.0, 2 * batch)]
     assert c.library().memory_bytes == 123
     assert c.status().refused == {"frames refused by pilots": 3}
     c.report("p1", say.Heartbeat(), numbered=False)
@@ -289,3 +283,58 @@ def test_a_welcome_names_the_hello_that_it_answers(cluster: Make) -> None:
     for number in (3, 4):
         c.report("p1", msgspec.structs.replace(c._facts["p1"], number=number), numbered=False)
         assert c.hears("p1", to_pilot.PilotWelcome).hello == number
+
+
+GB = 10**9
+
+
+def beat(pilot: str = "p1", *uses: say.LibraryUse, **more: int) -> FromPilot:
+    return FromPilot(pilot, 0, [say.Heartbeat(uses, **more)])  # type: ignore[arg-type]
+
+
+def use(memory: int = 0, device: int = 0, cpu_s: float = 0.0) -> say.LibraryUse:
+    return say.LibraryUse(1, memory, device, cpu_s)  # type: ignore[arg-type]
+
+
+def test_a_heartbeat_that_repeats_what_is_known_is_no_news(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(1).ready()
+    c.report("p1", say.Heartbeat((use(4 * GB, 8 * GB),), GB, 3), numbered=False)
+    state = c.core.state
+    for known in (
+        beat("p1", use(4 * GB, 8 * GB, 99.0), cache_bytes=GB, refused_frames=3),
+        beat("p1", use(4 * GB + 200_000_000, 8 * GB - 300_000_000), cache_bytes=GB + 4096, refused_frames=3),
+        beat("p1", cache_bytes=GB, refused_frames=3),
+    ):
+        assert is_heartbeat(known)
+        assert not must_be_recorded(state, known, c.now)
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        beat("p1", use(5 * GB, 8 * GB), cache_bytes=GB, refused_frames=3),
+        beat("p1", use(4 * GB, 7 * GB), cache_bytes=GB, refused_frames=3),
+        beat("p1", use(4 * GB, 8 * GB), cache_bytes=GB, refused_frames=4),
+        beat("p1", use(4 * GB, 8 * GB), cache_bytes=2 * GB, refused_frames=3),
+    ],
+)
+def test_a_heartbeat_that_changes_a_fact_is_news(cluster: Make, news: FromPilot) -> None:
+    c = cluster(pilots=1).calls(1).ready()
+    c.report("p1", say.Heartbeat((use(4 * GB, 8 * GB),), GB, 3), numbered=False)
+    assert must_be_recorded(c.core.state, news, c.now)
+
+
+def test_runs_are_recorded_with_a_heartbeat_but_not_with_each(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0)
+    state = c.core.state
+    assert must_be_recorded(state, beat(), state.recorded_at + RECORD_S)
+    c.wait(RECORD_S).report("p1", say.Heartbeat(), numbered=False).end("2", run_s=2.0)
+    assert not must_be_recorded(state, beat(), c.now + 0.9 * RECORD_S)
+    assert must_be_recorded(state, beat(), c.now + RECORD_S)
+
+
+def test_a_numbered_heartbeat_is_an_event_as_any(cluster: Make) -> None:
+    numbered = FromPilot("p1", 4, [say.Heartbeat()])  # type: ignore[arg-type]
+    among = FromPilot("p1", 0, [say.Heartbeat(), say.PilotLeaving("bye")])  # type: ignore[arg-type]
+    assert not is_heartbeat(numbered)
+    assert not is_heartbeat(among)

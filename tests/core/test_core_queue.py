@@ -6,13 +6,15 @@ import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.call_queue import Queue
 from stoker.manager.core.nouns import Call, Client, Context, Group
-from stoker.manager.core.per_context import Cost
+from stoker.manager.core.per_context import CLOSED, FREE, FULL, Cost, LoadIndex
 from stoker.protocol.calls import CallOptions, CallSpec, Objective
-from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey
+from stoker.protocol.ids import CallId, ClientId, FunctionKey, LibraryId, RecipeKey
 from stoker.protocol.to_pilot import FunctionBlob
 
 
@@ -72,9 +74,7 @@ KINDS = [
 
 @pytest.mark.parametrize("by_deadline", [True, False])
 @pytest.mark.parametrize("seed", range(20))
-def test_gangs_and_deadlines_are_in_their_places_and_calls_for_one_library_pass_gangs(
-    seed: int, by_deadline: bool
-) -> None:
+def test_gangs_and_deadlines_are_sorted_and_single_calls_pass_gangs(seed: int, by_deadline: bool) -> None:
     chance, queue = random.Random(seed), Queue(by_deadline=by_deadline)
     model: list[Call] = []
     away: list[Call] = []
@@ -164,3 +164,48 @@ def test_priorities_that_nobody_uses_any_more_cost_nothing() -> None:
         queue.take(head.group, 1)
     assert not queue._levels
     assert not queue._order
+
+
+class Shelf:
+    """A library, as far as the index knows it."""
+
+    def __init__(self, id: int) -> None:
+        self.id = LibraryId(id)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.one_of(st.none(), st.integers(CLOSED, 5))), max_size=60))
+def test_it_answers_as_a_search_would(changes: list[tuple[int, int | None]]) -> None:
+    shelves = [Shelf(n) for n in range(7)]
+    index: LoadIndex[Shelf] = LoadIndex()
+    listed: dict[int, int] = {}  # in the order in which they were listed
+    for number, level in changes:
+        listed.pop(number, None)
+        if level is None:
+            index.drop(shelves[number])
+        else:
+            index.put(shelves[number], level)
+            listed[number] = level
+        free = [id for id, at in listed.items() if at == FREE]
+        busy = [id for id in sorted(listed, key=lambda id: listed[id]) if listed[id] >= FULL]
+        assert [library.id for library in index.hottest()] == free[::-1]
+        assert [library.id for library in index.least_loaded()] == sorted(
+            busy, key=lambda id: (listed[id], list(listed).index(id))
+        )
+        backlogs = [listed[library.id] for library in index.most_backlogged()]
+        assert backlogs == sorted((listed[id] for id in busy if listed[id] > FULL), reverse=True)
+        assert len(index) == len(listed)
+
+
+def test_calls_that_are_given_at_one_moment_are_one_burst() -> None:
+    index: LoadIndex[Shelf] = LoadIndex()
+    one, other = Shelf(1), Shelf(2)
+    index.gave(one, 2, now=1.0)
+    index.gave(one, 3, now=1.0)
+    assert index.burst is not None
+    assert (index.burst.library, index.burst.calls) == (one, 5)
+    index.gave(one, 1, now=1.5)
+    assert index.burst.calls == 1
+    index.end_burst(other)
+    assert index.burst.library is one
+    index.end_burst(one)
+    assert index.burst is None

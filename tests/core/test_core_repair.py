@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,10 +22,12 @@ Make = Callable[..., Cluster]
 HOT = say.LibraryFacts(7, "bare", ("cpu:0",), True, reserved_bytes=10**9)  # type: ignore[arg-type]
 
 
-def empty() -> Cluster:
+@pytest.fixture
+def c() -> Iterator[Cluster]:
     """A manager that has lost all of its journal. (The builder's client is another one, that it has never heard of.)"""
-    c = Cluster()
-    return c.event(ManagerRestarted())
+    made = Cluster().event(ManagerRestarted())
+    yield made
+    made.check()
 
 
 def bob(c: Cluster, *, received: int = 0, acknowledged: int = 5, number: int = 3) -> bool:
@@ -70,17 +72,15 @@ def facts(*calls: int, **more: Any) -> say.LibraryFacts:
     return say.LibraryFacts(7, "bare", ("cpu:0",), True, ids, reserved_bytes=10**9, **more)  # type: ignore[arg-type]
 
 
-def test_a_client_whose_frames_are_lost_submits_again_and_nothing_is_cancelled() -> None:
-    c = empty()
+def test_client_with_lost_frames_submits_again(c: Cluster) -> None:
     assert bob(c)
     again(c, 1, 2)
     assert c.core.state.clients["bob"].open_calls == 2  # type: ignore[index]
     assert JOURNAL_LOST in c.core.state.notices
-    c.check()
 
 
 @pytest.mark.parametrize("lost", ["recipe", "function"])
-def test_calls_whose_definitions_are_in_a_hole_of_the_journal_are_submitted_again(cluster: Make, lost: str) -> None:
+def test_calls_with_lost_definitions_are_submitted_again(cluster: Make, lost: str) -> None:
     """The record with a definition is damaged, the one with the calls is whole: they must not end for that."""
     c = cluster(pilots=1)
     c.event(RecordsLost(100, "its checksum is wrong"))
@@ -95,30 +95,24 @@ def test_calls_whose_definitions_are_in_a_hole_of_the_journal_are_submitted_agai
     assert c.hears("ana", to_client.ClientWelcome).again, "it is asked to say everything again"
 
 
-def test_a_client_keeps_its_number_and_the_next_one_gets_another() -> None:
-    c = empty()
+def test_a_client_keeps_its_number_and_the_next_one_gets_another(c: Cluster) -> None:
     bob(c)
     assert c.core.state.clients["bob"].number == 3  # type: ignore[index]
     c.client("carl")
     assert c.core.state.clients["carl"].number > 3  # type: ignore[index]
-    c.check()
 
 
-def test_a_number_that_is_taken_by_now_is_refused_with_its_reason() -> None:
-    c = empty()
+def test_a_number_that_is_taken_by_now_is_refused_with_its_reason(c: Cluster) -> None:
     bob(c)
     c.tell("eve", say.ClientHello(wire.VERSION, SESSION, acknowledged=1, number=3), numbered=False)
     assert "another client's" in c.hears("eve", to_client.ClientRefused).reason
-    c.check()
 
 
-def test_a_welcome_that_was_lost_is_said_again() -> None:
-    c = empty()
+def test_a_welcome_that_was_lost_is_said_again(c: Cluster) -> None:
     assert bob(c)
     assert bob(c), "it has not submitted again yet"
     again(c, 1)
     assert not bob(c, acknowledged=6)
-    c.check()
 
 
 def test_calls_that_the_client_does_not_name_again_have_ended(cluster: Make) -> None:
@@ -136,9 +130,7 @@ def test_calls_that_the_client_does_not_name_again_have_ended(cluster: Make) -> 
 
 
 @pytest.mark.parametrize("when", ["before the hello", "after the hello"])
-def test_a_call_whose_result_the_client_has_may_fail_when_it_runs_again_and_that_does_not_count(
-    cluster: Make, when: str
-) -> None:
+def test_failure_of_a_call_with_a_known_result_does_not_count(cluster: Make, when: str) -> None:
     """The journal lost its end, so it runs again; the file of its arguments is gone."""
     c = cluster(pilots=1).calls(2).ready()
     c.event(ManagerRestarted()).come_back("p1", lib1=()).forget()
@@ -176,7 +168,7 @@ def test_a_call_that_fails_while_its_client_submits_again_fails_once(cluster: Ma
     assert (c.status().failed, c.core.state.calls) == (1, {})
 
 
-def test_ends_that_the_client_has_and_the_manager_lost_are_not_told_and_later_ones_are(cluster: Make) -> None:
+def test_lost_ends_are_not_repeated_and_later_ones_are_told(cluster: Make) -> None:
     """Numbers of results would mean other results to the two of them otherwise."""
     c = cluster(pilots=2).calls(4).ready().end("1")
     c.event(ManagerRestarted())
@@ -192,8 +184,8 @@ def test_ends_that_the_client_has_and_the_manager_lost_are_not_told_and_later_on
     assert (results.first_unacked, [end.call for end in results.unacked]) == (3, [c.ids[held]])
 
 
-def test_a_library_that_the_manager_does_not_know_is_adopted_with_its_memory() -> None:
-    c = back(empty(), facts())
+def test_unknown_library_is_adopted_with_its_memory(c: Cluster) -> None:
+    back(c, facts())
     library = c.core.state.libraries[7]  # type: ignore[index]
     assert library.state is LibraryState.READY
     assert library.devices[0].promised_bytes == 10**9
@@ -201,39 +193,33 @@ def test_a_library_that_the_manager_does_not_know_is_adopted_with_its_memory() -
     bob(c)
     again(c, 1)
     assert c.hears("old", to_pilot.RunCalls).library == 7
-    c.check()
 
 
-def test_a_library_that_does_not_fit_the_books_is_stopped() -> None:
-    c = empty()
+def test_a_library_that_does_not_fit_the_books_is_stopped(c: Cluster) -> None:
     too_large = say.LibraryFacts(7, "bare", ("cpu:0",), True, reserved_bytes=10**12)  # type: ignore[arg-type]
     back(c, too_large)
     assert c.hears("old", to_pilot.StopLibrary).library == 7
-    c.check()
 
 
-def test_a_call_that_runs_goes_on_when_its_client_submits_it_again() -> None:
-    c = back(empty(), facts(1))
+def test_a_call_that_runs_goes_on_when_its_client_submits_it_again(c: Cluster) -> None:
+    back(c, facts(1))
     bob(c)
     again(c, 1, 2)
     assert [id & 0xFF for id in c.core.state.libraries[7].held] == [1]  # type: ignore[index]
     c.report("old", say.CallsEnded(7, [CallEnd(3 << 40 | 1, True)]))  # type: ignore[arg-type]
     sent = [spec.call & 0xFF for spec in c.hears("old", to_pilot.RunCalls).calls]
     assert sent == [2], "the one that runs is not sent again"
-    c.check()
 
 
-def test_a_call_that_runs_goes_on_when_its_client_was_first() -> None:
-    c = empty()
+def test_a_call_that_runs_goes_on_when_its_client_was_first(c: Cluster) -> None:
     bob(c)
     again(c, 1)
     back(c, facts(1))
     assert [id & 0xFF for id in c.core.state.libraries[7].held] == [1]  # type: ignore[index]
-    c.check()
 
 
-def test_an_end_that_comes_before_its_client_is_kept_for_it() -> None:
-    c = back(empty(), facts(1))
+def test_an_end_that_comes_before_its_client_is_kept_for_it(c: Cluster) -> None:
+    back(c, facts(1))
     end = CallEnd(3 << 40 | 1, True, b"result", 1.0)  # type: ignore[arg-type]
     c.report("old", say.CallsEnded(7, [end]))  # type: ignore[arg-type]
     bob(c, received=4)
@@ -241,37 +227,33 @@ def test_an_end_that_comes_before_its_client_is_kept_for_it() -> None:
     client = c.core.state.clients["bob"]  # type: ignore[index]
     assert (client.first_unacked, list(client.unacked)) == (4, [end])
     assert not c.core.state.orphans
-    c.check()
 
 
-def test_a_call_that_the_client_does_not_want_any_more_is_dropped_where_it_runs() -> None:
-    c = back(empty(), facts(1, 2))
+def test_unwanted_running_call_is_dropped(c: Cluster) -> None:
+    back(c, facts(1, 2))
     bob(c)
     again(c, 2)
     assert c.hears("old", to_pilot.CancelCalls).calls == (3 << 40 | 1,)
     assert list(c.core.state.libraries[7].held) == [3 << 40 | 2]  # type: ignore[index]
-    c.check()
 
 
-def test_the_file_of_a_result_that_the_client_has_is_not_removed_when_its_end_comes_again() -> None:
-    c = back(empty(), facts(1))
+def test_repeated_end_keeps_the_file_of_a_known_result(c: Cluster) -> None:
+    back(c, facts(1))
     bob(c)
     again(c)
     ref = say.ObjectRef("result-1", 10, "/session/objects/result-1")
     c.report("old", say.CallsEnded(7, [CallEnd(3 << 40 | 1, True, ref, 1.0)]))  # type: ignore[arg-type]
     assert not [each for each in c.others if isinstance(each, DiscardObject)]
-    c.check()
 
 
-def test_ranks_of_a_gang_are_ended_and_the_gang_begins_again() -> None:
-    c = back(empty(), facts(1))
+def test_ranks_of_a_gang_are_ended_and_the_gang_begins_again(c: Cluster) -> None:
+    back(c, facts(1))
     bob(c)
     again(c, 1, gang=(2, 2))
     dropped = c.hears("old", to_pilot.CancelCalls)
     assert (dropped.running, dropped.grace_s) == (True, 10.0)
     call = c.core.state.calls[3 << 40 | 1]
     assert call.state is CallState.WAITING
-    c.check()
 
 
 def test_a_pilots_frames_count_from_where_its_acknowledged_ones_end(cluster: Make) -> None:
@@ -288,16 +270,15 @@ def test_a_pilots_frames_count_from_where_its_acknowledged_ones_end(cluster: Mak
     assert c.core.state.done == 1
 
 
-def test_a_device_that_failed_in_the_lost_part_stays_in_quarantine() -> None:
-    c = back(empty(), facts(), faults={"cpu:0": "wrong product, twice"})
+def test_a_device_that_failed_in_the_lost_part_stays_in_quarantine(c: Cluster) -> None:
+    back(c, facts(), faults={"cpu:0": "wrong product, twice"})
     assert c.core.state.pilots["old"].devices["cpu:0"].fault == "wrong product, twice"  # type: ignore[index]
     assert c.core.state.libraries[7].state is LibraryState.STOPPING  # type: ignore[index]
-    c.check()
 
 
-def test_a_block_that_the_manager_lost_is_taken_for_its_own_with_its_pilots() -> None:
+def test_lost_block_is_adopted_with_its_pilots(c: Cluster) -> None:
     source = Source("mine", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
-    c = empty().event(SessionDefined((source,)))
+    c.event(SessionDefined((source,)))
     back(c, facts(), block="b7")
     c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True, acknowledged=12), numbered=False)
     c._frames["factory"] = 12
@@ -306,16 +287,14 @@ def test_a_block_that_the_manager_lost_is_taken_for_its_own_with_its_pilots() ->
     assert (block.phase, list(block.pilots)) == (BlockPhase.RUNNING, ["old"])
     assert c.core.state.next_block == 8
     assert c.core.state.pilots["old"].source == "mine"  # type: ignore[index]
-    c.check()
 
 
-def test_a_block_that_is_asked_for_anew_has_the_pilots_that_it_brought_before() -> None:
+def test_block_that_is_requested_again_has_its_former_pilots(c: Cluster) -> None:
     """The journal lost its first records: the source is defined once more, and its first block is b1 again."""
-    c = back(empty(), facts(), block="b1").event(SessionDefined((Source("mine", Rule.FIXED, first=1, most=1),)))
+    back(c, facts(), block="b1").event(SessionDefined((Source("mine", Rule.FIXED, first=1, most=1),)))
     block = c.core.state.blocks["b1"]  # type: ignore[index]
     assert list(block.pilots) == ["old"]
     assert not block.coming, "status says no more that its pilot is to come"
-    c.check()
 
 
 def test_a_block_that_was_over_is_cancelled() -> None:
@@ -327,16 +306,14 @@ def test_a_block_that_was_over_is_cancelled() -> None:
     c.check()
 
 
-def test_numbers_that_the_lost_part_had_given_away_are_not_given_again(cluster: Make) -> None:
+def test_numbers_given_in_the_lost_part_are_not_reused(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1").ready().end("1").event(ManagerRestarted())
     c.come_back("p1", lib1=()).forget().call("2", context="a")
     assert c.hears("p1", to_pilot.StartLibrary).library >= 1000
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_an_end_that_came_before_the_hello_behind_a_hole_is_taken_when_it_comes_again(
-    cluster: Make, *, known: bool
-) -> None:
+def test_end_before_the_hello_behind_a_hole_counts_when_repeated(cluster: Make, *, known: bool) -> None:
     """Found by a damaged record: where the library holds the call is lost, so its end meant nothing when it came first.
     The hello listed the call, the end was dropped for its number, and the call ran for ever."""
     c = cluster(pilots=1).calls(1).ready()
@@ -357,7 +334,7 @@ def test_an_end_that_came_before_the_hello_behind_a_hole_is_taken_when_it_comes_
     c.check()
 
 
-def test_a_block_gets_no_number_that_the_lost_part_may_have_given_away(cluster: Make) -> None:
+def test_block_numbers_of_the_lost_part_are_not_reused(cluster: Make) -> None:
     """The soak found it: a job of a lost block and one of a new block had the same name, so that one was forgotten."""
     c = cluster().sources(Source("mine", Rule.FIXED, first=1, most=1)).event(ManagerRestarted())
     c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from core.builders import Cluster, devices, recipe
+import msgspec
+from core.builders import SESSION, Cluster, devices, recipe
 
+from stoker.contexts.recipe import Recipe
 from stoker.manager.core import outlook
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext, RecordLoad
+from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
+from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.ids import DeviceId
 from stoker.protocol.show_status import render
 
 Make = Callable[..., Cluster]
@@ -27,7 +32,7 @@ def says_hello(c: Cluster, facts: say.LibraryFacts) -> None:
     c.report("p1", hello, numbered=False).hears("p1", to_pilot.PilotWelcome)
 
 
-def test_a_library_is_given_as_many_calls_as_it_says_that_it_runs_at_once(cluster: Make) -> None:
+def test_library_gets_as_many_calls_as_it_has_slots(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=0)).calls(5, context="a")
     assert c.library(context="a").slots == 1
     ready(c, 3)
@@ -51,13 +56,13 @@ def test_status_and_explain_tell_how_many_slots_are_taken(cluster: Make) -> None
     assert "runs 32 calls at once" in story
 
 
-def test_a_library_that_says_nothing_runs_one_call_at_a_time_and_no_slot_is_counted(cluster: Make) -> None:
+def test_library_without_slots_runs_one_call_at_a_time(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=0)).calls(2, context="a").ready()
     assert c.runs("p1") == ["1"]
     assert "slots" not in "\n".join(render(c.status()))
 
 
-def test_no_more_libraries_are_loaded_than_the_slots_of_the_last_one_leave_calls_for(cluster: Make) -> None:
+def test_known_slots_limit_the_libraries_loaded(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a", slots=0)).call("first", context="a")
     ready(c, 8)
     c.end("first", run_s=100.0).calls(20, context="a")
@@ -74,7 +79,7 @@ def test_forecasts_count_on_what_the_last_library_has_said(cluster: Make) -> Non
     assert outlook.context_outlook_s(c.core.state, c.context("a")) < 8 * 100.0
 
 
-def test_what_an_earlier_session_measured_is_taken_until_a_library_says_it(cluster: Make) -> None:
+def test_measured_slots_count_until_a_library_reports_them(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a", slots=0), recipe("b", slots=2))
     for name in ("a", "b"):
         c.event(
@@ -91,7 +96,7 @@ def test_what_an_earlier_session_measured_is_taken_until_a_library_says_it(clust
     assert c.context("a").slots == 6
 
 
-def test_a_pilot_that_comes_back_says_the_slots_of_its_libraries_again(cluster: Make) -> None:
+def test_returning_pilot_reports_slots_again(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=0)).calls(6, context="a")
     start = c.hears("p1", to_pilot.StartLibrary)
     c.cut("p1")
@@ -107,3 +112,142 @@ def test_a_library_that_is_adopted_has_the_slots_that_its_pilot_tells(cluster: M
     says_hello(c, facts)
     c.calls(3, context="a")
     assert c.runs("p1") == ["1", "2"]
+
+
+GB = 10**9
+LACKS = "asked for 1 GPU, the pilot found none (NVML missing)"
+
+
+def gpus(count: int = 1, **facts: object) -> tuple[say.DeviceFacts, ...]:
+    made = devices(count, kind="NVIDIA A10", memory="24 GB")
+    return tuple(msgspec.structs.replace(one, **facts) for one in made)
+
+
+def model(name: str, size: int = 0) -> Recipe:
+    return recipe(name, device_memory_bytes=size)
+
+
+def started(c: Cluster, pilot: str = "p1") -> to_pilot.StartLibrary:
+    return c.hears(pilot, to_pilot.StartLibrary)
+
+
+# ---- what a process takes
+def test_memory_of_cuda_is_promised_on_top_of_the_declared(cluster: Make) -> None:
+    c = cluster().join("p1", of=gpus(process_bytes=600_000_000)).define(model("m", 8 * GB), model("n", 8 * GB))
+    c.define(model("o", 7 * GB)).call("a", context="m").call("b", context="n").call("c", context="o")
+    assert started(c).device_memory_bytes == 8_600_000_000
+    assert started(c).device_memory_bytes == 8_600_000_000
+    assert "c" in c.waiting("o")  # 7 GB are free but for what CUDA has taken
+
+
+def test_a_recipe_that_declares_all_of_a_gpu_gets_it(cluster: Make) -> None:
+    c = cluster().join("p1", of=gpus(process_bytes=600_000_000)).define(model("m", 24 * GB), model("n", 25 * GB))
+    assert started(c.call("a", context="m")).device_memory_bytes == 24 * GB
+    c.call("b", context="n")
+    assert not c.ended["b"].ok
+
+
+def test_host_memory_never_counts_on_a_gpu(cluster: Make) -> None:
+    c = cluster().join("p1", of=gpus()).define(model("m")).call("a", context="m")
+    promised = started(c).device_memory_bytes
+    c.report("p1", say.LibraryReady(c.library(context="m").id, 0.1, 1.0, resident_bytes=2 * GB, peak_bytes=3 * GB))
+    assert c.library(context="m").promised_bytes == promised  # nobody knows yet what it takes there
+    assert c.context("m").advice["NVIDIA A10"].peak_bytes == 0
+    assert c.context("m").resident_bytes == 0
+
+
+# ---- memory that is measured
+def test_a_second_load_is_not_given_memory_that_is_used(cluster: Make) -> None:
+    """The case of a framework that tells nothing: 18 GB of 24 are used, and host memory is small."""
+    c = cluster().join("p1", of=gpus()).define(model("m"), model("n", 10 * GB)).call("a", context="m")
+    started(c)
+    library = c.library(context="m")
+    c.report("p1", say.LibraryReady(library.id, 0.1, 1.0, resident_bytes=2 * GB, peak_bytes=2 * GB))
+    c.report("p1", say.LibraryResized(library.id, 18 * GB, measured=True))
+    assert library.promised_bytes == 18 * GB
+    assert c.pilot().devices[DeviceId("cuda:0")].free_bytes == 6 * GB
+    c.forget().call("b", context="n")
+    assert "b" in c.waiting("n")
+
+
+def test_a_promise_grows_within_what_is_free_and_says_what_is_beyond(cluster: Make) -> None:
+    c = cluster().join("p1", of=gpus()).define(model("m", 10 * GB), model("n", 8 * GB))
+    c.call("a", context="m").call("b", context="n").ready()
+    library = c.library(context="m")
+    c.report("p1", say.LibraryResized(library.id, 12 * GB, measured=True))
+    assert library.promised_bytes == 12 * GB
+    c.report("p1", say.LibraryResized(library.id, 20 * GB, measured=True))
+    assert library.promised_bytes == 16 * GB
+    assert "uses 20.0 GB of its device, more than is left there" in c.story(f"lib-{library.id}")
+
+
+# ---- one process a device
+def test_a_device_of_one_process_holds_one_library_at_a_time(cluster: Make) -> None:
+    c = cluster().join("p1", of=gpus(processes=1)).define(model("m", 2 * GB), model("n"))
+    c.call("a", context="m").call("b", context="n")
+    assert started(c).device_memory_bytes == 24 * GB
+    c.report("p1", say.LibraryReady(1, 0.1, 1.0, device_bytes=2 * GB))  # type: ignore[arg-type]
+    assert c.library(context="m").promised_bytes == 24 * GB
+    assert list(c.pilot().libraries) == [1]
+    c.end("a").forget().wait(2.0)
+    assert c.library(context="m").state is LibraryState.STOPPING  # it is idle, and the other waits
+    assert c.hears("p1", to_pilot.StopLibrary).library == 1
+    assert started(c).device_memory_bytes == 24 * GB
+    assert c.library(context="n").state is LibraryState.LOADING  # its pilot waits until the other process has ended
+    c.die(c.library(context="m"), failure=None).wait(2.0)
+    assert list(c.pilot().libraries) == [2]
+
+
+# ---- what is missing or broken
+def test_what_was_left_out_reaches_status_and_explain(cluster: Make) -> None:
+    c = cluster()
+    hello = say.PilotHello(wire.VERSION, SESSION, "n1", 7, gpus(), troubles=("GPU 1 was left out: GPU is lost",))
+    c.report("p1", hello, numbered=False)
+    assert "p1: GPU 1 was left out: GPU is lost" in "\n".join(render(c.status()))
+    assert "GPU 1 was left out: GPU is lost" in c.story("p1")
+
+
+SOURCE = Source("gpus", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=1, idle_s=100.0)
+
+
+def without_gpus(c: Cluster, pilot: str, *, block: str) -> Cluster:
+    c.block(block, phase=BlockPhase.RUNNING)
+    faulty = tuple(msgspec.structs.replace(one, fault=LACKS) for one in devices(2))
+    return c.report(
+        pilot, say.PilotHello(wire.VERSION, SESSION, f"host-{pilot}", 7, faulty, block, lacks=LACKS), numbered=False
+    )
+
+
+def test_pilot_without_its_site_gpus_is_released(cluster: Make) -> None:
+    c = cluster().sources(SOURCE).call("a")
+    assert c.asked() == ["b1"]
+    without_gpus(c, "p1", block="b1")
+    assert c.hears("p1", to_pilot.Exit).reason == LACKS
+    assert c.pilot().state is PilotState.DRAINING
+    status = c.status()
+    assert status.trouble["gpus"] == f"its last block was of no use: {LACKS}"
+    assert LACKS in "\n".join(render(status))
+    assert LACKS in status.contexts[0].waits_for
+    assert LACKS in c.story("p1")
+    assert c.waiting() == ["a"]
+
+
+def test_site_without_gpus_fails_calls_with_the_reason(cluster: Make) -> None:
+    c = cluster().sources(SOURCE).call("a")
+    for number in (1, 2, 3):
+        assert c.asked() == [f"b{number}"]
+        without_gpus(c, f"p{number}", block=f"b{number}")
+        c.report(f"p{number}", say.PilotLeaving(LACKS))
+        c.block(f"b{number}", phase=BlockPhase.ENDED)
+        c.wait(20.0)
+    assert f"no pilot could be started: gpus: {LACKS}" in c.failure("a").message
+
+
+def test_a_good_pilot_after_one_without_gpus_serves(cluster: Make) -> None:
+    c = cluster().sources(SOURCE).call("a")
+    without_gpus(c, "p1", block="b1")
+    c.report("p1", say.PilotLeaving(LACKS)).block("b1", phase=BlockPhase.ENDED).wait(5.0).forget()
+    c.block("b2", phase=BlockPhase.RUNNING).join("p2", of=gpus(), block="b2").ready()
+    assert c.held("p2") == ["a"]
+    assert "gpus" not in c.status().trouble
+    assert c.end("a").ended["a"].ok

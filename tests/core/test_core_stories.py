@@ -28,9 +28,7 @@ def test_without_pilots_a_call_waits_for_one_and_the_blocks_say_why(cluster: Mak
     assert "no pilot has joined yet (block b1: pending: Priority)" in c.story("c-1")
 
 
-def test_a_block_of_the_program_itself_is_called_b0_and_is_not_pending_once_its_pilot_is_here(
-    cluster: Make,
-) -> None:
+def test_own_block_is_called_b0_and_runs_once_its_pilot_is_here(cluster: Make) -> None:
     c = cluster().call("c1")
     c.tell("ana", say.WantPilots({"0": "pending", "1": "failed: exit code 1"}))
     assert "block that the program started itself: pending, no pilot has come from it" in c.story("b0")
@@ -42,13 +40,13 @@ def test_a_block_of_the_program_itself_is_called_b0_and_is_not_pending_once_its_
     assert report.session_status(c.core.state).blocks == {"0": "ended with the session", "1": "failed: exit code 1"}
 
 
-def test_a_block_from_which_no_pilot_came_in_the_session_ended_before_one_did(cluster: Make) -> None:
+def test_own_block_without_a_pilot_ended_before_one_came(cluster: Make) -> None:
     c = cluster().call("c1")
     c.tell("ana", say.WantPilots({"0": "pending"}), say.EndSession("done"))
     assert report.session_status(c.core.state).blocks == {"0": "ended before a pilot came"}
 
 
-def test_the_logs_of_a_call_that_has_not_ended_say_what_it_waits_for_and_where_to_look(cluster: Make) -> None:
+def test_logs_of_an_open_call_say_what_it_waits_for(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=100.0, load_s=100.0).calls(2)
     waits = nothing_kept(c.the_story("c-3"))
     assert waits == (
@@ -67,8 +65,9 @@ def test_the_logs_of_a_call_that_has_not_ended_say_what_it_waits_for_and_where_t
     )
 
 
-def test_the_logs_of_a_call_behind_others_in_its_library_say_so(cluster: Make) -> None:
+def test_a_call_behind_others_in_its_library_says_so(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
+    assert "3 calls are before it in that library" in c.story("c-5")
     assert nothing_kept(c.the_story("c-5")).startswith("c-5 waits in lib-1: 3 calls are before it in that library\n")
 
 
@@ -91,11 +90,6 @@ def test_behind_busy_libraries_the_wait_is_predicted(cluster: Make) -> None:
     assert "behind 4 calls of the same context; its library runs other calls" in story
     assert "is expected to start in about 10 s" in story
     assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-2")
-
-
-def test_calls_before_it_in_a_library_are_counted(cluster: Make) -> None:
-    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
-    assert "3 calls are before it in that library" in c.story("c-5")
 
 
 def test_a_call_that_came_back_says_why(cluster: Make) -> None:
@@ -170,8 +164,6 @@ def test_status_counts_everything_once(cluster: Make) -> None:
 
 
 # ---- one forecast
-
-
 def test_of_long_calls_the_forecast_is_what_calls_take_over_the_slots(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).calls(2, context="a").ready()
     c.wait(100).end("1", "2", run_s=100.0).calls(6, context="a").wait(40)
@@ -200,7 +192,7 @@ def test_rows_never_promise_more_than_the_headline(cluster: Make) -> None:
     assert status.left_s >= 60.0, "both share one device"
 
 
-def test_pilots_that_a_manager_which_came_back_still_waits_for_count_as_here(cluster: Make) -> None:
+def test_pilots_awaited_after_a_restart_count_as_here(cluster: Make) -> None:
     c = cluster().sources(Source("lab", first=1, most=2)).define(recipe("a"))
     c.call("1", context="a").block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(2), block="b1")
     c.ready().end("1", run_s=2.0).calls(40, context="a").ready()
@@ -249,8 +241,6 @@ def test_a_call_that_was_cancelled_is_not_done(cluster: Make) -> None:
 
 
 # ---- what has ended, and what is gone
-
-
 def test_a_call_that_ended_names_its_library_pilot_and_device(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", ok=False).tell("ana", say.Cancel([2]))  # type: ignore[list-item]
     assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-1")
@@ -310,12 +300,12 @@ def test_a_story_of_a_call_has_its_arguments_in_short(cluster: Make) -> None:
     assert not c.the_story("c-9").payload
 
 
-def test_calls_that_run_longer_than_any_before_are_not_forecast_to_end_at_once(cluster: Make) -> None:
+def test_calls_longer_than_usual_are_not_forecast_to_end_at_once(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(3).wait(60)
     assert c.status().left_s >= 3 * 60
 
 
-def test_a_context_of_a_kind_that_no_pilot_has_waits_for_blocks_and_not_for_room(cluster: Make) -> None:
+def test_context_of_a_missing_kind_waits_for_blocks(cluster: Make) -> None:
     c = cluster().sources(Source("cpus", first=1, most=1), Source("gpus", first=1, most=1, kind="a100"))
     wants = msgspec.structs.replace(recipe("a"), needs=Needs(kinds=("a100",)))
     c.define(wants).block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(2), block="b1")

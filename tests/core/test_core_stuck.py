@@ -19,7 +19,7 @@ Make = Callable[..., Cluster]
 SHORT_S = 0.001
 
 
-def test_calls_that_were_prefetched_behind_a_long_one_are_loaded_elsewhere(cluster: Make) -> None:
+def test_calls_prefetched_behind_a_long_one_run_elsewhere(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=SHORT_S).join("p2")
     c.call("long", context="a").forget().call("s1", "s2", context="a")
     assert c.held(context="a") == ["long", "s1", "s2"]
@@ -42,7 +42,7 @@ def test_a_library_that_is_free_gets_them_at_once(cluster: Make) -> None:
     assert c.held("p1") == ["s2", "s3", "s4"]
 
 
-def test_no_call_waits_behind_one_that_began_before_calls_were_known_to_be_short(cluster: Make) -> None:
+def test_no_call_waits_behind_one_begun_before_run_times_were_known(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("long", "quick", context="a").ready()
     c.end("quick", run_s=SHORT_S).wait(60).call("s1", context="a").call("s2", context="a")
     assert (c.held("p1", "a"), c.held("p2", "a")) == (["long"], ["s1", "s2"])
@@ -84,7 +84,7 @@ def test_a_stuck_library_has_no_backlog_until_its_call_ends(cluster: Make) -> No
     assert c.held() == ["s1", "s2"]
 
 
-def test_a_long_call_that_is_cancelled_leaves_a_library_like_any_other(cluster: Make) -> None:
+def test_cancelled_long_call_leaves_an_ordinary_library(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).call("long").call("s1").wait(1.1).give_back("s1")
     library, long = c.library(), c.ids["long"]
     c.tell("ana", say.Cancel([long], running=True))  # type: ignore[list-item]
@@ -123,7 +123,7 @@ def test_with_a_free_slot_a_library_is_not_stuck(cluster: Make) -> None:
     assert c.hears("p1", to_pilot.TakeBack).count == 4
 
 
-def test_a_call_that_waits_in_the_queue_behind_a_lingering_one_is_loaded_elsewhere(cluster: Make) -> None:
+def test_queued_call_behind_a_lingering_one_is_loaded_elsewhere(cluster: Make) -> None:
     """Calls of a second are never prefetched; and to wait for one of them would not pay a load of ten."""
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=1.0, load_s=9.9).join("p2")
     c.call("long", context="a").call("s1", context="a").wait(9)
@@ -146,14 +146,14 @@ def test_calls_that_run_as_long_as_usual_do_not_linger(cluster: Make) -> None:
     assert c.lives_on("a") == ["p1", "p2"]
 
 
-def test_where_nothing_else_is_free_a_context_that_is_used_less_makes_room(cluster: Make) -> None:
+def test_less_used_context_makes_room_if_nothing_is_free(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a"), recipe("b")).call("x", context="a").hot(context="a", run_s=SHORT_S)
     c.join("p2").call("z", context="b").ready().end("z").call("long", context="a").call("s1", context="a").wait(1.1)
     c.forget().give_back("s1").wait(1.1)
     assert c.hears("p2", to_pilot.StopLibrary).reason.startswith("idle, and room is needed for a")
 
 
-def test_a_timer_looks_for_stuck_libraries_only_while_some_could_become_so(cluster: Make) -> None:
+def test_stuck_timer_runs_only_while_libraries_may_get_stuck(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).hot(run_s=SHORT_S)
     assert STUCK_TIMER not in c.core.state.timers
     c.call("long")
@@ -176,7 +176,7 @@ class GivesFive(HottestFirst):
         return 5 - library.load
 
 
-def test_a_policy_that_knows_nothing_of_it_gives_a_stuck_library_no_backlog_either(cluster: Make) -> None:
+def test_stuck_library_gets_no_backlog_under_any_policy(cluster: Make) -> None:
     c = cluster(pilots=1, policies=by(GivesFive())).calls(1).hot(run_s=SHORT_S).call("long").call("s1", "s2").wait(1.1)
     c.give_back("s1", "s2").call("s3").wait(5)
     assert c.held() == ["long"]

@@ -33,14 +33,13 @@ def kill_pilots(c: Cluster, name: str, *, times: int, spare: int = 0) -> None:
         c.join(f"x{len(c.core.state.gone_pilots)}-{spare}").wait(1).lose(lost).ready()
 
 
-def test_a_call_whose_pilots_die_runs_alone_after_three_and_then_fails_with_its_evidence(cluster: Make) -> None:
+def test_call_runs_alone_after_three_losses_then_fails_with_evidence(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
     kill_pilots(c, "bad", times=ALONE_AFTER)
     assert c.the_call("bad").state is CallState.HELD, "it has one more try, alone"
     last = pilot_of(c, "bad")
     kill_pilots(c, "bad", times=1)
-    failure = c.ended["bad"].failure
-    assert failure is not None
+    failure = c.failure("bad")
     assert (failure.kind, failure.pilot) == (FailureKind.POISON, last)
     assert "its pilot or library died 4 times while it ran, the last time with nothing beside it:" in failure.message
     assert failure.message.count("unexplained, gone: silent for 15 s") == 4
@@ -61,11 +60,11 @@ def test_calls_beside_it_end(cluster: Make) -> None:
         else:
             c.end(*there)
         c.ready().wait(15).ready()
-    assert c.ended["bad"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+    assert c.failure("bad").kind is FailureKind.POISON
     assert all(c.ended[name].ok for name in "abc")
 
 
-def test_a_pilot_is_kept_for_a_suspect_and_gives_others_nothing_meanwhile(cluster: Make) -> None:
+def test_reserved_pilot_serves_only_its_suspect(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
     kill_pilots(c, "bad", times=ALONE_AFTER - 1)
     c.join("second").call("long").ready()
@@ -151,8 +150,7 @@ def test_the_last_word_is_the_batch_system_s(cluster: Make, reason: LossReason |
         c.ready().end("bad")
         assert c.ended["bad"].ok
         return
-    failure = c.ended["bad"].failure
-    assert failure is not None
+    failure = c.failure("bad")
     assert "out of memory" in failure.message
     assert "the batch system says OUT_OF_MEMORY" in failure.message
 
@@ -186,10 +184,10 @@ def test_a_gang_that_kills_pilots_is_given_up_too(cluster: Make) -> None:
             if library.zombies:
                 c.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
         c.ready().wait(1).ready()
-    assert c.ended["g"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+    assert c.failure("g").kind is FailureKind.POISON
 
 
-def test_a_library_that_the_system_kills_for_another_one_s_memory_is_no_proof(cluster: Make) -> None:
+def test_library_killed_for_memory_of_another_is_no_proof(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("hog", context="a").call("good", context="b").ready()
     for _ in range(2):
@@ -206,20 +204,20 @@ def test_a_call_that_dies_of_a_signal_of_its_own_is_proof_enough(cluster: Make) 
     segfault = Failure(FailureKind.DIED, "was killed by SIGSEGV", signal=11)
     for _ in range(2):
         c.die(c.library(context="b"), "bad", failure=segfault).ready()
-    assert c.ended["bad"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+    assert c.failure("bad").kind is FailureKind.POISON
 
 
-def test_calls_that_one_library_may_have_ended_together_are_tried_by_themselves(cluster: Make) -> None:
+def test_calls_of_one_dead_library_are_tried_by_themselves(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(4)
     c.die(c.library(), "2", "3", "4").ready()
     assert c.held() == ["2"], "also in a library of one slot nothing waits behind a suspect"
     c.end("2").die(c.library(), "3").ready()
-    assert c.ended["3"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+    assert c.failure("3").kind is FailureKind.POISON
     c.end("4").end("5")
     assert all(c.ended[name].ok for name in "245")
 
 
-def test_a_call_beside_those_that_run_out_of_time_soon_has_a_library_for_itself(cluster: Make) -> None:
+def test_call_next_to_timed_out_ones_gets_its_own_library(cluster: Make) -> None:
     """Fresh eyes found it: with slots a call of 6 s began again with each call beside it that hung, for ever."""
     c = cluster(pilots=1).define(recipe("room", slots=4)).call("long", context="room").ready()
     for n in range(2):
@@ -243,8 +241,7 @@ def test_a_context_whose_load_kills_its_pilots_is_given_up(cluster: Make) -> Non
         assert c.ended == {}
         lost = c.lives_on("huge")[0]
         c.join(f"x{n}").lose(lost)
-    failure = c.ended["c"].failure
-    assert failure is not None
+    failure = c.failure("c")
     assert failure.kind is FailureKind.CONTEXT
     assert "context huge could not be loaded: its pilot died 4 times meanwhile" in failure.message
     c.call("again", context="huge").ready().end("again")
@@ -252,8 +249,6 @@ def test_a_context_whose_load_kills_its_pilots_is_given_up(cluster: Make) -> Non
 
 
 # ---- the walltime
-
-
 def cut(c: Cluster, pilot: str, *, ran_s: float, saves: bytes = b"") -> None:
     """A call runs on this pilot of a walltime of a minute, may save its state, and is cut off."""
     block = next(iter(c.core.state.blocks))
@@ -268,13 +263,12 @@ def cut(c: Cluster, pilot: str, *, ran_s: float, saves: bytes = b"") -> None:
     c.block(block, phase=BlockPhase.ENDED, reason="TIMEOUT").wait(1.0)
 
 
-def test_a_call_that_the_walltime_cuts_off_twice_fails_with_what_to_do(cluster: Make) -> None:
+def test_call_cut_off_twice_fails_with_advice(cluster: Make) -> None:
     c = cluster().sources(LAB).call("long")
     cut(c, "q1", ran_s=57.0)
     assert c.ended == {}
     cut(c, "q2", ran_s=57.0)
-    failure = c.ended["long"].failure
-    assert failure is not None
+    failure = c.failure("long")
     assert failure.kind is FailureKind.TIMEOUT
     assert failure.message == (
         "ran 57 s and was cut off by the 1 min walltime, twice; raise [provider] walltime, or save state with "
@@ -282,13 +276,13 @@ def test_a_call_that_the_walltime_cuts_off_twice_fails_with_what_to_do(cluster: 
     )
 
 
-def test_a_call_that_saves_its_state_goes_on_however_often_it_is_cut_off(cluster: Make) -> None:
+def test_call_that_saves_state_may_be_cut_off_often(cluster: Make) -> None:
     c = cluster().sources(LAB).call("long")
     for n in range(6):
         cut(c, f"q{n}", ran_s=57.0, saves=b"%d" % n)
         assert c.ended == {}
     cut(c, "stuck", ran_s=57.0)
-    assert "twice" in c.ended["long"].failure.message  # type: ignore[union-attr]
+    assert "twice" in c.failure("long").message
 
 
 def test_a_call_that_began_late_is_tried_where_there_is_more_time(cluster: Make) -> None:
@@ -318,7 +312,7 @@ def test_losing_a_pilot_at_its_walltime_is_a_cut(cluster: Make) -> None:
         block = next(iter(c.core.state.blocks))
         c.block(block, phase=BlockPhase.RUNNING).join(f"q{n}", block=block, ends_in_s=60.0).ready().wait(58)
         c.lose(f"q{n}").block(block, phase=BlockPhase.ENDED, reason="TIMEOUT").wait(1.0)
-    assert "cut off by the 1 min walltime, twice" in c.ended["long"].failure.message  # type: ignore[union-attr]
+    assert "cut off by the 1 min walltime, twice" in c.failure("long").message
 
 
 def test_what_is_known_of_the_memory_is_told(cluster: Make) -> None:
@@ -327,7 +321,7 @@ def test_what_is_known_of_the_memory_is_told(cluster: Make) -> None:
         library = c.holders("bad")[0]
         c.report(library.pilot.id, say.Heartbeat((say.LibraryUse(library.id, 7_500_000_000),)))
         kill_pilots(c, "bad", times=1)
-    assert "used up to 7.5 GB meanwhile" in c.ended["bad"].failure.message  # type: ignore[union-attr]
+    assert "used up to 7.5 GB meanwhile" in c.failure("bad").message
 
 
 def test_memory_that_earlier_calls_took_is_not_told_of_the_next(cluster: Make) -> None:
@@ -336,9 +330,7 @@ def test_memory_that_earlier_calls_took_is_not_told_of_the_next(cluster: Make) -
     c.report(library.pilot.id, say.Heartbeat((say.LibraryUse(library.id, 7_500_000_000),)))
     c.wait(1).end("large").wait(1)
     kill_pilots(c, "bad", times=ALONE_AFTER + 1)
-    failure = c.ended["bad"].failure
-    assert failure is not None
-    assert "meanwhile" not in failure.message
+    assert "meanwhile" not in c.failure("bad").message
 
 
 def test_a_call_whose_pilot_is_lost_has_its_own_output(cluster: Make) -> None:
@@ -353,7 +345,5 @@ def test_a_call_whose_pilot_is_lost_has_its_own_output(cluster: Make) -> None:
     c.call("silent").end("silent").lose(pilot_of(c, "bad")).wait(1)
     assert pilot_of(c, "bad") == "q"
     c.join("last").lose("q")
-    failure = c.ended["bad"].failure
-    assert failure is not None
-    assert failure.printed == Printed(log, 400, 0)
+    assert c.failure("bad").printed == Printed(log, 400, 0)
     assert f"printed {log}:400-" in c.story(show_call(c.ids["bad"]))  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def test_what_one_library_hoards_another_takes_back(toy: Make) -> None:
     assert t.now - before < 2.2
 
 
-def test_two_contexts_of_unknown_size_share_a_device_once_they_are_measured(toy: Make) -> None:
+def test_unknown_contexts_share_a_device_once_measured(toy: Make) -> None:
     t = toy()
     t.pilot("p1", memory="8 GB")
     t.context("a", memory="2 GB").context("b", memory="3 GB")
@@ -70,7 +70,7 @@ def test_a_poison_call_ends_and_the_good_ones_go_on(toy: Make) -> None:
     assert all(end.ok for name, end in t.ended.items() if name != "bad")
 
 
-def test_of_calls_that_run_side_by_side_the_poison_one_is_found_and_the_good_ones_end(toy: Make) -> None:
+def test_poison_call_is_found_among_calls_side_by_side(toy: Make) -> None:
     t = toy()
     t.pilot("p1")
     t.context("a", slots=4)

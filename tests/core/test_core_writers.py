@@ -34,19 +34,19 @@ WRITERS: dict[type, dict[str, str]] = {
         "banned": "clients", "blocks": "blocks", "breaks": "holding", "broken_runs": "holding",
         "calls": "holding", "cancelled": "ending", "clients": "registry", "clients_by_number": "registry",
         "contexts": "registry", "costs": "registry", "departed": "registry", "done": "ending",
-        "ended_blocks": "blocks", "ending": "clients", "factory_trouble": "blocks", "failed": "ending",
+        "ended_blocks": "blocks", "ending": "clients", "factory_trouble": "reactor", "failed": "ending",
         "failure_groups": "ending",
         "failed_at": "clients", "failures": "ending", "forecasts": "holding", "forgotten": "pilots",
         "functions": "registry", "gone_libraries": "libraries", "gone_pilots": "pilots", "groups": "registry",
         "hungry": "queues", "kept": "reactor", "kept_ends": "clients", "lease_s": "reactor", "libraries": "libraries",
-        "losses": "blocks", "most_pilots": "registry", "next_block": "blocks", "next_client": "registry",
+        "losses": "blocks", "most_pilots": "registry", "next_block": "block_orders", "next_client": "registry",
         "next_library": "libraries", "now": "reactor", "orphans": "pilots", "past_blocks": "blocks",
         "pilots": "pilots", "pilots_gone": "pilots", "printed": "holding",
         "rate": "dispatch", "recorded_at": "ending",
         "reports": "holding", "rerun_calls": "libraries", "reserved": "holding", "said_blocks": "reactor",
         "sources": "blocks", "streams": "holding", "tier_seconds": "libraries", "timers": "manager",
         "trials": "holding",
-        "unrecorded": "ending", "unused_functions": "registry",
+        "unrecorded": "ending", "unused_functions": "registry"
     },
     Context: {
         "advice": "libraries", "advised_by": "libraries",
@@ -59,7 +59,7 @@ WRITERS: dict[type, dict[str, str]] = {
         "queue": "queues", "rate": "dispatch", "resident_bytes": "libraries", "run_s": "ending",
         "run_total_s": "ending", "runs": "ending", "said_limits": "registry", "served": "dispatch",
         "slots": "libraries",
-        "starved_since": "queues",
+        "starved_since": "queues"
     },
     Library: {
         "batch": "libraries", "batch_at": "libraries", "device_bytes": "libraries",
@@ -68,11 +68,11 @@ WRITERS: dict[type, dict[str, str]] = {
         "printed_to": "dispatch", "promised_bytes": "libraries",
         "ready_at": "libraries", "required_bytes": "dispatch", "resizing": "libraries", "served": "dispatch",
         "slots": "libraries",
-        "state": "libraries", "stuck": "queues", "taking": "holding", "used_at": "libraries", "zombies": "holding",
+        "state": "libraries", "stuck": "queues", "taking": "holding", "used_at": "libraries", "zombies": "holding"
     },
     Call: {
         "by_itself": "retries", "holder": "holding", "late": "call_queue", "offered": "holding", "sent_at": "holding",
-        "spec": "dispatch", "state": "holding", "ticket": "call_queue",
+        "spec": "dispatch", "state": "holding", "ticket": "call_queue"
     },
     CallPast: {"cuts_beside": "retries", "kills": "retries", "notes": "nouns"},
     Pilot: {
@@ -82,24 +82,25 @@ WRITERS: dict[type, dict[str, str]] = {
         "libraries": "libraries", "loss": "blocks", "loss_settled": "blocks", "lost_at": "blocks",
         "rate": "dispatch", "refused_frames": "pilot_reports", "released": "pilots", "reserved": "holding",
         "source": "blocks", "state": "pilots", "troubles": "pilot_reports", "unfit": "blame",
-        "unfit_times": "blame", "used_at": "libraries", "verdicts": "blame", "was": "pilots",
+        "unfit_times": "blame", "used_at": "libraries", "verdicts": "blame", "was": "pilots"
     },
     Device: {
         "fault": "pilots", "libraries": "libraries", "promised_bytes": "libraries", "quarantine": "pilots",
-        "reported": "pilots", "tier": "libraries", "tier_since": "libraries",
+        "reported": "pilots", "tier": "libraries", "tier_since": "libraries"
     },
     SourceState: {
         "abandoned": "blocks", "blocks": "blocks", "coming": "blocks", "devices": "blocks", "failed_at": "blocks",
         "failures": "blocks", "filling": "blocks", "held_for": "blocks", "hold": "blocks", "last_failure": "blocks",
-        "short_lived": "blocks", "source": "blocks", "staying": "blocks", "stopped": "blocks", "trouble": "blocks",
-        "useless": "blocks",
+        "short_lived": "blocks", "source": "blocks", "staying": "blocks", "stopped": "blocks",
+        "trouble": "block_orders",
+        "useless": "blocks"
     },
     Block: {
-        "abandoned": "blocks", "brought": "blocks", "brought_at": "blocks", "emptied_at": "blocks",
+        "abandoned": "block_orders", "brought": "blocks", "brought_at": "blocks", "emptied_at": "blocks",
         "expected_at": "blocks", "held_for": "block_orders", "holds": "block_orders",
         "job": "blocks", "leaving": "blocks", "loss": "blocks",
         "phase": "blocks", "pilots": "blocks", "proved": "blocks", "reason": "blocks", "since": "blocks",
-        "unsettled": "blocks",
+        "unsettled": "blocks"
     },
 }  # fmt: skip
 """The one file that writes each field; a field that is not here never changes."""

@@ -12,8 +12,7 @@ from stoker.protocol import to_pilot, wire
 
 BIG = ObjectRef("file-big.gguf", 1 << 30, "/models/big.gguf")
 SMALL = ObjectRef("file-small", 1000, "/models/config.json")
-Told = tuple[tuple[str, ...], bool]
-"""From whom, and whether the origin is read."""
+Told = tuple[tuple[str, ...], bool]  # From whom, and whether the origin is read
 
 
 class Peers(Cluster):

@@ -50,8 +50,7 @@ class Cost(msgspec.Struct, frozen=True):
     load_s: float = 1.0
     resident_bytes: int = 10**9
     broken: str = ""
-    run_s: float = 0.0
-    """How long every call runs there; 0 = as it says itself."""
+    run_s: float = 0.0  # How long every call runs there; 0 = as it says itself
 
 
 class Toy(Desk):
@@ -64,8 +63,7 @@ class Toy(Desk):
         self.ignore_stops = False
         """Whether running calls go on when they are told to stop, so that their libraries end with them."""
         self.pilots: dict[str, ToyPilot] = {}
-        self.links: dict[str, int] = {}
-        """Which connection of a pilot is up; 0 = none."""
+        self.links: dict[str, int] = {}  # Which connection of a pilot is up; 0 = none
         self.costs = {"bare": Cost(0.1, 50_000_000)}
         self.ids: dict[str, int] = {}
         self.names: dict[int, str] = {}
@@ -84,7 +82,6 @@ class Toy(Desk):
         self.tell(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
 
     # ---- time
-
     def after(self, seconds: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + max(0.0, seconds), next(self._count), what))
 
@@ -115,7 +112,6 @@ class Toy(Desk):
         return [self.names[id] for id in self.core.state.calls]
 
     # ---- the world
-
     def pilot(
         self, name: str, *, devices: int = 1, kind: str = "cpu", memory: str = "8 GB", block: str = ""
     ) -> ToyPilot:
@@ -169,7 +165,6 @@ class Toy(Desk):
         self.advice[key] = after_s, ContextAdvice(**facts)
 
     # ---- the wires
-
     def _connect(self, pilot: ToyPilot) -> None:
         if pilot.alive:
             self.links[pilot.name] = next(self._links)

@@ -34,8 +34,7 @@ class Work(msgspec.Struct, frozen=True):
     step_s: float = 0.0
     shared: bool = False
     meet_s: float = 0.0
-    failed_by: str = ""
-    """`node` or `device`: what fails it each time."""
+    failed_by: str = ""  # `node` or `device`: what fails it each time
 
 
 class Running:
@@ -75,20 +74,15 @@ class ToyPilot:
     def __init__(self, toy: Toy, name: str, devices: tuple[say.DeviceFacts, ...], *, block: str = "") -> None:
         self.toy, self.name, self.devices, self.block = toy, name, devices, block
         self.libraries: dict[int, ToyLibrary] = {}
-        self.gone: dict[int, ToyLibrary] = {}
-        """Libraries that have ended, as they were then."""
+        self.gone: dict[int, ToyLibrary] = {}  # Libraries that have ended, as they were then
         self.outbox = Outbox()
         self.alive = True
         self.draining = False
-        self.hellos = self.answered = 0
-        """Hellos that it has said, and the last that the manager has answered."""
-        self.refuses = ""
-        """Why it refuses offers, if it does."""
-        self.began: list[tuple[float, int, int, int]] = []
-        """(when, call, rank, size) of everything that it began."""
+        self.hellos = self.answered = 0  # Hellos that it has said, and the last that the manager has answered
+        self.refuses = ""  # Why it refuses offers, if it does
+        self.began: list[tuple[float, int, int, int]] = []  # (when, call, rank, size) of everything that it began
 
     # ---- what the manager says
-
     def hear(self, message: Any) -> None:
         if self.answered != self.hellos and isinstance(message, GIVEN_AGAIN):
             return
@@ -151,7 +145,6 @@ class ToyPilot:
         )  # fmt: skip
 
     # ---- libraries
-
     def _held(self, device: str) -> int:
         return sum(x.held_bytes for x in self.libraries.values() if device in x.devices)
 
@@ -242,7 +235,6 @@ class ToyPilot:
             self.alive = False
 
     # ---- calls
-
     def _run(self, order: to_pilot.RunCalls) -> None:
         ids = [spec.call for spec in order.calls]
         library = self.libraries.get(order.library)
@@ -341,7 +333,6 @@ class ToyPilot:
         self.say(say.CallsReturned(library.id, tuple(calls)))  # type: ignore[arg-type]
 
     # ---- talking
-
     def say(self, message: Any) -> None:
         if self.alive:
             sequence = self.outbox.next()

@@ -47,7 +47,6 @@ class Manager(RuleBasedStateMachine):
         self.toy.pilot("p0", devices=2)
 
     # ---- clients
-
     @rule(
         target=calls, context=st.sampled_from(CONTEXTS), run_s=times, priority=st.integers(0, 2), raises=st.booleans(),
         gang=st.sampled_from(((1, 1), (1, 1), (1, 2), (2, 2))),
@@ -87,7 +86,6 @@ class Manager(RuleBasedStateMachine):
         self.toy.tell(say.Received(had))
 
     # ---- time and pilots
-
     @rule(seconds=times)
     def wait(self, seconds: float) -> None:
         self.toy.run(until=self.toy.now + seconds)
@@ -123,7 +121,6 @@ class Manager(RuleBasedStateMachine):
         self.toy.tell(say.ClientHello(wire.VERSION, SESSION, len(self.toy.ended)), numbered=False)
 
     # ---- noise
-
     @precondition(lambda self: any(event.sequence for event in self.frames()))
     @rule(chance=st.randoms(use_true_random=False), skip=st.integers(0, 3))
     def a_frame_comes_again_or_too_early(self, chance: Any, skip: int) -> None:
@@ -163,7 +160,6 @@ class Manager(RuleBasedStateMachine):
         assert before == after
 
     # ---- promises
-
     @invariant()
     def every_open_call_is_known(self) -> None:
         open_calls = {self.toy.names[id] for id in self.toy.core.state.calls}

@@ -19,8 +19,7 @@ from stoker.protocol import to_manager as say
 
 REFS = tuple(ObjectRef(f"file-{n}", (1, 3, 9, 30)[n] * PART_BYTES, f"/models/{n}") for n in range(4))
 MOST_PILOTS = 24
-MOST_BLIND = 7
-"""From the eighth pilot on that cannot read an origin nobody else is asked to."""
+MOST_BLIND = 7  # From the eighth pilot on that cannot read an origin nobody else is asked to
 
 chances = st.randoms(use_true_random=False)
 
@@ -41,7 +40,6 @@ class Transfers(RuleBasedStateMachine):
         return sorted(name for name in self.swarm.pilots if name not in self.swarm.unsaid)
 
     # ---- what pilots do
-
     @precondition(lambda self: len(self.swarm.pilots) < MOST_PILOTS)
     @rule(count=st.integers(1, 4), serves=st.booleans() | st.just(True), cache=st.sampled_from(("", "", "h1", "h2")))
     def pilots_join(self, count: int, serves: bool, cache: str = "") -> None:
@@ -60,7 +58,6 @@ class Transfers(RuleBasedStateMachine):
         self.swarm.evict(chance.choice(self.here()), ref)
 
     # ---- what happens to them
-
     @precondition(lambda self: self.here())
     @rule(chance=chances)
     def pilot_dies(self, chance: Any) -> None:
@@ -130,7 +127,6 @@ class Transfers(RuleBasedStateMachine):
         return [(one.name, other.name) for one, other in pairs if one.parts is other.parts]
 
     # ---- the end
-
     def teardown(self) -> None:
         if not self.swarm.pilots:
             return

@@ -54,8 +54,7 @@ class Pilot(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pilot = CoreShell()
-        self.believed: dict[int, dict[int, None]] = {}
-        """Calls by library, as the manager believes."""
+        self.believed: dict[int, dict[int, None]] = {}  # Calls by library, as the manager believes
         self.calls = 0
         self.timers: dict[str, float] = {}
 
@@ -94,7 +93,6 @@ class Pilot(RuleBasedStateMachine):
             del held[call]
 
     # ---- the manager
-
     @rule(number=libraries, recipe=st.sampled_from(RECIPES), memory=st.integers(0, 30))
     def start(self, number: int, recipe: Recipe, memory: int) -> None:
         self.pilot.start(number, recipe, device_memory_bytes=memory * GIB)
@@ -143,7 +141,6 @@ class Pilot(RuleBasedStateMachine):
         self.settle()
 
     # ---- processes
-
     @rule(number=libraries, loaded=st.booleans(), device=st.integers(0, 30))
     def load(self, number: int, loaded: bool, device: int) -> None:
         self.pilot.give(ProcessMade(LibraryId(number), 1)).say(number, to_agent.Hello(number, 1))
@@ -205,7 +202,6 @@ class Pilot(RuleBasedStateMachine):
         self.settle()
 
     # ---- the node
-
     @rule(comes=st.booleans(), in_cache=st.booleans())
     def object_news(self, comes: bool, in_cache: bool) -> None:
         (self.pilot.cache.add if in_cache else self.pilot.cache.discard)("weights")

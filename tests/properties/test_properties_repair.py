@@ -35,7 +35,6 @@ class Forgetful(Toy):
         super().__init__()
 
     # ---- the client: it keeps what it waits for
-
     def tell(self, *messages: Any, numbered: bool = True) -> Toy:
         self.submits += [message for message in messages if isinstance(message, say.Submit)]
         self.recipes += [message.recipe for message in messages if isinstance(message, say.DefineRecipe)]
@@ -74,7 +73,6 @@ class Forgetful(Toy):
         self.tell(*messages, say.Resubmitted())
 
     # ---- pilots: the hello comes first, and speaks of the state before the frames that follow
-
     def _connect(self, pilot: ToyPilot) -> None:
         if not pilot.alive:
             return
@@ -84,7 +82,6 @@ class Forgetful(Toy):
             self.from_pilot(pilot, *_decode(frame))
 
     # ---- the loss
-
     def lose(self, keep: float) -> None:
         """The manager dies, and comes back with this share of its journal."""
         kept = int(len(self.past) * keep)

@@ -67,7 +67,6 @@ class Cores(RuleBasedStateMachine):
         return wired.get(name) or wired[min(wired)]
 
     # ---- the client
-
     @rule(context=contexts, count=st.integers(1, 4))
     def submit(self, context: str, count: int) -> None:
         self.cluster.call(*(f"c{self.count + n}" for n in range(count)), context=context)
@@ -79,7 +78,6 @@ class Cores(RuleBasedStateMachine):
         self.cluster.tell("ana", say.Cancel([call], running))  # type: ignore[list-item]
 
     # ---- the connections
-
     @rule(name=names, count=st.integers(1, 6))
     def frames_arrive(self, name: str, count: int) -> None:
         for _ in range(count):
@@ -130,7 +128,6 @@ class Cores(RuleBasedStateMachine):
             pilot.connect()
 
     # ---- the processes
-
     @rule(name=names, ends=st.integers(0, 3))
     def works(self, name: str, ends: int) -> None:
         self.pilot(name).works(ends=ends)
@@ -164,7 +161,6 @@ class Cores(RuleBasedStateMachine):
                 pilot.settle()
 
     # ---- what must hold
-
     @invariant()
     def all_is_well(self) -> None:
         """The books of each side add up, and the manager has refused nothing but what may be late."""

@@ -88,8 +88,7 @@ class Process(ModelProcess):
         super().__init__(ordered.library, pilot.queue.handle)
         self.devices = ordered.devices
         self.memory_bytes = ordered.device_memory_bytes
-        self.exits = False
-        """Whether it is about to end."""
+        self.exits = False  # Whether it is about to end
         self._pilot = pilot
         self._signal = 0
         self._left = ordered.recipe.calls_per_library or 10**9
@@ -150,12 +149,9 @@ class Wired:
         self.timers = Timers()
         self.outbox = Outbox()
         self.batch: list[say.FromPilot] = []
-        self.up: deque[bytes] = deque()
-        """Frames on their way to the manager."""
-        self.down: deque[to_pilot.ToPilot] = deque()
-        """Orders on their way to the pilot."""
-        self.last = b""
-        """The frame that was delivered last."""
+        self.up: deque[bytes] = deque()  # Frames on their way to the manager
+        self.down: deque[to_pilot.ToPilot] = deque()  # Orders on their way to the pilot
+        self.last = b""  # The frame that was delivered last
         self.processes: dict[LibraryId, Process] = {}
         self.told_gone: set[LibraryId] = set()
         self.disowned: set[tuple[LibraryId, CallId]] = set()
@@ -164,7 +160,6 @@ class Wired:
         self.connect()
 
     # ---- the connection
-
     def connect(self) -> None:
         """Say hello, on the connection that it has or a new one."""
         self._flush()
@@ -219,7 +214,6 @@ class Wired:
                 self.up.append(frame)
 
     # ---- the shell
-
     def _carry_out(self, command: commands.Command) -> None:
         match command:
             case commands.Tell(message=message):
@@ -261,7 +255,6 @@ class Wired:
                 pass
 
     # ---- the world
-
     def settle(self) -> None:
         """Its processes have done what they were told to do."""
         for process in list(self.processes.values()):
@@ -328,7 +321,6 @@ class Together(Cluster):
         super()._post(rest)
 
     # ---- what arrives
-
     def hear_next(self, pilot: Wired) -> bool:
         """The pilot's next frame arrives. False: there is none."""
         if not pilot.up:
@@ -362,7 +354,6 @@ class Together(Cluster):
         self.event(PilotLost(pilot.name, "silent for 15 s"))
 
     # ---- the truth
-
     def begins(self, pilot: Wired, number: LibraryId, call: CallId) -> None:
         """A process gets a call. It may be in another one only if its pilot was given up."""
         for other in self.wired.values():

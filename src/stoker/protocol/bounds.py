@@ -85,7 +85,7 @@ def _limits(limits: LibraryLimits) -> str:
 
 def _submit(m: say.Submit) -> str:
     due = "" if m.due_in_s is None else _time("due_in_s", m.due_in_s, least=-MOST_S)
-    return due or _options(m.options) or _specs(m.calls)
+    return due or _options(m.options) or wrong_with_calls(m.calls)
 
 
 def _options(options: CallOptions) -> str:
@@ -100,7 +100,8 @@ def _options(options: CallOptions) -> str:
     ))  # fmt: skip
 
 
-def _specs(specs: Iterable[CallSpec]) -> str:
+def wrong_with_calls(specs: Iterable[CallSpec]) -> str:
+    """Return which value in these calls is wrong, in words; empty if none."""
     for spec in specs:  # the hot path
         features = spec.features
         if (
