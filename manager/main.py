@@ -16,12 +16,12 @@ from stoker import connections
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
 from stoker.manager.live import interfaces, journal, keeper, lease
-from stoker.manager.live.chosen import chosen_in, policies_of
-from stoker.manager.live.patience import Patience
-from stoker.manager.live.ports_taken import NO_PORT, PortsTakenError
+from stoker.manager.live.doors import NO_PORT, PortsTakenError
+from stoker.manager.live.lease import TAKEN_OVER, TakenError
+from stoker.manager.live.peer_watch import Patience
+from stoker.manager.live.presence import check_folder
 from stoker.manager.live.server import ManagerServer
-from stoker.manager.live.session_address import check_folder
-from stoker.manager.live.taken import TAKEN_OVER, TakenError
+from stoker.manager.live.session_policies import chosen_in, policies_of
 from stoker.protocol.session import SessionFolder
 from stoker.site import Session
 

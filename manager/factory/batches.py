@@ -8,7 +8,8 @@ from typing import Any, assert_never
 
 from stoker.errors import ConfigError
 from stoker.manager.environment.carrying import carried_folder, starter_files
-from stoker.manager.factory import block_keys, condor_description
+from stoker.manager.factory import condor_description
+from stoker.manager.factory import pilot_command as factory_pilot_command
 from stoker.manager.factory.batch import Batch, SubmissionRefused, job_name
 from stoker.manager.factory.condor import CondorBatch
 from stoker.manager.factory.local import LocalBatch, started_by_shell
@@ -51,7 +52,7 @@ def make_batch(
     folder.submit.mkdir(mode=0o700, exist_ok=True)
 
     def command(block: BlockId) -> str:
-        block_keys.issue(folder, block)
+        factory_pilot_command.issue_block_key(folder, block)
         starter_files(folder, site)  # what travels with the job says where the manager is now
         return pilot_command(site, folder=folder, block=block, python_path=python_path)
 
@@ -106,7 +107,7 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
             files = [os.path.relpath(file, folder.submit) for file in carried]
             return condor_description.render(site, session=session, block=block, command=command, files=files)
         case ProviderKind.SLURM | ProviderKind.PBS | ProviderKind.LSF | ProviderKind.GRID_ENGINE:
-            from stoker.manager.factory.providers import render
+            from stoker.manager.factory.submitting import render
 
             return render(site, job=job_name(session, block), command=command)
         case kind:

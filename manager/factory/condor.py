@@ -26,9 +26,8 @@ import msgspec
 
 from stoker.manager.factory import condor_ads, condor_description
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered, job_name
-from stoker.manager.factory.commands import CommandResult, CommandRunner
+from stoker.manager.factory.commands import CommandResult, CommandRunner, last_lines
 from stoker.manager.factory.condor_ads import Ad, JobStatus
-from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId

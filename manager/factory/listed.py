@@ -1,4 +1,10 @@
-"""PBS, LSF and Grid Engine, for the factory: Parsl's providers submit, one listing tells of all jobs.
+"""How PBS, LSF and Grid Engine list jobs, read (pure).
+
+Parsl's providers know the states of jobs that they have submitted themselves, and no more: a job that was asked for by
+another process, a reason for waiting, a job's name, how it ended are not in them. They also take a suspended job for
+cancelled (LSF) or failed (Grid Engine), and keep silent when the command fails. One listing of ours has all of it.
+
+PBS, LSF and Grid Engine, for the factory: Parsl's providers submit, one listing tells of all jobs.
 
 PBS and LSF list jobs for a while after their ends. Of a job that a listing lacks, the accounting is asked (`qacct`,
 `bhist`); where that does not know it either, the job is absent, and only its output may say how it ended.
@@ -7,29 +13,182 @@ PBS and LSF list jobs for a while after their ends. Of a job that a listing lack
 from __future__ import annotations
 
 import getpass
+import json
 import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name
-from stoker.manager.factory.listings import (
-    LSF_FIELDS,
-    ListedJob,
-    Read,
-    read_bhist,
-    read_grid_engine,
-    read_lsf,
-    read_pbs,
-    read_qacct,
-)
-from stoker.manager.factory.output import last_lines
+import msgspec
+
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name, loss_of
+from stoker.manager.factory.commands import last_lines
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.submitting import Submitter, is_not_now
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import ProviderKind, Site
+
+# ---- listings
+
+
+class ListedJob(msgspec.Struct, frozen=True):
+    """A job in a listing: its name and its state. `expected_at`: when it should start, on the wall clock (0: unknown).
+    `failed`: it ended by an error of its own, of which its output may say more."""
+
+    name: str
+    phase: BlockPhase
+    reason: str = ""
+    expected_at: float = 0.0
+    failed: bool = False
+
+    def status(self, *, now: float, output: list[str]) -> BatchJobStatus:
+        """As the factory wants it; `now` on the wall clock, `output` the last lines that the job printed."""
+        said = f": {'; '.join(output)}" if self.failed and output else ""
+        expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
+        loss = loss_of(self.reason) if self.phase is BlockPhase.ENDED else None
+        return BatchJobStatus(self.phase, self.reason + said, expected_in_s, loss)
+
+
+Read = Callable[[str], dict[str, ListedJob]]
+
+
+def read_pbs(text: str) -> dict[str, ListedJob]:
+    """`qstat -x -f -F json`, with lines of the site before and after it. Raises ValueError for text without JSON."""
+    start = re.search(r"^\s*\{", text, re.MULTILINE)
+    answer: dict[str, Any] = {}
+    if text.strip():
+        answer, _ = json.JSONDecoder().raw_decode(text, start.end() - 1 if start else 0)
+    jobs: dict[str, Any] = answer.get("Jobs", {})
+    return {id: _pbs_job(job) for id, job in jobs.items()}
+
+
+def _pbs_job(job: dict[str, Any]) -> ListedJob:
+    name, state, comment = str(job.get("Job_Name", "")), job.get("job_state", ""), str(job.get("comment", ""))
+    if state in ("F", "X"):
+        code = job.get("Exit_status", 0)
+        if "walltime" in comment:
+            return ListedJob(name, BlockPhase.ENDED, "out of walltime")
+        if code in (0, None):
+            return ListedJob(name, BlockPhase.ENDED, "done")
+        if isinstance(code, int) and code > 256:
+            return ListedJob(name, BlockPhase.ENDED, f"killed by signal {code - 256}")
+        return ListedJob(name, BlockPhase.ENDED, f"exit code {code}", failed=True)
+    if state in ("R", "B", "E", "S", "U"):
+        reason = {"S": "suspended", "U": "suspended: its workstation is in use"}.get(state, "")
+        return ListedJob(name, BlockPhase.RUNNING, reason or (f"on {job['exec_host']}" if job.get("exec_host") else ""))
+    start = job.get("estimated", {}).get("start_time", 0)
+    held = {"H": "held", "W": "waits for its time"}.get(state, "")
+    return ListedJob(name, BlockPhase.PENDING, comment or held, float(start) if isinstance(start, int | float) else 0.0)
+
+
+LSF_FIELDS = "jobid stat exit_code exec_host job_name pend_reason delimiter='|'"
+
+
+def read_lsf(text: str) -> dict[str, ListedJob]:
+    """`bjobs -a -noheader -o LSF_FIELDS`."""
+    rows = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|", 5)]
+        if len(fields) == 6 and fields[0].isdecimal():
+            rows[fields[0]] = _lsf_job(*fields[1:])
+    return rows
+
+
+def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> ListedJob:
+    known = "" if why == "-" else why
+    match state:
+        case "PEND" | "WAIT" | "PROV":
+            return ListedJob(name, BlockPhase.PENDING, known)
+        case "PSUSP":
+            return ListedJob(name, BlockPhase.PENDING, known or "suspended while it waits")
+        case "USUSP" | "SSUSP":
+            return ListedJob(name, BlockPhase.RUNNING, "suspended")
+        case "DONE":
+            return ListedJob(name, BlockPhase.ENDED, "done")
+        case "EXIT":
+            how = _LSF_ENDS.get(code) or (f"exit code {code}" if code != "-" else _LSF_CANCELLED)
+            return ListedJob(name, BlockPhase.ENDED, how, failed=code not in _LSF_ENDS and code != "-")
+        case _:
+            return ListedJob(name, BlockPhase.RUNNING, f"on {host}" if host != "-" else "")
+
+
+_LSF_CANCELLED = "cancelled by someone (bkill)"
+_LSF_ENDS = {"130": _LSF_CANCELLED, "143": _LSF_CANCELLED, "137": "killed by signal 9", "140": "out of walltime"}
+
+
+def read_grid_engine(text: str) -> dict[str, ListedJob]:
+    """`qstat -xml`, with lines of the site before and after it. Raises ValueError for text that is not XML."""
+    found = re.search(r"<job_info\b.*</job_info>", text, re.DOTALL)  # the inner one is of the same name
+    try:
+        tree = ElementTree.fromstring(found[0] if found else text) if text.strip() else ElementTree.Element("none")
+    except ElementTree.ParseError as error:
+        raise ValueError(str(error)) from error
+    jobs = {}
+    for job in tree.iter("job_list"):
+        id, state = job.findtext("JB_job_number", ""), job.findtext("state", "")
+        if id:
+            jobs[id] = _grid_engine_job(job.findtext("JB_name", ""), state, job.findtext("queue_name") or "")
+    return jobs
+
+
+def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
+    if "q" in state:
+        held = "held" if "h" in state else ""
+        return ListedJob(name, BlockPhase.PENDING, f"in error state {state}: see `qstat -j`" if "E" in state else held)
+    if any(letter in state for letter in "sST"):
+        return ListedJob(name, BlockPhase.RUNNING, f"suspended ({state})")
+    return ListedJob(name, BlockPhase.RUNNING, f"on {queue}" if queue else "")
+
+
+# ---- how a job ended that is not listed any more
+
+
+def read_qacct(text: str) -> ListedJob | None:
+    """How a job of Grid Engine ended, from what `qacct -j ID` prints; None if it prints nothing of a job."""
+    found = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
+    if "jobnumber" not in found or "exit_status" not in found:
+        return None
+    name, failed, code = found.get("jobname", "").strip(), found.get("failed", "0"), found["exit_status"].split()[0]
+    if found.get("deleted_by", "NONE").strip() not in ("NONE", "undefined"):
+        return ListedJob(name, BlockPhase.ENDED, f"cancelled by {found['deleted_by'].strip()} (qdel)")
+    if "h_rt" in failed or "s_rt" in failed:
+        return ListedJob(name, BlockPhase.ENDED, "out of walltime")
+    if code == "0" and failed.split()[0] == "0":
+        return ListedJob(name, BlockPhase.ENDED, "done")
+    said = failed.partition(":")[2].strip()
+    return ListedJob(name, BlockPhase.ENDED, f"exit code {code}" + (f" ({said})" if said else ""), failed=True)
+
+
+def read_bhist(text: str) -> ListedJob | None:
+    """What LSF's `bhist -l ID` says of a job; None if it says nothing of it."""
+    text = re.sub(r"\n {10,}", "", text)  # it breaks lines anywhere
+    name = re.search(r"Job Name <([^>]*)>", text)
+    if not re.search(r"^Job <\d+", text, re.MULTILINE):
+        return None
+    ends = (
+        (r"TERM_OWNER|TERM_ADMIN|TERM_FORCE_OWNER|TERM_FORCE_ADMIN", _LSF_CANCELLED),
+        (r"TERM_RUNLIMIT", "out of walltime"),
+        (r"TERM_MEMLIMIT", "out of memory"),
+        (r"TERM_PREEMPT", "preempted by LSF"),
+        (r"Done successfully", "done"),
+        (r"Exited with exit code (\d+)", "exit code {}"),
+        (r"Exited by signal (\d+)", "killed by signal {}"),
+        (r"[:;] Exited", _LSF_CANCELLED),
+    )
+    for pattern, words in ends:
+        if end := re.search(pattern, text):
+            how = words.format(*end.groups())
+            return ListedJob(name[1] if name else "", BlockPhase.ENDED, how, failed=how.startswith("exit code"))
+    runs = "Starting" in text or "Started" in text
+    return ListedJob(name[1] if name else "", BlockPhase.RUNNING if runs else BlockPhase.PENDING)
+
+
+# ---- listed
+
 
 log = logging.getLogger("stoker.factory")
 

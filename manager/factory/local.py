@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from stoker.manager.factory.batch import BatchJobStatus, job_name
-from stoker.manager.factory.output import last_lines
+from stoker.manager.factory.commands import last_lines
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId

@@ -1,4 +1,10 @@
-"""The command that starts a pilot. Nothing secret is in it: the keys lie in the session folder."""
+"""The key pairs of blocks: each is made when its block is asked for, and removed when the block is over.
+
+A node has the key of its own block and no other, so what leaks there opens no more than that block's place: the manager
+lets a block's key speak for pilots of that block alone (`manager.live.admission`).
+
+The command that starts a pilot. Nothing secret is in it: the keys lie in the session folder.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,50 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 
+from zmq import curve_keypair
+
+from stoker.errors import SessionError
 from stoker.folders import refuse_odd_path, working_folder
 from stoker.manager.environment.carrying import starter_command
 from stoker.manager.live import interfaces
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.session import KeyPair, SessionFolder
 from stoker.site import AUTO_PROBE, Engine, EnvironmentKind, Pilot, ProviderKind, Site
+
+# ---- block keys
+
+
+def issue_block_key(folder: SessionFolder, block: str) -> None:
+    """Make a block's key pair, unless it has one. Raises SessionError."""
+    file = folder.block_key_file(block)
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not file.exists():
+            public, secret = curve_keypair()
+            folder.write_block_key(block, KeyPair(public=public.decode(), secret=secret.decode()))
+    except OSError as error:
+        raise SessionError(
+            f"the key of block {block} cannot be written: {error}; make room at {file.parent}"
+        ) from error
+
+
+def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
+    """Whether a block has a key pair: its submission has begun, and it is not over."""
+    try:
+        return folder.block_key_file(block).exists()
+    except (OSError, SessionError):
+        return False
+
+
+def revoke_block_key(folder: SessionFolder, block: str) -> None:
+    """Remove a block's key pair: who still has it is let in no more. No-op if there is none."""
+    try:
+        folder.block_key_file(block).unlink(missing_ok=True)
+    except (OSError, SessionError):  # the file system is away: the key is of a block without a pilot
+        return
+
+
+# ---- pilot command
+
 
 PILOT, TASKVINE_PILOT = "stoker.pilot.main", "stoker.pilot.taskvine.main"
 """The modules that pilots run."""

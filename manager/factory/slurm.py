@@ -22,7 +22,7 @@ import msgspec
 
 from stoker.manager.factory import slurm_output
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name
-from stoker.manager.factory.output import last_lines
+from stoker.manager.factory.commands import last_lines
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.slurm_output import AccountedJob
 from stoker.manager.factory.submitting import Submitter

@@ -1,4 +1,8 @@
-"""How a manager comes back from its journal: the newest snapshot, the events since, and what to do where they are not
+"""What a journal tells of a session's past: the core as a snapshot has it, and the events since then.
+
+Every reader of a journal begins here: the manager that comes back (`comeback`), and the commands that replay a session.
+
+How a manager comes back from its journal: the newest snapshot, the events since, and what to do where they are not
 whole.
 
 - A damaged record with whole ones behind it costs what it said: the core goes on with a hole (`RecordsLost`), and every
@@ -16,23 +20,168 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from stoker.manager.core.events import FromPilot, ManagerRestarted
+from stoker.errors import SessionError
+from stoker.manager.core.events import Event, FromPilot, ManagerRestarted, RecordsLost
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.live import segments
+from stoker.manager.live import records, snapshot
 from stoker.manager.live.decisions import check_of
 from stoker.manager.live.journal import MOST_CHECKS, JournalEnd
-from stoker.manager.live.past import JournalPast
-from stoker.manager.live.records import Decided, scan
+from stoker.manager.live.records import Damage, Decided, Segment, SegmentHead, scan
+from stoker.manager.live.snapshot import Unreadable
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.to_manager import CallsEnded
 from stoker.units import show_bytes
 from stoker.whole_files import draft_of, sync_folder
+
+# ---- past
+
+
+class DamagedPlace(msgspec.Struct, frozen=True):
+    """Damage in a file."""
+
+    path: Path
+    damage: Damage
+
+
+class JournalPast:
+    """A journal's newest readable beginning, and what follows.
+
+    `core`: as the snapshot has it, None where the journal begins with the session. `since`: when the snapshot was made
+    (0: nothing is missing). `events`: the number of the next event. `unreadable`: snapshots that could not be read, and
+    why. `certain`: what the newest of them says for certain all the same. `lost`: bytes that were damaged so far; a
+    part that is missing counts as one at least. `is_comparable`: False between damage and the first manager that came
+    back without what it cost: what was decided there rested on what is lost, so a replay may decide otherwise.
+    """
+
+    def __init__(self, journal: Path, *, watch: frozenset[int] = frozenset(), policies: Policies | None = None) -> None:
+        self.journal = journal
+        self.core: Core | None = None
+        self.since = 0.0
+        self.unreadable: dict[Path, str] = {}
+        self.certain = snapshot.CertainFacts()
+        self.snapshot_bytes = 0
+        self.damage: list[DamagedPlace] = []
+        """What the records that were read so far had of it."""
+        self.head: SegmentHead | None = None
+        """Of the segment that was read last, and how far it is whole."""
+        self.whole = 0
+        self.bytes_read = 0
+        """Of all segments that were read."""
+        self.lost = 0
+        self.is_comparable = True
+        if not records.journal_exists(journal):
+            raise SessionError(f"no journal at {journal}: No such file or directory")
+        self._segments = records.list_segments(journal)
+        self._begin(watch, policies_modules(policies))
+        self.events = self._segments[0].head.first if self._segments else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether what is there leads from a snapshot, or from the session's beginning, to its end."""
+        return self.core is not None or not self._segments or self._segments[0].head.number == 1
+
+    @property
+    def first_segment(self) -> int:
+        """The number of the first segment that is read."""
+        return self._segments[0].head.number if self._segments else 1
+
+    def head_number(self, path: Path) -> int:
+        """The number of the segment in a file."""
+        return next((each.head.number for each in self._segments if each.path == path), 0)
+
+    def _begin(self, watch: frozenset[int], modules: frozenset[str]) -> None:
+        for number, path in records.list_snapshots(self.journal):
+            following = [each for each in self._segments if each.head.number >= number]
+            if not following or following[0].head.number != number:
+                continue  # a manager that was killed, or has lost the session, had not begun its segment
+            try:
+                found = snapshot.read(path)
+                if not self.unreadable:
+                    self.certain = found.certain
+                if following[0].head.mark not in ("", found.head.segment.mark):
+                    continue
+                self.core = snapshot.restored(found, modules=modules)
+            except Unreadable as error:
+                self.unreadable[path] = str(error)
+                continue
+            self.core.manager.watch = watch
+            self.since, self.snapshot_bytes = found.head.at, path.stat().st_size
+            self._segments = following
+            return
+
+    def records(self) -> Iterator[tuple[float, Event | Decided]]:
+        """The events since then, and what was decided about them. Damage is an event: `RecordsLost`; a last record that
+        was not written to its end is none. Raises SessionError where the journal's beginning is missing."""
+        if not self.is_whole:
+            why = "; ".join(self.unreadable.values()) or "the snapshot that belongs before it is not there"
+            raise SessionError(f"{self.journal} does not tell how the session began: {why}")
+        now = self.since or self._began_at()
+        number = self._segments[0].head.number if self._segments else 0
+        for segment in self._segments:
+            if segment.head.number != number:
+                yield now, self._event(RecordsLost(0, f"segments {number} to {segment.head.number - 1} are missing"))
+            number = segment.head.number + 1
+            yield from self._of(segment, now)
+
+    def _began_at(self) -> float:
+        """When the first record was written that can be read; where none can, when the file was."""
+        for segment in self._segments:
+            times = (at for _, at, record in scan(segment.path) if not isinstance(record, Damage))
+            if at := next(filter(None, times), 0.0):
+                return at
+        return self._segments[-1].path.stat().st_mtime if self._segments else 0.0
+
+    def _of(self, segment: Segment, now: float) -> Iterator[tuple[float, Event | Decided]]:
+        last = segment is self._segments[-1]
+        self.head, self.whole = segment.head, 0
+        if segment.head.mark:  # one of before there were segments, or with a damaged head, does not know
+            self.events = segment.head.first
+        for end, at, record in scan(segment.path):
+            if isinstance(record, Damage):
+                self.damage.append(DamagedPlace(segment.path, record))
+                if record.cut and last:
+                    return
+                yield now, self._event(RecordsLost(record.length, record.why))
+            elif isinstance(record, SegmentHead):
+                now = max(now, at)
+            elif isinstance(record, Decided):
+                yield at, record
+            else:
+                now = at
+                yield at, self._event(record)
+            self.bytes_read += end - self.whole
+            self.whole = end
+
+    def _event(self, event: Event) -> Event:
+        self.events += 1
+        if isinstance(event, RecordsLost):
+            self.lost += max(1, event.bytes)
+            self.is_comparable = False
+        elif isinstance(event, ManagerRestarted):  # a later damage may have hit what this manager still had
+            self.is_comparable = event.lost >= self.lost
+        return event
+
+
+def policies_modules(policies: Policies | None) -> frozenset[str]:
+    """The modules of policies, which may be a user's own, and what is imported of the packages that they are in."""
+    if policies is None:
+        return frozenset()
+    seams = (policies.dispatch, policies.residency, policies.provisioning)
+    packages = {type(seam).__module__.partition(".")[0] for seam in seams} - {"stoker"}
+    of_packages = (name for name in list(sys.modules) if name.partition(".")[0] in packages)
+    return frozenset((*of_packages, *(type(seam).__module__ for seam in seams)))
+
+
+# ---- comeback
+
 
 log = logging.getLogger("stoker.manager")
 
@@ -58,9 +207,9 @@ class _DecidesOtherwise(Exception):
 
 def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
     """The core as it was after the journal's last event. Raises SessionError for a file that is no journal."""
-    for path in segments.leftovers(journal):
+    for path in records.half_made_files(journal):
         path.unlink(missing_ok=True)
-    if not segments.exists(journal):
+    if not records.journal_exists(journal):
         return CameBack()
     past = JournalPast(journal, policies=policies)
     if not past.is_whole:
@@ -71,14 +220,14 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
         core = _replayed(past, session, policies, notices)
     except _DecidesOtherwise as error:
         return _begin_anew(past, str(error))
-    head = past.head or segments.new_head()
+    head = past.head or records.new_head()
     notices += _keep_damaged(past)
     if journal.exists():
         end = JournalEnd(head, past.events, past.whole)
     else:  # a manager was killed between an old segment and a new one
-        end = JournalEnd(segments.new_head(head.number + 1, first=past.events), past.events, 0)
+        end = JournalEnd(records.new_head(head.number + 1, first=past.events), past.events, 0)
     if past.core is not None:
-        for path in segments.older(journal, past.first_segment):
+        for path in records.older_files(journal, past.first_segment):
             path.unlink(missing_ok=True)
     notices += [f"{path.name}: this snapshot cannot be read ({why})" for path, why in past.unreadable.items()]
     return CameBack(
@@ -87,7 +236,7 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
         notices=notices,
         snapshot_bytes=past.snapshot_bytes,
         tail_bytes=past.bytes_read,
-        compact=bool(past.damage) or head.stoker != segments.WRITER,
+        compact=bool(past.damage) or head.stoker != records.WRITER,
         lost=past.lost,
     )
 
@@ -127,9 +276,9 @@ def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[s
             continue
         by = past.head.stoker if past.head is not None else ""
         where = f"event {number:,} of the journal"
-        if by != segments.WRITER:
+        if by != records.WRITER:
             raise _DecidesOtherwise(
-                f"Stoker {segments.WRITER} decides otherwise about {where} than Stoker {by or 'of before'}, which wrote"
+                f"Stoker {records.WRITER} decides otherwise about {where} than Stoker {by or 'of before'}, which wrote"
                 " it"
             )
         text = f"a replay decides otherwise about {where} than the manager did: please report it, with the journal"
@@ -156,9 +305,9 @@ def _keep_damaged(past: JournalPast) -> list[str]:
         log.error("%s, at byte %d: %s", path, damage.at, notices[-1] if notices else text)
     if past.head is not None and any(place.path == past.journal and not place.damage.cut for place in past.damage):
         os.truncate(past.journal, past.whole)
-        past.journal.rename(segments.kept_path(past.journal, past.head.number))
+        past.journal.rename(records.kept_path(past.journal, past.head.number))
         sync_folder(past.journal.parent)
-    segments.remove_old_kept(past.journal, needed=copies)
+    records.remove_old_kept(past.journal, needed=copies)
     return notices
 
 
@@ -181,14 +330,14 @@ def _keep(path: Path, name: Path) -> str:
 def _begin_anew(past: JournalPast, why: str) -> CameBack:
     """Put everything aside, and begin with the ends that clients have not confirmed."""
     ends = {end.call: end for client in past.certain.clients for end in client.ends}
-    for path in segments.everything(past.journal):
+    for path in records.journal_files(past.journal):
         if path.suffix != ".snapshot":
             ends.update({end.call: end for end in _good_ends(path)})
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    for path in segments.everything(past.journal):
+    for path in records.journal_files(past.journal):
         name = path.name.removeprefix(past.journal.name)
         path.rename(path.with_name(f"{past.journal.name}.aside-{stamp}{name.replace('.', '-')}"))
-    segments.remove_old_kept(past.journal)
+    records.remove_old_kept(past.journal)
     kept = f"its files are kept as {past.journal.name}.aside-{stamp}*"
     notice = f"{why}: {kept}, and clients and pilots say anew what they hold"
     log.error("%s", notice)

@@ -22,11 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.manager.core.reactor import Core
-from stoker.manager.live import segments, snapshot
+from stoker.manager.live import records, snapshot
+from stoker.manager.live.comeback import policies_modules
 from stoker.manager.live.journal import Journal
-from stoker.manager.live.past import policies_modules
-from stoker.manager.live.pickled import Unsaveable
 from stoker.manager.live.records import SegmentHead
+from stoker.manager.live.snapshot import Unsaveable
 from stoker.retries import RetryPause
 from stoker.units import show_bytes
 
@@ -95,7 +95,7 @@ class Compaction:
             self._failed(f"no new segment can be begun: {error}")
             return
         self._before = before
-        path = segments.snapshot_path(self._journal.path, self._segment.number)
+        path = records.snapshot_path(self._journal.path, self._segment.number)
         self._said, child_says = os.pipe()
         self._started_at = time.monotonic()
         try:
@@ -132,10 +132,10 @@ class Compaction:
             self._failed(said or f"the process that wrote the snapshot ended with {code}")
 
     def _succeeded(self) -> None:
-        path = segments.snapshot_path(self._journal.path, self._segment.number)
+        path = records.snapshot_path(self._journal.path, self._segment.number)
         self._snapshot_bytes, self._before = path.stat().st_size, 0
         self._pause.reset()
-        for old in segments.older(self._journal.path, self._segment.number):
+        for old in records.older_files(self._journal.path, self._segment.number):
             old.unlink(missing_ok=True)
         took_s = time.monotonic() - self._started_at
         log.info("the journal was compacted: a snapshot of %s in %.1f s", show_bytes(self._snapshot_bytes), took_s)
@@ -153,7 +153,7 @@ class Compaction:
             os.waitpid(self._child, 0)
             os.close(self._said)
             self._child = 0
-            segments.snapshot_path(self._journal.path, self._segment.number).with_suffix(".snapshot.draft").unlink(
+            records.snapshot_path(self._journal.path, self._segment.number).with_suffix(".snapshot.draft").unlink(
                 missing_ok=True
             )
 

@@ -1,4 +1,9 @@
-"""Every event of a session, in order, on disk before anything that follows from it is said to anybody.
+"""fdatasync on a thread of its own: the loop goes on meanwhile, and what it writes then shares the next one.
+
+The kernel's call releases the interpreter's lock. One sync is under way at a time; the loop begins one, goes on with
+its turns, is woken through `wake_fd` when it is done, and begins the next one for all that was written since.
+
+Every event of a session, in order, on disk before anything that follows from it is said to anybody.
 
 Records of one turn of the loop are written with one `write(2)`: they survive a killed process. Surviving a host's crash
 is the option `sync`: then a thread calls fdatasync, one call for all turns that ended while the one before was under
@@ -10,27 +15,120 @@ is opened again. What else may be wrong with a file is `replay`'s business.
 
 Now and then a record says what the core decided about the events before it, a check each (`decisions`): so a replay
 knows where it decides otherwise. What a manager decided last before it was killed may lack its check.
+
+What people are told while the journal cannot be written: in `status`, in the log, and in programs that wait.
+
+Nothing is lost meanwhile, but no call begins or ends for its program. So the manager tells connected programs without
+being asked: a program's own questions are seldom, and its calls would just wait.
+
+Commands that wait until the events that they rest on are safe in the journal.
+
+Calls that pilots are to run need not wait for a sync: after a crash of this host the pilots say what runs there. But no
+message to a pilot overtakes an earlier one to the same pilot, acknowledgements excepted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
+import math
 import os
+import select
+import threading
 import time
 from array import array
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import msgspec
 
 from stoker import locks
 from stoker.errors import SessionError
-from stoker.manager.core.events import Event
-from stoker.manager.live import segments
+from stoker.manager.core.events import Command, Event, ToPilot
+from stoker.manager.live import records
+from stoker.manager.live.lease import TakenError
 from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, as_bytes, encoded, scan
-from stoker.manager.live.syncing import Syncing
-from stoker.manager.live.taken import TakenError
+from stoker.protocol import to_pilot
+from stoker.protocol.ids import PilotId
+from stoker.protocol.status import JOURNAL
+from stoker.protocol.to_client import Status
+from stoker.units import show_seconds
 from stoker.whole_files import append_whole, sync_folder, write_all
+
+# ---- syncing
+
+
+class Synced(msgspec.Struct, frozen=True):
+    """A sync that is over: how far the journal is safe, how many turns that made safe, and what went wrong."""
+
+    position: int
+    turns: int
+    error: OSError | None = None
+
+
+class Syncing:
+    """The thread, and the sync that is under way. All but the thread's own work is for the loop's thread."""
+
+    def __init__(self) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._asked = threading.Semaphore(0)
+        self._order: tuple[int, int, int] | None = None
+        self._result = Synced(0, 0)
+        self._under_way = False
+        """True from `begin` until `done` has read `wake_fd`, which the thread writes after the result: once a sync."""
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="stoker-sync", daemon=True)
+        self._thread.start()
+
+    def begin(self, fd: int, *, position: int, turns: int) -> None:
+        """Have a file synced; `done` tells of it. None may be under way."""
+        self._under_way, self._order = True, (fd, position, turns)
+        self._asked.release()
+
+    def done(self) -> Synced | None:
+        """The last sync that is over, once; one that made nothing safe if there is none; None while one is under
+        way."""
+        if self._under_way:
+            try:
+                os.eventfd_read(self.wake_fd)
+            except BlockingIOError:
+                return None
+            self._under_way = False
+        result, self._result = self._result, Synced(self._result.position, 0)
+        return result
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the sync that is under way is over."""
+        if self._under_way:
+            select.select([self.wake_fd], [], [], max(0.0, timeout_s))
+
+    def close(self) -> None:
+        """End the thread, after the sync that is under way."""
+        self._closed = True
+        self._asked.release()
+        self._thread.join()
+        os.close(self.wake_fd)
+
+    def _work(self) -> None:
+        while True:
+            self._asked.acquire()
+            if self._closed or self._order is None:
+                return
+            fd, position, turns = self._order
+            try:
+                os.fdatasync(fd)
+                result = Synced(position, turns)
+            except OSError as error:
+                result = Synced(0, turns, error)
+            self._result = result
+            os.eventfd_write(self.wake_fd, 1)
+
+
+# ---- journal
+
 
 CHECKS = 64
 """Checks are written with the next turn once this many have gathered,"""
@@ -72,7 +170,7 @@ class Journal:
         self._retry_at = 0.0
         found = end or find_end(path)
         self._fd = _locked(path)
-        self.head = found.head if found is not None else segments.new_head()
+        self.head = found.head if found is not None else records.new_head()
         self.events = found.events if found is not None else 0
         """Written so far, those of managers before this one included."""
         self.size = found.size if found is not None else 0
@@ -214,8 +312,8 @@ class Journal:
             raise OSError(f"the journal {self.path} cannot be written: {self.trouble}")
         if not os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
             raise SessionError(f"{self.path.parent} has another manager by now; one session has one manager")
-        head = segments.new_head(self.head.number + 1, first=self.events)
-        draft = self.path.with_name(f"{self.path.name}.{segments.NEXT}")
+        head = records.new_head(self.head.number + 1, first=self.events)
+        draft = self.path.with_name(f"{self.path.name}.{records.NEXT}")
         start = b"".join([MAGIC, *encoded(self._now, head)])
         draft.unlink(missing_ok=True)
         fd = _locked(draft)
@@ -223,7 +321,7 @@ class Journal:
             write_all(fd, start)
             if self._syncing is not None:
                 os.fdatasync(fd)
-            kept = segments.kept_path(self.path, self.head.number)
+            kept = records.kept_path(self.path, self.head.number)
             os.rename(self.path, kept)
             try:
                 os.rename(draft, self.path)
@@ -266,7 +364,7 @@ def read_checked(path: Path) -> Iterator[tuple[float, Event | Decided]]:
 
 def find_end(path: Path) -> JournalEnd | None:
     """Where a file is whole to; None if it has no whole head. Raises SessionError if it is no journal."""
-    head = segments.head_of(path) if path.exists() else None
+    head = records.head_of(path) if path.exists() else None
     if head is None:
         return None
     end, events = len(MAGIC), head.first
@@ -285,3 +383,136 @@ def _locked(path: Path) -> int:
         os.close(fd)
         raise TakenError(f"{path.parent} already has a manager; one session has one manager")
     return fd
+
+
+# ---- journal trouble
+
+
+log = logging.getLogger("stoker.manager")
+
+TELL_S = 3.0
+"""Programs hear of trouble that has lasted for so long."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class JournalTrouble:
+    """Why the journal at `folder` cannot be written just now (`text`), and whether programs know."""
+
+    def __init__(self, journal: Journal, folder: Path) -> None:
+        self.text = ""
+        """In words, with what to do; empty while the journal can be written."""
+        self._journal = journal
+        self._folder = folder
+        self._since = 0.0
+        self._told = ""
+        """What programs were told last."""
+
+    @property
+    def is_none(self) -> bool:
+        """True if the journal can be written and everyone knows it."""
+        return not (self._journal.trouble or self.text or self._told)
+
+    def changed_notice(self, now: float) -> str:
+        """A notice for the session if its journal can no longer be written, or can be again, since the last call."""
+        if bool(self._journal.trouble) is bool(self.text):
+            return ""
+        if self._journal.trouble:
+            self._since, self.text = now, explain_journal_trouble(self._journal, self._folder)
+            log.warning("%s", self.text)
+            return f"the journal cannot be written ({self._journal.trouble}): calls and results wait"
+        self.text = ""
+        return f"the journal can be written again, after {show_seconds(now - self._since)}"
+
+    def is_untold(self, now: float) -> bool:
+        """True once whenever the connected programs are to be told how it is."""
+        if self.text == self._told or (self.text and now - self._since < TELL_S):
+            return False
+        self._told = self.text
+        return True
+
+    def program_came(self) -> None:
+        """A program has said hello, which does not know yet."""
+        if self.text:
+            self._told = ""
+
+    def added_to(self, status: Status) -> Status:
+        """The session's status with this trouble in it."""
+        if not self.text:
+            return status
+        return msgspec.structs.replace(status, trouble={**status.trouble, JOURNAL: self.text})
+
+
+def explain_journal_trouble(journal: Journal, folder: Path) -> str:
+    """Why a journal cannot be written, and what to do."""
+    cannot = f"the journal cannot be written ({journal.trouble})"
+    if journal.errno in _FULL:
+        return f"{cannot}: the disk of {folder} is full; calls and results wait until it has room: make room there"
+    if journal.errno == errno.EFBIG:
+        return (
+            f"{cannot}: {journal.path} is as large as this user's files may be (ulimit -f); calls and results wait"
+            f" until the limit is raised (an admin may have to): prlimit --pid {os.getpid()} --fsize=unlimited"
+        )
+    return f"{cannot}: calls and results wait until {journal.path} can be written"
+
+
+# ---- held commands
+
+
+ENDING_S = 2.0
+"""A session that is to end waits for its journal for so long; then it ends without the journal's last records."""
+
+
+class HeldCommands:
+    """A queue of decided commands, each batch with the place in the journal that must be safe before they leave."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._batches: deque[tuple[int, list[Command]]] = deque()
+        self._ordered: Counter[PilotId] = Counter()
+        """How many held messages to each pilot must keep their order."""
+        self.ends_by = math.inf
+        """When the session ends although its journal cannot be written; infinite while it is not to end."""
+
+    def hold(self, commands: list[Command]) -> None:
+        """Hold commands until the journal is safe up to where it is now."""
+        if commands:
+            self._batches.append((self._journal.position, commands))
+
+    def split(self, commands: list[Command]) -> tuple[list[Command], list[Command]]:
+        """Split commands into those that may leave before the journal is synced and those that are to be held."""
+        is_written = self._journal.position <= self._journal.written
+        now: list[Command] = []
+        later: list[Command] = []
+        for command in commands:
+            if not _keeps_order(command):
+                later.append(command)
+            elif is_written and type(command.message) is to_pilot.RunCalls and not self._ordered[command.pilot]:
+                now.append(command)
+            else:
+                self._ordered[command.pilot] += 1
+                later.append(command)
+        return now, later
+
+    def may_leave(self, now: float, *, ending: bool) -> bool:
+        """True if the oldest batch is safe, or if the `ending` session has waited long enough for its journal."""
+        if not self._batches:
+            return False
+        if ending:
+            self.ends_by = min(self.ends_by, now + ENDING_S)
+        return now >= self.ends_by or self._batches[0][0] <= self._journal.safe
+
+    def release(self) -> list[Command]:
+        """Remove and return the oldest batch."""
+        commands = self._batches.popleft()[1]
+        if self._ordered:
+            for command in commands:
+                if _keeps_order(command):
+                    self._ordered[command.pilot] -= 1
+            if not self._batches:
+                self._ordered.clear()
+        return commands
+
+
+def _keeps_order(command: Command) -> TypeGuard[ToPilot]:
+    """True for a message to a pilot that later ones must not overtake."""
+    return type(command) is ToPilot and type(command.message) is not to_pilot.Ack

@@ -1,4 +1,6 @@
-"""The lease of a session's manager: a small file that says who runs the session, so that nobody else does.
+"""One session has one manager: what a second one says, and how it ends.
+
+The lease of a session's manager: a small file that says who runs the session, so that nobody else does.
 
 A cluster has several login nodes that see one session folder. Locks are not trusted across hosts (some network file
 systems grant them to everybody), nor are clocks: a file's age says nothing to a host whose clock differs. So the holder
@@ -37,9 +39,22 @@ import msgspec
 from stoker import locks
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
-from stoker.manager.live.taken import TakenError
 from stoker.protocol.session import SessionFolder
 from stoker.whole_files import draft_of, write_all
+
+# ---- taken
+
+
+TAKEN_OVER = 3
+"""The exit status of a manager that found that another one runs its session."""
+
+
+class TakenError(SessionError):
+    """Another manager runs the session."""
+
+
+# ---- lease
+
 
 log = logging.getLogger("stoker.manager")
 

@@ -1,4 +1,6 @@
-"""Which peers speak, which are cut off, and which the manager gives up.
+"""How long the manager waits for its peers.
+
+Which peers speak, which are cut off, and which the manager gives up.
 
 A pilot is lost if it is silent for `Patience.silence_s`. A peer whose connection broke, or that a restarted manager
 knows from its journal, has until a deadline to say something again.
@@ -10,10 +12,36 @@ import math
 import os
 from collections.abc import Iterator
 
+import msgspec
+
 from stoker.manager.core.nouns import PilotState
 from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role
-from stoker.manager.live.patience import Patience
+
+# ---- patience
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """The manager's time limits, in seconds.
+
+    `heartbeat_s`: between two heartbeats of a pilot. `silence_s`: a pilot that says nothing for longer is lost.
+    `pilot_back_s`, `client_back_s`: for a new connection after one broke; `restart_s`: after a restart of the manager.
+    `first_client_s`: for the first client of a session that is not detached. `pilot_lease_s`: a pilot waits so long for
+    a lost manager. `idle_s`: a detached session ends after so long without clients and calls (0 = never).
+    """
+
+    heartbeat_s: float = 5.0
+    silence_s: float = 15.0
+    pilot_back_s: float = 1.0
+    client_back_s: float = 5.0
+    first_client_s: float = 120.0
+    restart_s: float = 20.0
+    pilot_lease_s: float = 60.0
+    idle_s: float = 0.0
+
+
+# ---- peer watch
+
 
 CHECK_S = 0.5
 """The manager notices silence this late, at most."""

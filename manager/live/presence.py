@@ -1,4 +1,6 @@
-"""Is a session's manager there? One answer for all that ask: programs that join, commands, lists of sessions.
+"""`session.json`, by which programs and pilots find the manager: its address and its public key.
+
+Is a session's manager there? One answer for all that ask: programs that join, commands, lists of sessions.
 
 An open port does not tell. The manager may be gone, and another session's manager, or any program, may have its port by
 now. So, in this order:
@@ -34,6 +36,48 @@ from stoker.errors import SessionError
 from stoker.manager.live import lease
 from stoker.manager.live.interfaces import is_listening
 from stoker.protocol.session import SessionFile, SessionFolder
+
+# ---- session address
+
+
+class SessionAddress:
+    """Keeps the session's file as it should be. `before`: the file that an earlier manager of the session wrote.
+
+    Raises OSError if the file cannot be written.
+    """
+
+    def __init__(self, folder: SessionFolder, file: SessionFile, *, before: SessionFile | None) -> None:
+        self._folder = folder
+        self._file = file
+        try:
+            folder.write(file)
+        except (
+            OSError
+        ):  # a full disk: a file that says the same may stay, and its new time tells that a manager listens
+            if before != file:
+                raise
+            os.utime(folder.file)
+
+    def write_again(self) -> None:
+        """Write the file anew if it was removed or damaged. On any thread. Raises OSError."""
+        folder = self._folder
+        try:
+            if folder.read() == self._file:
+                return
+        except SessionError as error:
+            what = str(error) if folder.file.exists() else f"{folder.file} was removed"
+            log.warning("%s; it is written again", what)
+        folder.write(self._file)
+
+
+def check_folder(folder: SessionFolder) -> None:
+    """Raise SessionError unless the folder can hold a session."""
+    if not folder.key_file("server").exists():
+        raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` makes one")
+
+
+# ---- presence
+
 
 log = logging.getLogger("stoker.manager")
 

@@ -1,4 +1,12 @@
-"""The manager's one loop.
+"""What the manager does about an event on which the core raises: it refuses the event and restarts from the journal.
+
+Copies the session's notices, which `stoker status` shows, to the manager's log.
+
+Removes result files that no program will read.
+
+Two reasons to end a session that do not come as messages: no program uses it, and `stoker down` touches a file.
+
+The manager's one loop.
 
 A turn: wait until something comes or is due; read every socket; give each frame to the core; write the turn's events
 to the journal with one write; then send one frame a peer. Nothing is delayed to form a batch: batches form by
@@ -16,16 +24,21 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
+from stoker.log_files import SeldomLog
 from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
+from stoker.manager.core.clients import refusal_of
 from stoker.manager.core.events import (
     AskAdvice,
     Command,
     DiscardObject,
     EndManager,
+    Event,
     Record,
     SetTimer,
     ToClient,
@@ -35,33 +48,129 @@ from stoker.manager.core.pilot_reports import is_heartbeat, must_be_recorded
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.sending import are_pieces
-from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
+from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role, User
-from stoker.manager.live.advisor import LIMIT_S, AdvisorLink
+from stoker.manager.live.advisor import LIMIT_S, AdvisorLink, History
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
-from stoker.manager.live.clock import Clock
+from stoker.manager.live.clock import CLIENT_ACK_S, PILOT_ACK_S, Acks, Clock, TimerHeap
 from stoker.manager.live.comeback import come_back
 from stoker.manager.live.compaction import Compaction
-from stoker.manager.live.core_failures import CoreFailedError, refusal_after
 from stoker.manager.live.decisions import check_of
-from stoker.manager.live.discarding import discard_result
-from stoker.manager.live.doors import PORTS, Doors, name_of
-from stoker.manager.live.event_reader import EventReader, has_only_questions, is_from_observer
-from stoker.manager.live.held_commands import HeldCommands
-from stoker.manager.live.history import History
-from stoker.manager.live.journal import Journal
-from stoker.manager.live.journal_trouble import JournalTrouble
-from stoker.manager.live.notice_log import NoticeLog
-from stoker.manager.live.patience import Patience
-from stoker.manager.live.peer_watch import PeerWatch
-from stoker.manager.live.restarts import RestartProgress
-from stoker.manager.live.session_address import SessionAddress
-from stoker.manager.live.session_end import EndRequest, IdleCheck
-from stoker.manager.live.timers import TimerHeap
+from stoker.manager.live.doors import PORTS, Doors, EventReader, has_only_questions, is_from_observer, name_of
+from stoker.manager.live.journal import HeldCommands, Journal, JournalTrouble
+from stoker.manager.live.keeper import RestartProgress
+from stoker.manager.live.peer_watch import Patience, PeerWatch
+from stoker.manager.live.presence import SessionAddress
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 from stoker.protocol.to_manager import ClientHello
+from stoker.tracebacks import lines_of_user_code
+from stoker.units import show_seconds
+
+# ---- core failures
+
+
+MOST_FAILURES, FAILURES_S = 20, 600.0
+"""The session ends after `MOST_FAILURES` failures within `FAILURES_S`, and then no refusal is written."""
+_LONGEST_REASON = 500
+
+
+class CoreFailedError(Exception):
+    """The core raised on this event; a refusal replaces the event in the journal."""
+
+
+def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float], now: float) -> Event | None:
+    """The refusal to write to the journal in place of the event; None if the core has failed too often. `failed_at`:
+    when it failed before."""
+    if sum(now - at < FAILURES_S for at in failed_at) >= MOST_FAILURES:
+        return None
+    lines = lines_of_user_code(error)
+    where = f" ({lines[0].strip()})" if lines else ""
+    return refusal_of(event, f"{type(error).__name__}: {error}{where}"[:_LONGEST_REASON])
+
+
+# ---- notice log
+
+
+class NoticeLog:
+    """Logs each notice once. A notice that is given again has another time, and is logged again."""
+
+    def __init__(self) -> None:
+        self._logged: dict[str, float] = {}
+
+    def copy_new(self, notices: Mapping[str, float]) -> None:
+        """Log new notices. `notices`: each text with its time."""
+        logged = self._logged
+        if len(notices) == len(logged) and notices == logged:
+            return
+        for text, at in notices.items():
+            if logged.get(text) != at:
+                log.warning("%s", text)
+        self._logged = dict(notices)
+
+
+# ---- discarding
+
+
+_lines = SeldomLog(logging.getLogger("stoker.manager"))
+
+
+def discard_result(folder: SessionFolder, path: str) -> None:
+    """Remove a result file of the session. A pilot names it: no other file is removed, and a name that is none, or a
+    file that cannot be removed, costs a line in the log."""
+    file = Path(path)
+    if file.parent != folder.objects or not file.name.startswith("result-"):
+        return
+    try:
+        file.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:  # a name may hold a zero, or be too long
+        _lines.warning("results", f"cannot remove a result that no program reads, {path!r:.300}: {error}")
+
+
+# ---- session end
+
+
+class IdleCheck:
+    """Measures how long a detached session goes without clients and calls. `limit_s`: 0 = it may be idle forever."""
+
+    def __init__(self, limit_s: float, *, now: float) -> None:
+        self._limit_s = limit_s
+        self._used_at = self._checked_at = now
+
+    def why_end(self, state: State, now: float) -> str:
+        """Why the session ends; empty while it goes on. Checked four times in the limit, once a minute at least."""
+        if not (state.kept and self._limit_s and now - self._checked_at >= min(self._limit_s / 4, 60)):
+            return ""
+        self._checked_at = now
+        if state.calls or any(not client.gone and not client.observer for client in state.clients.values()):
+            self._used_at = now
+        elif now - self._used_at >= self._limit_s:
+            return f"no program has used it for {show_seconds(now - self._used_at)}"
+        return ""
+
+
+class EndRequest:
+    """The file that `stoker down` touches if the manager may be unable to read messages."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self._path = folder.asked_to_end
+        self._touched_ns = 0
+        """When the file was touched last; 0 while there is none."""
+
+    def is_new(self) -> bool:
+        """True if the file was touched since the last call. A file that a killed `stoker down` left does not change."""
+        before = self._touched_ns
+        try:
+            with self._path.open("rb") as file:  # opened: a network file system then looks again
+                self._touched_ns = os.fstat(file.fileno()).st_mtime_ns
+        except OSError:
+            self._touched_ns = 0
+        return 0 != before != self._touched_ns != 0
+
+
+# ---- server
+
 
 log = logging.getLogger("stoker.manager")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.manager.factory.job_ids import in_sentence, on_own_line
+from stoker.manager.factory.submitting import job_id_in_sentence, job_id_on_own_line
 from stoker.site import ProviderKind
 
 SLURM, PBS, LSF, SGE = ProviderKind.SLURM, ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE
@@ -25,7 +25,7 @@ SLURM, PBS, LSF, SGE = ProviderKind.SLURM, ProviderKind.PBS, ProviderKind.LSF, P
     ],
 )
 def test_a_sentence_names_the_id_wherever_it_stands(kind: ProviderKind, text: str, id: str) -> None:
-    assert in_sentence(kind, text) == id
+    assert job_id_in_sentence(kind, text) == id
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_a_sentence_names_the_id_wherever_it_stands(kind: ProviderKind, text: st
     ],
 )
 def test_a_line_counts_if_it_alone_is_an_id(kind: ProviderKind, text: str, id: str) -> None:
-    assert on_own_line(kind, text) == id
+    assert job_id_on_own_line(kind, text) == id

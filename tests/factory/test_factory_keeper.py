@@ -10,7 +10,7 @@ from factory.toy_batch import Clock, ToyBatch
 from stoker.errors import ConfigError
 from stoker.manager.factory.batch import Batch, BatchJobStatus
 from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
-from stoker.manager.factory.submission_tries import MOST_UNANSWERED
+from stoker.manager.factory.kept_blocks import MOST_UNANSWERED
 from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered
-from stoker.manager.factory.listed import ListedBatch
-from stoker.manager.factory.listings import ListedJob, read_grid_engine, read_lsf, read_pbs
+from stoker.manager.factory.listed import ListedBatch, ListedJob, read_grid_engine, read_lsf, read_pbs
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import Duration, Provider, ProviderKind, Site

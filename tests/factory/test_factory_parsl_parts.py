@@ -9,7 +9,7 @@ PROGRAM = """
 import sys
 from stoker.manager.factory.parsl_parts import import_in_parts
 import_in_parts()
-from stoker.manager.factory.providers import render
+from stoker.manager.factory.submitting import render
 from stoker.site import Provider, ProviderKind, Site
 site = Site(name="lab", provider=Provider(kind=ProviderKind.SLURM))
 assert "#SBATCH --job-name=x" in render(site, job="x", command="true")

@@ -13,7 +13,7 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.manager.factory.batches import SUBMIT_COMMANDS, dry_run, make_batch
 from stoker.manager.factory.pilot_command import pilot_command, walltime_s
-from stoker.manager.factory.providers import render
+from stoker.manager.factory.submitting import render
 from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Environment, Pilot, Provider, ProviderKind, Site, Size
 

@@ -18,8 +18,8 @@ from factory.manager_end import ManagerEnd
 from live.peers import until
 
 from stoker.config import write_sites
-from stoker.manager.factory import factory as factory_module
-from stoker.manager.factory import turn
+from stoker.manager.factory import factory as factory_factory
+from stoker.manager.factory import main
 from stoker.manager.factory.factory import Ending, Factory
 from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, KnownBlock
@@ -143,11 +143,11 @@ def test_factories_that_are_killed_one_after_the_other_do_not_begin_to_wait_anew
     try:
         time.sleep(0.6)
         waits: list[float] = []
-        wait = turn._wait
+        wait = main._wait
         monkeypatch.setattr(
-            turn, "_wait", lambda lock, *, limit_s: (waits.append(limit_s), wait(lock, limit_s=limit_s))[1]
+            main, "_wait", lambda lock, *, limit_s: (waits.append(limit_s), wait(lock, limit_s=limit_s))[1]
         )
-        turn.wait_for_commands(file, limit_s=0.5)
+        main.wait_for_commands(file, limit_s=0.5)
         assert waits[0] == 0.0, "the command has had its time before"
         assert command.wait(10) == -signal.SIGKILL
     finally:
@@ -181,7 +181,7 @@ class Running:
 def test_a_manager_that_answers_no_hello_hears_it_again(
     manager: ManagerEnd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(factory_module, "HELLO_LIMIT_S", 0.5)
+    monkeypatch.setattr(factory_factory, "HELLO_LIMIT_S", 0.5)
     manager.answers = False
     running = Running(manager, site())
     manager.until(lambda: len(manager.hellos) > 1, what="two hellos")
@@ -217,7 +217,7 @@ def let_go(file: Path) -> None:
 def test_a_batch_system_that_does_not_open_is_trouble_until_it_does(
     manager: ManagerEnd, hanging_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factory_module, "OPEN_LIMIT_S", 0.5)
+    monkeypatch.setattr(factory_factory, "OPEN_LIMIT_S", 0.5)
     manager.known = ASKED
     running = Running(manager, site(ProviderKind.CONDOR, packed=True, shared_files=False))
     manager.hear_trouble("its batch system has not opened")

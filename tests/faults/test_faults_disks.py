@@ -16,7 +16,7 @@ import pytest
 from faults.world import until
 
 import stoker
-from stoker.manager.factory import block_keys
+from stoker.manager.factory import pilot_command
 from stoker.protocol.session import SessionFolder
 
 
@@ -134,7 +134,7 @@ def test_a_node_with_a_small_disk_costs_no_call_and_is_told(session, tmp_path):
         return context + number
 
     mount = 'mount -t tmpfs -o size=4m none "$0"; exec "$@"'
-    block_keys.issue(SessionFolder(session.folder), "small")
+    pilot_command.issue_block_key(SessionFolder(session.folder), "small")
     pilot = [sys.executable, "-m", "stoker.pilot.main", "--session", str(session.folder), "--devices", "cpu:1"]
     pilot += ["--block", "small"]
     with (

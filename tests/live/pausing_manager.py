@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from stoker.manager import main
-from stoker.manager.live import compaction, pickled, segments, snapshot
+from stoker.manager.live import compaction, records, snapshot
 from stoker.manager.live.journal import Journal
 
 STEPS = (
@@ -55,13 +55,13 @@ def stop_at(step: str, mark: Path) -> None:
     elif step == "before the fork":
         before(os, "fork")
     elif step == "half a snapshot":
-        before(pickled._Pickler, "state_of", skip=20)
+        before(snapshot._Pickler, "state_of", skip=20)
     elif step == "no name":
         own: Any = SimpleNamespace(**vars(os))  # session.json is synced too
         snapshot.os = own
         before(own, "fsync")
     elif step == "before removal":
-        before(segments, "older")
+        before(records, "older")
 
 
 if __name__ == "__main__":

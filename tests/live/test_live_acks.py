@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from stoker.manager.live.acks import Acks
+from stoker.manager.live.clock import Acks
 from stoker.protocol.to_pilot import Ack
 
 

@@ -8,7 +8,7 @@ import pytest
 import zmq
 from live.peers import Manager, Peer, pilot_hello, until
 
-from stoker.manager.factory import block_keys
+from stoker.manager.factory import pilot_command
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.session import SessionFolder
@@ -22,7 +22,7 @@ def of_block(folder: SessionFolder, manager: Manager, peers: Make) -> Make:
     del manager
 
     def make(block: str, name: str, *, says: str | None = None, hello: bool = True) -> Peer:
-        block_keys.issue(folder, block)
+        pilot_command.issue_block_key(folder, block)
         peer = peers("pilot", hello=False, key=folder.read_block_key(block), name=name)
         if hello:
             peer.send(pilot_hello(peer.session, block=block if says is None else says), numbered=False)
@@ -41,9 +41,9 @@ def known(peers: Make) -> dict[str, str]:
 
 def test_keys_are_of_one_block_and_closed_to_others(folder: SessionFolder) -> None:
     for block in ("b1", "b2"):
-        block_keys.issue(folder, block)
+        pilot_command.issue_block_key(folder, block)
     first = folder.read_block_key("b1")
-    block_keys.issue(folder, "b1")
+    pilot_command.issue_block_key(folder, "b1")
     assert folder.read_block_key("b1") == first
     assert first != folder.read_block_key("b2")
     assert folder.block_key_file("b1").stat().st_mode & 0o077 == 0
@@ -79,8 +79,8 @@ def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Make, peers: Make,
 def test_a_revoked_key_is_let_in_no_more(of_block: Make, peers: Make, folder: SessionFolder) -> None:
     of_block("b1", "n1~0123456789abcdef").hear(to_pilot.PilotWelcome)
     pair = folder.read_block_key("b1")
-    block_keys.revoke(folder, "b1")
-    block_keys.revoke(folder, "b1")
+    pilot_command.revoke_block_key(folder, "b1")
+    pilot_command.revoke_block_key(folder, "b1")
     late = peers("pilot", hello=False, key=pair, name="n9~0123456789abcdef")
     watch = late.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
     late.send(pilot_hello(late.session, block="b1"), numbered=False)

@@ -18,9 +18,8 @@ from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli.session_choice import story_of
 from stoker.manager.core import story
-from stoker.manager.live import segments
-from stoker.manager.live.replay import replay, status_of_ended_session, story_of_ended_session
-from stoker.manager.live.verify import session_in, verify
+from stoker.manager.live import records
+from stoker.manager.live.replay import replay, session_in, status_of_ended_session, story_of_ended_session, verify
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.validate import validate
 from stoker.protocol import to_client, to_pilot, wire
@@ -171,9 +170,11 @@ def test_a_journal_is_compacted_while_its_session_goes_on(
     work.hold = True
     work.submit(5)
     work.until(lambda: work.held, what="a call is sent")
-    assert [path for path in folder.path.glob("journal.*") if not segments.snapshots(folder.journal)] == []
-    work.until(lambda: len(segments.snapshots(folder.journal)) == 1, what="the compaction that is under way is over")
-    (snapshot,) = [path for _, path in segments.snapshots(folder.journal)]
+    assert [path for path in folder.path.glob("journal.*") if not records.list_snapshots(folder.journal)] == []
+    work.until(
+        lambda: len(records.list_snapshots(folder.journal)) == 1, what="the compaction that is under way is over"
+    )
+    (snapshot,) = [path for _, path in records.list_snapshots(folder.journal)]
     assert sum(path.stat().st_size for path in (snapshot, folder.journal)) < 60_000, "what has ended is not kept"
     _, live, over = story_of(str(folder.path), "3")
     assert not over
@@ -252,7 +253,7 @@ def test_a_child_that_is_killed_costs_nothing(
     until(lambda: "was not compacted" in folder.manager_log.read_text(), what="that is seen")
     work.submit(20)
     work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
-    assert len(segments.segments(folder.journal)) == 2
+    assert len(records.list_segments(folder.journal)) == 2
     work.client.send(say.EndSession("test is over"))
     assert manager.ended() == 0
     core = replay(folder.journal, "test")
@@ -269,8 +270,8 @@ def test_a_segment_without_its_snapshot_says_so(tmp_path: Path, folder: SessionF
     book.begin_segment()
     book.write(2.0, TimerFired("b"))
     book.close()
-    assert len(segments.segments(folder.journal)) == 2
-    segments.kept_path(folder.journal, 1).unlink()
+    assert len(records.list_segments(folder.journal)) == 2
+    records.kept_path(folder.journal, 1).unlink()
     with pytest.raises(SessionError, match="does not tell how the session began"):
         replay(folder.journal, "test")
 

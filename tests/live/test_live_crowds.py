@@ -18,7 +18,7 @@ from live.peers import until
 from stoker.connections import split_address
 from stoker.manager.cli.ask import Observer
 from stoker.manager.live import lease
-from stoker.manager.live.unproven import UnprovenConnections
+from stoker.manager.live.admission import UnprovenConnections
 from stoker.protocol.session import SessionFolder, find_session
 
 SITE = """
@@ -252,7 +252,7 @@ def test_a_manager_that_may_open_too_few_files_says_so_and_cuts_nobody() -> None
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 from stoker.errors import SessionError
-from stoker.manager.live.unproven import UnprovenConnections
+from stoker.manager.live.admission import UnprovenConnections
 try:
     UnprovenConnections()
 except SessionError as error:

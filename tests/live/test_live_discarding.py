@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.manager.live.discarding import discard_result
+from stoker.manager.live.server import discard_result
 from stoker.protocol.session import SessionFolder
 
 

@@ -19,7 +19,7 @@ from stoker.manager.core.events import (
     RecordStay,
     RecordWait,
 )
-from stoker.manager.live.history import History, availability, performance
+from stoker.manager.live.advisor import History, availability, performance
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import PilotEnd

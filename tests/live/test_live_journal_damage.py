@@ -16,11 +16,10 @@ from stoker.errors import SessionError
 from stoker.manager.core.events import Event, FromClient, ManagerRestarted, Noticed, RecordsLost, TimerFired
 from stoker.manager.core.reactor import Core
 from stoker.manager.live import comeback, journal
-from stoker.manager.live.comeback import come_back
+from stoker.manager.live.comeback import JournalPast, come_back
 from stoker.manager.live.decisions import check_of
-from stoker.manager.live.past import JournalPast
 from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, scan
-from stoker.manager.live.verify import verify
+from stoker.manager.live.replay import verify
 from stoker.manager.policies import default_policies
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire

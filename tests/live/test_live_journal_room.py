@@ -16,8 +16,8 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.cli import ask, down
 from stoker.manager.core.events import FromClient, TimerFired
 from stoker.manager.live import journal, lease
-from stoker.manager.live.journal_trouble import words
-from stoker.manager.live.patience import Patience
+from stoker.manager.live.journal import explain_journal_trouble
+from stoker.manager.live.peer_watch import Patience
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
@@ -261,7 +261,7 @@ def test_programs_hear_unasked_that_the_journal_cannot_be_written(
 def test_what_is_wrong_with_the_disk_is_said_with_what_to_do(tmp_path: Path, code: int, said: str) -> None:
     book = journal.Journal(tmp_path / "journal")
     book._failed(OSError(code, os.strerror(code)), whole=0)
-    assert words(book, tmp_path).endswith(f"({os.strerror(code)}): {said.format(folder=tmp_path)}")
+    assert explain_journal_trouble(book, tmp_path).endswith(f"({os.strerror(code)}): {said.format(folder=tmp_path)}")
     book.close()
 
 

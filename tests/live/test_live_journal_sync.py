@@ -18,7 +18,7 @@ from stoker.config import load_sites
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.events import TimerFired
 from stoker.manager.executor.processes import manager_options
-from stoker.manager.live import journal, syncing
+from stoker.manager.live import journal
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
@@ -158,7 +158,7 @@ def test_a_sync_that_is_over_wakes_the_loop_once(tmp_path: Path, monkeypatch: py
         really(fd, value)
 
     monkeypatch.setattr(os, "eventfd_write", late)
-    sync = syncing.Syncing()
+    sync = journal.Syncing()
 
     def is_woken(timeout_s: float) -> bool:
         return bool(select.select([sync.wake_fd], [], [], timeout_s)[0])
@@ -173,7 +173,7 @@ def test_a_sync_that_is_over_wakes_the_loop_once(tmp_path: Path, monkeypatch: py
             go.set()
             assert is_woken(PATIENCE_S)
             found = [early, sync.done()]
-            assert [each for each in found if each and each.turns] == [syncing.Synced(position, 1)]
+            assert [each for each in found if each and each.turns] == [journal.Synced(position, 1)]
             assert not is_woken(0)
-            assert sync.done() == syncing.Synced(position, 0)
+            assert sync.done() == journal.Synced(position, 0)
     sync.close()

@@ -9,8 +9,7 @@ from live.peers import Peer, until
 
 from stoker.manager.live.admission import Role
 from stoker.manager.live.doors import Doors
-from stoker.manager.live.patience import Patience
-from stoker.manager.live.peer_watch import PeerWatch
+from stoker.manager.live.peer_watch import Patience, PeerWatch
 from stoker.protocol import wire
 from stoker.protocol.session import SessionFile, SessionFolder
 

@@ -15,7 +15,7 @@ from stoker.manager.core.events import Command, SetTimer, TimerFired, ToClient, 
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
 from stoker.manager.live.decisions import NO_DECISIONS, OF_SHELL, TO_CLIENT, TO_PILOT, check_of
-from stoker.manager.live.verify import Replayed, session_in, verify
+from stoker.manager.live.replay import Replayed, session_in, verify
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say

@@ -16,9 +16,9 @@ from polling import PATIENCE_S
 
 from stoker.errors import SessionError
 from stoker.manager.executor.processes import ManagerProcess
-from stoker.manager.live import keeper, restarts
+from stoker.manager.live import keeper
 from stoker.manager.live.attendants import PAUSE_S, Attendant
-from stoker.manager.live.restarts import MOST_DEATHS, RestartProgress, Restarts
+from stoker.manager.live.keeper import MOST_DEATHS, RestartProgress, Restarts
 from stoker.protocol.session import SessionFolder
 
 
@@ -155,7 +155,7 @@ def test_a_manager_that_cannot_be_started_again_and_again_is_given_up(
     lost: queue.SimpleQueue[SessionError],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restarts, "PAUSE_S", 0.01)
+    monkeypatch.setattr(keeper, "PAUSE_S", 0.01)
     forbid_start(folder)
     os.kill(sleeper.pid, signal.SIGKILL)
     assert "the manager could not be started ([Errno 21]" in str(lost.get(timeout=PATIENCE_S))
@@ -173,7 +173,7 @@ def _sigterm() -> Iterator[None]:
 def test_a_keeper_tries_again_when_a_manager_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, comes: bool
 ) -> None:
-    monkeypatch.setattr(restarts, "PAUSE_S", 0.01)
+    monkeypatch.setattr(keeper, "PAUSE_S", 0.01)
     program = tmp_path / "manager"
 
     class Mends(logging.Handler):
