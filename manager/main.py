@@ -16,7 +16,7 @@ from stoker import connections
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
 from stoker.manager.live import interfaces, journal, keeper, lease
-from stoker.manager.live.doors import NO_PORT, PortsTakenError
+from stoker.manager.live.doors import PortsTakenError
 from stoker.manager.live.lease import TAKEN_OVER, TakenError
 from stoker.manager.live.peer_watch import Patience
 from stoker.manager.live.presence import check_folder
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not folder.file.exists():
             return _cannot_start(error)
         logging.critical("%s", error)
-        return NO_PORT
+        return keeper.NO_PORT
     except StokerError as error:
         if over:  # nothing needs to be started again to write the last records of a journal
             unwritten = server.journal.trouble or journal.SLOW

@@ -1,20 +1,18 @@
-"""Whose key a peer has proven: the client's, or that of one block's pilots; and for whom a block's key may speak.
+"""Whose key a peer has proven, for which pilots a block's key may speak, and how many peers may be silent.
 
-The keys lie in the session's folder. Blocks come and go while the manager runs, so the folder is read again when it has
+The keys are in the session's folder. Blocks come and go while the manager runs, so the folder is read again when it has
 changed, and when a key is not known.
-
-Connections that were accepted and have said nothing yet: how many there may be, and which gives way.
 
 ZeroMQ accepts every TCP connection and waits for its handshake. A stranger who opens connections and says nothing would
 take every descriptor of the manager. So the number of such connections has a limit, and a few descriptors stay free for
-the manager itself. One connection too many: the oldest of the address that has the most of them is cut. An honest peer
-proves its key within milliseconds, so it is cut only if hundreds of others come in that time.
-
-ZeroMQ owns these connections. They are cut by a shutdown of the socket, which ZeroMQ reads as the peer's end.
+the manager itself. For one connection too many, the oldest of the address that has the most of them is cut. An honest
+peer proves its key within milliseconds, so it is cut only if hundreds of others come in that time. ZeroMQ owns these
+connections: the manager shuts down the socket, which ZeroMQ reads as the peer's end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
@@ -35,26 +33,24 @@ from stoker.protocol.ids import PilotId
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import FromPilot, PilotHello
 
-# ---- admission
-
-
 log = logging.getLogger("stoker.manager")
 
 _AGAIN_S = 0.2
-"""Unknown keys have the folder read again at most so often."""
+"""For unknown keys the folder is read again at most this often."""
+KEPT_FREE = 64
+"""Descriptors that connections leave to the manager itself: files, processes, the lease."""
+_LEAST, _MOST = 32, 4096
 
 
 class Role(enum.Enum):
-    """What a peer proved to be."""
+    """CLIENT: a peer with the session's client key. PILOT: with the key of a block, or the session's pilot key."""
 
     CLIENT = "client"
-    """It has the session's client key."""
     PILOT = "pilot"
-    """It has the key of a block, or the session's pilot key where there is one."""
 
 
 class User(msgspec.Struct, frozen=True):
-    """Who has a key. `block`: whose pilots it may speak for; empty: any."""
+    """The owner of a key. `block`: whose pilots it may speak for; empty: any."""
 
     role: Role
     block: str = ""
@@ -84,7 +80,7 @@ class KnownKeys:
         self._read()
 
     def user_of(self, public: bytes) -> User | None:
-        """Whose key this is; None if it is not let in."""
+        """Return the owner of a key; None if it is not let in."""
         if self._changes() != self._seen or (
             public not in self._users and time.monotonic() - self._read_at >= _AGAIN_S
         ):
@@ -104,9 +100,10 @@ class KnownKeys:
             except (SessionError, ValueError) as error:
                 self._lines.warning("", f"the session's pilot key cannot be read: {error}")
         try:
-            blocks = {name.removesuffix(".json") for name in os.listdir(self._folder.block_keys) if _is_key(name)}
-        except OSError:  # no block has been asked for yet
-            blocks = set()
+            names = [name for name in os.listdir(self._folder.block_keys) if name.endswith(".json")]
+        except OSError:  # no block was submitted yet
+            names = []
+        blocks = {name.removesuffix(".json") for name in names if not name.startswith(".")}
         for block in self._by_block.keys() - blocks:
             del self._by_block[block]
         for block in blocks - self._by_block.keys():
@@ -119,7 +116,7 @@ class KnownKeys:
 
 
 def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
-    """Why a key of this block may not speak for this pilot; empty: it may."""
+    """Return why a key of this block may not speak for this pilot; empty if it may."""
     first = messages[0] if messages else None
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
@@ -134,16 +131,7 @@ def _changed_ns(folder: Path) -> int:
         return 0
 
 
-def _is_key(name: str) -> bool:
-    return name.endswith(".json") and not name.startswith(".")
-
-
-# ---- unproven
-
-
-KEPT_FREE = 64
-"""Descriptors that connections leave to the manager itself: files, processes, the lease."""
-_LEAST, _MOST = 32, 4096
+# ---- silent connections
 
 Peer = tuple[str, int]
 """Address and port of the other side."""
@@ -152,12 +140,12 @@ Peer = tuple[str, int]
 class UnprovenConnections:
     """The connections of one listening socket that have proven nothing yet, by descriptor.
 
-    Raises SessionError where this process may open too few files to have any.
+    Raises SessionError if this process may open too few files to have any.
     """
 
     def __init__(self) -> None:
         limit = connections.descriptor_limit()
-        if limit < KEPT_FREE + _LEAST:  # every connection would be cut, and every program and pilot wait for ever
+        if limit < KEPT_FREE + _LEAST:  # every connection would be cut, and all programs and pilots would wait forever
             raise SessionError(
                 f"a process may open {limit} files here (ulimit -n), and the manager needs at least "
                 f"{KEPT_FREE + _LEAST}, and one for each pilot and program; raise it, for example: ulimit -n 1024"
@@ -170,7 +158,7 @@ class UnprovenConnections:
         """Connections that were cut to make room."""
 
     def accepted(self, descriptor: int) -> None:
-        """A connection has come. It is unproven; if it is one too many, another or this one is cut."""
+        """Note a new connection. If it is one too many, cut another or this one."""
         self.settled(descriptor)
         peer = _peer_of(descriptor)
         if peer is None:
@@ -194,7 +182,7 @@ class UnprovenConnections:
 
 
 def _peer_of(descriptor: int) -> Peer | None:
-    """The other side of a connection; None if it is closed already. Needs no descriptor of its own."""
+    """Return the other side of a connection, without a new descriptor; None if it is closed already."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:
@@ -213,9 +201,6 @@ def _shut(descriptor: int, peer: Peer) -> None:
     if _peer_of(descriptor) != peer:
         return
     connection = socket.socket(fileno=descriptor)
-    try:
+    with contextlib.suppress(OSError):  # it ended by itself
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:  # it ended by itself
-        pass
-    finally:
-        connection.detach()
+    connection.detach()

@@ -1,12 +1,12 @@
-"""What loads and runs have cost before, by context and device kind, and what sources of pilots have given: kept across
-sessions. The core asks for the first; `stoker plan` reads both.
+"""Where the core's questions about costs go: the history of earlier sessions, and the advisor process.
 
-The manager's end of the advisor, a process that is asked and never waited for.
+`History` keeps what loads and runs cost by context and device kind, and what sources of pilots gave; `stoker plan`
+reads both.
 
-It is started a while after the first question, since a short session is over before an answer would help, and again
-when it has died. Its unanswered questions are asked once more then, one at a time, until one is answered; a question
-that was sent when it died twice is dropped. It is killed when it has answered nothing for a limit. Questions and
-answers are small messages on a socket pair, on which neither side waits for the other.
+The manager never waits for the advisor. It is started a while after the first question, since a short session is over
+before an answer would help, and again when it dies. Its unanswered questions are then asked once more, one at a time,
+until one is answered; a question that was with it at two deaths is dropped. It is killed if it has answered nothing
+for a limit. Questions and answers are small messages on a socket pair, on which neither side waits for the other.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import assert_never
 
 import msgspec
@@ -49,21 +50,38 @@ from stoker.manager.core.events import (
 from stoker.protocol.session import SessionFolder
 from stoker.retries import RetryPause
 
-# ---- history
+log = logging.getLogger("stoker.manager")
+
+ADVISOR = "stoker.manager.advice.main"
+MOST_OPEN = 512
+"""Open questions; a further one is not asked."""
+MOST_PACES = 64
+"""Open questions about paces, which are asked again and again."""
+MOST_TRIES = 2
+LIMIT_S = 180.0
+GATHER_S = 2.0
+"""Seconds from the first question to the advisor's start."""
+PAUSE_S = 2.0
+"""Seconds from the start of an advisor that died to the next start; doubles while it dies at once."""
+LONGEST_PAUSE_S = 300.0
+_SLOW_SENT = 2
+"""Questions on sources that are sent at once: the advisor answers them one after the other."""
+_SENT = 16
+"""Questions that are sent at once: the channel holds a bounded number of bytes."""
 
 
 def performance() -> PerformanceStore:
-    """The user's measurements of contexts and calls."""
+    """Open the user's measurements of contexts and calls."""
     return PerformanceStore(state_folder() / "performance.sqlite")
 
 
 def availability() -> AvailabilityStore:
-    """The user's record of what sources of pilots have given."""
+    """Open the user's record of the blocks that sources of pilots gave."""
     return AvailabilityStore(state_folder() / "availability.sqlite")
 
 
 class History:
-    """The user's stores. Where one cannot be opened it says so once and knows nothing."""
+    """The user's stores. One that cannot be opened says so once and knows nothing."""
 
     def __init__(self, *, session: str) -> None:
         self._store = performance()
@@ -71,7 +89,7 @@ class History:
         self._session = session
 
     def record(self, command: Record) -> None:
-        """Remember something. Runs are remembered as the mean of those since the last record."""
+        """Record a measurement. Runs are recorded as the mean of those since the last record."""
         match command:
             case RecordLoad():
                 self._store.record_load(
@@ -105,7 +123,7 @@ class History:
                 assert_never(command)
 
     def answer(self, ask: AskAdvice) -> AdviceArrived | None:
-        """What is known of a context, or None. The advisor is asked about other subjects."""
+        """Return what is known of a context, or None. Other subjects are for the advisor alone."""
         if not isinstance(ask.about, OfContext):
             return None
         known, steps = self._store.estimates(ask.about.recipe), self._store.step_times(ask.about.recipe)
@@ -130,41 +148,15 @@ class History:
         return AdviceArrived(ask.about, CostAdvice(by_kind))
 
     def close(self) -> None:
-        """Let go of the stores."""
         self._store.close()
         self._sources.close()
 
 
-# ---- advisor
-
-
-log = logging.getLogger("stoker.manager")
-
-ADVISOR = "stoker.manager.advice.main"
-MOST_OPEN = 512
-"""At most so many questions are open; a further one is not asked."""
-MOST_PACES = 64
-"""At most so many of them are about paces, which are asked about again and again."""
-MOST_TRIES = 2
-LIMIT_S = 180.0
-GATHER_S = 2.0
-"""So long after the first question it is started."""
-PAUSE_S = 2.0
-"""How long after its start one that died is started again at the soonest; doubles while it dies at once."""
-LONGEST_PAUSE_S = 300.0
-_SLOW_SENT = 2
-"""At most so many questions on sources are with the advisor at once: it answers them one after the other."""
-_SENT = 16
-"""At most so many questions are with it at once: the channel holds a bounded number of bytes."""
-
-
+@dataclass(slots=True)
 class _Question:
-    __slots__ = ("about", "data", "tries")
-
-    def __init__(self, about: About, data: bytes) -> None:
-        self.about = about
-        self.data = data
-        self.tries = 0
+    about: About
+    data: bytes
+    tries: int = 0
 
     @property
     def is_slow(self) -> bool:
@@ -172,8 +164,11 @@ class _Question:
 
 
 class AdvisorLink:
-    """One session's advisor. `watch` and `unwatch` tell the manager's loop on which descriptor answers come. Times are
-    in seconds, on any clock that goes on. `limit_s`: it is killed when it has answered nothing for so long."""
+    """One session's advisor.
+
+    `watch` and `unwatch` tell the manager's loop which descriptor brings answers. `limit_s`: the advisor is killed if
+    it has answered nothing for this long. All times are in seconds on one clock that does not jump.
+    """
 
     def __init__(
         self,
@@ -193,7 +188,7 @@ class AdvisorLink:
         self._paces = 0
         """Questions about paces, waiting or sent."""
         self._heard_at = 0.0
-        """When it was started, has answered, or was sent something while nothing was with it."""
+        """When it was started, has answered, or was sent the first of several questions."""
         self._one_at_a_time = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -201,7 +196,7 @@ class AdvisorLink:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def ask(self, question: AskAdvice, now: float) -> None:
-        """Ask, unless too much is asked already, or the subject is. A question that is too long is not asked."""
+        """Ask, unless too many questions are open, the subject is asked about already, or the question is too long."""
         about, data = question.about, encode(question)
         is_pace = isinstance(about, OfPace)
         if about in self._waiting or about in self._sent or len(data) > LONGEST_MESSAGE:
@@ -216,11 +211,11 @@ class AdvisorLink:
 
     @property
     def open(self) -> int:
-        """Questions that are not answered."""
+        """The number of unanswered questions."""
         return len(self._waiting) + len(self._sent)
 
     def answers(self, now: float) -> list[AdviceArrived]:
-        """What has been found since the last look."""
+        """Return the answers since the last call."""
         found: list[AdviceArrived] = []
         while self._channel is not None:
             try:
@@ -238,7 +233,7 @@ class AdvisorLink:
         return found
 
     def keep_up(self, now: float) -> None:
-        """Start it if something is asked, send it what there is room for, and end it if it does not answer."""
+        """Start the advisor if there are questions, send it what fits, and kill it if it does not answer."""
         if not self.open or (self._channel is None and (now < self._start_at or not self._start(now))):
             return
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:
@@ -250,18 +245,16 @@ class AdvisorLink:
 
     @property
     def due_in_s(self) -> float:
-        """How soon `keep_up` wants to be called again; infinite when nothing is asked."""
+        """Seconds until `keep_up` is due; infinite without questions."""
         return 1.0 if self.open else float("inf")
 
     def close(self) -> None:
-        """End the advisor."""
+        """Kill the advisor."""
         self._close_channel()
         if self._process is not None:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
-
-    # ---- inside
 
     def _take(self, data: bytes, found: list[AdviceArrived], now: float) -> None:
         try:
@@ -284,25 +277,23 @@ class AdvisorLink:
         command = [sys.executable, "-P", "-m", ADVISOR, "--session", str(self._folder.path)]
         if self._process is not None:
             self._process.poll()
-        try:
-            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError as error:  # out of descriptors, for a while
-            log.warning("the advisor cannot be started (%s); it is tried again", error)
-            return False
-        try:
-            with its, open(self._folder.path / "advisor.log", "ab") as output:
-                self._process = subprocess.Popen(
-                    [*command, "--channel", str(its.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=[its.fileno()],
-                    start_new_session=True,
-                )
-        except OSError as error:  # out of descriptors, memory or processes, for a while
-            mine.close()
-            log.warning("the advisor cannot be started (%s); it is tried again", error)
-            return False
+        with contextlib.ExitStack() as on_failure:
+            try:
+                mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                on_failure.callback(mine.close)
+                with its, open(self._folder.path / "advisor.log", "ab") as output:
+                    self._process = subprocess.Popen(
+                        [*command, "--channel", str(its.fileno())],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        pass_fds=[its.fileno()],
+                        start_new_session=True,
+                    )
+            except OSError as error:  # out of descriptors, memory or processes, for a while
+                log.warning("the advisor cannot be started (%s); it is tried again", error)
+                return False
+            on_failure.pop_all()
         connections.restore_descriptor_limit(self._process.pid)
         mine.setblocking(False)
         self._channel, self._heard_at = mine, now
@@ -330,7 +321,7 @@ class AdvisorLink:
             question.tries += 1
 
     def _died(self, now: float) -> None:
-        """Its end of the channel is closed, or it is to end. What was with it is asked again, once."""
+        """Queue the questions that the dead advisor had, once more."""
         self._close_channel()
         code = self._process.poll() if self._process is not None else None
         again = {about: question for about, question in self._sent.items() if question.tries < MOST_TRIES}

@@ -1,20 +1,4 @@
-"""The manager's clock: seconds since the epoch when the session started, and from then on what really passes.
-
-Times in the journal and in stories are to mean the same after a restart, so they count from the epoch. But a wall clock
-is set forward and back while a session lasts, and an hour that nobody lived through must not make every pilot silent
-for an hour, stop every timer for one, nor drop every call that waits with a deadline. So the wall clock is read once.
-
-A manager that is started again goes on with the clock of the one before: a small file says how far that clock was ahead
-of the kernel's monotonic one. On another machine, or after a boot, the manager reads the wall clock again.
-
-The timers that the core has set, by the time at which they fire.
-
-Delays acknowledgements: they only free memory at the peer, so they need not leave at once.
-
-An acknowledgement leaves with the next frame to its peer, or alone after a delay. Alone it wakes the peer for nothing,
-so the delay is long for pilots, of which there may be thousands. A program that ends waits for its last
-acknowledgement, so the delay is short for clients. A pilot that has left waits too, and its last one is not delayed.
-"""
+"""The manager's clock, the core's timers, and acknowledgements that wait."""
 
 from __future__ import annotations
 
@@ -32,19 +16,26 @@ from stoker import locks
 from stoker.decoding import UNREADABLE
 from stoker.protocol import to_client, to_pilot
 
-# ---- clock
+CLIENT_ACK_S = 0.25
+PILOT_ACK_S = 4.0
+
+Ack = to_pilot.Ack | to_client.Ack
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What a manager leaves to the next one. `monotonic` names the monotonic clock that `ahead_s` counts from."""
+    """The clock's file. `monotonic` names the monotonic clock that `ahead_s` counts from."""
 
     monotonic: str
     ahead_s: float
 
 
 class Clock:
-    """`not_before`: the last time that the journal knows; a clock never starts before it. `file`: where the clock is
-    kept for the next manager."""
+    """Seconds since the epoch that advance with the kernel's monotonic clock.
+
+    Times in the journal must mean the same after a restart, so they count from the epoch. The wall clock is read only
+    once: if an administrator sets it an hour forward, no pilot may count as silent for an hour. `file` keeps the
+    offset for the next manager on this machine. The clock never starts before `not_before`, the journal's last time.
+    """
 
     def __init__(self, *, not_before: float = 0.0, file: Path | None = None) -> None:
         ahead_s = _read(file) if file is not None else None
@@ -52,24 +43,24 @@ class Clock:
             ahead_s = max(time.time(), not_before) - time.monotonic()
         self._ahead_s = ahead_s
         if file is not None:
-            _write(file, _Kept(_monotonic(), ahead_s))
+            with contextlib.suppress(OSError):  # a full disk: the next manager reads the wall clock
+                file.write_bytes(msgspec.json.encode(_Kept(_monotonic(), ahead_s)))
+                file.chmod(0o600)
 
     def now(self) -> float:
-        """Seconds since the epoch; never goes back."""
         return self._ahead_s + time.monotonic()
 
 
 def _monotonic() -> str:
-    """Processes that read the same here have the same monotonic clock."""
+    """Name the monotonic clock that this process reads: it differs by boot and by time namespace."""
     try:
         namespace = os.readlink("/proc/self/ns/time")
-    except OSError:  # an old kernel, which has one for all
+    except OSError:  # an old kernel has only one
         namespace = ""
     return f"{locks.machine()} {namespace}"
 
 
 def _read(file: Path) -> float | None:
-    """How far the clock of the manager before was ahead; None where that says nothing here."""
     try:
         kept = msgspec.json.decode(file.read_bytes(), type=_Kept)
     except (OSError, *UNREADABLE):
@@ -77,31 +68,20 @@ def _read(file: Path) -> float | None:
     return kept.ahead_s if kept.monotonic == _monotonic() else None
 
 
-def _write(file: Path, kept: _Kept) -> None:
-    with contextlib.suppress(OSError):  # a full disk: the next manager reads the wall clock
-        file.write_bytes(msgspec.json.encode(kept))
-        file.chmod(0o600)
-
-
-# ---- timers
-
-
 class TimerHeap:
-    """A heap of timers. A timer that was set anew leaves its old entry in the heap; the core knows which one holds."""
+    """Timers by due time. A timer that was set again leaves its old entry in the heap; the core knows the valid one."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
 
     def set(self, key: str, *, at: float) -> None:
-        """Have a timer fire at this time."""
         heapq.heappush(self._heap, (at, key))
 
     def due_at(self) -> float:
-        """When the next one may fire; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def due(self, now: float, *, current: Mapping[str, float]) -> Iterator[str]:
-        """Remove and return the timers that fire now. `current`: when each timer of the core is to fire."""
+        """Remove and return the timers that fire now. `current`: the valid due time of each timer."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             at, key = heapq.heappop(heap)
@@ -109,21 +89,16 @@ class TimerHeap:
                 yield key
 
 
-# ---- acks
-
-
-CLIENT_ACK_S = 0.25
-PILOT_ACK_S = 4.0
-
-Ack = to_pilot.Ack | to_client.Ack
-
-
 class Acks:
-    """The last unsent acknowledgement of each peer. Each leaves between half of `longest_s` and `longest_s` later."""
+    """The last unsent acknowledgement of each peer.
+
+    An acknowledgement only frees memory at the peer. It leaves with the next frame to that peer, or alone between
+    `longest_s / 2` and `longest_s` later. The delay is long for pilots, of which there may be thousands, and short for
+    clients, which wait for their last acknowledgement before they exit.
+    """
 
     def __init__(self, longest_s: float) -> None:
         self.due_at = math.inf
-        """When `overdue` is to be called next."""
         self._half_s = longest_s / 2
         self._older: dict[str, Ack] = {}
         self._newer: dict[str, Ack] = {}

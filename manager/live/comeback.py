@@ -1,18 +1,12 @@
-"""What a journal tells of a session's past: the core as a snapshot has it, and the events since then.
+"""How a manager comes back from its journal: the newest snapshot, the events since, and what to do if they are damaged.
 
-Every reader of a journal begins here: the manager that comes back (`comeback`), and the commands that replay a session.
+- A damaged record with whole ones behind it loses its own event: the core continues with a hole (`RecordsLost`), and
+  every peer is asked again. The damaged file stays next to the journal under another name, and is not written again.
+- If the beginning cannot be read, or another version of Stoker decides otherwise than the writer of the journal, the
+  manager does not guess: it puts all files aside and starts a new core with the ends that clients have not confirmed.
+  Its peers report again what they hold.
 
-How a manager comes back from its journal: the newest snapshot, the events since, and what to do where they are not
-whole.
-
-- A damaged record with whole ones behind it costs what it said: the core goes on with a hole (`RecordsLost`), and every
-  peer is asked anew. The damaged file stays beside the journal by another name, and nothing more is written to it.
-- Where the beginning cannot be read, or another version of Stoker decides otherwise than the one that wrote the
-journal,
-  the manager does not guess: it puts all files aside and begins anew with the ends that clients have not confirmed. Its
-  peers say anew what they hold (`pilots`).
-
-The commands that read a journal never change it; this does.
+`JournalPast` is the beginning of every reader of a journal. Commands that read one never change it; `come_back` does.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,13 +28,15 @@ from stoker.manager.live import records, snapshot
 from stoker.manager.live.decisions import check_of
 from stoker.manager.live.journal import MOST_CHECKS, JournalEnd
 from stoker.manager.live.records import Damage, Decided, Segment, SegmentHead, scan
-from stoker.manager.live.snapshot import Unreadable
+from stoker.manager.live.snapshot import Unreadable, policies_modules
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.to_manager import CallsEnded
 from stoker.units import show_bytes
 from stoker.whole_files import draft_of, sync_folder
 
-# ---- past
+log = logging.getLogger("stoker.manager")
+
+_NO_SNAPSHOT = "the snapshot that belongs before it is not there"
 
 
 class DamagedPlace(msgspec.Struct, frozen=True):
@@ -52,13 +47,13 @@ class DamagedPlace(msgspec.Struct, frozen=True):
 
 
 class JournalPast:
-    """A journal's newest readable beginning, and what follows.
+    """A journal's newest readable beginning, and the records that follow.
 
-    `core`: as the snapshot has it, None where the journal begins with the session. `since`: when the snapshot was made
-    (0: nothing is missing). `events`: the number of the next event. `unreadable`: snapshots that could not be read, and
-    why. `certain`: what the newest of them says for certain all the same. `lost`: bytes that were damaged so far; a
-    part that is missing counts as one at least. `is_comparable`: False between damage and the first manager that came
-    back without what it cost: what was decided there rested on what is lost, so a replay may decide otherwise.
+    `core`: from the snapshot, None if the journal begins with the session. `since`: when the snapshot was made (0:
+    nothing is missing). `events`: the number of the next event. `unreadable`: snapshots that cannot be read, and why;
+    `certain`: the certain facts of the newest of them. `lost`: damaged bytes so far; a missing part counts as at least
+    one. `is_comparable`: False between damage and the first manager that came back without the damaged events:
+    decisions in between rest on lost events, so a replay may decide otherwise.
     """
 
     def __init__(self, journal: Path, *, watch: frozenset[int] = frozenset(), policies: Policies | None = None) -> None:
@@ -69,12 +64,11 @@ class JournalPast:
         self.certain = snapshot.CertainFacts()
         self.snapshot_bytes = 0
         self.damage: list[DamagedPlace] = []
-        """What the records that were read so far had of it."""
         self.head: SegmentHead | None = None
-        """Of the segment that was read last, and how far it is whole."""
+        """Of the segment that was read last."""
         self.whole = 0
+        """How far that segment is whole."""
         self.bytes_read = 0
-        """Of all segments that were read."""
         self.lost = 0
         self.is_comparable = True
         if not records.journal_exists(journal):
@@ -85,7 +79,7 @@ class JournalPast:
 
     @property
     def is_whole(self) -> bool:
-        """Whether what is there leads from a snapshot, or from the session's beginning, to its end."""
+        """True if the files lead from a snapshot, or from the session's beginning, to its end."""
         return self.core is not None or not self._segments or self._segments[0].head.number == 1
 
     @property
@@ -94,7 +88,7 @@ class JournalPast:
         return self._segments[0].head.number if self._segments else 1
 
     def head_number(self, path: Path) -> int:
-        """The number of the segment in a file."""
+        """Return the number of the segment in a file."""
         return next((each.head.number for each in self._segments if each.path == path), 0)
 
     def _begin(self, watch: frozenset[int], modules: frozenset[str]) -> None:
@@ -118,13 +112,16 @@ class JournalPast:
             return
 
     def records(self) -> Iterator[tuple[float, Event | Decided]]:
-        """The events since then, and what was decided about them. Damage is an event: `RecordsLost`; a last record that
-        was not written to its end is none. Raises SessionError where the journal's beginning is missing."""
+        """Yield the events since then, and checks of the decisions on them.
+
+        Damage is an event: `RecordsLost`. A last record that was not written to its end is none. Raises SessionError if
+        the journal's beginning is missing.
+        """
         if not self.is_whole:
-            why = "; ".join(self.unreadable.values()) or "the snapshot that belongs before it is not there"
+            why = "; ".join(self.unreadable.values()) or _NO_SNAPSHOT
             raise SessionError(f"{self.journal} does not tell how the session began: {why}")
         now = self.since or self._began_at()
-        number = self._segments[0].head.number if self._segments else 0
+        number = self.first_segment
         for segment in self._segments:
             if segment.head.number != number:
                 yield now, self._event(RecordsLost(0, f"segments {number} to {segment.head.number - 1} are missing"))
@@ -132,7 +129,7 @@ class JournalPast:
             yield from self._of(segment, now)
 
     def _began_at(self) -> float:
-        """When the first record was written that can be read; where none can, when the file was."""
+        """Return the time of the first readable record; without one, the time of the file."""
         for segment in self._segments:
             times = (at for _, at, record in scan(segment.path) if not isinstance(record, Damage))
             if at := next(filter(None, times), 0.0):
@@ -142,7 +139,7 @@ class JournalPast:
     def _of(self, segment: Segment, now: float) -> Iterator[tuple[float, Event | Decided]]:
         last = segment is self._segments[-1]
         self.head, self.whole = segment.head, 0
-        if segment.head.mark:  # one of before there were segments, or with a damaged head, does not know
+        if segment.head.mark:  # an old journal, or a damaged head, does not know
             self.events = segment.head.first
         for end, at, record in scan(segment.path):
             if isinstance(record, Damage):
@@ -170,26 +167,12 @@ class JournalPast:
         return event
 
 
-def policies_modules(policies: Policies | None) -> frozenset[str]:
-    """The modules of policies, which may be a user's own, and what is imported of the packages that they are in."""
-    if policies is None:
-        return frozenset()
-    seams = (policies.dispatch, policies.residency, policies.provisioning)
-    packages = {type(seam).__module__.partition(".")[0] for seam in seams} - {"stoker"}
-    of_packages = (name for name in list(sys.modules) if name.partition(".")[0] in packages)
-    return frozenset((*of_packages, *(type(seam).__module__ for seam in seams)))
-
-
-# ---- comeback
-
-
-log = logging.getLogger("stoker.manager")
-
-
 class CameBack(msgspec.Struct):
-    """What a manager begins with. `core`: None where there was no journal, or it was put aside. `end`: where the
-    journal goes on. `ends`: those that a new core is to know. `notices`: what people should be told. `compact`: write a
-    snapshot soon. `lost`: bytes of the journal that were damaged."""
+    """What a manager begins with.
+
+    `core`: None if there was no journal, or it was put aside. `end`: where the journal continues. `ends`: call ends for
+    a new core. `notices`: for people. `compact`: write a snapshot soon. `lost`: damaged bytes of the journal.
+    """
 
     core: Core | None = None
     end: JournalEnd | None = None
@@ -206,14 +189,14 @@ class _DecidesOtherwise(Exception):
 
 
 def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
-    """The core as it was after the journal's last event. Raises SessionError for a file that is no journal."""
+    """Return the core as it was after the journal's last event. Raises SessionError for a file that is no journal."""
     for path in records.half_made_files(journal):
         path.unlink(missing_ok=True)
     if not records.journal_exists(journal):
         return CameBack()
     past = JournalPast(journal, policies=policies)
     if not past.is_whole:
-        why = next(iter(past.unreadable.values()), "the snapshot that belongs before it is not there")
+        why = next(iter(past.unreadable.values()), _NO_SNAPSHOT)
         return _begin_anew(past, f"the journal does not tell how the session began ({why})")
     notices: list[str] = []
     try:
@@ -242,8 +225,11 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
 
 
 def _replayed(past: JournalPast, session: str, policies: Policies, notices: list[str]) -> Core | None:
-    """Give the events to the core, and compare its decisions with those that were made. Of a difference for which this
-    very version is to blame people are told; the manager goes on with what it decides now."""
+    """Give the events to the core, and compare its decisions with the recorded ones.
+
+    A difference between two versions raises _DecidesOtherwise. A difference within this version is a fault: a notice
+    says so, and the manager continues with its present decision.
+    """
     core = past.core
     made: dict[int, int] = {}
     for now, record in past.records():
@@ -271,24 +257,21 @@ def _replayed(past: JournalPast, session: str, policies: Policies, notices: list
 
 
 def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[str]:
-    for number, check in record.numbered():
-        if made.get(number, check) == check:
-            continue
-        by = past.head.stoker if past.head is not None else ""
-        where = f"event {number:,} of the journal"
-        if by != records.WRITER:
-            raise _DecidesOtherwise(
-                f"Stoker {records.WRITER} decides otherwise about {where} than Stoker {by or 'of before'}, which wrote"
-                " it"
-            )
-        text = f"a replay decides otherwise about {where} than the manager did: please report it, with the journal"
-        log.error("%s", text)
-        return [text]
-    return []
+    different = [number for number, check in record.numbered() if made.get(number, check) != check]
+    if not different:
+        return []
+    by = past.head.stoker if past.head is not None else ""
+    where = f"event {different[0]:,} of the journal"
+    if by != records.WRITER:
+        theirs = f"Stoker {by or 'of before'}, which wrote it"
+        raise _DecidesOtherwise(f"Stoker {records.WRITER} decides otherwise about {where} than {theirs}")
+    text = f"a replay decides otherwise about {where} than the manager did: please report it, with the journal"
+    log.error("%s", text)
+    return [text]
 
 
 def _keep_damaged(past: JournalPast) -> list[str]:
-    """Keep each damaged file, and begin another segment behind it; what to tell people."""
+    """Keep each damaged file, and let the journal continue in another segment. Returns notices for people."""
     notices, copies = [], set[Path]()
     for place in past.damage:
         damage, path = place.damage, place.path
@@ -312,7 +295,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
 
 
 def _keep(path: Path, name: Path) -> str:
-    """Give a file another name; where the file system has no hard links, copy it. Why that cannot be, or nothing."""
+    """Give a file a second name, or copy it if the file system has no hard links. Returns why that failed, or ""."""
     try:
         name.hardlink_to(path)
         return ""
@@ -328,13 +311,14 @@ def _keep(path: Path, name: Path) -> str:
 
 
 def _begin_anew(past: JournalPast, why: str) -> CameBack:
-    """Put everything aside, and begin with the ends that clients have not confirmed."""
+    """Put all files aside, and begin with the ends that clients have not confirmed."""
     ends = {end.call: end for client in past.certain.clients for end in client.ends}
-    for path in records.journal_files(past.journal):
+    files = records.journal_files(past.journal)
+    for path in files:
         if path.suffix != ".snapshot":
             ends.update({end.call: end for end in _good_ends(path)})
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    for path in records.journal_files(past.journal):
+    for path in files:
         name = path.name.removeprefix(past.journal.name)
         path.rename(path.with_name(f"{past.journal.name}.aside-{stamp}{name.replace('.', '-')}"))
     records.remove_old_kept(past.journal)
@@ -345,7 +329,7 @@ def _begin_anew(past: JournalPast, why: str) -> CameBack:
 
 
 def _good_ends(path: Path) -> list[CallEnd]:
-    """Results in a segment: what a call's function returned holds whatever came of the rest."""
+    """Return the results in a segment: a function's return value is valid whatever happened to the rest."""
     return [
         end
         for _, _, record in scan(path)

@@ -1,16 +1,11 @@
-"""What a manager says that finds no free port in its range: which sessions have its ports, and what to do.
+"""The manager's ROUTER socket: checks keys, reads frames as events, sends frames, and notices connections that break.
 
-The manager's ROUTER socket. It checks keys, reads and sends frames, and notices connections that break.
-
-CURVE refuses a peer that has none of the session's key pairs before a byte of it is decoded. Every frame bears the
-owner of the key pair that its peer used, the client or a block (ZeroMQ's ZAP, RFC 27; `admission`). The socket's
-monitor names the connection that broke, so the manager notices a killed pilot at once and not by its silence.
-
-Makes events of the frames that peers send, and refuses frames of other sessions.
+CURVE refuses a peer without one of the session's key pairs before a byte of it is decoded. Every frame bears the owner
+of the key pair that its peer used, the client or a block (ZeroMQ's ZAP, RFC 27; `admission`). The socket's monitor
+names the connection that broke, so the manager notices a killed pilot at once and not by its silence.
 
 A frame is refused if it is not in the protocol, if its sender has no readable name, if it is the hello of another
-version or session, or if the key of one block sends it for a pilot of another. Refused frames are counted; the core
-hears of the counts.
+version or session, or if the key of one block sends it for a pilot of another. The core hears how many were refused.
 """
 
 from __future__ import annotations
@@ -38,55 +33,6 @@ from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.session import IDENTITY_MARK, SessionFolder
 from stoker.protocol.to_manager import AskCalls, AskStatus, AskStory, ClientHello
 
-# ---- ports taken
-
-
-NO_PORT = 5
-"""The exit status of a manager that comes back and finds no free port in its range."""
-_MOST_NAMED = 5
-
-
-class PortsTakenError(SessionError):
-    """No port in the manager's range is free."""
-
-
-def ports_taken(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
-    """The error of a manager that cannot listen. A session whose manager comes back keeps the ports that it began with:
-    compute nodes may reach no others."""
-    first, last = ports
-    names = list(_sessions_on(ports, but=folder))
-    by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
-    text = f"the manager cannot listen on {interface}: ports {first}-{last} are all taken{by}"
-    if not folder.file.exists():
-        return PortsTakenError(f"{text}; give it others ([session] ports in the site file)")
-    session = folder.read().session
-    free = f"`stoker down {names[0]}`, or end another program" if names else "end a program"
-    again = f", then `stoker attach {session}`" if folder.launch.exists() else ""
-    return PortsTakenError(
-        f"{text}; session {session} keeps the ports of its site file: free one ({free} that listens there){again}",
-        session=session,
-    )
-
-
-def _sessions_on(ports: tuple[int, int], *, but: SessionFolder) -> Iterator[str]:
-    """This user's sessions whose managers live on this machine and listen on one of these ports."""
-    for link in sorted((state_folder() / "sessions").glob("*")):
-        folder = SessionFolder(link.resolve())
-        if folder.path == but.path.resolve():
-            continue
-        with suppress(SessionError, ValueError):  # gone, or damaged
-            holder, file = lease.read_if_whole(folder.lease), folder.read()
-            if holder is not None and lease.is_alive(holder) and _port(file.address) in range(ports[0], ports[1] + 1):
-                yield file.session
-
-
-def _port(address: str) -> int:
-    return urlsplit(address).port or 0
-
-
-# ---- doors
-
-
 log = logging.getLogger("stoker.manager")
 
 _ZAP = "inproc://zeromq.zap.01"
@@ -103,16 +49,56 @@ HANDSHAKE_MS = 5_000
 """ZeroMQ closes a connection whose handshake takes longer."""
 PORTS = (21000, 21999)
 """The first and the last port that the manager tries, unless the site names others."""
+TELL_S = 5.0
+"""The core hears of refused frames at most this often, unless a client speaks."""
+_MOST_NAMED = 5
+
+
+class PortsTakenError(SessionError):
+    """No port in the manager's range is free."""
+
+
+def ports_taken(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
+    """Return the error of a manager that cannot listen: who has its ports, and what to do.
+
+    A session whose manager comes back keeps its range: compute nodes may reach no other ports.
+    """
+    first, last = ports
+    names = list(_sessions_on(ports, but=folder))
+    by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
+    text = f"the manager cannot listen on {interface}: ports {first}-{last} are all taken{by}"
+    if not folder.file.exists():
+        return PortsTakenError(f"{text}; give it others ([session] ports in the site file)")
+    session = folder.read().session
+    free = f"`stoker down {names[0]}`, or end another program" if names else "end a program"
+    again = f", then `stoker attach {session}`" if folder.launch.exists() else ""
+    return PortsTakenError(
+        f"{text}; session {session} keeps the ports of its site file: free one ({free} that listens there){again}",
+        session=session,
+    )
+
+
+def _sessions_on(ports: tuple[int, int], *, but: SessionFolder) -> Iterator[str]:
+    """Yield this user's sessions whose managers live on this machine and listen on one of these ports."""
+    for link in sorted((state_folder() / "sessions").glob("*")):
+        folder = SessionFolder(link.resolve())
+        if folder.path == but.path.resolve():
+            continue
+        with suppress(SessionError, ValueError):  # gone, or damaged
+            holder, file = lease.read_if_whole(folder.lease), folder.read()
+            port = urlsplit(file.address).port or 0
+            if holder is not None and lease.is_alive(holder) and ports[0] <= port <= ports[1]:
+                yield file.session
 
 
 def name_of(identity: bytes) -> bytes:
-    """A peer's name. In a pilot's identity a secret follows it, so that no other connection replaces its own."""
+    """Return a peer's name. In a pilot's identity a secret follows it, so that no other connection replaces its own."""
     return identity.partition(IDENTITY_MARK)[0]
 
 
 def text_of(name: bytes) -> str:
-    """A peer's name as text; empty if these bytes are no name, because there are none, or they are not printable UTF-8.
-    The identity that ZeroMQ makes for a peer that chose none is not printable."""
+    """Return a peer's name as text; empty if it is not printable UTF-8, as the identity that ZeroMQ makes for a peer
+    that chose none."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -141,7 +127,7 @@ class Doors:
         self._users: dict[str, User] = {}
         """Users by their text, which ZeroMQ attaches to every frame."""
         self._identities: dict[bytes, bytes] = {}
-        """The identity of a peer's connection by the peer's name, where the two differ (`take`)."""
+        """The identity of a peer's connection by the peer's name, if the two differ (`take`)."""
         server = folder.read_key("server")
         self.router = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -198,21 +184,22 @@ class Doors:
 
     @property
     def has_unread_connection(self) -> bool:
-        """True if a connection is open from which no frame was read: nobody knows yet which peer made it."""
+        """True if a connection is open from which no frame was read: its peer is not known yet."""
         return len(self._unproven.places) > 0
 
     def watch(self, fd: int) -> None:
-        """Have `wait` return when a descriptor becomes readable."""
+        """Let `wait` return when a descriptor becomes readable."""
         self._poller.register(fd, zmq.POLLIN)
 
     def unwatch(self, fd: int) -> None:
-        """Have `wait` no longer look at a descriptor."""
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait until something comes or time is up, and check the keys of new peers. Returns the names of the peers
-        whose connection broke. The caller handles them before it reads `frames`: a peer that is back already has a
-        frame there."""
+        """Wait until a message comes or time is up, and check the keys of new peers.
+
+        Returns the names of the peers whose connection broke. The caller handles them before it reads `frames`: a peer
+        that is back already has a frame there.
+        """
         late = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
         ready = dict(self._poller.poll(0 if late else timeout_ms))
@@ -223,8 +210,7 @@ class Doors:
         return self._names_of(broken)
 
     def _names_of(self, identities: Iterable[bytes]) -> list[str]:
-        """The names of the peers that use these connections. A connection that no peer took (`take`), or whose identity
-        is no name, has none."""
+        """Return the names of the peers that use these connections, if a peer took them (`take`)."""
         pairs = [(name_of(identity), identity) for identity in identities]
         taken = [text_of(name) for name, identity in pairs if self._identities.get(name, name) == identity]
         return [name for name in taken if name]
@@ -248,7 +234,7 @@ class Doors:
                 yield peer
 
     def frames(self, most: int = 2000) -> Iterator[tuple[User, bytes, Any]]:
-        """Frames that have come: the owner of the peer's key, the identity of the connection, the bytes."""
+        """Yield frames: the owner of the peer's key, the identity of the connection, the bytes."""
         router, again = self.router, zmq.Again
         for _ in range(most):
             try:
@@ -288,7 +274,7 @@ class Doors:
             self._identities[name] = identity
 
     def forget(self, name: bytes) -> None:
-        """The manager has given up a peer: forget its connection."""
+        """Forget the connection of a peer that the manager has given up."""
         self._identities.pop(name, None)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
@@ -313,15 +299,8 @@ class Doors:
         self._context.term()
 
 
-# ---- event reader
-
-
-TELL_S = 5.0
-"""The core hears of refused frames at most this often, unless a client speaks."""
-
-
 class EventReader:
-    """Decodes frames that came through these doors. `state` is the core's, for reading."""
+    """Decodes frames as events, and counts refusals. `state` is the core's, for reading."""
 
     def __init__(self, doors: Doors, state: State, *, now: float) -> None:
         self.log = SeldomLog(log)
@@ -334,7 +313,7 @@ class EventReader:
         self._told_at = now
 
     def event_of(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
-        """The event that a frame is; None if it is refused. `user`: the owner of the key that the peer used."""
+        """Return a frame's event; None if it is refused. `user`: the owner of the key that the peer used."""
         role = user.role
         try:
             name = text_of(name_of(peer))
@@ -371,8 +350,8 @@ class EventReader:
         self._refused[kind] += 1
 
     def take_refusals(self, now: float, *, at_once: bool) -> dict[str, int]:
-        """The refusals since the last call by kind; empty if there were none, or if the last ones were told less than
-        `TELL_S` ago and it is not to be `at_once`."""
+        """Return the refusals since the last call by kind; empty if the last ones were told less than `TELL_S` ago and
+        not `at_once`."""
         if not self._refused or (not at_once and now - self._told_at < TELL_S):
             return {}
         counts, self._refused = dict(self._refused), Counter()

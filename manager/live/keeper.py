@@ -1,18 +1,12 @@
-"""How often a manager that dies is started again, and after which pause.
+"""Keeps a detached session's manager running: its parent process starts it again when it dies.
 
-A manager that does something between its deaths is worth its restarts, however many: it says so once in its life, when
-the first call has ended (`RestartProgress`). Deaths without that are counted. The first one costs no pause, since most
-are single kills; then the pause grows, because what is wrong (a full disk, a file system that is away) may pass.
-
-Keeps a manager running that no program watches: the parent of a detached session's manager.
-
-A manager that dies is started again, and goes on from its journal. One that ends by itself is not: its session is over,
-or somebody else runs it. A manager that dies again and again, and does nothing meanwhile, is left alone (`restarts`);
-`stoker attach` tries once more. A start that fails counts as a death.
+A manager that ends by itself is not started again: its session is over, or another manager runs it. A manager that dies
+again and again without progress is left alone; `stoker attach` tries once more. A start that fails counts as a death.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import subprocess
@@ -22,20 +16,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from stoker.manager.live.doors import NO_PORT
+log = logging.getLogger("stoker.manager")
 
-# ---- restarts
-
+FAILED = 4
+"""Exit status of a manager that cannot go on and whose journal is whole: a restart resumes from it."""
+NO_PORT = 5
+"""Exit status of a manager that comes back and finds no free port in its range."""
 
 MOST_DEATHS = 5
 WINDOW_S = 60.0
-"""So many deaths without progress within the window, and the manager is left alone."""
+"""After `MOST_DEATHS` deaths without progress within this time the manager is left alone."""
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
-"""The pause before the second restart in a row; it doubles up to the longest."""
+"""The pause before the second restart in a row; it doubles up to the longest. The first restart has no pause."""
+_POLL_S = 0.1
 
 
 class RestartProgress:
-    """The manager's side: a file that is touched once in a manager's life."""
+    """The manager's side: it touches a file once in its life, when the first call has ended."""
 
     def __init__(self, path: Path, *, done: int) -> None:
         self._path = path
@@ -43,18 +40,14 @@ class RestartProgress:
         self._is_said = False
 
     def report_first_end(self, done: int) -> None:
-        """Note that a call has ended under this manager, once. `done`: how many have ended in all."""
-        if self._is_said or done <= self._done_before:
-            return
-        self._is_said = True
-        try:
-            self._path.touch(mode=0o600)
-        except OSError:  # no room, or no file system: the keeper believes that nothing was done
-            pass
+        if not self._is_said and done > self._done_before:
+            self._is_said = True
+            with contextlib.suppress(OSError):  # a full disk: the keeper sees no progress
+                self._path.touch(mode=0o600)
 
 
 class Restarts:
-    """The keeper's side: what to do about each death. `clock` is in seconds and does not jump."""
+    """The keeper's side: whether and when to restart after each death. Progress clears the count of deaths."""
 
     def __init__(self, progress: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress = progress
@@ -67,7 +60,7 @@ class Restarts:
         self._before = self._seen()
 
     def died(self) -> float | None:
-        """It has died. Seconds until the next start; None if it is to be left alone."""
+        """Return the seconds until the next start; None if the manager is to be left alone."""
         now = self._clock()
         if self._seen() != self._before:
             self._deaths.clear()
@@ -85,31 +78,21 @@ class Restarts:
 
 
 def after_pause(pause_s: float) -> str:
-    """` in 2 s`, for people; nothing for a restart at once."""
+    """` in 2 s`, for people; empty for a restart at once."""
     return f" in {pause_s:g} s" if pause_s else ""
 
 
-# ---- keeper
-
-
-log = logging.getLogger("stoker.manager")
-
-FAILED = 4
-"""The exit status of a manager that cannot go on, and whose journal is whole: a restart goes on from it."""
-_POLL_S = 0.1
-
-
 def keep(command: Sequence[str], *, progress: Path) -> int:
-    """Run a manager until it ends by itself; its exit status. SIGTERM ends the manager, but not the session.
-    `progress`: the file that a manager touches when it has done something. If the very first manager finds no free port
-    it is not started again: the command that waits for it tells a person, who can free one."""
+    """Run a manager until it ends by itself; return its exit status. SIGTERM ends the manager but not the session.
+
+    A first manager that finds no free port is not started again: the command that waits for it tells the user.
+    """
     restarts = Restarts(progress)
     stopped, is_first = False, True
     process: subprocess.Popen[bytes] | None = None
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
         nonlocal stopped
-        del number, frame
         stopped = True
         if process is not None:
             process.terminate()

@@ -1,6 +1,4 @@
-"""How long the manager waits for its peers.
-
-Which peers speak, which are cut off, and which the manager gives up.
+"""Which peers speak, which are cut off, and which the manager gives up.
 
 A pilot is lost if it is silent for `Patience.silence_s`. A peer whose connection broke, or that a restarted manager
 knows from its journal, has until a deadline to say something again.
@@ -18,7 +16,13 @@ from stoker.manager.core.nouns import PilotState
 from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role
 
-# ---- patience
+CHECK_S = 0.5
+"""The manager notices silence this late, at most."""
+_FIRST_CLIENT = (Role.CLIENT, "")
+"""Stands for the first client, whose name is not known yet."""
+
+PeerKey = tuple[Role, str]
+"""A peer's role and name."""
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -26,8 +30,8 @@ class Patience(msgspec.Struct, frozen=True):
 
     `heartbeat_s`: between two heartbeats of a pilot. `silence_s`: a pilot that says nothing for longer is lost.
     `pilot_back_s`, `client_back_s`: for a new connection after one broke; `restart_s`: after a restart of the manager.
-    `first_client_s`: for the first client of a session that is not detached. `pilot_lease_s`: a pilot waits so long for
-    a lost manager. `idle_s`: a detached session ends after so long without clients and calls (0 = never).
+    `first_client_s`: for the first client of a session that is not detached. `pilot_lease_s`: a pilot waits this long
+    for a lost manager. `idle_s`: a detached session ends after this time without clients and calls (0 = never).
     """
 
     heartbeat_s: float = 5.0
@@ -40,21 +44,9 @@ class Patience(msgspec.Struct, frozen=True):
     idle_s: float = 0.0
 
 
-# ---- peer watch
-
-
-CHECK_S = 0.5
-"""The manager notices silence this late, at most."""
-_FIRST_CLIENT = (Role.CLIENT, "")
-"""Stands for the first client, whose name is not known yet."""
-
-PeerKey = tuple[Role, str]
-"""A peer's role and name."""
-
-
 class PeerWatch:
     """When each peer was heard, and until when an absent one may come back. `parent`: the process id of the program
-    that started this one; 0 = not known."""
+    that started this manager; 0 = not known."""
 
     def __init__(self, patience: Patience, *, parent: int = 0) -> None:
         self._patience = patience
@@ -64,7 +56,6 @@ class PeerWatch:
         self._check_at = 0.0
 
     def heard(self, role: Role, name: str, now: float) -> None:
-        """A peer has sent a frame."""
         peer = (role, name)
         self._heard_at[peer] = now
         if self._back_by:
@@ -84,13 +75,9 @@ class PeerWatch:
 
     def expect_all_back(self, state: State, now: float) -> None:
         """A restarted manager waits for the pilots and clients that its journal names."""
-        until = now + self._patience.restart_s
-        for pilot in state.pilots.values():
-            if pilot.state is not PilotState.GONE:
-                self._back_by[Role.PILOT, pilot.id] = until
-        for client in state.clients.values():
-            if not client.gone:
-                self._back_by[Role.CLIENT, client.id] = until
+        pilots = [(Role.PILOT, pilot.id) for pilot in state.pilots.values() if pilot.state is not PilotState.GONE]
+        clients = [(Role.CLIENT, client.id) for client in state.clients.values() if not client.gone]
+        self._back_by |= dict.fromkeys([*pilots, *clients], now + self._patience.restart_s)
 
     def expect_first_client(self, now: float) -> None:
         """A new session ends if no client joins it."""

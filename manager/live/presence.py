@@ -1,20 +1,17 @@
-"""`session.json`, by which programs and pilots find the manager: its address and its public key.
+"""Is a session's manager there? One answer for programs that join, commands and lists of sessions; and `session.json`,
+by which they find it.
 
-Is a session's manager there? One answer for all that ask: programs that join, commands, lists of sessions.
-
-An open port does not tell. The manager may be gone, and another session's manager, or any program, may have its port by
-now. So, in this order:
+An open port is no proof: another session's manager, or any program, may have the port by now. So, in this order:
 
 - The lease: a session that is over has no manager.
-- The port: where nothing accepts connections, no manager can be reached.
-- The lease again: of a manager on this machine it names the process, which must live and listen on that port itself. No
-  answer is waited for: a manager that is busy, or frozen, is there.
-- Of a manager elsewhere (on another machine, or on this one before it was started anew) the lease settles nothing, and
-  the same holds where there is no lease, or a damaged one. Then a sign of life is waited for: a CURVE handshake, which
-  only a manager with the session's secret key completes, or a renewed lease. A manager that is too busy to shake hands
-  renews its lease all the same, on a thread of its own.
+- The port: if nothing accepts connections there, no manager can be reached.
+- The lease again: it names the process of a manager on this machine, which must live and listen on that port. Stoker
+  waits for no answer: a busy or frozen manager is there.
+- For a manager elsewhere (on another machine, or on this one before a boot), or without a readable lease, Stoker waits
+  for a sign of life: a CURVE handshake, which only a manager with the session's secret key completes, or a renewed
+  lease. A manager that is too busy to shake hands still renews its lease, on a thread of its own.
 
-A wrong "no" costs time, and never makes a second manager: who starts one waits for the lease (`lease.take`).
+A wrong "no" costs time, and never makes a second manager: a new manager waits for the lease (`lease.take`).
 """
 
 from __future__ import annotations
@@ -37,11 +34,16 @@ from stoker.manager.live import lease
 from stoker.manager.live.interfaces import is_listening
 from stoker.protocol.session import SessionFile, SessionFolder
 
-# ---- session address
+log = logging.getLogger("stoker.manager")
+
+SIGN_S = 2 * lease.RENEW_S + 1
+"""A manager elsewhere gives a sign of life within this time: it renews its lease twice."""
+_POLL_S = 0.25
+_RECONNECT_MS = (500, 1000)
 
 
 class SessionAddress:
-    """Keeps the session's file as it should be. `before`: the file that an earlier manager of the session wrote.
+    """Keeps `session.json` up to date: the manager's address and public key. `before`: the file of an earlier manager.
 
     Raises OSError if the file cannot be written.
     """
@@ -51,15 +53,13 @@ class SessionAddress:
         self._file = file
         try:
             folder.write(file)
-        except (
-            OSError
-        ):  # a full disk: a file that says the same may stay, and its new time tells that a manager listens
+        except OSError:  # a full disk: the same file may stay; its new time tells that a manager listens
             if before != file:
                 raise
             os.utime(folder.file)
 
     def write_again(self) -> None:
-        """Write the file anew if it was removed or damaged. On any thread. Raises OSError."""
+        """Write the file if it was removed or damaged. On any thread. Raises OSError."""
         folder = self._folder
         try:
             if folder.read() == self._file:
@@ -76,21 +76,12 @@ def check_folder(folder: SessionFolder) -> None:
         raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` makes one")
 
 
-# ---- presence
-
-
-log = logging.getLogger("stoker.manager")
-
-SIGN_S = 2 * lease.RENEW_S + 1
-"""A manager elsewhere gives a sign of life within this: it renews its lease twice."""
-_POLL_S = 0.25
-"""How often the lease is read meanwhile."""
-_RECONNECT_MS = (500, 1000)
-
-
 def is_up(folder: SessionFolder) -> bool:
-    """True if the session's manager is there, and its address leads to it. Takes up to `SIGN_S` where the lease names
-    no process of this machine. Raises SessionError for a `session.json` that cannot be read."""
+    """True if the session's manager is there, and its address leads to it.
+
+    Takes up to `SIGN_S` if the lease names no process of this machine. Raises SessionError for an unreadable
+    `session.json`.
+    """
     if not folder.file.exists() or folder.over():
         return False
     file = folder.read()
@@ -104,8 +95,7 @@ def is_up(folder: SessionFolder) -> bool:
 
 
 def elsewhere(folder: SessionFolder) -> str:
-    """` (pid 7 on login2)`, for people: the manager of another machine that runs the session; empty for one of this
-    machine, or none."""
+    """Return ` (pid 7 on login2)`, for people: the manager on another machine; empty if it is here, or nowhere."""
     holder = lease.read_if_whole(folder.lease)
     return f" ({holder})" if holder is not None and lease.is_alive(holder) is None else ""
 
@@ -125,7 +115,7 @@ def _listens_at(pid: int, address: str) -> bool:
 
 
 def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHolder | None) -> bool:
-    """True if the session's manager shakes hands at its address, or renews its lease, within `SIGN_S`."""
+    """True if the manager shakes hands at its address, or renews its lease, within `SIGN_S`."""
     until = time.monotonic() + SIGN_S
     try:
         handshake = Handshake(folder, file)
@@ -144,18 +134,15 @@ def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHol
 
 
 class HandshakeResult(enum.Enum):
-    """What came of a handshake."""
+    """FOREIGN: a program answered that is not the session's manager, or does not accept the client's key."""
 
     NONE = "none"
-    """There was no answer yet."""
     OURS = "ours"
-    """The manager of the session answered."""
     FOREIGN = "foreign"
-    """A program answered that is not the session's manager, or does not take its client's key."""
 
 
 class Handshake:
-    """A connection to a session's address that says nothing: that its handshake succeeds is all. A context manager.
+    """A connection to a session's address that carries no message; only its handshake matters. A context manager.
 
     Raises SessionError, zmq.ZMQError for keys that are lost or damaged.
     """
@@ -176,7 +163,7 @@ class Handshake:
         self._dealer.close()
 
     def wait(self, timeout_s: float) -> HandshakeResult:
-        """What came of it so far; waits for the next answer if there is none."""
+        """Return the result so far; wait for the next answer if there is none."""
         if not self._note() and not self._dealer.readable():
             poll = select.poll()
             poll.register(self._dealer.filenos()[1], select.POLLIN)
@@ -185,7 +172,7 @@ class Handshake:
         return self._answer
 
     def _note(self) -> bool:
-        """Take note of what has happened; whether that settled something."""
+        """Read the connection's events; True if they changed the result."""
         before = self._answer
         for change in self._dealer.changes():
             if change is ConnectionChange.MADE:

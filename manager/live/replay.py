@@ -1,13 +1,9 @@
-"""The way back from a journal: the same events, in order, at the same times, give the same manager.
+"""Replays of a journal: the same events, in order, at the same times, give the same manager.
 
-Whether a journal replays: the core is given the same events, and each decision is held against the one that was made
-while the session lived.
-
-The core is a pure function of its events, so a difference means that something else went into a decision (a fault of
-the core or of a policy: a clock, chance, the order of a set), or that the code or the policies are not those that ran
-the session. After the first difference the two sessions are no longer the same one, so the replay stops there.
-
-A policy that raises ends a replay as it ended the manager: the journal has the event, and no check of what was decided.
+`verify` compares each decision with the recorded one. The core is a pure function of its events, so a difference means
+that something else went into a decision (a fault of the core or of a policy: a clock, chance, the order of a set), or
+that the code or the policies are not those that ran the session. After the first difference the replay stops: the two
+sessions are no longer the same. A policy that raises ends a replay as it ended the manager.
 """
 
 from __future__ import annotations
@@ -46,15 +42,16 @@ from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import ClientHello, PilotHello
 from stoker.tracebacks import lines_of_user_code
 
-# ---- replay
-
-
 log = logging.getLogger(__name__)
+
+_SHOWN = 12
+"""How many commands of an event are shown, and messages of its frame."""
+_LONGEST = 200
 
 
 class Replay:
-    """A replay of what a journal has. `core`: as it is after the events that were given so far; None before the first.
-    `since`: events before this time are not in the journal any more, because it was compacted; 0 = all are."""
+    """A replay of a journal. `core`: as it is after the events so far; None before the first. `since`: earlier events
+    are no longer in the journal, because it was compacted; 0 = all are. `watch`: ended calls whose story is wanted."""
 
     def __init__(
         self, path: Path, session: str, policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
@@ -66,32 +63,34 @@ class Replay:
         self.since = self._past.since
 
     def events(self) -> Iterator[tuple[float, Event]]:
-        """Each event, before `core` is given it: the caller hands it to `handle`."""
+        """Yield each event before `core` has it: the caller gives it to `handle`."""
         for now, record in self._past.records():
             if not isinstance(record, Decided):
                 yield now, record
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """What the core decides about an event."""
+        """Return the core's commands for an event."""
         if self.core is None:
             self.core = Core(self._session, self._policies, now=now, watch=self._watch)
             self.core.start()
         return self.core.handle(event, now)
 
+    def run(self) -> Core | None:
+        """Handle all events; return the core after the last one, or None if there are none."""
+        for now, event in self.events():
+            self.handle(event, now)
+        return self.core
+
 
 def replay(
     path: Path, session: str, policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
 ) -> Core | None:
-    """The core as it was after the journal's last event, or None if the journal is empty. Its commands were carried out
-    long ago and are dropped. `watch`: calls whose story is wanted even though they have ended."""
-    again = Replay(path, session, policies, watch=watch)
-    for now, event in again.events():
-        again.handle(event, now)
-    return again.core
+    """Return the core as it was after the journal's last event, or None if the journal is empty."""
+    return Replay(path, session, policies, watch=watch).run()
 
 
 def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Story:
-    """What `stoker explain` says of a session that is over, or of a call that has ended. Raises SessionError."""
+    """Return the story of a session that is over, or of a call that has ended. Raises SessionError."""
     try:
         watch = frozenset({int(parse_call(subject))})
     except ValueError:
@@ -105,9 +104,9 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """The story that a live manager tells, or that of its journal, which remembers calls that the manager forgot.
+    """Return the story of a live manager, or that of its journal, which remembers calls that the manager forgot.
 
-    A journal that cannot be read at this moment (it is empty still, or was compacted just now) changes nothing.
+    If the journal cannot be read at this moment (still empty, or just compacted) the manager's story stays.
     """
     if told.found:
         return told
@@ -120,35 +119,29 @@ def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Stor
 
 
 def status_of_ended_session(folder: SessionFolder) -> to_client.Status:
-    """What `stoker status` says of a session that is over. Raises SessionError."""
-    return report.session_status(_replayed(folder, frozenset())[0].state)
+    """Return the status of a session that is over. Raises SessionError."""
+    return report.session_status(_replayed(folder)[0].state)
 
 
 def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedState | None) -> to_client.Calls:
-    """What `stoker calls` says of a session that is over. Raises SessionError."""
-    return report.list_calls(_replayed(folder, frozenset())[0].state, limit=limit, only=only)
+    """Return the calls of a session that is over. Raises SessionError."""
+    return report.list_calls(_replayed(folder)[0].state, limit=limit, only=only)
 
 
-def _replayed(folder: SessionFolder, watch: frozenset[int]) -> tuple[Core, float]:
+def _replayed(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tuple[Core, float]:
     again = Replay(folder.journal, folder.read().session, policies_of(folder), watch=watch)
-    for now, event in again.events():
-        again.handle(event, now)
-    if again.core is None:
+    core = again.run()
+    if core is None:
         raise SessionError(f"the journal of {folder.path} is empty: nothing has happened in the session")
-    return again.core, again.since
+    return core, again.since
 
 
-# ---- verify
-
-
-_SHOWN = 12
-"""So many commands of an event are shown, and messages of its frame."""
-_LONGEST = 200
+# ---- verifying
 
 
 class FirstDifference(msgspec.Struct, frozen=True):
-    """The first event that was decided otherwise: its number from 0, seconds after the journal's first, what happened,
-    and what is decided now (what was decided then is known by its check alone)."""
+    """The first event with another decision: its number from 0, seconds after the journal's first event, what happened,
+    and the present decision (of the recorded one only the check is known)."""
 
     event: int
     after_s: float
@@ -157,9 +150,12 @@ class FirstDifference(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What came of a replay. `checked`: events whose decisions the journal knows; `restarts`: managers that ended,
-    and came back; `lasted_s`: from the first event to the last one that was replayed; `since`: events before this time
-    are not in the journal any more, because it was compacted (0: all are); `lost`: parts of it that are damaged."""
+    """The result of a replay.
+
+    `checked`: events whose decisions the journal knows; `restarts`: managers that came back; `lasted_s`: from the first
+    event to the last one replayed; `since`: earlier events are no longer in the journal, because it was compacted (0:
+    all are); `lost`: damaged parts.
+    """
 
     session: str
     events: int
@@ -172,12 +168,12 @@ class Replayed(msgspec.Struct, frozen=True):
 
     @property
     def is_old(self) -> bool:
-        """Whether the journal knows of no decisions at all: it was written before they were."""
+        """True if the journal has no checks: it was written by a version before they existed."""
         return self.events > 0 and not self.checked
 
 
 class _Made(msgspec.Struct, frozen=True):
-    """An event that was replayed and whose check has not been met yet."""
+    """A replayed event whose recorded check was not read yet."""
 
     check: int
     now: float
@@ -188,8 +184,11 @@ class _Made(msgspec.Struct, frozen=True):
 def verify(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
 ) -> Replayed:
-    """Replay a journal and compare. `tell` hears now and then how many events have been replayed, and their time in
-    seconds after the first. Raises SessionError if there is no journal, or nothing in it, or where a policy raises."""
+    """Replay a journal and compare decisions.
+
+    `tell` hears now and then the number of replayed events, and their time in seconds after the first. Raises
+    SessionError if there is no journal, it is empty, or a policy raises.
+    """
     past = JournalPast(path, policies=policies)
     core = past.core
     made: dict[int, _Made] = {}
@@ -214,7 +213,7 @@ def verify(
             commands = core.handle(record, now)
         except Exception as error:
             lines = lines_of_user_code(error)
-            if not lines:  # nobody's policy, but a fault of the core's
+            if not lines:  # a fault of the core, not of a policy
                 raise
             where = f"session {session}: event {number:,}, {now - began:.3f} s after the start"
             then = "as it did not" if _was_decided(number, records) else "as it did"
@@ -223,9 +222,9 @@ def verify(
         lost += isinstance(record, RecordsLost)
         if isinstance(record, ManagerRestarted):
             made.clear()
+            restarts += 1
         if len(made) < MOST_CHECKS:
             made[number] = _Made(check_of(commands), now, record, commands)
-        restarts += isinstance(record, ManagerRestarted)
         events, last = events + 1, now
         if tell is not None and not events % 10_000:
             tell(events, now - began)
@@ -235,31 +234,27 @@ def verify(
 
 
 def _was_decided(event: int, records: Iterator[tuple[float, Event | Decided]]) -> bool:
-    """Whether the rest of a journal has a check of what was decided about an event."""
+    """True if the rest of a journal has the check of an event's decision."""
     checks = (record for _, record in records if isinstance(record, Decided))
     return any(number == event for record in checks for number, _ in record.numbered())
 
 
 def _compare(record: Decided, made: dict[int, _Made], began: float) -> tuple[FirstDifference | None, int]:
-    """The first difference, if there is one; and how many decisions are the same before it."""
+    """Return the first difference, and the number of equal decisions before it."""
     same = 0
     for number, check in record.numbered():
         mine = made.get(number)
         if mine is None:
             continue
         if mine.check != check:
-            decides = [_command(each) for each in mine.commands if _decides(each)]
-            return FirstDifference(
-                number, mine.now - began, _shortened(_event(mine.event)), _shortened(decides) or ("nothing",)
-            ), same
+            decides = _shortened([_command(each) for each in mine.commands if _decides(each)]) or ("nothing",)
+            return FirstDifference(number, mine.now - began, _shortened(_event(mine.event)), decides), same
         same += 1
     return None, same
 
 
 def session_in(path: Path) -> tuple[Path, str]:
-    """The journal that is meant, by its own path or its session's folder, and the session that it is of.
-
-    Raises SessionError."""
+    """Return the journal at a path, which may be its session's folder, and its session. Raises SessionError."""
     if path.is_dir():
         folder = SessionFolder(path)
         return folder.journal, folder.read().session
@@ -274,9 +269,6 @@ def session_in(path: Path) -> tuple[Path, str]:
     raise SessionError(
         f"the journal {path} does not say which session it is of: no program or pilot has said hello in it"
     )
-
-
-# ---- in words
 
 
 def _decides(command: Command) -> bool:

@@ -1,22 +1,11 @@
-"""What the manager does about an event on which the core raises: it refuses the event and restarts from the journal.
+"""The manager's one loop.
 
-Copies the session's notices, which `stoker status` shows, to the manager's log.
-
-Removes result files that no program will read.
-
-Two reasons to end a session that do not come as messages: no program uses it, and `stoker down` touches a file.
-
-The manager's one loop.
-
-A turn: wait until something comes or is due; read every socket; give each frame to the core; write the turn's events
-to the journal with one write; then send one frame a peer. Nothing is delayed to form a batch: batches form by
+A turn: wait until a message comes or work is due; read every socket; give each frame to the core; write the turn's
+events to the journal with one write; then send one frame a peer. Nothing is delayed to form a batch: batches form by
 themselves while a turn is under way.
 
 The commands of a turn wait until its events are safe in the journal (`HeldCommands`): they leave at once, after a sync,
-or when the disk has room again. Meanwhile the loop goes on, and answers questions.
-
-Time counts from the epoch, so that times in the journal and in stories mean the same after a restart; it does not jump
-when somebody sets the wall clock (`clock`).
+or when the disk has room again. Meanwhile the loop continues, and answers questions.
 """
 
 from __future__ import annotations
@@ -68,115 +57,19 @@ from stoker.protocol.to_manager import ClientHello
 from stoker.tracebacks import lines_of_user_code
 from stoker.units import show_seconds
 
-# ---- core failures
-
-
-MOST_FAILURES, FAILURES_S = 20, 600.0
-"""The session ends after `MOST_FAILURES` failures within `FAILURES_S`, and then no refusal is written."""
-_LONGEST_REASON = 500
-
-
-class CoreFailedError(Exception):
-    """The core raised on this event; a refusal replaces the event in the journal."""
-
-
-def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float], now: float) -> Event | None:
-    """The refusal to write to the journal in place of the event; None if the core has failed too often. `failed_at`:
-    when it failed before."""
-    if sum(now - at < FAILURES_S for at in failed_at) >= MOST_FAILURES:
-        return None
-    lines = lines_of_user_code(error)
-    where = f" ({lines[0].strip()})" if lines else ""
-    return refusal_of(event, f"{type(error).__name__}: {error}{where}"[:_LONGEST_REASON])
-
-
-# ---- notice log
-
-
-class NoticeLog:
-    """Logs each notice once. A notice that is given again has another time, and is logged again."""
-
-    def __init__(self) -> None:
-        self._logged: dict[str, float] = {}
-
-    def copy_new(self, notices: Mapping[str, float]) -> None:
-        """Log new notices. `notices`: each text with its time."""
-        logged = self._logged
-        if len(notices) == len(logged) and notices == logged:
-            return
-        for text, at in notices.items():
-            if logged.get(text) != at:
-                log.warning("%s", text)
-        self._logged = dict(notices)
-
-
-# ---- discarding
-
-
-_lines = SeldomLog(logging.getLogger("stoker.manager"))
-
-
-def discard_result(folder: SessionFolder, path: str) -> None:
-    """Remove a result file of the session. A pilot names it: no other file is removed, and a name that is none, or a
-    file that cannot be removed, costs a line in the log."""
-    file = Path(path)
-    if file.parent != folder.objects or not file.name.startswith("result-"):
-        return
-    try:
-        file.unlink(missing_ok=True)
-    except (OSError, ValueError) as error:  # a name may hold a zero, or be too long
-        _lines.warning("results", f"cannot remove a result that no program reads, {path!r:.300}: {error}")
-
-
-# ---- session end
-
-
-class IdleCheck:
-    """Measures how long a detached session goes without clients and calls. `limit_s`: 0 = it may be idle forever."""
-
-    def __init__(self, limit_s: float, *, now: float) -> None:
-        self._limit_s = limit_s
-        self._used_at = self._checked_at = now
-
-    def why_end(self, state: State, now: float) -> str:
-        """Why the session ends; empty while it goes on. Checked four times in the limit, once a minute at least."""
-        if not (state.kept and self._limit_s and now - self._checked_at >= min(self._limit_s / 4, 60)):
-            return ""
-        self._checked_at = now
-        if state.calls or any(not client.gone and not client.observer for client in state.clients.values()):
-            self._used_at = now
-        elif now - self._used_at >= self._limit_s:
-            return f"no program has used it for {show_seconds(now - self._used_at)}"
-        return ""
-
-
-class EndRequest:
-    """The file that `stoker down` touches if the manager may be unable to read messages."""
-
-    def __init__(self, folder: SessionFolder) -> None:
-        self._path = folder.asked_to_end
-        self._touched_ns = 0
-        """When the file was touched last; 0 while there is none."""
-
-    def is_new(self) -> bool:
-        """True if the file was touched since the last call. A file that a killed `stoker down` left does not change."""
-        before = self._touched_ns
-        try:
-            with self._path.open("rb") as file:  # opened: a network file system then looks again
-                self._touched_ns = os.fstat(file.fileno()).st_mtime_ns
-        except OSError:
-            self._touched_ns = 0
-        return 0 != before != self._touched_ns != 0
-
-
-# ---- server
-
-
 log = logging.getLogger("stoker.manager")
 
 FULL_BYTES = 256 << 20
 """While this many bytes wait for room on the disk, the manager reads no messages."""
 FULL_S = 0.1
+MOST_FAILURES, FAILURES_S = 20, 600.0
+"""The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`, and then no refusal is written."""
+_LONGEST_REASON = 500
+_discard_log = SeldomLog(log)
+
+
+class CoreFailedError(Exception):
+    """The core raised on this event; a refusal replaces the event in the journal, and the manager restarts from it."""
 
 
 class ManagerServer:
@@ -203,7 +96,7 @@ class ManagerServer:
         self._wait_until_sure = sure
         self._timers = TimerHeap()
         self._ended = ""
-        """Why the session is over; empty while it goes on."""
+        """Why the session is over; empty while it continues."""
         self._acks = {Role.CLIENT: Acks(CLIENT_ACK_S), Role.PILOT: Acks(PILOT_ACK_S)}
         self._peers = PeerWatch(patience, parent=parent)
         before = folder.read() if folder.file.exists() else None
@@ -229,11 +122,12 @@ class ManagerServer:
         self._reader = EventReader(self.doors, self.core.state, now=now)
         self._held = HeldCommands(self.journal)
         self._passing: list[Command] = []
-        """What this turn's frames of pieces lead to."""
+        """Commands for this turn's pieces."""
         self._trouble = JournalTrouble(self.journal, folder.path)
         self._carry_out(self.core.start())
         self._progress = RestartProgress(folder.progress, done=self.core.state.done)
-        self._notice_log = NoticeLog()
+        self._logged: dict[str, float] = {}
+        """Notices that are in the log, with their times."""
         first: list[Command] = []
         if back.ends:
             self._give(events.EndsKept(back.ends), now, first)
@@ -255,7 +149,7 @@ class ManagerServer:
         self._define_session(now)
 
     def run(self) -> str:
-        """Serve until the session is over; returns why."""
+        """Serve until the session is over; return why."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)
@@ -281,7 +175,7 @@ class ManagerServer:
             self._start_attendants(now, commands)
             for advice in self.advisor.answers(now):
                 self._give(advice, now, commands)
-            self._notice_log.copy_new(self.core.state.notices)
+            self._log_new_notices(self.core.state.notices)
             self._end_turn(commands)
             self._progress.report_first_end(self.core.state.done)
             self.compaction.advance(self.core)
@@ -309,35 +203,34 @@ class ManagerServer:
         if event is None:
             return
         self.doors.take(name_of(peer), peer)
-        if are_pieces(event):
-            self._pass_on(event, now)
-            return
         if isinstance(event, events.FromPilot):
             self._peers.heard(Role.PILOT, event.pilot, now)
+        else:
+            self._peers.heard(Role.CLIENT, event.client, now)
+        if are_pieces(event):
+            self._pass_on(event, now)
+        elif isinstance(event, events.FromPilot):
             known = event.pilot in self.core.state.pilots
             if not is_heartbeat(event):
                 self._give(event, now, commands)
             elif not known or must_be_recorded(self.core.state, event, now):
                 self._give(event, now, commands, keep=known)
-            return
-        self._peers.heard(Role.CLIENT, event.client, now)
+        else:
+            self._from_client(event, now, commands)
+
+    def _from_client(self, event: events.FromClient, now: float, commands: list[Command]) -> None:
         self._tell_refusals(now, commands, at_once=True)
         if not event.sequence and is_from_observer(event.messages):  # welcome it although the disk may be full
             welcome: list[Command] = []
             self._give(event, now, welcome)
             self._carry_out(welcome)
-        else:
-            self._give(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
-            if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
-                self._trouble.program_came()
+            return
+        self._give(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
+        if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
+            self._trouble.program_came()
 
     def _pass_on(self, event: events.FromPilot | events.FromClient, now: float) -> None:
-        """Note what is to be sent for pieces: it leaves when the turn's frames are read, before the journal is
-        written."""
-        if isinstance(event, events.FromPilot):
-            self._peers.heard(Role.PILOT, event.pilot, now)
-        else:
-            self._peers.heard(Role.CLIENT, event.client, now)
+        """Note the commands for pieces: they leave when the turn's frames are read, before the journal is written."""
         try:
             self._passing += self.core.pass_on(event, now)
         except Exception as error:
@@ -349,8 +242,9 @@ class ManagerServer:
         if counts := self._reader.take_refusals(now, at_once=at_once):
             self._give(events.FramesRefused(counts), now, commands)
 
-    def _give(self, event: events.Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        if not keep:  # the answer to a question need not wait for the disk
+    def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
+        """Give an event to the core. `keep`: write it to the journal; False for a question, which need not wait."""
+        if not keep:
             self._carry_out(self._answer(event, now))
             return
         self.journal.write(now, event)
@@ -366,8 +260,8 @@ class ManagerServer:
         self.journal.decided(check_of(decided))
         commands += decided
 
-    def _answer(self, event: events.Event, now: float) -> list[Command]:
-        """The core's answer to an event that changes nothing and is not in the journal."""
+    def _answer(self, event: Event, now: float) -> list[Command]:
+        """Return the core's answer to an event that changes nothing and is not in the journal."""
         try:
             return self.core.handle(event, now)
         except Exception as error:
@@ -453,8 +347,18 @@ class ManagerServer:
         self._give(events.Noticed(text), self.clock.now(), commands)
         self._held.hold(commands)
 
+    def _log_new_notices(self, notices: Mapping[str, float]) -> None:
+        """Log each notice once; again if it is given again, with another time."""
+        logged = self._logged
+        if len(notices) == len(logged) and notices == logged:
+            return
+        for text, at in notices.items():
+            if logged.get(text) != at:
+                log.warning("%s", text)
+        self._logged = dict(notices)
+
     def _carry_out(self, commands: Iterable[Command]) -> None:
-        """Do what the core decided. Messages to one peer leave as one frame, with its acknowledgements."""
+        """Carry out the core's commands. Messages to one peer leave as one frame, with its acknowledgements."""
         frames: dict[str, list[object]] = {}
         peer: str
         advice: list[AskAdvice] = []
@@ -490,7 +394,7 @@ class ManagerServer:
             self._advise(ask)
 
     def _advise(self, ask: AskAdvice) -> None:
-        """Say what history has of a context at once, and ask the advisor, which answers when it can."""
+        """Give the core what history has of a context at once, and ask the advisor, which answers later."""
         self.advisor.ask(ask, self.clock.now())
         answer = self.history.answer(ask)
         if answer is not None:
@@ -501,7 +405,7 @@ class ManagerServer:
     # ---- the beginning
 
     def _define_session(self, now: float) -> None:
-        """Tell the core where pilots come from, and start the processes that this needs."""
+        """Tell the core where pilots come from, and start the processes for that."""
         sites = sites_of(self.folder)
         state = self.core.state
         models_s = [float(site.advice.time_limit_s) for site in sites if site.advice.url]
@@ -512,8 +416,6 @@ class ManagerServer:
             commands: list[Command] = []
             self._give(events.SessionDefined(sources, lease_s=self.patience.pilot_lease_s), now, commands)
             self._end_turn(commands)
-
-    # ---- after a restart
 
     def _come_back(self, now: float, *, lost: int) -> None:
         commands: list[Command] = []
@@ -529,3 +431,66 @@ class ManagerServer:
             state.done,
             len(state.pilots),
         )
+
+
+def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float], now: float) -> Event | None:
+    """Return the refusal that replaces an event in the journal; None if the core has failed too often.
+
+    `failed_at`: when it failed before.
+    """
+    if sum(now - at < FAILURES_S for at in failed_at) >= MOST_FAILURES:
+        return None
+    lines = lines_of_user_code(error)
+    where = f" ({lines[0].strip()})" if lines else ""
+    return refusal_of(event, f"{type(error).__name__}: {error}{where}"[:_LONGEST_REASON])
+
+
+def discard_result(folder: SessionFolder, path: str) -> None:
+    """Remove a result file of the session that no program will read. Its name comes from a pilot: no other file is
+    removed, and a file that cannot be removed is logged."""
+    file = Path(path)
+    if file.parent != folder.objects or not file.name.startswith("result-"):
+        return
+    try:
+        file.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:  # a name may hold a zero, or be too long
+        _discard_log.warning("results", f"cannot remove a result that no program reads, {path!r:.300}: {error}")
+
+
+class IdleCheck:
+    """Measures how long a detached session goes without clients and calls. `limit_s`: 0 = it may be idle forever."""
+
+    def __init__(self, limit_s: float, *, now: float) -> None:
+        self._limit_s = limit_s
+        self._used_at = self._checked_at = now
+
+    def why_end(self, state: State, now: float) -> str:
+        """Return why the session ends; empty while it continues. Checks every quarter of the limit, at most a minute
+        apart."""
+        if not (state.kept and self._limit_s and now - self._checked_at >= min(self._limit_s / 4, 60)):
+            return ""
+        self._checked_at = now
+        if state.calls or any(not client.gone and not client.observer for client in state.clients.values()):
+            self._used_at = now
+        elif now - self._used_at >= self._limit_s:
+            return f"no program has used it for {show_seconds(now - self._used_at)}"
+        return ""
+
+
+class EndRequest:
+    """The file that `stoker down` touches if the manager may be unable to read messages."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self._path = folder.asked_to_end
+        self._touched_ns = 0
+        """When the file was touched last; 0 while there is none."""
+
+    def is_new(self) -> bool:
+        """True if the file was touched since the last call. A file that a killed `stoker down` left does not change."""
+        before = self._touched_ns
+        try:
+            with self._path.open("rb") as file:  # opened: a network file system then looks again
+                self._touched_ns = os.fstat(file.fileno()).st_mtime_ns
+        except OSError:
+            self._touched_ns = 0
+        return 0 != before != self._touched_ns != 0

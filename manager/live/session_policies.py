@@ -1,25 +1,19 @@
-"""Python files of the user's own policies: how one is imported, and the copy of it that a session keeps.
+"""The policies of a session: chosen by its site files, found by name, kept in its folder.
 
-A file that stands alone is imported by itself. A file in a package (each folder above it that has an `__init__.py`
-belongs to it) is imported as a module of that package, so a policy may have several files: `lab/policies/fair.py` is
-`lab.policies.fair`, and may import `lab.policies.queues`. Its copy has every file of the package that was imported.
-
-Policies of the user, by name: "module:Class", or "path.py:Class".
-
-The named object is called, without arguments or with `provisioning=` if it takes that. The result answers at the seams
-whose methods it has; the default policies answer at the others. It may also be a function that returns such an object,
-or whole `Policies`. Its `awareness` limits what a context keeps between calls; a simulated run applies it.
+A policy of the user's own is named "module:Class" or "path.py:Class". The named object is called, without arguments or
+with `provisioning=` if it takes that. The result answers at the seams whose methods it has; the default policies answer
+at the others. It may also be a function that returns such an object, or whole `Policies`. Its `awareness` limits what a
+context keeps between calls; a simulated run applies it.
 
 Two mistakes that would have no effect are refused: an object that is named for a seam and has none of its methods, and
 a public name that is nearly one of Stoker's, as `worth_lodaing` (Python accepts it, and the default would decide).
-Methods are compared with methods and values with values, among the names that the user's classes inherit and do not
-override.
 
-Which policies decide in a session: chosen by its site files, kept in its folder.
+A file that stands alone is imported by itself. A file in a package is imported as a module of that package, so a policy
+may have several files: `lab/policies/fair.py` is `lab.policies.fair`, and may import `lab.policies.queues`.
 
-The choice is written down when the session is made, and a policy in a file of the user's is copied beside it: a manager
-that is started again, and whoever replays the journal, decides as the first one did, whatever has become of the file.
-(A policy in an installed module is taken as it is installed.)
+The choice is written down when the session is made, and files of the user are copied: a manager that is started again,
+and every replay of the journal, decides as the first one did, even if the file has changed. (A policy in an installed
+module is taken as it is installed.)
 
     <session folder>/
         policies.json            the names, if they are not the default ones
@@ -58,14 +52,32 @@ from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.protocol.session import SessionFolder
 from stoker.site import OWN_POLICY, Policy, Site, policy_file
 
-# ---- policy files
+log = logging.getLogger("stoker")
 
-
+CHOICE_FILE, COPIES_FOLDER = "policies.json", "policies"
 PACKAGES = "packages"
+POLICY_SETTINGS = ("name", "dispatch", "residency")
+"""The settings in a site file's [policy] that name policies."""
+COMMON = ("period_s", "round", "rests", "timer", "advised", "failure_judged", "pace_told")
+"""What every policy has; `stoker.manager.policies.Quiet` brings it along."""
+SEAMS = {
+    "dispatch": (
+        "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "by_run_time", "honours",
+        "serve_order", "places_one_by_one_up_to", "pull_others",
+    ),
+    "residency": ("wanted", "measured", "idle", "honours"),
+    "provisioning": ("demand", "may_bring"),
+}  # fmt: skip
+"""What is asked at each seam. A policy with the first method of a seam must have them all."""
+_OURS = "stoker."
+_NEAR = 0.8
+"""The similarity (`difflib`, 0 to 1) from which a name counts as a misspelling of another."""
+
+# ---- files
 
 
 def import_policy(name: str, *, folder: Path) -> ModuleType:
-    """The module of a policy of the user's own; a path counts from `folder`. Raises ConfigError."""
+    """Import the module of a user's policy; a path counts from `folder`. Raises ConfigError."""
     own = OWN_POLICY.fullmatch(name)
     try:
         if own is None:
@@ -84,7 +96,7 @@ def import_policy(name: str, *, folder: Path) -> ModuleType:
 
 
 def name_of_copy(name: str, *, alone: str) -> str:
-    """How a policy is called after `copy_policy`; the same where it is in no file.
+    """Return a policy's name after `copy_policy`; the same if it is in no file.
 
     `alone`: the folder of the copy of a file that stands alone.
     """
@@ -98,7 +110,7 @@ def name_of_copy(name: str, *, alone: str) -> str:
 
 
 def copy_policy(name: str, into: Path, *, alone: str) -> str:
-    """Copy the file of a policy, or what it has imported of its package, into a folder.
+    """Copy the file of a policy, or the imported files of its package, into a folder.
 
     Returns the policy's name, counted from that folder. Raises ConfigError, OSError.
     """
@@ -109,17 +121,19 @@ def copy_policy(name: str, into: Path, *, alone: str) -> str:
     if not path.is_file():
         raise ConfigError(f"policy {name}: {path}: no such file", file=str(path))
     root = _root_of(path)
-    if root == path.parent:
-        _copy(path, into / alone / path.name)
-    else:
+    copies = {path: into / alone / path.name}
+    if root != path.parent:
         import_policy(name, folder=Path())
-        for each in _imported_below(root / path.relative_to(root).parts[0]):
-            _copy(each, into / _package_copy(root) / each.relative_to(root))
+        package = root / path.relative_to(root).parts[0]
+        copies = {each: into / _package_copy(root) / each.relative_to(root) for each in _imported_below(package)}
+    for each, copy in copies.items():
+        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(each, copy)
     return name_of_copy(name, alone=alone)
 
 
 def _root_of(path: Path) -> Path:
-    """The folder that the package of a file is imported from; the file's own where it is in no package."""
+    """Return the folder that a file's package is imported from; the file's own if it is in no package."""
     folder = path.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -127,7 +141,7 @@ def _root_of(path: Path) -> Path:
 
 
 def _package_copy(root: Path) -> Path:
-    """Where copies of packages from a folder go: packages of one name from two folders stay apart."""
+    """Return where copies of packages from a folder go: packages of one name from two folders stay apart."""
     return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
 
 
@@ -142,11 +156,15 @@ def _import_alone(path: Path) -> ModuleType:
 
 
 def _import_in_package(path: Path, root: Path) -> ModuleType:
-    """Import a file as a module of its package. A package of the same name from elsewhere (the original of a copy) is
-    forgotten: what was made with it goes on with it."""
+    """Import a file as a module of its package.
+
+    Forgets a package of the same name from another folder (the original of a copy); its objects continue to use it.
+    """
     parts = path.relative_to(root).with_suffix("").parts
     there = sys.modules.get(parts[0])
-    if there is not None and (root / parts[0]) not in _folders_of(there):
+    if there is not None and (root / parts[0]) not in [
+        Path(each).absolute() for each in getattr(there, "__path__", ())
+    ]:
         for each in [each for each in sys.modules if each.partition(".")[0] == parts[0]]:
             del sys.modules[each]
     importlib.invalidate_caches()
@@ -157,93 +175,22 @@ def _import_in_package(path: Path, root: Path) -> ModuleType:
         sys.path.remove(str(root))
 
 
-def _folders_of(package: ModuleType) -> list[Path]:
-    return [Path(each).absolute() for each in getattr(package, "__path__", ())]
-
-
 def _imported_below(folder: Path) -> Iterator[Path]:
-    """Files of imported modules in a folder, and below it."""
+    """Yield the files of imported modules in a folder, and below it."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if file and (path := Path(file).absolute()).is_relative_to(folder):
             yield path
 
 
-def _copy(file: Path, to: Path) -> None:
-    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.copyfile(file, to)
-
-
-# ---- own policies
-
-
-# ---- misspelled overrides
-
-
-_OURS = "stoker."
-_NEAR = 0.8
-"""The similarity (`difflib`, 0 to 1) from which a name is taken for another one, misspelt."""
-
-
-class MisspeltName(msgspec.Struct, frozen=True):
-    """A name that overrides nothing, and the one that was probably meant."""
-
-    name: str
-    near: str
-
-
-def misspelled_override(made: object) -> MisspeltName | None:
-    """The first slip in the classes of a policy, the most derived class first."""
-    line = type(made).__mro__
-    own = [each for each in line if not _is_given(each)]
-    given = _public([each for each in line if _is_given(each)])
-    mine = _public(own)
-    for name, value in mine.items():
-        if name in given:
-            continue
-        same_sort = [each for each, other in given.items() if each not in mine and callable(other) == callable(value)]
-        close = difflib.get_close_matches(name, same_sort, n=1, cutoff=_NEAR)
-        if close:
-            return MisspeltName(name, close[0])
-    return None
-
-
-def _is_given(kind: type) -> bool:
-    return kind is object or kind.__module__.startswith(_OURS)
-
-
-def _public(classes: Iterable[type]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for each in classes:
-        for name, value in vars(each).items():
-            if not name.startswith("_"):
-                found.setdefault(name, value)
-    return found
-
-
 # ---- finding a policy
 
 
-COMMON = ("period_s", "round", "rests", "timer", "advised", "failure_judged", "pace_told")
-"""What every policy has; `stoker.manager.policies.Quiet` brings it along."""
-SEAMS = {
-    "dispatch": (
-        "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "by_run_time", "honours",
-        "serve_order", "places_one_by_one_up_to", "pull_others",
-    ),
-    "residency": ("wanted", "measured", "idle", "honours"),
-    "provisioning": ("demand", "may_bring"),
-}  # fmt: skip
-"""What is asked at each seam. Whoever has the first of a seam must have them all."""
-SEAM_SETTINGS = ("dispatch", "residency")
-"""Of the seams, those at which a site file puts a policy by itself."""
-
-
 def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
-    """The policy of this name: one that ships, or one's own; `folder` is where its path counts from (None: here).
+    """Return the policy of this name: one that ships, or a user's own.
 
-    A policy of one's own is imported, and made once to see that it can be. `seam`: the one of `SEAMS` at which it must
-    answer, where it is named for that alone. Raises ConfigError with what is wrong.
+    A policy of a user's own is imported, and made once as a check. `folder`: where its path counts from (None: the
+    working folder). `seam`: the one of `SEAMS` that the policy is named for, if any. Raises ConfigError.
     """
     own = OWN_POLICY.fullmatch(name)
     if own is None:
@@ -263,7 +210,7 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
 
 
 def _makers(module: ModuleType) -> list[str]:
-    """The classes of a module, and its functions that can be called as such a class is."""
+    """Return the classes of a module, and its functions that can be called in place of a class."""
     own = {
         each: value
         for each, value in vars(module).items()
@@ -274,7 +221,7 @@ def _makers(module: ModuleType) -> list[str]:
 
 
 def _wants_nothing(function: Callable[..., Any]) -> bool:
-    """Whether it can be called without arguments, or with `provisioning=` alone."""
+    """True if it can be called without arguments, or with `provisioning=` alone."""
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return all(
         each.name == "provisioning" or each.default is not each.empty or each.kind in free
@@ -285,7 +232,7 @@ def _wants_nothing(function: Callable[..., Any]) -> bool:
 def _policies(
     name: str, what: Callable[..., Any], provisioning: Provisioning | None, settings: dict[str, Any], *, seam: str
 ) -> Policies:
-    """What is named, called, and the default policies where it does not answer."""
+    """Call the named object, and add the default policies at the seams where its result does not answer."""
     asked = provisioning or KeepBlocks()
     try:
         takes = "provisioning" in inspect.signature(what).parameters
@@ -306,7 +253,7 @@ def _policies(
 
 
 def _awareness(name: str, made: Any) -> Awareness | None:
-    """What it says that a context keeps between calls at most; None where it says nothing. Raises ConfigError."""
+    """Return a policy's limit of what a context keeps between calls, if it has one. Raises ConfigError."""
     said = getattr(made, "awareness", None)
     try:
         return None if said is None else Awareness(said)
@@ -316,11 +263,12 @@ def _awareness(name: str, made: Any) -> Awareness | None:
 
 
 def _answers(name: str, made: Any, *, seam: str) -> list[str]:
-    """The seams at which it answers. Raises ConfigError where it does so by half, not where it is to, or nowhere."""
+    """Return the seams at which a policy answers. Raises ConfigError if there is none, if `seam` is not among them, or
+    if methods of one are missing."""
     slip = misspelled_override(made)
     if slip is not None:
         raise ConfigError(
-            f"policy {name}: the manager never asks for its {slip.name}; did you mean {slip.near}? (a name of"
+            f"policy {name}: the manager never asks for its {slip[0]}; did you mean {slip[1]}? (a name of"
             " your own that is near to one of Stoker's begins with an underscore)"
         )
     answers = [each for each, asked in SEAMS.items() if hasattr(made, asked[0])]
@@ -337,7 +285,7 @@ def _answers(name: str, made: Any, *, seam: str) -> list[str]:
         raise ConfigError(f"policy {name}: it answers at no seam; a policy has one of {asks}")
     if seam and seam not in answers:
         lacks = [asked for asked in SEAMS[seam] if not hasattr(made, asked)]
-        there = answers[0] if answers[0] in SEAM_SETTINGS else "name"
+        there = answers[0] if answers[0] in POLICY_SETTINGS else "name"
         raise ConfigError(
             f"policy {name}: it is named for {seam}, but has no {', '.join(lacks)}; it answers at "
             f"{' and '.join(answers)}: say so in the site file ([policy] {there} = …)"
@@ -345,20 +293,48 @@ def _answers(name: str, made: Any, *, seam: str) -> list[str]:
     return answers
 
 
-# ---- chosen
+def misspelled_override(made: object) -> tuple[str, str] | None:
+    """Return the first misspelled name in the classes of a policy, and the probable one; most derived class first.
+
+    Methods are compared with methods and values with values, among inherited names that are not overridden.
+    """
+    line = type(made).__mro__
+    own = [each for each in line if not _is_given(each)]
+    given = _public([each for each in line if _is_given(each)])
+    mine = _public(own)
+    for name, value in mine.items():
+        if name in given:
+            continue
+        same_sort = [each for each, other in given.items() if each not in mine and callable(other) == callable(value)]
+        close = difflib.get_close_matches(name, same_sort, n=1, cutoff=_NEAR)
+        if close:
+            return name, close[0]
+    return None
 
 
-log = logging.getLogger("stoker")
+def _is_given(kind: type) -> bool:
+    return kind is object or kind.__module__.startswith(_OURS)
 
-CHOICE_FILE, COPIES_FOLDER = "policies.json", "policies"
-POLICY_SETTINGS = ("name", "dispatch", "residency")
-"""Of a site file's [policy], those that name policies."""
+
+def _public(classes: Iterable[type]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in classes:
+        for name, value in vars(each).items():
+            if not name.startswith("_"):
+                found.setdefault(name, value)
+    return found
+
+
+# ---- the choice of a session
 
 
 class ChosenPolicies(msgspec.Struct, frozen=True):
-    """Policies by name; `dispatch` and `residency` only where they are not those of `name`. `search_path`: folders
-    that modules are imported from, beyond the environment's. `honours`: the wishes of calls that they take into account
-    (None: only the manager can tell). As a text: the names, for people."""
+    """Policies by name.
+
+    `dispatch` and `residency` only if they are not those of `name`. `search_path`: folders that modules are imported
+    from, in addition to the environment. `honours`: the wishes of calls that the policies take into account (None: only
+    the manager can tell). As text: the names, for people.
+    """
 
     name: str = Policy().name
     dispatch: str = ""
@@ -372,9 +348,9 @@ class ChosenPolicies(msgspec.Struct, frozen=True):
 
 
 def agreed(sites: Iterable[Site]) -> ChosenPolicies:
-    """What the sites of a session have chosen. One that leaves all of it out agrees with any other.
+    """Return the choice of a session's sites. A site that names no policy agrees with any other.
 
-    Raises ConfigError where two differ.
+    Raises ConfigError if two sites differ.
     """
     found, by = ChosenPolicies(), ""
     for site in sites:
@@ -398,14 +374,14 @@ def check_policies(sites: Iterable[Site]) -> None:
 
 
 def policies_for(sites: Iterable[Site]) -> Policies:
-    """Fresh policies, as these sites would have them in a session. Raises ConfigError."""
+    """Make the policies that these sites would have in a session. Raises ConfigError."""
     return _made(agreed(sites), working_folder())
 
 
 def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:
-    """Write into a new session's folder which policies decide in it.
+    """Write the choice of policies into a new session's folder.
 
-    Raises ConfigError; SessionError where the folder cannot be written.
+    Raises ConfigError; SessionError if the folder cannot be written.
     """
     chosen = agreed(sites)
     if chosen == ChosenPolicies():
@@ -415,18 +391,27 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
             setting: copy_policy(getattr(chosen, setting), folder.path, alone=f"{COPIES_FOLDER}/{setting}")
             for setting in POLICY_SETTINGS
         }
-        made = _made_here(chosen)
+        try:
+            made = _made(chosen, working_folder())
+        except ConfigError:  # one is in a module that only the manager finds
+            made = None
         honours = None if made is None else tuple(sorted(made.honours))
         kept = ChosenPolicies(**copies, search_path=search_path, honours=honours)
         (folder.path / CHOICE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(kept)))
     except OSError as error:
         raise SessionError(f"the policies of the session cannot be copied into {folder.path}: {error}") from error
-    if made is not None:
-        _warn_of_awareness(chosen.name, made)
+    if made is not None and made.awareness not in (None, Awareness.FULL):
+        log.warning(
+            "policy %s is for contexts of awareness %s; a session keeps of each context what its recipe says: write "
+            '@context(awareness="%s")',
+            _short(chosen.name),
+            made.awareness.value,
+            made.awareness.value,
+        )
 
 
 def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
-    """The wishes of calls that the policies of a session take into account; None where only its manager can tell.
+    """Return the wishes of calls that a session's policies take into account; None if only its manager can tell.
 
     Raises SessionError.
     """
@@ -436,29 +421,8 @@ def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
     return None if kept.honours is None else frozenset(kept.honours)
 
 
-def _made_here(chosen: ChosenPolicies) -> Policies | None:
-    """The policies; None where one is in a module that only the manager finds."""
-    try:
-        return _made(chosen, working_folder())
-    except ConfigError:
-        return None
-
-
-def _warn_of_awareness(name: str, policies: Policies) -> None:
-    """Say so where a policy is for contexts that keep less than they may: a session goes by their recipes."""
-    awareness = policies.awareness
-    if awareness not in (None, Awareness.FULL):
-        log.warning(
-            "policy %s is for contexts of awareness %s; a session keeps of each context what its recipe says: write "
-            '@context(awareness="%s")',
-            _short(name),
-            awareness.value,
-            awareness.value,
-        )
-
-
 def chosen_in(folder: SessionFolder) -> ChosenPolicies:
-    """What was chosen for a session. Raises SessionError."""
+    """Return the choice for a session. Raises SessionError."""
     file = folder.path / CHOICE_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=ChosenPolicies)
@@ -469,7 +433,7 @@ def chosen_in(folder: SessionFolder) -> ChosenPolicies:
 
 
 def policy_in_words(folder: SessionFolder) -> str:
-    """Who decides in a session, by name; empty where the default policies do, or nobody can tell."""
+    """Return the names of a session's policies; empty for the default ones, or if the choice cannot be read."""
     try:
         kept = chosen_in(folder)
     except SessionError as error:
@@ -479,7 +443,7 @@ def policy_in_words(folder: SessionFolder) -> str:
 
 
 def policies_of(folder: SessionFolder) -> Policies:
-    """Fresh policies, as they were chosen for a session. Raises ConfigError, SessionError."""
+    """Make the policies that were chosen for a session. Raises ConfigError, SessionError."""
     kept = chosen_in(folder)
     return default_policies() if kept == ChosenPolicies() else _made(kept, folder.path)
 
@@ -497,5 +461,5 @@ def _made(kept: ChosenPolicies, folder: Path) -> Policies:
 
 
 def _short(name: str) -> str:
-    """A policy's name without the folder of its file."""
+    """Return a policy's name without the folder of its file."""
     return f"{Path(file).name}{name[len(file) :]}" if (file := policy_file(name)) else name

@@ -1,19 +1,17 @@
-"""A core as bytes and back: the pickles of a session's own snapshots, which load nothing but nouns and messages.
+"""Snapshots of a core: a manager comes back from the last one instead of all events since the session began.
+
+A file has a line that names the format, lengths and checksums, and three parts: a head (the Stoker that wrote it, the
+segment of the journal that it belongs before, and the fields of each class in it), facts that are certain (see
+`CertainFacts`), and the pickled core. A manager reads the core only if it would write the same fields. Otherwise, as
+after an upgrade, it does not guess: every version reads the certain facts, and the peers report the rest.
 
 The state is a graph with cycles and shared identity. Its nouns (plain objects, and Structs that change) are written one
 after the other, each as the values of its fields, in which other nouns are references: so the depth of a pickle does
 not grow with the graph. Dicts keep their order. A set may come back in another order: no decision may rest on one,
-since a replay in another process orders sets of strings otherwise as well.
+since a replay in another process orders sets of strings in another way too.
 
-Only classes of the core, of policies (a user's own included), messages and a few containers are written or loaded; no
-function is. What else a policy holds cannot be saved: `Unsaveable`.
-
-Snapshots of a core: what a manager comes back from, instead of all events since the session began.
-
-A file has a line that says what it is, lengths and checksums, and three parts: a head (which Stoker wrote it, before
-which segment of the journal it belongs, and the fields of every class in it), what is certain (see `CertainFacts`), and
-the core itself (`pickled`). A manager reads the core only if it would write the same fields. Otherwise, as after an
-upgrade, it does not guess: what is certain is in messages that every version reads, and the rest is asked of the peers.
+Only classes of the core, of policies (also of a user's own), messages and a few containers are written or loaded, and
+no function. If a policy holds anything else the core cannot be saved: `Unsaveable`.
 """
 
 from __future__ import annotations
@@ -34,15 +32,13 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.manager.core.reactor import Core
+from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
 from stoker.manager.live.records import SegmentHead
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import ClientId
 from stoker.startup import RELEASE
 from stoker.whole_files import draft_of
-
-# ---- pickled
-
 
 _PACKAGES = ("stoker.manager.core.", "stoker.manager.policies", "stoker.protocol.", "stoker.pilot.core")
 _MODULES = frozenset(
@@ -55,10 +51,12 @@ _CONTAINERS = frozenset({OrderedDict, deque, defaultdict, Counter, set, frozense
 _LOADED = {(each.__module__, each.__qualname__): each for each in _CONTAINERS}
 _ABSENT = "stoker: this field was never set"
 _AT_ONCE = 500
-"""So many nouns are written with one `dump`."""
+"""Nouns that are written with one `dump`."""
 
 Layout = dict[str, list[str]]
-"""The fields of each class, in the order in which they are written; "*" stands for those that it has besides."""
+"""The fields of each class, in the order in which they are written; "*" stands for its `__dict__`."""
+
+# ---- pickles
 
 
 class Unsaveable(StokerError):
@@ -66,13 +64,15 @@ class Unsaveable(StokerError):
 
 
 class Unreadable(StokerError):
-    """A snapshot is damaged, or holds what this version of Stoker does not know."""
+    """A snapshot is damaged, or this version of Stoker does not know its content."""
 
 
 def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
-    """Write everything that hangs on an object. `modules`: those of a user's own policies. Raises Unsaveable,
-    OSError."""
-    pickler = _Pickler(file, _Allowed(modules))
+    """Write an object and everything that it refers to. `modules`: those of a user's policies.
+
+    Raises Unsaveable, OSError.
+    """
+    pickler = _Pickler(file, modules)
     try:
         pickler.dump(root)
         written = 0
@@ -86,8 +86,8 @@ def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout
 
 
 def load(data: bytes | memoryview, layout: Layout, *, modules: Iterable[str] = ()) -> Any:
-    """What `dump` wrote. Raises Unreadable."""
-    loader = _NounUnpickler(io.BytesIO(data), _Allowed(modules))
+    """Return the object that `dump` wrote. Raises Unreadable."""
+    loader = _NounUnpickler(io.BytesIO(data), modules)
     try:
         loader.compare(layout)
         root = loader.load()
@@ -104,20 +104,10 @@ def load(data: bytes | memoryview, layout: Layout, *, modules: Iterable[str] = (
     return root
 
 
-class _Allowed:
-    """Which classes may be written and loaded."""
-
-    def __init__(self, modules: Iterable[str]) -> None:
-        self.modules = _MODULES | frozenset(modules)
-
-    def __call__(self, module: str) -> bool:
-        return module in self.modules or module.startswith(_PACKAGES)
-
-
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: BinaryIO, allowed: _Allowed) -> None:
+    def __init__(self, file: BinaryIO, modules: Iterable[str]) -> None:
         super().__init__(file, protocol=5)
-        self._allowed = allowed
+        self._modules = _MODULES | frozenset(modules)
         self.nouns: list[object] = []
         self.layout: Layout = {}
         self._kinds: dict[type, bool] = {}
@@ -137,16 +127,18 @@ class _Pickler(pickle.Pickler):
         if obj is new_noun or kind in _CONTAINERS:
             return False
         if issubclass(kind, type):
-            if not self._allowed(obj.__module__) and obj not in _CONTAINERS:
+            if not _is_allowed(obj.__module__, self._modules) and obj not in _CONTAINERS:
                 raise Unsaveable(f"it holds the class {obj.__module__}.{getattr(obj, '__qualname__', obj)}")
             return False
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if not self._allowed(kind.__module__) or "<locals>" in name:
+        if not _is_allowed(kind.__module__, self._modules) or "<locals>" in name:
             raise Unsaveable(f"it holds {name}: {obj!r:.80}")
-        noun = not issubclass(kind, enum.Enum) and not _is_value(kind)
-        if noun and not issubclass(kind, msgspec.Struct) and kind.__eq__ is not object.__eq__:
+        is_enum, is_struct = issubclass(kind, enum.Enum), issubclass(kind, msgspec.Struct)
+        is_value = issubclass(kind, tuple) or (is_struct and kind.__struct_config__.frozen)  # type: ignore[attr-defined]
+        noun = not is_enum and not is_value
+        if noun and not is_struct and kind.__eq__ is not object.__eq__:
             raise Unsaveable(f"it holds {name}, which compares by value and may change")
-        if not issubclass(kind, enum.Enum):
+        if not is_enum:
             self.layout[_name(kind)] = fields_of(kind)
         self._kinds[kind] = noun
         return noun
@@ -157,9 +149,9 @@ class _Pickler(pickle.Pickler):
 
 
 class _NounUnpickler(pickle.Unpickler):
-    def __init__(self, file: BinaryIO, allowed: _Allowed) -> None:
+    def __init__(self, file: BinaryIO, modules: Iterable[str]) -> None:
         super().__init__(file)
-        self._allowed = allowed
+        self._modules = _MODULES | frozenset(modules)
         self.nouns: list[Any] = []
         self._fields: dict[type, list[str]] = {}
 
@@ -168,17 +160,16 @@ class _NounUnpickler(pickle.Unpickler):
             return self._new_noun
         if container := _LOADED.get((module, name)):
             return container
-        if self._allowed(module):
-            found = _class(module, name)
-            if found is not None:
-                return found
-        raise Unreadable(f"{module}.{name} is nothing that a snapshot may hold")
+        found = _class(module, name) if _is_allowed(module, self._modules) else None
+        if found is None:
+            raise Unreadable(f"{module}.{name} is nothing that a snapshot may hold")
+        return found
 
     def compare(self, layout: Layout) -> None:
-        """Raise Unreadable where a class has other fields now."""
+        """Raise Unreadable if a class has other fields now."""
         for name, fields in layout.items():
             module, _, inner = name.partition(":")
-            found = _class(module, inner) if self._allowed(module) else None
+            found = _class(module, inner) if _is_allowed(module, self._modules) else None
             if found is None:
                 raise Unreadable(f"there is no class {inner} in {module}")
             if fields_of(found) != fields:
@@ -207,12 +198,12 @@ class _NounUnpickler(pickle.Unpickler):
 
 
 def new_noun(kind: type) -> object:
-    """Stands in a pickle for "a new object of this class"; the reader puts its own in its place."""
+    """Stands in a pickle for "a new object of this class"; the unpickler replaces it."""
     raise Unreadable(f"a {kind} outside of a snapshot")
 
 
 def fields_of(kind: type) -> list[str]:
-    """What of an instance is written, by name."""
+    """Return the names of the fields that are written of an instance."""
     if issubclass(kind, msgspec.Struct):
         return list(kind.__struct_fields__)
     slots: list[str] = []
@@ -225,9 +216,8 @@ def fields_of(kind: type) -> list[str]:
     return [name for name in slots if name not in ("__weakref__", "__dict__")] + ([] if bare else ["*"])
 
 
-def _is_value(kind: type) -> bool:
-    """Whether instances never change: frozen Structs, and tuples with names."""
-    return issubclass(kind, tuple) or (issubclass(kind, msgspec.Struct) and kind.__struct_config__.frozen)
+def _is_allowed(module: str, modules: frozenset[str]) -> bool:
+    return module in modules or module.startswith(_PACKAGES)
 
 
 def _name(kind: type) -> str:
@@ -244,16 +234,24 @@ def _class(module: str, name: str) -> type | None:
     return found if isinstance(found, type) and found.__module__ == module else None
 
 
-# ---- snapshot
+def policies_modules(policies: Policies | None) -> frozenset[str]:
+    """Return the modules of policies, which may be a user's own, and all imported modules of their packages."""
+    if policies is None:
+        return frozenset()
+    own = {type(seam).__module__ for seam in (policies.dispatch, policies.residency, policies.provisioning)}
+    packages = {name.partition(".")[0] for name in own} - {"stoker"}
+    return frozenset(own | {name for name in list(sys.modules) if name.partition(".")[0] in packages})
 
+
+# ---- files
 
 _MAGIC = b"stoker snapshot 1\n"
 _PARTS = struct.Struct("<QIQIQI")
-"""Length and CRC-32 of the head, of what is certain, and of the core."""
+"""Length and CRC-32 of the head, of the certain facts, and of the core."""
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """What a snapshot says of itself. `segment` is the one that follows; `at`: the time of the last event before it."""
+    """`segment`: the segment that follows; `at`: the time of the last event before it."""
 
     session: str
     stoker: str
@@ -272,13 +270,13 @@ class Unconfirmed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CertainFacts(msgspec.Struct, frozen=True):
-    """What holds whatever another version thinks of the rest."""
+    """Facts that hold even if another version cannot read the core."""
 
     clients: list[Unconfirmed] = []
 
 
 class CoreSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot's parts. `core` is still bytes, with a checksum that fits or not: `restored` makes one of it."""
+    """A snapshot's parts. `core` is still bytes; `is_whole`: its checksum fits."""
 
     head: SnapshotHead
     certain: CertainFacts
@@ -287,21 +285,13 @@ class CoreSnapshot(msgspec.Struct, frozen=True):
 
 
 def certain_of(state: State) -> CertainFacts:
-    """What is certain of a state."""
-    return CertainFacts(
-        [
-            Unconfirmed(client.id, client.number, client.first_unacked, list(client.unacked))
-            for client in state.clients.values()
-            if not client.observer
-        ]
-    )
+    """Return the certain facts of a state."""
+    clients = [client for client in state.clients.values() if not client.observer]
+    return CertainFacts([Unconfirmed(c.id, c.number, c.first_unacked, list(c.unacked)) for c in clients])
 
 
 def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str] = ()) -> int:
-    """Write a snapshot to a draft, make it last, and give it its name. Returns its size in bytes.
-
-    Raises Unsaveable (see `pickled`), OSError.
-    """
+    """Write and sync a snapshot. Returns its size in bytes. Raises Unsaveable, OSError."""
     state = core.state
     with (
         draft_of(path, draft=path.with_name(f"{path.name}.draft")) as draft,
@@ -317,16 +307,15 @@ def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str
         file.write(head)
         size = file.tell()
         file.seek(len(_MAGIC))
-        file.write(
-            _PARTS.pack(len(head), zlib.crc32(head), len(certain), zlib.crc32(certain), body.length, body.checksum)
-        )
+        sums = len(head), zlib.crc32(head), len(certain), zlib.crc32(certain), body.length, body.checksum
+        file.write(_PARTS.pack(*sums))
         file.flush()
         os.fsync(file.fileno())
     return size
 
 
 class _Counted:
-    """A file that counts what is written, for a pickler."""
+    """A file for a pickler, with the length and checksum of the written bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -339,7 +328,7 @@ class _Counted:
 
 
 def read(path: Path) -> CoreSnapshot:
-    """A snapshot's parts. Raises Unreadable where the head is damaged, or what is certain."""
+    """Return a snapshot's parts. Raises Unreadable if the head or the certain facts are damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -365,7 +354,7 @@ def read(path: Path) -> CoreSnapshot:
 
 
 def restored(snapshot: CoreSnapshot, *, modules: Iterable[str] = ()) -> Core:
-    """The core of a snapshot. Raises Unreadable."""
+    """Return the core of a snapshot. Raises Unreadable."""
     if not snapshot.is_whole:
         raise Unreadable("the core in it is damaged")
     core = load(snapshot.core, snapshot.head.layout, modules=modules)

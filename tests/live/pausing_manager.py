@@ -61,7 +61,7 @@ def stop_at(step: str, mark: Path) -> None:
         snapshot.os = own
         before(own, "fsync")
     elif step == "before removal":
-        before(records, "older")
+        before(records, "older_files")
 
 
 if __name__ == "__main__":

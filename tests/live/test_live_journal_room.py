@@ -260,7 +260,7 @@ def test_programs_hear_unasked_that_the_journal_cannot_be_written(
 )
 def test_what_is_wrong_with_the_disk_is_said_with_what_to_do(tmp_path: Path, code: int, said: str) -> None:
     book = journal.Journal(tmp_path / "journal")
-    book._failed(OSError(code, os.strerror(code)), whole=0)
+    book._failed(OSError(code, os.strerror(code)))
     assert explain_journal_trouble(book, tmp_path).endswith(f"({os.strerror(code)}): {said.format(folder=tmp_path)}")
     book.close()
 
