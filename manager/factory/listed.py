@@ -1,13 +1,8 @@
-"""How PBS, LSF and Grid Engine list jobs, read (pure).
+"""PBS, LSF and Grid Engine: Parsl's providers submit, one listing tells of all jobs.
 
-Parsl's providers know the states of jobs that they have submitted themselves, and no more: a job that was asked for by
-another process, a reason for waiting, a job's name, how it ended are not in them. They also take a suspended job for
-cancelled (LSF) or failed (Grid Engine), and keep silent when the command fails. One listing of ours has all of it.
-
-PBS, LSF and Grid Engine, for the factory: Parsl's providers submit, one listing tells of all jobs.
-
-PBS and LSF list jobs for a while after their ends. Of a job that a listing lacks, the accounting is asked (`qacct`,
-`bhist`); where that does not know it either, the job is absent, and only its output may say how it ended.
+Parsl's providers know only the states of jobs that they have submitted themselves, and take a suspended job for
+cancelled (LSF) or failed (Grid Engine). The accounting (`qacct`, `bhist`) tells about a job that a listing lacks; if it
+does not, the job is absent, and only its output may say how it ended.
 """
 
 from __future__ import annotations
@@ -25,19 +20,34 @@ from xml.etree import ElementTree
 import msgspec
 
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name, loss_of
-from stoker.manager.factory.commands import last_lines
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.submitting import Submitter, is_not_now
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import ProviderKind, Site
 
-# ---- listings
+log = logging.getLogger("stoker.factory")
+
+LSF_FIELDS = "jobid stat exit_code exec_host job_name pend_reason delimiter='|'"
+_LSF_CANCELLED = "cancelled by someone (bkill)"
+_LSF_ENDS = {"130": _LSF_CANCELLED, "143": _LSF_CANCELLED, "137": "killed by signal 9", "140": "out of walltime"}
+_BHIST_ENDS = (
+    (r"TERM_OWNER|TERM_ADMIN|TERM_FORCE_OWNER|TERM_FORCE_ADMIN", _LSF_CANCELLED),
+    (r"TERM_RUNLIMIT", "out of walltime"),
+    (r"TERM_MEMLIMIT", "out of memory"),
+    (r"TERM_PREEMPT", "preempted by LSF"),
+    (r"Done successfully", "done"),
+    (r"Exited with exit code (\d+)", "exit code {}"),
+    (r"Exited by signal (\d+)", "killed by signal {}"),
+    (r"[:;] Exited", _LSF_CANCELLED),
+)
+
+# ---- reading listings (pure)
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """A job in a listing: its name and its state. `expected_at`: when it should start, on the wall clock (0: unknown).
-    `failed`: it ended by an error of its own, of which its output may say more."""
+    """A job in a listing. `expected_at`: its expected start, on the wall clock (0: unknown). `failed`: it ended by an
+    error of its own, so its output may say more."""
 
     name: str
     phase: BlockPhase
@@ -46,7 +56,7 @@ class ListedJob(msgspec.Struct, frozen=True):
     failed: bool = False
 
     def status(self, *, now: float, output: list[str]) -> BatchJobStatus:
-        """As the factory wants it; `now` on the wall clock, `output` the last lines that the job printed."""
+        """Return the job's status; `now` on the wall clock, `output`: the last lines that the job printed."""
         said = f": {'; '.join(output)}" if self.failed and output else ""
         expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
         loss = loss_of(self.reason) if self.phase is BlockPhase.ENDED else None
@@ -57,7 +67,7 @@ Read = Callable[[str], dict[str, ListedJob]]
 
 
 def read_pbs(text: str) -> dict[str, ListedJob]:
-    """`qstat -x -f -F json`, with lines of the site before and after it. Raises ValueError for text without JSON."""
+    """Read `qstat -x -f -F json`, between lines that a site adds. Raises ValueError for text without JSON."""
     start = re.search(r"^\s*\{", text, re.MULTILINE)
     answer: dict[str, Any] = {}
     if text.strip():
@@ -85,17 +95,9 @@ def _pbs_job(job: dict[str, Any]) -> ListedJob:
     return ListedJob(name, BlockPhase.PENDING, comment or held, float(start) if isinstance(start, int | float) else 0.0)
 
 
-LSF_FIELDS = "jobid stat exit_code exec_host job_name pend_reason delimiter='|'"
-
-
 def read_lsf(text: str) -> dict[str, ListedJob]:
-    """`bjobs -a -noheader -o LSF_FIELDS`."""
-    rows = {}
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split("|", 5)]
-        if len(fields) == 6 and fields[0].isdecimal():
-            rows[fields[0]] = _lsf_job(*fields[1:])
-    return rows
+    rows = ([field.strip() for field in line.split("|", 5)] for line in text.splitlines())
+    return {row[0]: _lsf_job(*row[1:]) for row in rows if len(row) == 6 and row[0].isdecimal()}
 
 
 def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> ListedJob:
@@ -116,23 +118,18 @@ def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> ListedJob
             return ListedJob(name, BlockPhase.RUNNING, f"on {host}" if host != "-" else "")
 
 
-_LSF_CANCELLED = "cancelled by someone (bkill)"
-_LSF_ENDS = {"130": _LSF_CANCELLED, "143": _LSF_CANCELLED, "137": "killed by signal 9", "140": "out of walltime"}
-
-
 def read_grid_engine(text: str) -> dict[str, ListedJob]:
-    """`qstat -xml`, with lines of the site before and after it. Raises ValueError for text that is not XML."""
-    found = re.search(r"<job_info\b.*</job_info>", text, re.DOTALL)  # the inner one is of the same name
+    """Read `qstat -xml`, between lines that a site adds. Raises ValueError for text that is not XML."""
+    found = re.search(r"<job_info\b.*</job_info>", text, re.DOTALL)  # the inner element has the same name
     try:
         tree = ElementTree.fromstring(found[0] if found else text) if text.strip() else ElementTree.Element("none")
     except ElementTree.ParseError as error:
         raise ValueError(str(error)) from error
-    jobs = {}
-    for job in tree.iter("job_list"):
-        id, state = job.findtext("JB_job_number", ""), job.findtext("state", "")
-        if id:
-            jobs[id] = _grid_engine_job(job.findtext("JB_name", ""), state, job.findtext("queue_name") or "")
-    return jobs
+    return {
+        id: _grid_engine_job(job.findtext("JB_name", ""), job.findtext("state", ""), job.findtext("queue_name") or "")
+        for job in tree.iter("job_list")
+        if (id := job.findtext("JB_job_number", ""))
+    }
 
 
 def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
@@ -144,11 +141,8 @@ def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
     return ListedJob(name, BlockPhase.RUNNING, f"on {queue}" if queue else "")
 
 
-# ---- how a job ended that is not listed any more
-
-
 def read_qacct(text: str) -> ListedJob | None:
-    """How a job of Grid Engine ended, from what `qacct -j ID` prints; None if it prints nothing of a job."""
+    """Read the end of a Grid Engine job from `qacct -j ID`; None if the text is not about a job."""
     found = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
     if "jobnumber" not in found or "exit_status" not in found:
         return None
@@ -164,33 +158,21 @@ def read_qacct(text: str) -> ListedJob | None:
 
 
 def read_bhist(text: str) -> ListedJob | None:
-    """What LSF's `bhist -l ID` says of a job; None if it says nothing of it."""
+    """Read the state of a job from LSF's `bhist -l ID`; None if the text is not about a job."""
     text = re.sub(r"\n {10,}", "", text)  # it breaks lines anywhere
-    name = re.search(r"Job Name <([^>]*)>", text)
     if not re.search(r"^Job <\d+", text, re.MULTILINE):
         return None
-    ends = (
-        (r"TERM_OWNER|TERM_ADMIN|TERM_FORCE_OWNER|TERM_FORCE_ADMIN", _LSF_CANCELLED),
-        (r"TERM_RUNLIMIT", "out of walltime"),
-        (r"TERM_MEMLIMIT", "out of memory"),
-        (r"TERM_PREEMPT", "preempted by LSF"),
-        (r"Done successfully", "done"),
-        (r"Exited with exit code (\d+)", "exit code {}"),
-        (r"Exited by signal (\d+)", "killed by signal {}"),
-        (r"[:;] Exited", _LSF_CANCELLED),
-    )
-    for pattern, words in ends:
+    found = re.search(r"Job Name <([^>]*)>", text)
+    name = found[1] if found else ""
+    for pattern, words in _BHIST_ENDS:
         if end := re.search(pattern, text):
             how = words.format(*end.groups())
-            return ListedJob(name[1] if name else "", BlockPhase.ENDED, how, failed=how.startswith("exit code"))
+            return ListedJob(name, BlockPhase.ENDED, how, failed=how.startswith("exit code"))
     runs = "Starting" in text or "Started" in text
-    return ListedJob(name[1] if name else "", BlockPhase.RUNNING if runs else BlockPhase.PENDING)
+    return ListedJob(name, BlockPhase.RUNNING if runs else BlockPhase.PENDING)
 
 
-# ---- listed
-
-
-log = logging.getLogger("stoker.factory")
+# ---- the batch system
 
 _CANCEL = {ProviderKind.PBS: "qdel", ProviderKind.LSF: "bkill", ProviderKind.GRID_ENGINE: "qdel"}
 _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | None]]] = {
@@ -204,7 +186,7 @@ _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 
 
 class ListedBatch:
-    """A `Batch`. `command` gives the pilot's command of a block; scripts and output lie in `folder`."""
+    """A `Batch`. `command` returns a block's pilot command; scripts and output are in `folder`."""
 
     def __init__(
         self,
@@ -220,21 +202,17 @@ class ListedBatch:
         self._jobs = Submitter(site, session=session, folder=folder, command=command, pacer=pacer)
 
     def submit(self, block: BlockId) -> str:
-        """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
         return self._jobs.submit(block)
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """The present state of these jobs. Raises BatchTrouble."""
         listed = self._list(jobs)
         listed |= self._accounted([job for job in jobs if job not in listed])
         return {job: self._status_of(job, listed.get(job)) for job in jobs}
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Cancel these jobs. Raises BatchTrouble."""
         self._cancel([_CANCEL[self._kind], *jobs])
 
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
-        """Cancel every job of these blocks, also jobs that no listing shows. Raises BatchTrouble."""
         for block in blocks:
             name = job_name(self._jobs.session, block)
             match self._kind:
@@ -252,7 +230,6 @@ class ListedBatch:
             raise BatchTrouble(f"{words[0]}: {said.words}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """Jobs of the session that are listed, by their id. Raises BatchTrouble."""
         found = {}
         for job, entry in self._list(None).items():
             block = block_of(entry.name, session=self._jobs.session)
@@ -262,36 +239,32 @@ class ListedBatch:
         return found
 
     def _status_of(self, job: str, entry: ListedJob | None) -> BatchJobStatus:
-        name = self._jobs.names.get(job, entry.name if entry else "")
         if entry is None:
-            output = last_lines(self._jobs.folder, name) if name else []
-            how = "no longer in the queue"
-            return BatchJobStatus(BlockPhase.ENDED, f"{how}: {'; '.join(output)}" if output else how, absent=True)
-        over = entry.phase is BlockPhase.ENDED
-        return entry.status(now=time.time(), output=last_lines(self._jobs.folder, name) if over and name else [])
+            how = "; ".join(self._jobs.output(job))
+            reason = f"no longer in the queue: {how}" if how else "no longer in the queue"
+            return BatchJobStatus(BlockPhase.ENDED, reason, absent=True)
+        output = self._jobs.output(job, entry.name) if entry.phase is BlockPhase.ENDED else []
+        return entry.status(now=time.time(), output=output)
 
     def _list(self, jobs: Sequence[str] | None) -> dict[str, ListedJob]:
-        """These jobs, or all jobs of this user that are not over."""
+        """Return these jobs, or all jobs of this user that are not over."""
         match self._kind:
             case ProviderKind.PBS:
                 if jobs is None:
                     jobs = self._select([])
-                # Of a job that PBS has forgotten it complains, and lists the others.
+                # PBS complains about a job that it has forgotten, and lists the others.
                 return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
             case ProviderKind.LSF:
                 return self._read(["bjobs", "-a", "-noheader", "-o", LSF_FIELDS], read_lsf)
-            case ProviderKind.GRID_ENGINE:
+            case _:
                 return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
-            case kind:
-                raise ValueError(f"{kind.value} jobs are not listed here")
 
     def _select(self, options: list[str]) -> list[str]:
-        """Jobs of this user that PBS lists as not over; `options` choose among them."""
+        """Return jobs of this user that PBS lists as not over; `options` choose among them."""
         words = self._say(["qselect", "-u", getpass.getuser(), *options]).split()
         return [word for word in words if _PBS_ID.fullmatch(word)]
 
     def _accounted(self, jobs: Sequence[str]) -> dict[str, ListedJob]:
-        """Ask the accounting about these jobs, which the listing lacks."""
         if not self._accounting or self._kind not in _ACCOUNTING:
             return {}
         command, read = _ACCOUNTING[self._kind]
@@ -312,7 +285,7 @@ class ListedBatch:
         text = self._say(words)
         try:
             return read(text)
-        except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:  # not what it always prints
+        except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:  # not its usual output
             raise BatchTrouble(f"{words[0]} has printed what cannot be read ({error}): {text[:80]!r}") from error
 
     def _say(self, words: list[str]) -> str:

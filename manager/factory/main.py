@@ -1,24 +1,15 @@
-"""Whose turn it is: a session has one factory at a time, and it begins when what the one before began has ended.
+"""The factory process: `python -m stoker.manager.factory.main --session DIR`. The manager starts it and keeps it alive.
 
-Two locks (flock) in the session folder see to that; both end with the processes that hold them, however those die.
+A session has one factory at a time, and it begins when the commands of the one before have ended. Two locks (flock) in
+the session folder ensure that; both end with the processes that hold them.
 
-- `factory.lock` is the factory's own. Whoever comes second waits: the first one may be an orphan, whose manager was
-  killed; it leaves as soon as it finds that the manager is back. An orphan that waits here leaves when the manager that
-  started it is gone: the next manager starts another. One that holds the lock and does not leave within `TURN_LIMIT_S`,
-  longer than any end that a factory may make, is stopped or stuck, and is of no use to the manager that we serve. It is
-  killed: a factory can be, at any moment.
-- `commands.lock` is inherited by every command of a batch system, so that it is held while one runs, also when its
-  factory is long dead. A submission that is on its way must be seen, not repeated. It is waited for until it has run
-  for as long as a command may take, and is killed then, as its own factory would have done. One that does not end even
-  so (it may be stuck in a dead file system) is left alone: a job that it brings about is found by its name later.
+- `factory.lock` is the factory's own. The second one waits: the first may be an orphan, and leaves when it finds that
+  the manager is back. A holder that does not leave within `TURN_LIMIT_S` is stuck, and is killed.
+- Every command of a batch system inherits `commands.lock`, and holds it even if its factory is dead. A submission that
+  is under way must be seen, not repeated: the new factory waits until the command has run for as long as a command may,
+  and then kills it. If it does not end even then, a job that it makes is found by its name later.
 
-Both waits say at once what they wait for, for how long at most, and in the end what came of it.
-
-The factory process: `python -m stoker.manager.factory.main --session DIR`. Started and kept by the manager.
-
-There is one a session, and it begins when the last command of the one before has ended (`turn`). From its first moment
-it says in factory.log what it waits for: to its manager it is only silent until it has said hello, and the last line
-of that log is what people are told then.
+factory.log says at once what it waits for: the manager shows the last line of that log until the factory says hello.
 """
 
 from __future__ import annotations
@@ -36,122 +27,19 @@ from pathlib import Path
 from stoker import locks
 from stoker.config import read_python_path, read_sites
 from stoker.errors import SessionError, StokerError
-from stoker.locks import LockHolder
 from stoker.log_files import keep_log
 from stoker.manager.factory import commands, parsl_parts
 from stoker.manager.factory.factory import END_LIMIT_S, Ending, Factory
 from stoker.protocol.session import SessionFolder
 from stoker.units import show_seconds
 
-# ---- turn
-
+log = logging.getLogger("stoker.factory")
 
 TURN_LIMIT_S = 60.0
-"""So long the factory before may take to leave. Its own end takes `factory.END_LIMIT_S` and a little."""
+"""How long the factory before may take to leave. Its own end takes `factory.END_LIMIT_S` and a little."""
 _AFTER_KILL_S = 5.0
 _PATIENCE_S = 0.1
 _MODULE = "stoker.manager.factory.main"
-
-
-def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool:
-    """Be the session's only factory from now on. False: `parent`, the manager that started this process, is gone
-    before that could be.
-
-    Raises SessionError if the lock is still held after `limit_s`, and who holds it could not be ended.
-    """
-    descriptor = _open(file)
-    if locks.take(descriptor):
-        return True
-    began = time.monotonic()
-    log.info(
-        "another factory of the session is there, %s: waiting for it to leave, for %s at most",
-        _who(file),
-        show_seconds(limit_s),
-    )
-    if not _wait(descriptor, limit_s=limit_s, give_up=lambda: os.getppid() != parent):
-        if os.getppid() != parent:
-            log.info("the manager that started this factory (pid %d) is gone: this one leaves", parent)
-            return False
-        _kill(file, after_s=limit_s)
-        if not _wait(descriptor, limit_s=_AFTER_KILL_S):
-            raise SessionError(
-                f"{file} is held by {_who(file)} after {show_seconds(time.monotonic() - began)}: no other factory can "
-                "begin; end what holds it by hand"
-            )
-    log.info("the other factory is gone, after %s", show_seconds(time.monotonic() - began))
-    return True
-
-
-def wait_for_commands(file: Path, *, limit_s: float) -> None:
-    """Wait until no command of a factory that was killed runs any more; from now on ours hold the lock."""
-    descriptor = _open(file)
-    if not locks.take(descriptor):
-        who, limit = locks.holders(file), show_seconds(limit_s)
-        age_s = min((_age_s(each.pid) for each in who), default=0.0)
-        log.info(
-            "a command of the factory before this one still runs, %s: waiting until it ends or has run for %s",
-            _who(file),
-            limit,
-        )
-        began = time.monotonic()
-        if not _wait(descriptor, limit_s=max(0.0, limit_s - age_s)) and not _end(descriptor, file, limit=limit):
-            os.close(descriptor)
-            return
-        log.info("that command has ended, after %s", show_seconds(time.monotonic() - began))
-    commands.inherit(descriptor)
-
-
-def _end(descriptor: int, file: Path, *, limit: str) -> bool:
-    """End commands that have run for too long, as their own factory would have. False if they do not end."""
-    for holder in locks.holders(file):
-        log.warning("%s has run for longer than %s: it is killed", holder, limit)
-        commands.kill_tree(holder.pid)
-    if _wait(descriptor, limit_s=_AFTER_KILL_S):
-        return True
-    log.warning("that command does not end, %s: not waited for any longer", _who(file))
-    return False
-
-
-def _age_s(pid: int) -> float:
-    """How long a process has run; 0 if it has ended."""
-    started_s = locks.started(pid) / os.sysconf("SC_CLK_TCK")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s if started_s else 0.0
-
-
-def _open(file: Path) -> int:
-    return os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-
-
-def _wait(descriptor: int, *, limit_s: float, give_up: Callable[[], bool] = lambda: False) -> bool:
-    """Take a lock as soon as it is free; False after `limit_s`, or when there is a reason to give up."""
-    until = time.monotonic() + limit_s
-    while not locks.take(descriptor):
-        if give_up() or time.monotonic() > until:
-            return False
-        time.sleep(_PATIENCE_S)
-    return True
-
-
-def _who(file: Path) -> str:
-    return ", ".join(map(str, locks.holders(file))) or "a process that cannot be seen from here"
-
-
-def _kill(file: Path, *, after_s: float) -> None:
-    """End the factory that does not leave; nobody but a factory."""
-    for holder in filter(_is_factory, locks.holders(file)):
-        log.warning("%s has not left for %s: it is killed", holder, show_seconds(after_s))
-        with suppress(ProcessLookupError):
-            os.kill(holder.pid, signal.SIGKILL)
-
-
-def _is_factory(holder: LockHolder) -> bool:
-    return _MODULE in holder.words
-
-
-# ---- main
-
-
-log = logging.getLogger("stoker.factory")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -169,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = SessionFolder(options.session)
     parsl_parts.import_in_parts()
     keep_log(folder.path / "factory.log")
-    # Ctrl-C in the user's terminal is the client's business. A factory that is told to end leaves all as it is.
+    # The client handles Ctrl-C in the user's terminal. A factory that is told to end leaves all as it is.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.info("a factory begins: pid %d, started by pid %d", os.getpid(), options.parent)
     try:
@@ -198,6 +86,76 @@ def _run(folder: SessionFolder, options: argparse.Namespace) -> int:
         commands.kill_running()
     log.info("the factory ends: %s", ending.name.lower())
     return ending
+
+
+def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool:
+    """Become the session's only factory. False if `parent`, the manager that started this process, is gone first.
+
+    Raises SessionError if the lock is still held after `limit_s`, and its holder could not be killed.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    if locks.take(descriptor):
+        return True
+    began = time.monotonic()
+    log.info(
+        "another factory of the session is there, %s: waiting for it to leave, for %s at most",
+        _who(file),
+        show_seconds(limit_s),
+    )
+    if not _wait(descriptor, limit_s=limit_s, give_up=lambda: os.getppid() != parent):
+        if os.getppid() != parent:
+            log.info("the manager that started this factory (pid %d) is gone: this one leaves", parent)
+            return False
+        for holder in locks.holders(file):
+            if _MODULE in holder.words:
+                log.warning("%s has not left for %s: it is killed", holder, show_seconds(limit_s))
+                with suppress(ProcessLookupError):
+                    os.kill(holder.pid, signal.SIGKILL)
+        if not _wait(descriptor, limit_s=_AFTER_KILL_S):
+            raise SessionError(
+                f"{file} is held by {_who(file)} after {show_seconds(time.monotonic() - began)}: no other factory can "
+                "begin; end what holds it by hand"
+            )
+    log.info("the other factory is gone, after %s", show_seconds(time.monotonic() - began))
+    return True
+
+
+def wait_for_commands(file: Path, *, limit_s: float) -> None:
+    """Wait until no command of a killed factory runs any more; from now on our commands hold the lock."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    if not locks.take(descriptor):
+        age_s = min((_age_s(each.pid) for each in locks.holders(file)), default=0.0)
+        text = "a command of the factory before this one still runs, %s: waiting until it ends or has run for %s"
+        log.info(text, _who(file), show_seconds(limit_s))
+        began = time.monotonic()
+        if not _wait(descriptor, limit_s=max(0.0, limit_s - age_s)):
+            for holder in locks.holders(file):
+                log.warning("%s has run for longer than %s: it is killed", holder, show_seconds(limit_s))
+                commands.kill_tree(holder.pid)
+            if not _wait(descriptor, limit_s=_AFTER_KILL_S):
+                log.warning("that command does not end, %s: not waited for any longer", _who(file))
+                os.close(descriptor)
+                return
+        log.info("that command has ended, after %s", show_seconds(time.monotonic() - began))
+    commands.inherit(descriptor)
+
+
+def _age_s(pid: int) -> float:
+    started_s = locks.started(pid) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s if started_s else 0.0
+
+
+def _wait(descriptor: int, *, limit_s: float, give_up: Callable[[], bool] = lambda: False) -> bool:
+    until = time.monotonic() + limit_s
+    while not locks.take(descriptor):
+        if give_up() or time.monotonic() > until:
+            return False
+        time.sleep(_PATIENCE_S)
+    return True
+
+
+def _who(file: Path) -> str:
+    return ", ".join(map(str, locks.holders(file))) or "a process that cannot be seen from here"
 
 
 if __name__ == "__main__":

@@ -1,26 +1,15 @@
-"""The id of a new job in what `sbatch`, `qsub` or `bsub` printed, between the lines that a site adds (pure).
+"""Submission through Parsl's providers to Slurm, PBS, LSF and Grid Engine.
 
-Sites wrap these commands: a line about the budget before the id, a banner after it. A sentence of the batch system that
-names the id counts wherever it is. A line that is an id and nothing else counts if it is the only one. In every other
-case the answer is empty, and the job is found by its name.
+Every command and script of a provider passes through `BoundedProvider`, between the provider and its base class:
 
-Parsl's providers, made from a site: what writes submit scripts, and speaks with PBS, LSF, Grid Engine, Kubernetes.
-
-What a provider of Parsl's does is right for most sites; how it does it is not always right for ours. Every command and
-every script of it passes through `BoundedProvider`, which stands between it and its base class:
-
-- a command is ours to run (`commands`): bounded in time, killed when that is up, in the folder of submit scripts;
-- scripts lie in that folder under the job's own name and are named without a path, so that a session folder with
-  blanks, quotes or line breaks in its name works (Parsl puts the path into a shell line, and into the script);
+- commands run in `commands.CommandRunner`: bounded in time, in the folder of submit scripts;
+- scripts have the job's own name and are named without a path, so a session folder with blanks, quotes or line breaks
+  in its name works (Parsl puts the path into a shell line, and into the script);
 - the job's name is ours: Parsl appends the time to it, and then a job cannot be found by its name;
-- nothing is run while a provider is made: SlurmProvider asks `sacct` then, with whoever makes it waiting.
+- no command runs while a provider is made: SlurmProvider calls `sacct` then.
 
-Settings that Parsl's templates have no place for (GPUs of LSF and Grid Engine, memory to the megabyte, an append mode
-for the output of a job that runs twice) go in as lines of the script's head. The last of these are the site's own
-`options`: where a batch system reads a setting twice, the last one counts. (`site_options` names those that a site may
-not give: a job would not be found again.)
-
-Submission through one of Parsl's providers, and what its failure means: not now, or not at all.
+Settings without a place in Parsl's templates become lines of the script's head. The last of these are the site's own
+`options`: if a batch system reads a setting twice, the last one counts.
 """
 
 from __future__ import annotations
@@ -40,16 +29,14 @@ from parsl.providers.errors import ExecutionProviderException
 
 from stoker import site_options
 from stoker.errors import ConfigError
-from stoker.manager.factory import slurm_output
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered, UnnamedJob, job_name
-from stoker.manager.factory.commands import CommandResult, CommandRunner
+from stoker.manager.factory.commands import CommandResult, CommandRunner, last_lines
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.pilot_command import walltime_s
 from stoker.protocol.ids import BlockId
 from stoker.site import Provider, ProviderKind, Site
 
-# ---- job ids
-
+# ---- job ids (pure)
 
 _SENTENCES = {
     ProviderKind.SLURM: re.compile(r"\bSubmitted batch job (\d+)"),
@@ -65,38 +52,154 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def job_id_in_sentence(kind: ProviderKind, text: str) -> str:
-    """The id in the batch system's own sentence; empty if there is none, or if sentences name different ids."""
+    """Return the id in the batch system's own sentence, wherever it is; empty if there is none, or several ids.
+
+    Sites wrap these commands: a line about the budget before the id, a banner after it.
+    """
     found = set(_SENTENCES[kind].findall(text)) if kind in _SENTENCES else set()
     return str(found.pop()) if len(found) == 1 else ""
 
 
 def job_id_on_own_line(kind: ProviderKind, text: str) -> str:
-    """The id on a line of its own; empty if no line looks like an id, or if several do."""
+    """Return the id on a line of its own; empty if no line looks like an id, or if several do.
+
+    Without an id the job is found by its name.
+    """
     pattern = _LINES.get(kind)
     lines = [_COLOURS.sub("", line).strip() for line in text.splitlines()]
     found = {match[1] for line in lines if pattern is not None and (match := pattern.fullmatch(line))}
     return str(found.pop()) if len(found) == 1 else ""
 
 
-# ---- providers
+# ---- errors of a submission (pure)
+
+_NOT_NOW = re.compile(
+    r"unable to contact|cannot connect|can't connect|could not connect|connect(ion)? (failure|refused|timed out|reset)"
+    r"|timed out|zero bytes were transmitted|temporarily un|not responding|commlib error|LSF is down|standby mode"
+    r"|no route to host|try again|please wait|could not establish a configuration source",
+    re.IGNORECASE,
+)
+"""Scheduler errors that say nothing about the job."""
+_NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
+"""Errors of these after which the scheduler may have taken the job."""
+_WAITS_FOR_ROOM = re.compile(r"temporarily unable to accept job|resource temporarily unavailable", re.IGNORECASE)
+"""`sbatch` says so while it waits for room in Slurm's queue, and when it gives up. Slurm has taken no job."""
+_FULL = re.compile(
+    # Slurm names the limit; before 20.11 it did not, and its sentence names all of them.
+    r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
+    r"|would exceed .*\blimit|maximum number of jobs already in queue"  # PBS
+    r"|pending (job|slot)s? (threshold|limit)"  # LSF
+    r"|only \d+ jobs are allowed",  # Grid Engine
+    re.IGNORECASE,
+)
+"""Errors while there are too many jobs, of this user or of all: the same job is accepted after others have ended."""
+
+
+def is_not_now(words: str) -> bool:
+    """True if an error of a batch system says that it is away or full, and nothing about the request."""
+    return _NOT_NOW.search(words) is not None or _FULL.search(words) is not None
+
+
+def advice_on_submission(words: str) -> str:
+    """Return the error of a submission that may succeed later, with advice if a limit is the cause."""
+    if _WAITS_FOR_ROOM.search(words):
+        return f"{words}: Slurm's own queue is full (MaxJobCount), for all users; Stoker tries until Slurm takes jobs"
+    if _FULL.search(words):
+        return (
+            f"{words}: a limit of jobs in the queue is reached; Stoker submits again when some of them end; to stay"
+            " below the limit lower [pilot] max_blocks"
+        )
+    return words
+
+
+# ---- submission
+
+
+class Submitter:
+    """Submits a session's blocks to a batch system. `command` returns a block's pilot command.
+
+    `commands` run in `folder`, where scripts and output have the jobs' `names`, which are kept by job id.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        session: str,
+        folder: Path,
+        command: Callable[[BlockId], str],
+        pacer: Pacer | None = None,
+    ) -> None:
+        self._kind = site.provider.kind
+        self.session = session
+        self.folder = folder
+        self.commands = CommandRunner(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
+        self.names: dict[str, str] = {}
+        self._command = command
+        self._provider = provider_of(site, shell=self.commands.shell, folder=folder)
+
+    def submit(self, block: BlockId) -> str:
+        """Submit the job of a block; return its id. Raises SubmissionRefused, BatchTrouble."""
+        name = job_name(self.session, block)
+        job = self._submit(name, self._command(block))
+        self.names[job] = name
+        return job
+
+    def output(self, job: str, name: str = "") -> list[str]:
+        """Return the last lines that a job printed. `name`: the job's, if it was submitted by another process."""
+        name = self.names.get(job, name)
+        return last_lines(self.folder, name) if name else []
+
+    def _submit(self, name: str, command: str) -> str:
+        provider = self._provider
+        provider.begin(name)
+        try:
+            provider.submit(command, 1, name)
+            why = "has not said why"
+        except Unanswered as error:
+            if _WAITS_FOR_ROOM.search(str(error)):
+                raise BatchTrouble(advice_on_submission(str(error))) from error
+            raise
+        except ExecutionProviderException as error:
+            why = str(error)
+        said = provider.said
+        if said is None:
+            raise SubmissionRefused(f"{provider.label}: {why}")
+        # Parsl takes some line of a banner for the id.
+        if job := job_id_in_sentence(self._kind, said.out) or job_id_in_sentence(self._kind, said.err):
+            return job
+        words, job = said.words, job_id_on_own_line(self._kind, said.out)
+        if job and said.code == 0:
+            return job
+        if job or said.code == 0:
+            raise UnnamedJob(f"no job id is certain in what it printed: {words}")
+        if _NO_ANSWER.search(words):
+            raise Unanswered(words)
+        if is_not_now(words):
+            raise BatchTrouble(advice_on_submission(words))
+        raise SubmissionRefused(words)
+
+
+# ---- Parsl's providers
 
 
 class NotSubmitted(Exception):
-    """A script was rendered, and nobody is there to submit it."""
+    """A script was only rendered."""
 
 
 class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untyped
-    """Between a provider and its base. `shell` runs its commands; without one, scripts are only rendered (`text`)."""
+    """Between a provider and its base. `shell` runs its commands; without one, scripts are only rendered (`text`).
+
+    `said`: the result of the last command, which providers keep to themselves.
+    """
 
     shell: Callable[[str], CommandResult] | None = None
     job = ""
     text = ""
     said: CommandResult | None = None
-    """How the last command ended: providers keep that to themselves."""
     _given = ""
 
     def begin(self, job: str) -> None:
-        """What is submitted next is the job of this name."""
         self.job, self.said = job, None
 
     def execute_wait(self, cmd: str, timeout: float | None = None) -> tuple[int, str, str]:
@@ -107,24 +210,20 @@ class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untype
                 raise NotSubmitted
             return 1, "", "nothing is run while a provider is made"
         if self._given:
-            cmd = cmd.replace(self._given, script_name(self.job))
+            cmd = cmd.replace(self._given, f"{self.job}.sh")
         self.said = self.shell(cmd)
         return self.said.code, self.said.out, self.said.err
 
     def _write_submit_script(self, template: str, script_filename: str, job_name: str, configs: dict[str, Any]) -> None:
         del job_name  # has the time appended
-        ours = {
-            "submit_script_dir": ".",
-            "job_stdout_path": f"{self.job}.out",
-            "job_stderr_path": f"{self.job}.err",
-        }
+        out, err = f"{self.job}.out", f"{self.job}.err"
+        ours = {"submit_script_dir": ".", "job_stdout_path": out, "job_stderr_path": err, "jobname": self.job}
         self._given = script_filename
-        text = Template(template).substitute({**configs, **ours, "jobname": self.job})
-        for theirs, suffix in (("submit.stdout", "out"), ("submit.stderr", "err")):  # LSF and Grid Engine
-            text = text.replace(f"./{self.job}.{theirs}", f"{self.job}.{suffix}")
-        self.text = text
+        text = Template(template).substitute({**configs, **ours})
+        # LSF and Grid Engine
+        self.text = text.replace(f"./{self.job}.submit.stdout", out).replace(f"./{self.job}.submit.stderr", err)
         if self.shell is not None:
-            (Path(self.script_dir) / script_name(self.job)).write_text(self.text, errors="surrogateescape")
+            (Path(self.script_dir) / f"{self.job}.sh").write_text(self.text, errors="surrogateescape")
 
 
 class _Slurm(SlurmProvider, BoundedProvider):  # type: ignore[misc]
@@ -141,7 +240,6 @@ class _Lsf(LSFProvider, BoundedProvider):  # type: ignore[misc]
 
 class _GridEngine(GridEngineProvider, BoundedProvider):  # type: ignore[misc]
     def get_configs(self, command: str, tasks_per_node: int) -> dict[str, Any]:
-        """What goes into the template, which has no place for the job's name."""
         configs: dict[str, Any] = super().get_configs(command, tasks_per_node)
         return {**configs, "scheduler_options": f"#$ -N {self.job}\n{configs['scheduler_options']}"}
 
@@ -149,9 +247,9 @@ class _GridEngine(GridEngineProvider, BoundedProvider):  # type: ignore[misc]
 class OnEachNode(Launcher):  # type: ignore[misc]
     """Starts one pilot a node of the block.
 
-    On one node the pilot takes the place of the batch shell: no other process, and no step for which slurmctld has to
-    be there. Slurm's SIGTERM reaches it KillWait before the kill either way (tried: scancel, REQUEUE, CANCEL).
-    Where preemption has a GraceTime, a step would get it at its beginning; the pilot works on for so long instead.
+    On one node the pilot replaces the batch shell: no other process, and no step for which slurmctld has to be there.
+    Slurm's SIGTERM reaches it KillWait before the kill in both cases (tried: scancel, REQUEUE, CANCEL). If preemption
+    has a GraceTime, a step would get the signal at its beginning; the pilot works for that time instead.
     """
 
     def __init__(self, provider: Provider) -> None:
@@ -159,7 +257,7 @@ class OnEachNode(Launcher):  # type: ignore[misc]
         self.provider = provider
 
     def __call__(self, command: str, tasks_per_node: int, nodes_per_block: int, script_dir: str = "") -> str:
-        """The last lines of the submit script."""
+        """Return the last lines of the submit script."""
         del tasks_per_node, script_dir
         if nodes_per_block == 1:
             return f"exec {command}"
@@ -168,7 +266,7 @@ class OnEachNode(Launcher):  # type: ignore[misc]
             case ProviderKind.SLURM:
                 cores = f" --cpus-per-task={self.provider.cores}" if self.provider.cores else ""
                 each = f"--nodes={nodes_per_block} --ntasks={nodes_per_block} --ntasks-per-node=1{cores}"
-                # --export: where a site's options have NONE, the steps would have no PATH.
+                # --export: with NONE in a site's options the steps would have no PATH.
                 return f"exec srun {each} --export=ALL --kill-on-bad-exit=0 --wait=0 {command}"
             case ProviderKind.PBS:
                 return f'cd "$PBS_O_WORKDIR"\nexec pbsdsh -- /bin/bash -c {again}'
@@ -181,21 +279,22 @@ class OnEachNode(Launcher):  # type: ignore[misc]
 
 
 def provider_of(site: Site, *, shell: Callable[[str], CommandResult] | None = None, folder: Path = Path()) -> Any:
-    """Parsl's provider for a site with submit scripts: Slurm, PBS, LSF or Grid Engine. Raises ConfigError.
+    """Return Parsl's provider for a site with submit scripts. Raises ConfigError for other sites.
 
     Its commands go to `shell`, its scripts into `folder`; without a shell it only renders.
     """
     make = _MAKERS.get(site.provider.kind)
     if make is None:
         raise ConfigError(f"site {site.name}: {site.provider.kind.value} takes no submit script")
-    provider = make(site.provider, _clock(site))
+    minutes = walltime_s(site) // 60
+    provider = make(site.provider, f"{minutes // 60:02d}:{minutes % 60:02d}:00")
     provider.shell = shell
     provider.script_dir = str(folder)
     return provider
 
 
 def render(site: Site, *, job: str, command: str) -> str:
-    """The script that `submit` gives to the batch system, without doing so. Raises ConfigError."""
+    """Return the script that `submit` would give to the batch system. Raises ConfigError."""
     provider = provider_of(site)
     provider.begin(job)
     try:
@@ -203,16 +302,6 @@ def render(site: Site, *, job: str, command: str) -> str:
     except NotSubmitted:
         return str(provider.text)
     raise AssertionError("a provider that runs nothing has submitted something")
-
-
-def script_name(job: str) -> str:
-    """The file of a job's submit script."""
-    return f"{job}.sh"
-
-
-def _clock(site: Site) -> str:
-    minutes = walltime_s(site) // 60
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
 
 
 def _slurm(given: Provider, walltime: str) -> BoundedProvider:
@@ -267,15 +356,13 @@ def _lsf(given: Provider, walltime: str) -> BoundedProvider:
         project=given.account or None,
         queue=given.queue or None,
         nodes_per_block=given.nodes,
-        # -nnodes, which Parsl writes otherwise, is refused by an LSF without its HPC additions.
-        request_by_nodes=False,
+        request_by_nodes=False,  # an LSF without its HPC additions refuses -nnodes
         cores_per_block=cores * given.nodes,
         cores_per_node=cores,
         walltime=walltime,
         scheduler_options="\n".join(head),
         worker_init=given.worker_init,
-        # Without the redirection LSF does not read the head of the script.
-        bsub_redirection=True,
+        bsub_redirection=True,  # without it LSF does not read the head of the script
         launcher=OnEachNode(given),
     )
     provider.scheduler_options += _lines(given)
@@ -308,7 +395,6 @@ _MAKERS: dict[ProviderKind, Callable[[Provider, str], BoundedProvider]] = {
 
 
 def _lines(given: Provider) -> str:
-    """The site's own lines for the head of the script."""
     mark = site_options.MARKS[given.kind.value]
     return "".join(f"{line if line.startswith('#') else f'{mark} {line}'}\n" for line in given.options)
 
@@ -318,87 +404,7 @@ def _mebibytes(given: Provider) -> int:
 
 
 def _word(value: str) -> str | None:
-    """A value in a line of `#SBATCH`, where blanks end it, `#` begins a comment, and quotes protect."""
+    """Quote a value for a line of `#SBATCH`, where blanks end it and `#` begins a comment."""
     if not value:
         return None
     return value if not set(value) & set(" \t'\"#\\") else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-# ---- submitting
-
-
-_NOT_NOW = re.compile(
-    r"unable to contact|cannot connect|can't connect|could not connect|connect(ion)? (failure|refused|timed out|reset)"
-    r"|timed out|zero bytes were transmitted|temporarily un|not responding|commlib error|LSF is down|standby mode"
-    r"|no route to host|try again|please wait|could not establish a configuration source",
-    re.IGNORECASE,
-)
-"""Scheduler errors that say nothing about the job."""
-_NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
-"""Errors of these after which the scheduler may have taken the job."""
-
-
-class Submitter:
-    """Submits a session's blocks to a batch system. `command` gives the pilot's command of a block.
-
-    `commands` run in `folder`, where scripts and output lie under the jobs' `names`, which are kept by job id.
-    """
-
-    def __init__(
-        self,
-        site: Site,
-        *,
-        session: str,
-        folder: Path,
-        command: Callable[[BlockId], str],
-        pacer: Pacer | None = None,
-    ) -> None:
-        self._kind = site.provider.kind
-        self.session = session
-        self.folder = folder
-        self.commands = CommandRunner(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
-        self.names: dict[str, str] = {}
-        self._command = command
-        self._provider = provider_of(site, shell=self.commands.shell, folder=folder)
-
-    def submit(self, block: BlockId) -> str:
-        """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
-        name = job_name(self.session, block)
-        job = _submit_through(self._provider, kind=self._kind, name=name, command=self._command(block))
-        self.names[job] = name
-        return job
-
-
-def _submit_through(provider: BoundedProvider, *, kind: ProviderKind, name: str, command: str) -> str:
-    """Submit a job of this name; its id. Raises SubmissionRefused and BatchTrouble, in the batch system's own words."""
-    provider.begin(name)
-    try:
-        provider.submit(command, 1, name)
-        why = "has not said why"
-    except Unanswered as error:
-        if slurm_output.WAITS_FOR_ROOM.search(str(error)):
-            raise BatchTrouble(slurm_output.advice_on_submission(str(error))) from error
-        raise
-    except ExecutionProviderException as error:
-        why = str(error)
-    said = provider.said
-    if said is None:
-        raise SubmissionRefused(f"{provider.label}: {why}")
-    # Parsl takes some line of a banner for the id.
-    if job := job_id_in_sentence(kind, said.out) or job_id_in_sentence(kind, said.err):
-        return job
-    words, job = said.words, job_id_on_own_line(kind, said.out)
-    if job and said.code == 0:
-        return job
-    if job or said.code == 0:
-        raise UnnamedJob(f"no job id is certain in what it printed: {words}")
-    if _NO_ANSWER.search(words):
-        raise Unanswered(words)
-    if is_not_now(words):
-        raise BatchTrouble(slurm_output.advice_on_submission(words))
-    raise SubmissionRefused(words)
-
-
-def is_not_now(words: str) -> bool:
-    """Whether an error of a batch system says that it is away or full, and nothing about what was asked."""
-    return _NOT_NOW.search(words) is not None or slurm_output.FULL.search(words) is not None

@@ -1,13 +1,11 @@
 """Whose key a peer has proven, for which pilots a block's key may speak, and how many peers may be silent.
 
-The keys are in the session's folder. Blocks come and go while the manager runs, so the folder is read again when it has
-changed, and when a key is not known.
+The keys are in the session's folder, which is read again when it has changed, and when a key is not known.
 
-ZeroMQ accepts every TCP connection and waits for its handshake. A stranger who opens connections and says nothing would
-take every descriptor of the manager. So the number of such connections has a limit, and a few descriptors stay free for
-the manager itself. For one connection too many, the oldest of the address that has the most of them is cut. An honest
-peer proves its key within milliseconds, so it is cut only if hundreds of others come in that time. ZeroMQ owns these
-connections: the manager shuts down the socket, which ZeroMQ reads as the peer's end.
+ZeroMQ accepts every TCP connection and waits for its handshake. A stranger could take every descriptor of the manager
+with silent connections, so their number has a limit. For one too many, the oldest of the address that has the most of
+them is cut. An honest peer proves its key within milliseconds. The manager shuts down the socket, which ZeroMQ reads as
+the peer's end.
 """
 
 from __future__ import annotations
@@ -60,14 +58,11 @@ class User(msgspec.Struct, frozen=True):
 
     @staticmethod
     def parse(text: str) -> User:
-        """The inverse of `str`."""
         role, _, block = text.partition(" ")
         return User(Role(role), block)
 
 
 class KnownKeys:
-    """The public keys that are let in."""
-
     def __init__(self, folder: SessionFolder) -> None:
         self._folder = folder
         client = folder.read_key(Role.CLIENT.value).public
@@ -80,7 +75,6 @@ class KnownKeys:
         self._read()
 
     def user_of(self, public: bytes) -> User | None:
-        """Return the owner of a key; None if it is not let in."""
         if self._changes() != self._seen or (
             public not in self._users and time.monotonic() - self._read_at >= _AGAIN_S
         ):

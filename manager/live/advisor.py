@@ -1,12 +1,9 @@
 """Where the core's questions about costs go: the history of earlier sessions, and the advisor process.
 
-`History` keeps what loads and runs cost by context and device kind, and what sources of pilots gave; `stoker plan`
-reads both.
-
 The manager never waits for the advisor. It is started a while after the first question, since a short session is over
 before an answer would help, and again when it dies. Its unanswered questions are then asked once more, one at a time,
-until one is answered; a question that was with it at two deaths is dropped. It is killed if it has answered nothing
-for a limit. Questions and answers are small messages on a socket pair, on which neither side waits for the other.
+until one is answered; a question that was with it at two deaths is dropped. Questions and answers are small messages on
+a socket pair, on which neither side waits for the other.
 """
 
 from __future__ import annotations
@@ -26,27 +23,8 @@ from stoker import connections
 from stoker.contexts.folders import state_folder
 from stoker.contexts.measurements import AvailabilityStore, DeviceSet
 from stoker.contexts.performance import Estimate, PerformanceStore
-from stoker.manager.core.events import (
-    LONGEST_MESSAGE,
-    About,
-    AdviceArrived,
-    AskAdvice,
-    ContextAdvice,
-    CostAdvice,
-    OfContext,
-    OfFunction,
-    OfPace,
-    Record,
-    RecordLoad,
-    RecordPace,
-    RecordPilots,
-    RecordRuns,
-    RecordStay,
-    RecordSteps,
-    RecordWait,
-    decode_answer,
-    encode,
-)
+from stoker.manager.core import events
+from stoker.manager.core.events import About, AdviceArrived, AskAdvice, ContextAdvice, OfContext, OfPace
 from stoker.protocol.session import SessionFolder
 from stoker.retries import RetryPause
 
@@ -71,12 +49,10 @@ _SENT = 16
 
 
 def performance() -> PerformanceStore:
-    """Open the user's measurements of contexts and calls."""
     return PerformanceStore(state_folder() / "performance.sqlite")
 
 
 def availability() -> AvailabilityStore:
-    """Open the user's record of the blocks that sources of pilots gave."""
     return AvailabilityStore(state_folder() / "availability.sqlite")
 
 
@@ -88,10 +64,10 @@ class History:
         self._sources = availability()
         self._session = session
 
-    def record(self, command: Record) -> None:
+    def record(self, command: events.Record) -> None:
         """Record a measurement. Runs are recorded as the mean of those since the last record."""
         match command:
-            case RecordLoad():
+            case events.RecordLoad():
                 self._store.record_load(
                     command.recipe,
                     kind=command.kind,
@@ -102,22 +78,22 @@ class History:
                     device_bytes=command.device_bytes,
                     slots=command.slots,
                 )
-            case RecordRuns(recipe=recipe, kind=kind, function=function, calls=calls, run_s=run_s):
+            case events.RecordRuns(recipe=recipe, kind=kind, function=function, calls=calls, run_s=run_s):
                 if calls:
                     mean_s = run_s / calls
                     self._store.record_runs(
                         recipe, kind=kind, function=function, run_s=[mean_s], calls=calls, items=command.items / calls
                     )
-            case RecordPace(recipe=recipe, kind=kind, size=size, pace_s=pace_s):
+            case events.RecordPace(recipe=recipe, kind=kind, size=size, pace_s=pace_s):
                 self._store.record_pace(recipe, kind=kind, size=size, pace_s=pace_s)
-            case RecordSteps(recipe=recipe, kind=kind, times=times):
+            case events.RecordSteps(recipe=recipe, kind=kind, times=times):
                 self._store.record_steps(recipe, kind=kind, times=times)
-            case RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
+            case events.RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
                 devices = DeviceSet(command.kind, command.devices, command.memory_bytes)
                 self._sources.record_wait(source, wait_s=wait_s, boot_s=boot_s, devices=devices)
-            case RecordStay(source=source, stay_s=stay_s, end=end, loss=loss):
+            case events.RecordStay(source=source, stay_s=stay_s, end=end, loss=loss):
                 self._sources.record_stay(source, stay_s=stay_s, ended=end.value, why=loss.value if loss else "")
-            case RecordPilots(source=source, pilots=pilots):
+            case events.RecordPilots(source=source, pilots=pilots):
                 self._sources.record_count(source, session=self._session, pilots=pilots)
             case _:
                 assert_never(command)
@@ -145,7 +121,7 @@ class History:
             )
             for kind, e in known.items()
         }
-        return AdviceArrived(ask.about, CostAdvice(by_kind))
+        return AdviceArrived(ask.about, events.CostAdvice(by_kind))
 
     def close(self) -> None:
         self._store.close()
@@ -160,7 +136,7 @@ class _Question:
 
     @property
     def is_slow(self) -> bool:
-        return isinstance(self.about, OfContext | OfFunction)
+        return isinstance(self.about, OfContext | events.OfFunction)
 
 
 class AdvisorLink:
@@ -197,9 +173,9 @@ class AdvisorLink:
 
     def ask(self, question: AskAdvice, now: float) -> None:
         """Ask, unless too many questions are open, the subject is asked about already, or the question is too long."""
-        about, data = question.about, encode(question)
+        about, data = question.about, events.encode(question)
         is_pace = isinstance(about, OfPace)
-        if about in self._waiting or about in self._sent or len(data) > LONGEST_MESSAGE:
+        if about in self._waiting or about in self._sent or len(data) > events.LONGEST_MESSAGE:
             return
         if self.open >= MOST_OPEN or (is_pace and self._paces >= MOST_PACES):
             return
@@ -211,15 +187,13 @@ class AdvisorLink:
 
     @property
     def open(self) -> int:
-        """The number of unanswered questions."""
         return len(self._waiting) + len(self._sent)
 
     def answers(self, now: float) -> list[AdviceArrived]:
-        """Return the answers since the last call."""
         found: list[AdviceArrived] = []
         while self._channel is not None:
             try:
-                data = self._channel.recv(LONGEST_MESSAGE)
+                data = self._channel.recv(events.LONGEST_MESSAGE)
             except BlockingIOError:
                 break
             except OSError:
@@ -245,11 +219,9 @@ class AdvisorLink:
 
     @property
     def due_in_s(self) -> float:
-        """Seconds until `keep_up` is due; infinite without questions."""
         return 1.0 if self.open else float("inf")
 
     def close(self) -> None:
-        """Kill the advisor."""
         self._close_channel()
         if self._process is not None:
             self._process.kill()
@@ -258,7 +230,7 @@ class AdvisorLink:
 
     def _take(self, data: bytes, found: list[AdviceArrived], now: float) -> None:
         try:
-            answer = decode_answer(data)
+            answer = events.decode_answer(data)
         except msgspec.MsgspecError as error:
             log.warning("an answer of the advisor cannot be read: %s", error)
             return
@@ -321,7 +293,6 @@ class AdvisorLink:
             question.tries += 1
 
     def _died(self, now: float) -> None:
-        """Queue the questions that the dead advisor had, once more."""
         self._close_channel()
         code = self._process.poll() if self._process is not None else None
         again = {about: question for about, question in self._sent.items() if question.tries < MOST_TRIES}

@@ -1,11 +1,9 @@
 """Processes that a session needs besides its manager: the factory, which submits blocks, and the seed, which serves
-objects to pilots that share no file system with this machine. The manager starts them, and again when they die.
+objects to pilots that share no file system with this machine.
 
-They find everything in the session folder, hold a lock in it so that there is one of each, and end by themselves when
-the session does: a manager that is killed leaves them running, and finds them again.
-
-The factory says hello to the manager. If it lives and does not, no block would be submitted and nobody would know: so
-status reports it after `TOLD_S` with the last line of its log, and after its time limit it is killed and replaced.
+They hold a lock in the session folder so that there is one of each, and end by themselves when the session does: a
+manager that is killed leaves them running, and finds them again. Status reports a factory that says no hello within
+`TOLD_S`, with the last line of its log; after its time limit it is killed and replaced.
 """
 
 from __future__ import annotations
@@ -98,7 +96,6 @@ class Attendant:
             log.warning("the %s cannot be started (%s); it is tried again", self._name, error)
 
     def trouble(self, now: float) -> str:
-        """Return why it is silent, after `TOLD_S`; empty if it is not."""
         if self._process is None or self._quiet_since is None or now - self._quiet_since < TOLD_S:
             return ""
         return self._what_is_wrong(self._process)
@@ -142,7 +139,6 @@ class Attendants:
         """Why no blocks are submitted, as of the last check; empty if they are, or will be soon."""
 
     def start_missing(self) -> None:
-        """Start the attendants that do not run."""
         now = time.monotonic()
         if not self._each or now < self._check_at:
             return
@@ -155,7 +151,6 @@ class Attendants:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until `start_missing` is due; infinite without attendants."""
         return max(0.0, self._check_at - time.monotonic()) if self._each else math.inf
 
 
@@ -174,7 +169,6 @@ def _last_line(file: Path, *, after: int) -> str:
 
 
 def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
-    """Return the session's sites. Raises ConfigError."""
     return tuple(load_site(file) for file in sorted(folder.sites.glob("*.toml")))
 
 

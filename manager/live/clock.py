@@ -52,7 +52,7 @@ class Clock:
 
 
 def _monotonic() -> str:
-    """Name the monotonic clock that this process reads: it differs by boot and by time namespace."""
+    """It differs by boot and by time namespace."""
     try:
         namespace = os.readlink("/proc/self/ns/time")
     except OSError:  # an old kernel has only one
@@ -113,12 +113,10 @@ class Acks:
         self._newer[peer] = ack
 
     def along(self, peer: str) -> tuple[Ack, ...]:
-        """Remove and return the acknowledgement to send with a frame to this peer."""
         ack = self._newer.pop(peer, None) or self._older.pop(peer, None)
         return () if ack is None else (ack,)
 
     def overdue(self, now: float) -> list[tuple[str, Ack]]:
-        """Remove and return those that have to leave alone now."""
         if now < self.due_at:
             return []
         out, self._older, self._newer = list(self._older.items()), self._newer, {}

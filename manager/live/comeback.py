@@ -1,12 +1,10 @@
 """How a manager comes back from its journal: the newest snapshot, the events since, and what to do if they are damaged.
 
 - A damaged record with whole ones behind it loses its own event: the core continues with a hole (`RecordsLost`), and
-  every peer is asked again. The damaged file stays next to the journal under another name, and is not written again.
+  every peer is asked again. The damaged file is kept under another name.
 - If the beginning cannot be read, or another version of Stoker decides otherwise than the writer of the journal, the
-  manager does not guess: it puts all files aside and starts a new core with the ends that clients have not confirmed.
-  Its peers report again what they hold.
-
-`JournalPast` is the beginning of every reader of a journal. Commands that read one never change it; `come_back` does.
+  manager puts all files aside and starts a new core with the ends that clients have not confirmed. Its peers report
+  again what they hold.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import SessionError
-from stoker.manager.core.events import Event, FromPilot, ManagerRestarted, RecordsLost
+from stoker.manager.core.events import Command, Event, FromPilot, ManagerRestarted, RecordsLost
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import records, snapshot
@@ -29,6 +27,7 @@ from stoker.manager.live.decisions import check_of
 from stoker.manager.live.journal import MOST_CHECKS, JournalEnd
 from stoker.manager.live.records import Damage, Decided, Segment, SegmentHead, scan
 from stoker.manager.live.snapshot import Unreadable, policies_modules
+from stoker.manager.policies import default_policies
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.to_manager import CallsEnded
 from stoker.units import show_bytes
@@ -39,31 +38,27 @@ log = logging.getLogger("stoker.manager")
 _NO_SNAPSHOT = "the snapshot that belongs before it is not there"
 
 
-class DamagedPlace(msgspec.Struct, frozen=True):
-    """Damage in a file."""
-
-    path: Path
-    damage: Damage
-
-
 class JournalPast:
     """A journal's newest readable beginning, and the records that follow.
 
     `core`: from the snapshot, None if the journal begins with the session. `since`: when the snapshot was made (0:
-    nothing is missing). `events`: the number of the next event. `unreadable`: snapshots that cannot be read, and why;
+    nothing is missing). `next_event`: its number. `unreadable`: snapshots that cannot be read, and why;
     `certain`: the certain facts of the newest of them. `lost`: damaged bytes so far; a missing part counts as at least
     one. `is_comparable`: False between damage and the first manager that came back without the damaged events:
     decisions in between rest on lost events, so a replay may decide otherwise.
     """
 
-    def __init__(self, journal: Path, *, watch: frozenset[int] = frozenset(), policies: Policies | None = None) -> None:
+    def __init__(
+        self, journal: Path, session: str = "", policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
+    ) -> None:
         self.journal = journal
         self.core: Core | None = None
+        self._session, self._policies, self._watch = session, policies, watch
         self.since = 0.0
         self.unreadable: dict[Path, str] = {}
         self.certain = snapshot.CertainFacts()
         self.snapshot_bytes = 0
-        self.damage: list[DamagedPlace] = []
+        self.damage: list[tuple[Path, Damage]] = []
         self.head: SegmentHead | None = None
         """Of the segment that was read last."""
         self.whole = 0
@@ -74,8 +69,8 @@ class JournalPast:
         if not records.journal_exists(journal):
             raise SessionError(f"no journal at {journal}: No such file or directory")
         self._segments = records.list_segments(journal)
-        self._begin(watch, policies_modules(policies))
-        self.events = self._segments[0].head.first if self._segments else 0
+        self._begin(policies_modules(policies))
+        self.next_event = self._segments[0].head.first if self._segments else 0
 
     @property
     def is_whole(self) -> bool:
@@ -84,14 +79,12 @@ class JournalPast:
 
     @property
     def first_segment(self) -> int:
-        """The number of the first segment that is read."""
         return self._segments[0].head.number if self._segments else 1
 
     def head_number(self, path: Path) -> int:
-        """Return the number of the segment in a file."""
         return next((each.head.number for each in self._segments if each.path == path), 0)
 
-    def _begin(self, watch: frozenset[int], modules: frozenset[str]) -> None:
+    def _begin(self, modules: frozenset[str]) -> None:
         for number, path in records.list_snapshots(self.journal):
             following = [each for each in self._segments if each.head.number >= number]
             if not following or following[0].head.number != number:
@@ -106,10 +99,21 @@ class JournalPast:
             except Unreadable as error:
                 self.unreadable[path] = str(error)
                 continue
-            self.core.manager.watch = watch
+            self.core.manager.watch = self._watch
             self.since, self.snapshot_bytes = found.head.at, path.stat().st_size
             self._segments = following
             return
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if self.core is None:
+            self.core = Core(self._session, self._policies or default_policies(), now=now, watch=self._watch)
+            self.core.start()
+        return self.core.handle(event, now)
+
+    def events(self) -> Iterator[tuple[float, Event]]:
+        for now, record in self.records():
+            if not isinstance(record, Decided):
+                yield now, record
 
     def records(self) -> Iterator[tuple[float, Event | Decided]]:
         """Yield the events since then, and checks of the decisions on them.
@@ -129,7 +133,6 @@ class JournalPast:
             yield from self._of(segment, now)
 
     def _began_at(self) -> float:
-        """Return the time of the first readable record; without one, the time of the file."""
         for segment in self._segments:
             times = (at for _, at, record in scan(segment.path) if not isinstance(record, Damage))
             if at := next(filter(None, times), 0.0):
@@ -140,10 +143,10 @@ class JournalPast:
         last = segment is self._segments[-1]
         self.head, self.whole = segment.head, 0
         if segment.head.mark:  # an old journal, or a damaged head, does not know
-            self.events = segment.head.first
+            self.next_event = segment.head.first
         for end, at, record in scan(segment.path):
             if isinstance(record, Damage):
-                self.damage.append(DamagedPlace(segment.path, record))
+                self.damage.append((segment.path, record))
                 if record.cut and last:
                     return
                 yield now, self._event(RecordsLost(record.length, record.why))
@@ -158,7 +161,7 @@ class JournalPast:
             self.whole = end
 
     def _event(self, event: Event) -> Event:
-        self.events += 1
+        self.next_event += 1
         if isinstance(event, RecordsLost):
             self.lost += max(1, event.bytes)
             self.is_comparable = False
@@ -194,27 +197,28 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
         path.unlink(missing_ok=True)
     if not records.journal_exists(journal):
         return CameBack()
-    past = JournalPast(journal, policies=policies)
+    past = JournalPast(journal, session, policies)
+    is_from_snapshot = past.core is not None
     if not past.is_whole:
         why = next(iter(past.unreadable.values()), _NO_SNAPSHOT)
         return _begin_anew(past, f"the journal does not tell how the session began ({why})")
     notices: list[str] = []
     try:
-        core = _replayed(past, session, policies, notices)
+        _replay(past, notices)
     except _DecidesOtherwise as error:
         return _begin_anew(past, str(error))
     head = past.head or records.new_head()
     notices += _keep_damaged(past)
     if journal.exists():
-        end = JournalEnd(head, past.events, past.whole)
+        end = JournalEnd(head, past.next_event, past.whole)
     else:  # a manager was killed between an old segment and a new one
-        end = JournalEnd(records.new_head(head.number + 1, first=past.events), past.events, 0)
-    if past.core is not None:
+        end = JournalEnd(records.new_head(head.number + 1, first=past.next_event), past.next_event, 0)
+    if is_from_snapshot:
         for path in records.older_files(journal, past.first_segment):
             path.unlink(missing_ok=True)
     notices += [f"{path.name}: this snapshot cannot be read ({why})" for path, why in past.unreadable.items()]
     return CameBack(
-        core,
+        past.core,
         end,
         notices=notices,
         snapshot_bytes=past.snapshot_bytes,
@@ -224,13 +228,8 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
     )
 
 
-def _replayed(past: JournalPast, session: str, policies: Policies, notices: list[str]) -> Core | None:
-    """Give the events to the core, and compare its decisions with the recorded ones.
-
-    A difference between two versions raises _DecidesOtherwise. A difference within this version is a fault: a notice
-    says so, and the manager continues with its present decision.
-    """
-    core = past.core
+def _replay(past: JournalPast, notices: list[str]) -> None:
+    """A difference between two versions raises; a difference within this version is a fault, and gives a notice."""
     made: dict[int, int] = {}
     for now, record in past.records():
         if isinstance(record, Decided):
@@ -238,12 +237,9 @@ def _replayed(past: JournalPast, session: str, policies: Policies, notices: list
                 notices += _compare(past, record, made)
             made.clear()
             continue
-        number = past.events - 1
-        if core is None:
-            core = Core(session, policies, now=now)
-            core.start()
+        number = past.next_event - 1
         try:
-            check = check_of(core.handle(record, now))
+            check = check_of(past.handle(record, now))
         except Exception as error:
             log.exception("event %d of the journal cannot be replayed", number)
             raise _DecidesOtherwise(
@@ -253,7 +249,6 @@ def _replayed(past: JournalPast, session: str, policies: Policies, notices: list
             made.clear()
         if len(made) < MOST_CHECKS:
             made[number] = check
-    return core
 
 
 def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[str]:
@@ -273,8 +268,7 @@ def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[s
 def _keep_damaged(past: JournalPast) -> list[str]:
     """Keep each damaged file, and let the journal continue in another segment. Returns notices for people."""
     notices, copies = [], set[Path]()
-    for place in past.damage:
-        damage, path = place.damage, place.path
+    for path, damage in past.damage:
         if damage.cut:
             log.info("%s: the last %d bytes are a record that was not written to its end", path, damage.length)
             continue
@@ -286,7 +280,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
             ending = f"could not be kept: {why}" if why else f"is kept as {kept.name}"
             notices.append(f"{text}; the damaged file {ending}")
         log.error("%s, at byte %d: %s", path, damage.at, notices[-1] if notices else text)
-    if past.head is not None and any(place.path == past.journal and not place.damage.cut for place in past.damage):
+    if past.head is not None and any(path == past.journal and not damage.cut for path, damage in past.damage):
         os.truncate(past.journal, past.whole)
         past.journal.rename(records.kept_path(past.journal, past.head.number))
         sync_folder(past.journal.parent)
@@ -295,7 +289,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
 
 
 def _keep(path: Path, name: Path) -> str:
-    """Give a file a second name, or copy it if the file system has no hard links. Returns why that failed, or ""."""
+    """Hard links may be missing. Returns why a file cannot be kept, or ""."""
     try:
         name.hardlink_to(path)
         return ""
@@ -329,7 +323,6 @@ def _begin_anew(past: JournalPast, why: str) -> CameBack:
 
 
 def _good_ends(path: Path) -> list[CallEnd]:
-    """Return the results in a segment: a function's return value is valid whatever happened to the rest."""
     return [
         end
         for _, _, record in scan(path)

@@ -2,11 +2,7 @@
 
 Between two turns of the loop the journal begins a new segment and the manager forks (as Redis does for its snapshots):
 the child has the core as it was before the segment's first event, writes it next to the journal, and exits. It touches
-no socket, lock or thread of its parent. After its success the parent removes what the snapshot replaces. A manager that
-is killed at any moment comes back from the old snapshot and all segments, or from the new one (`records`).
-
-If the core cannot be saved, for example because a user's policy holds a lambda, a notice says so once, and the journal
-grows.
+no socket, lock or thread of its parent. After its success the parent removes what the snapshot replaces.
 """
 
 from __future__ import annotations
@@ -69,7 +65,6 @@ class Compaction:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until `advance` is due without new events."""
         return CHECK_S if self._child else math.inf
 
     @property
@@ -148,7 +143,6 @@ class Compaction:
         log.warning("the journal was not compacted (%s); the next attempt is in %.0f s", why, pause_s)
 
     def close(self) -> None:
-        """Kill a child that still writes."""
         if self._child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGKILL)

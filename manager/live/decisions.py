@@ -1,17 +1,13 @@
 """A core's decisions about an event as a number of 32 bits: two cores that decide the same have the same number.
 
 The live shell writes these checks into the journal, and `stoker replay` computes them again. A check covers each
-command and its receiver: which calls go to which library, what is loaded, stopped, fetched and asked for, which results
-go to whom, which timers are set. It leaves out texts for people, answers to questions, acknowledgements, what the shell
-put into a welcome (heartbeats), and measurements. Arguments, functions and results are named by their calls and keys,
-so no user data and no key of the session goes into a check.
+command and its receiver. It leaves out texts for people, answers to questions, acknowledgements and measurements.
+Arguments, functions and results are named by their calls and keys, so no user data goes into a check.
 
 A check costs the same for ten calls and for a thousand. Of many calls for one library it covers their number, the last,
-and some between: they come from the head of one queue, so another call among them changes which is next, and soon a
-check. Of results it covers their number and the last: the rest are in the event that brought them.
-
-CRC-32 is enough: nobody needs to be kept from forging their own journal, and a digest would cost ten times as much. A
-wrong decision has the same check by chance once in four thousand million.
+and some between: they come from the head of one queue, so another call among them soon changes a check. Of results it
+covers their number and the last: the rest are in the event that brought them. CRC-32 is enough: nobody needs to be kept
+from forging their own journal.
 """
 
 from __future__ import annotations
@@ -22,22 +18,8 @@ from zlib import crc32
 
 import msgspec
 
-from stoker.manager.core.events import (
-    AskAdvice,
-    Command,
-    DiscardObject,
-    EndManager,
-    RecordLoad,
-    RecordPace,
-    RecordPilots,
-    RecordRuns,
-    RecordStay,
-    RecordSteps,
-    RecordWait,
-    SetTimer,
-    ToClient,
-    ToPilot,
-)
+from stoker.manager.core import events
+from stoker.manager.core.events import Command, ToClient, ToPilot
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol.to_client import Results
 from stoker.protocol.to_pilot import RunCalls
@@ -78,10 +60,10 @@ TO_CLIENT: dict[type, _Brief] = {
 """The parts of a message to a client that are decisions; for results see `check_of`."""
 
 OF_SHELL: dict[type, _Brief] = {
-    SetTimer: lambda c: (c.at, c.key),
-    AskAdvice: lambda c: ("advice", c.about),
-    DiscardObject: lambda c: ("discard", c.path),
-    EndManager: lambda _: ("end",),
+    events.SetTimer: lambda c: (c.at, c.key),
+    events.AskAdvice: lambda c: ("advice", c.about),
+    events.DiscardObject: lambda c: ("discard", c.path),
+    events.EndManager: lambda _: ("end",),
 }
 """The parts of other commands that are decisions."""
 
@@ -89,7 +71,8 @@ NO_DECISIONS = frozenset(
     {
         to_pilot.Ack, to_client.Ack, to_client.ProgressReports, to_client.Status, to_client.Story, to_client.Calls,
         to_client.Pieces, to_pilot.AckPieces,
-        RecordLoad, RecordRuns, RecordPace, RecordSteps, RecordWait, RecordStay, RecordPilots,
+        events.RecordLoad, events.RecordRuns, events.RecordPace, events.RecordSteps, events.RecordWait,
+        events.RecordStay, events.RecordPilots,
     }
 )  # fmt: skip
 

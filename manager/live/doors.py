@@ -79,7 +79,6 @@ def ports_taken(folder: SessionFolder, *, interface: str, ports: tuple[int, int]
 
 
 def _sessions_on(ports: tuple[int, int], *, but: SessionFolder) -> Iterator[str]:
-    """Yield this user's sessions whose managers live on this machine and listen on one of these ports."""
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
         if folder.path == but.path.resolve():
@@ -107,8 +106,6 @@ def text_of(name: bytes) -> str:
 
 
 class Doors:
-    """The socket, the check of its peers' keys, and its monitor."""
-
     def __init__(
         self,
         folder: SessionFolder,
@@ -118,8 +115,7 @@ class Doors:
         ports: tuple[int, int] = PORTS,
         any_port: bool = False,
     ) -> None:
-        """Listen on `address` if possible, else on a free one of these ports of `interface`, else, with `any_port`, on
-        any port. Raises SessionError if none of them is free."""
+        """Listen on `address` if possible, else on a free port of `interface`, else, with `any_port`, on any port."""
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
@@ -188,7 +184,6 @@ class Doors:
         return len(self._unproven.places) > 0
 
     def watch(self, fd: int) -> None:
-        """Let `wait` return when a descriptor becomes readable."""
         self._poller.register(fd, zmq.POLLIN)
 
     def unwatch(self, fd: int) -> None:
@@ -210,7 +205,6 @@ class Doors:
         return self._names_of(broken)
 
     def _names_of(self, identities: Iterable[bytes]) -> list[str]:
-        """Return the names of the peers that use these connections, if a peer took them (`take`)."""
         pairs = [(name_of(identity), identity) for identity in identities]
         taken = [text_of(name) for name, identity in pairs if self._identities.get(name, name) == identity]
         return [name for name in taken if name]
@@ -274,7 +268,6 @@ class Doors:
             self._identities[name] = identity
 
     def forget(self, name: bytes) -> None:
-        """Forget the connection of a peer that the manager has given up."""
         self._identities.pop(name, None)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
@@ -282,7 +275,6 @@ class Doors:
         return self.answer(self._identities.get(peer, peer), frame)
 
     def answer(self, identity: bytes, frame: bytes) -> bool:
-        """Send a frame to the connection of this identity; False if there is none."""
         try:
             self.router.send_multipart([identity, frame], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -290,7 +282,6 @@ class Doors:
         return True
 
     def close(self) -> None:
-        """Send the last frames, for two seconds at most, and close."""
         if hasattr(self, "_monitor"):
             self.router.disable_monitor()
             self._monitor.close(0)
@@ -346,7 +337,6 @@ class EventReader:
         self.log.warning(f"{role.value} {peer!r}", f"refused a frame of {role.value} {peer!r}: {error}")
 
     def count(self, kind: str) -> None:
-        """Count a refusal."""
         self._refused[kind] += 1
 
     def take_refusals(self, now: float, *, at_once: bool) -> dict[str, int]:
@@ -360,12 +350,10 @@ class EventReader:
 
 
 def has_only_questions(messages: Sequence[object]) -> bool:
-    """True if a client only asks: the frame changes nothing."""
     return bool(messages) and all(isinstance(message, AskStatus | AskStory | AskCalls) for message in messages)
 
 
 def is_from_observer(messages: Sequence[object]) -> bool:
-    """True for the hello of an observer, alone or with its first questions."""
     hello = messages[0] if messages else None
     is_hello = isinstance(hello, ClientHello) and hello.observer
     return is_hello and (len(messages) == 1 or has_only_questions(messages[1:]))

@@ -50,7 +50,6 @@ def resolve(interface: str) -> str:
 
 
 def networks() -> dict[str, str]:
-    """Return the IPv4 addresses of this host's networks by name, including the loopback."""
     found: dict[str, str] = {}
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
@@ -60,7 +59,6 @@ def networks() -> dict[str, str]:
 
 
 def choose(there: Mapping[str, str], *, named: Sequence[str], towards_world: str) -> str:
-    """Return the address for `auto`: from a host's networks, the addresses of its name, and its route to the world."""
     own = set(there.values())
     for address in (*named, towards_world):
         if address in own and not _is_loopback(address):
@@ -69,7 +67,6 @@ def choose(there: Mapping[str, str], *, named: Sequence[str], towards_world: str
 
 
 def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
-    """True if a program accepts connections at a ZeroMQ endpoint; it may be no manager."""
     where = urlsplit(address)
     if where.scheme == "ipc":
         return os.path.exists(where.path or where.netloc)

@@ -1,15 +1,11 @@
 """The journal: every event of a session, in order, on disk before any message that follows from it leaves.
 
 Records of one turn of the loop are written with one `write(2)`: they survive a killed process. With the option `sync`
-they survive a crash of the host: a thread calls fdatasync, once for all turns that ended during the call before. `safe`
-tells how far the journal is safe; messages that follow from later events wait (`HeldCommands`).
+they survive a crash of the host: a thread calls fdatasync, once for all turns that ended during the call before.
 
 A full or failing disk does not end the session: the file is cut to its last whole record, the rest is kept in memory,
-and `flush` tries again (`trouble` gives the reason). A record that a crash cut off is dropped when the journal is
-opened again. `comeback` handles other damage.
-
-Now and then a record holds a check of each decision that the core made (`decisions`), so that a replay notices where it
-decides otherwise. The last decisions of a killed manager may lack their checks.
+and `flush` tries again. Now and then a record holds a check of each decision that the core made (`decisions`), so that
+a replay notices where it decides otherwise. The last decisions of a killed manager may lack their checks.
 """
 
 from __future__ import annotations
@@ -85,7 +81,6 @@ class Syncing:
         self._thread.start()
 
     def begin(self, fd: int, *, position: int, turns: int) -> None:
-        """Sync a file. None may be under way."""
         self._under_way, self._order = True, (fd, position, turns)
         self._asked.release()
 
@@ -105,7 +100,6 @@ class Syncing:
             select.select([self.wake_fd], [], [], max(0.0, timeout_s))
 
     def close(self) -> None:
-        """End the thread, after the sync that is under way."""
         self._closed = True
         self._asked.release()
         self._thread.join()
@@ -172,16 +166,13 @@ class Journal:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that wait for room on the disk."""
         return sum(map(len, self._pending)) if self.trouble else 0
 
     @property
     def wait_s(self) -> float:
-        """Seconds until `flush` is due without new events."""
         return max(0.0, self._retry_at - time.monotonic()) if self.trouble else math.inf
 
     def write(self, now: float, event: Event) -> None:
-        """Add an event; `flush` writes it."""
         self._now = now
         self.events += 1
         self._append(now, event)
@@ -193,7 +184,6 @@ class Journal:
         self.events -= 1
 
     def decided(self, check: int) -> None:
-        """Add the check of the decision on the last event."""
         if not self._checks:
             self._first = self.events - 1
         self._checks.append(check)
@@ -245,7 +235,6 @@ class Journal:
             os.ftruncate(self._fd, self.size)
 
     def _check_sync(self, syncing: Syncing) -> None:
-        """Take the result of the last sync, and begin the next one if there is more to sync."""
         done = syncing.done()
         if done is None:
             return
@@ -262,7 +251,6 @@ class Journal:
             syncing.begin(self._fd, position=self.position, turns=len(self._unsynced))
 
     def settle(self, *, within_s: float = 10.0) -> bool:
-        """Wait until everything is safe; False if it is not within this time."""
         until = time.monotonic() + within_s
         self.flush()
         while (self.trouble or self.safe < self.position) and time.monotonic() < until:
@@ -371,7 +359,6 @@ class JournalTrouble:
 
     @property
     def is_none(self) -> bool:
-        """True if the journal can be written and all programs know it."""
         return not (self._journal.trouble or self.text or self._told)
 
     def changed_notice(self, now: float) -> str:
@@ -393,7 +380,6 @@ class JournalTrouble:
         return True
 
     def program_came(self) -> None:
-        """A program has connected, which does not know yet."""
         if self.text:
             self._told = ""
 
@@ -404,7 +390,6 @@ class JournalTrouble:
 
 
 def explain_journal_trouble(journal: Journal, folder: Path) -> str:
-    """Return why a journal cannot be written, and what to do."""
     cannot = f"the journal cannot be written ({journal.trouble})"
     if journal.errno in _FULL:
         return f"{cannot}: the disk of {folder} is full; calls and results wait until it has room: make room there"
@@ -460,7 +445,6 @@ class HeldCommands:
         return now >= self.ends_by or self._batches[0][0] <= self._journal.safe
 
     def release(self) -> list[Command]:
-        """Remove and return the oldest batch."""
         commands = self._batches.popleft()[1]
         if self._ordered:
             for command in commands:

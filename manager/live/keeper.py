@@ -56,7 +56,6 @@ class Restarts:
         self._before = self._seen()
 
     def started(self) -> None:
-        """A manager is about to start."""
         self._before = self._seen()
 
     def died(self) -> float | None:
@@ -78,7 +77,6 @@ class Restarts:
 
 
 def after_pause(pause_s: float) -> str:
-    """` in 2 s`, for people; empty for a restart at once."""
     return f" in {pause_s:g} s" if pause_s else ""
 
 

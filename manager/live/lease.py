@@ -1,18 +1,15 @@
 """The lease of a session's manager: a small file that says who runs the session, so that nobody else does.
 
-A cluster has several login nodes that see one session folder. Locks are not trusted across hosts (some network file
-systems grant them to everybody), nor are clocks: the age of a file means nothing on a host whose clock differs. So the
+A cluster has several login nodes that see one session folder. Neither locks nor clocks are trusted across hosts. So the
 holder replaces the file every few seconds, with a new counter in it, and a process that wants the session watches it.
 
 - On the holder's own machine the process is looked up by its id and start time. A dead holder is followed at once; a
   live one keeps the session, even if it is stopped.
 - From another machine the holder counts as dead when the file has not changed for `PATIENCE_S` of the watcher's clock.
   Two watchers may decide that at the same moment: both write, wait, and the one whose token is in the file wins.
-- A holder that was frozen (a suspended login node, a file system that hung) reads the file before it renews it, finds
-  another token and stops. Until it has read its own token again it reads and sends no frame (`wait_until_sure`). Its
-  last writes go into a journal that nobody reads: a follower on another machine continues with a copy of the journal.
-
-The lease of a session that is over says so, and is never followed.
+- A holder that was frozen reads the file before it renews it, finds another token and stops. Until it has read its own
+  token again it handles no frame (`wait_until_sure`). Its last writes go into a journal that nobody reads: a follower
+  on another machine continues with a copy of the journal.
 """
 
 from __future__ import annotations
@@ -169,7 +166,6 @@ class Lease:
                 return
 
     def _renew_once(self) -> LeaseHolder | None:
-        """Renew the lease; return the other holder if there is one. Raises OSError, SessionError."""
         try:
             there = self._read()
             if there is not None and there.token != self.holder.token:
@@ -246,12 +242,10 @@ def _overwrite(file: int, path: Path, data: bytes, *, before: bytes) -> None:
 
 
 def _clock() -> float:
-    """Seconds, including the time for which the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def lease_file(folder: SessionFolder) -> Path:
-    """Return the path of a session's lease."""
     return folder.lease
 
 
@@ -287,7 +281,6 @@ def take(
 
 
 def _write_first(lease: Lease, *, room_s: float) -> None:
-    """Write a lease for the first time, as soon as there is room. Raises SessionError."""
     path, until, is_said = lease.path, time.monotonic() + room_s, False
     while True:
         try:
@@ -324,13 +317,12 @@ def read(path: Path) -> LeaseHolder | None:
 
 
 def unwritten(path: Path) -> str:
-    """Return why the journal of a session that is over lacks its last records; empty if it does not."""
+    """Return why the journal of an ended session lacks its last records; empty if it does not."""
     holder = read_if_whole(path)
     return holder.unwritten if holder is not None else ""
 
 
 def read_if_whole(path: Path) -> LeaseHolder | None:
-    """Return the holder of the lease at `path`; None if there is none, or it cannot be read."""
     try:
         return read(path)
     except (OSError, SessionError):
@@ -388,7 +380,6 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, holder: LeaseHolder) -> int:
-    """Replace the lease atomically; return the open file. Raises OSError."""
     file = -1
     try:
         with draft_of(path, draft=path.with_suffix(f".{holder.token}")) as draft:

@@ -74,13 +74,11 @@ class PeerWatch:
         return self._patience.pilot_back_s if role is Role.PILOT else self._patience.client_back_s
 
     def expect_all_back(self, state: State, now: float) -> None:
-        """A restarted manager waits for the pilots and clients that its journal names."""
         pilots = [(Role.PILOT, pilot.id) for pilot in state.pilots.values() if pilot.state is not PilotState.GONE]
         clients = [(Role.CLIENT, client.id) for client in state.clients.values() if not client.gone]
         self._back_by |= dict.fromkeys([*pilots, *clients], now + self._patience.restart_s)
 
     def expect_first_client(self, now: float) -> None:
-        """A new session ends if no client joins it."""
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
     def excuse_silence(self, now: float, *, may_be_back: bool = True) -> None:
@@ -92,7 +90,6 @@ class PeerWatch:
                 self._back_by[peer] = max(until, now + self._back_s(peer[0]))
 
     def due_at(self) -> float:
-        """When `overdue` is to be called next; infinite if nothing is awaited."""
         soonest = self._check_at if self._heard_at else math.inf
         return min(soonest, *self._back_by.values()) if self._back_by else soonest
 

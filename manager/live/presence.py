@@ -1,27 +1,24 @@
-"""Is a session's manager there? One answer for programs that join, commands and lists of sessions; and `session.json`,
-by which they find it.
+"""Is a session's manager there? And `session.json`, by which programs find it.
 
-An open port is no proof: another session's manager, or any program, may have the port by now. So, in this order:
+An open port is no proof: another program may have the port by now. So, in this order:
 
 - The lease: a session that is over has no manager.
 - The port: if nothing accepts connections there, no manager can be reached.
-- The lease again: it names the process of a manager on this machine, which must live and listen on that port. Stoker
-  waits for no answer: a busy or frozen manager is there.
-- For a manager elsewhere (on another machine, or on this one before a boot), or without a readable lease, Stoker waits
-  for a sign of life: a CURVE handshake, which only a manager with the session's secret key completes, or a renewed
-  lease. A manager that is too busy to shake hands still renews its lease, on a thread of its own.
+- The lease again: it names the process of a manager on this machine, which must live and listen on that port. A busy or
+  frozen manager is there.
+- For a manager on another machine, or without a readable lease, Stoker waits for a sign of life: a CURVE handshake,
+  which only a manager with the session's secret key completes, or a renewed lease.
 
 A wrong "no" costs time, and never makes a second manager: a new manager waits for the lease (`lease.take`).
 """
 
 from __future__ import annotations
 
-import enum
+import contextlib
 import logging
 import os
 import select
 import time
-from types import TracebackType
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -59,7 +56,6 @@ class SessionAddress:
             os.utime(folder.file)
 
     def write_again(self) -> None:
-        """Write the file if it was removed or damaged. On any thread. Raises OSError."""
         folder = self._folder
         try:
             if folder.read() == self._file:
@@ -115,68 +111,29 @@ def _listens_at(pid: int, address: str) -> bool:
 
 
 def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHolder | None) -> bool:
-    """True if the manager shakes hands at its address, or renews its lease, within `SIGN_S`."""
     until = time.monotonic() + SIGN_S
     try:
-        handshake = Handshake(folder, file)
+        pair = folder.read_key("client")
+        keys = Keys(file.server_key, pair.public, pair.secret)
+        name = f"client-{uuid4().hex[:12]}"
+        dealer = Dealer(file.address, name=name, keys=keys, log=log, reconnect_ms=_RECONNECT_MS)
     except (SessionError, zmq.ZMQError) as error:  # its keys are lost, or damaged: no program can join it
         log.warning("session %s: its manager cannot be asked whether it is there: %s", file.session, error)
         return False
-    with handshake:
-        while (answer := handshake.wait(_POLL_S)) is not HandshakeResult.OURS:
+    poll = select.poll()
+    poll.register(dealer.filenos()[1], select.POLLIN)
+    is_foreign = False
+    with contextlib.closing(dealer):
+        while True:
+            for change in dealer.changes():
+                if change is ConnectionChange.MADE:
+                    return True
+                is_foreign |= change is not ConnectionChange.BROKEN
             there = lease.read_if_whole(folder.lease)
             if there is not None and there != holder:
                 is_renewed = holder is not None and there.token == holder.token
                 return not there.over if is_renewed else is_up(folder)
-            if time.monotonic() > until or (holder is None and answer is HandshakeResult.FOREIGN):
+            if time.monotonic() > until or (holder is None and is_foreign):
                 return False
-    return True
-
-
-class HandshakeResult(enum.Enum):
-    """FOREIGN: a program answered that is not the session's manager, or does not accept the client's key."""
-
-    NONE = "none"
-    OURS = "ours"
-    FOREIGN = "foreign"
-
-
-class Handshake:
-    """A connection to a session's address that carries no message; only its handshake matters. A context manager.
-
-    Raises SessionError, zmq.ZMQError for keys that are lost or damaged.
-    """
-
-    def __init__(self, folder: SessionFolder, file: SessionFile) -> None:
-        pair = folder.read_key("client")
-        keys = Keys(file.server_key, pair.public, pair.secret)
-        name = f"client-{uuid4().hex[:12]}"
-        self._answer = HandshakeResult.NONE
-        self._dealer = Dealer(file.address, name=name, keys=keys, log=log, reconnect_ms=_RECONNECT_MS)
-
-    def __enter__(self) -> Handshake:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._dealer.close()
-
-    def wait(self, timeout_s: float) -> HandshakeResult:
-        """Return the result so far; wait for the next answer if there is none."""
-        if not self._note() and not self._dealer.readable():
-            poll = select.poll()
-            poll.register(self._dealer.filenos()[1], select.POLLIN)
-            poll.poll(timeout_s * 1000)
-            self._note()
-        return self._answer
-
-    def _note(self) -> bool:
-        """Read the connection's events; True if they changed the result."""
-        before = self._answer
-        for change in self._dealer.changes():
-            if change is ConnectionChange.MADE:
-                self._answer = HandshakeResult.OURS
-            elif change is not ConnectionChange.BROKEN and self._answer is HandshakeResult.NONE:
-                self._answer = HandshakeResult.FOREIGN
-        return self._answer is not before
+            if not dealer.readable():
+                poll.poll(_POLL_S * 1000)

@@ -6,14 +6,13 @@
     journal.next, *.draft      half made; removed at the next start
     journal.damaged-*, journal.aside-*    kept for people, the last three of each; never read
 
-Compaction begins a segment, writes the snapshot that belongs before it, and then removes older files. So the newest
-whole snapshot and the segments from its number on are always complete, even if a process was killed in between. Without
-a snapshot, the segments from the first one on are.
+The newest whole snapshot and the segments from its number on are always complete, even if a process was killed in
+between. Without a snapshot, the segments from the first one on are.
 
 A record is `length (4 bytes) | crc32 (4 bytes) | MessagePack [now, event]`, little endian. A file begins with a line
-that names the format, and a `SegmentHead` record. A record with a wrong checksum, or that cannot be decoded, is
-damaged. The reader then looks for the next whole record: each begins with the two bytes that MessagePack has for a pair
-with a time in front, and its checksum must fit. Without a whole record behind it, the file was cut off there.
+that names the format, and a `SegmentHead` record. Behind a damaged record the reader looks for the next whole one: it
+begins with MessagePack's two bytes for a pair with a time in front, and its checksum fits. Without one, the file was
+cut off there.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
     checks: bytes
 
     def numbered(self) -> Iterator[tuple[int, int]]:
-        """Return the events' numbers, and their checks."""
         numbers = array("I", self.checks[: len(self.checks) // 4 * 4])
         if sys.byteorder == "big":
             numbers.byteswap()
@@ -101,13 +99,11 @@ _decode = msgspec.msgpack.Decoder(tuple[float, Record]).decode
 
 
 def encoded(now: float, record: Record) -> tuple[bytes, bytes]:
-    """Return a record's bytes: its head and its body."""
     body = _encode((now, record))
     return HEAD.pack(len(body), zlib.crc32(body)), body
 
 
 def as_bytes(checks: array[int]) -> bytes:
-    """Return checks in the form that `Decided` holds."""
     if sys.byteorder == "big":
         checks.byteswap()
     return checks.tobytes()
@@ -160,7 +156,7 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
 
 
 def _was_magic(first: bytes) -> bool:
-    """True if a damaged disk may have made this from a journal's first line. A page that was never written is zero."""
+    """A page that was never written is zero."""
     return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
 
@@ -180,24 +176,19 @@ def _next_whole(path: Path, start: int) -> int | None:
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A file with events, and its first record."""
-
     path: Path
     head: SegmentHead
 
 
 def new_head(number: int = 1, *, first: int = 0) -> SegmentHead:
-    """Return the head of a segment that begins now."""
     return SegmentHead(number, first, secrets.token_hex(8), WRITER)
 
 
 def kept_path(journal: Path, number: int) -> Path:
-    """Return the path of an earlier segment."""
     return journal.with_name(f"{journal.name}.{number:06d}")
 
 
 def snapshot_path(journal: Path, number: int) -> Path:
-    """Return the path of the snapshot that belongs before a segment."""
     return journal.with_name(f"{journal.name}.{number:06d}.snapshot")
 
 
@@ -207,7 +198,7 @@ def journal_exists(journal: Path) -> bool:
 
 
 def list_segments(journal: Path) -> list[Segment]:
-    """Return the segments, oldest first. Raises SessionError."""
+    """Oldest first. Raises SessionError."""
     found: dict[int, Segment] = {}
     for path in (*(path for _, path in _numbered(journal, _NUMBERED)), journal):
         head = head_of(path) if path.exists() else None
@@ -219,7 +210,6 @@ def list_segments(journal: Path) -> list[Segment]:
 
 
 def list_snapshots(journal: Path) -> list[tuple[int, Path]]:
-    """Return the snapshots, newest first."""
     return sorted(_numbered(journal, _SNAPSHOT), reverse=True)
 
 
@@ -247,21 +237,18 @@ def head_of(path: Path) -> SegmentHead | None:
 
 
 def half_made_files(journal: Path) -> Iterator[Path]:
-    """Yield files that a killed process left half made."""
     for path in _beside(journal):
         if path.name.endswith(".draft") or path.name == f"{journal.name}.{NEXT}":
             yield path
 
 
 def older_files(journal: Path, than: int) -> Iterator[Path]:
-    """Yield segments and snapshots with a lower number."""
     for number, path in (*_numbered(journal, _NUMBERED), *list_snapshots(journal)):
         if number < than:
             yield path
 
 
 def journal_files(journal: Path) -> list[Path]:
-    """Return all segments and snapshots."""
     numbered = [path for _, path in (*_numbered(journal, _NUMBERED), *list_snapshots(journal))]
     return [path for path in (journal, *numbered) if path.exists()]
 

@@ -34,7 +34,6 @@ from stoker.manager.live.decisions import NO_DECISIONS, check_of
 from stoker.manager.live.journal import MOST_CHECKS
 from stoker.manager.live.records import Decided
 from stoker.manager.live.session_policies import policies_of
-from stoker.manager.policies import default_policies
 from stoker.protocol import to_client
 from stoker.protocol.calls import ListedState
 from stoker.protocol.ids import parse_call
@@ -49,44 +48,14 @@ _SHOWN = 12
 _LONGEST = 200
 
 
-class Replay:
-    """A replay of a journal. `core`: as it is after the events so far; None before the first. `since`: earlier events
-    are no longer in the journal, because it was compacted; 0 = all are. `watch`: ended calls whose story is wanted."""
-
-    def __init__(
-        self, path: Path, session: str, policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
-    ) -> None:
-        self._policies = policies or default_policies()
-        self._session, self._watch = session, watch
-        self._past = JournalPast(path, watch=watch, policies=self._policies)
-        self.core = self._past.core
-        self.since = self._past.since
-
-    def events(self) -> Iterator[tuple[float, Event]]:
-        """Yield each event before `core` has it: the caller gives it to `handle`."""
-        for now, record in self._past.records():
-            if not isinstance(record, Decided):
-                yield now, record
-
-    def handle(self, event: Event, now: float) -> list[Command]:
-        """Return the core's commands for an event."""
-        if self.core is None:
-            self.core = Core(self._session, self._policies, now=now, watch=self._watch)
-            self.core.start()
-        return self.core.handle(event, now)
-
-    def run(self) -> Core | None:
-        """Handle all events; return the core after the last one, or None if there are none."""
-        for now, event in self.events():
-            self.handle(event, now)
-        return self.core
-
-
 def replay(
     path: Path, session: str, policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
 ) -> Core | None:
     """Return the core as it was after the journal's last event, or None if the journal is empty."""
-    return Replay(path, session, policies, watch=watch).run()
+    past = JournalPast(path, session, policies, watch=watch)
+    for now, event in past.events():
+        past.handle(event, now)
+    return past.core
 
 
 def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Story:
@@ -119,21 +88,20 @@ def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Stor
 
 
 def status_of_ended_session(folder: SessionFolder) -> to_client.Status:
-    """Return the status of a session that is over. Raises SessionError."""
     return report.session_status(_replayed(folder)[0].state)
 
 
 def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedState | None) -> to_client.Calls:
-    """Return the calls of a session that is over. Raises SessionError."""
     return report.list_calls(_replayed(folder)[0].state, limit=limit, only=only)
 
 
 def _replayed(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tuple[Core, float]:
-    again = Replay(folder.journal, folder.read().session, policies_of(folder), watch=watch)
-    core = again.run()
-    if core is None:
+    past = JournalPast(folder.journal, folder.read().session, policies_of(folder), watch=watch)
+    for now, event in past.events():
+        past.handle(event, now)
+    if past.core is None:
         raise SessionError(f"the journal of {folder.path} is empty: nothing has happened in the session")
-    return core, again.since
+    return past.core, past.since
 
 
 # ---- verifying
@@ -173,8 +141,6 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class _Made(msgspec.Struct, frozen=True):
-    """A replayed event whose recorded check was not read yet."""
-
     check: int
     now: float
     event: Event
@@ -189,8 +155,7 @@ def verify(
     `tell` hears now and then the number of replayed events, and their time in seconds after the first. Raises
     SessionError if there is no journal, it is empty, or a policy raises.
     """
-    past = JournalPast(path, policies=policies)
-    core = past.core
+    past = JournalPast(path, session, policies)
     made: dict[int, _Made] = {}
     events = checked = restarts = lost = 0
     began = last = past.since
@@ -205,12 +170,9 @@ def verify(
             if found is not None:
                 break
             continue
-        number, began = past.events - 1, began or now
+        number, began = past.next_event - 1, began or now
         try:
-            if core is None:
-                core = Core(session, policies, now=now)
-                core.start()
-            commands = core.handle(record, now)
+            commands = past.handle(record, now)
         except Exception as error:
             lines = lines_of_user_code(error)
             if not lines:  # a fault of the core, not of a policy
@@ -228,19 +190,17 @@ def verify(
         events, last = events + 1, now
         if tell is not None and not events % 10_000:
             tell(events, now - began)
-    if core is None:
+    if past.core is None:
         raise SessionError(f"the journal {path} is empty: nothing has happened in the session")
     return Replayed(session, events, checked, restarts, last - began, found, past.since, lost)
 
 
 def _was_decided(event: int, records: Iterator[tuple[float, Event | Decided]]) -> bool:
-    """True if the rest of a journal has the check of an event's decision."""
     checks = (record for _, record in records if isinstance(record, Decided))
     return any(number == event for record in checks for number, _ in record.numbered())
 
 
 def _compare(record: Decided, made: dict[int, _Made], began: float) -> tuple[FirstDifference | None, int]:
-    """Return the first difference, and the number of equal decisions before it."""
     same = 0
     for number, check in record.numbered():
         mine = made.get(number)

@@ -22,17 +22,7 @@ from stoker.log_files import SeldomLog
 from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
 from stoker.manager.core.clients import refusal_of
-from stoker.manager.core.events import (
-    AskAdvice,
-    Command,
-    DiscardObject,
-    EndManager,
-    Event,
-    Record,
-    SetTimer,
-    ToClient,
-    ToPilot,
-)
+from stoker.manager.core.events import Command, Event, ToClient, ToPilot
 from stoker.manager.core.pilot_reports import is_heartbeat, must_be_recorded
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
@@ -149,7 +139,6 @@ class ManagerServer:
         self._define_session(now)
 
     def run(self) -> str:
-        """Serve until the session is over; return why."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)
@@ -183,8 +172,7 @@ class ManagerServer:
         return self._ended
 
     def _wait_for_room(self, now: float, commands: list[Command]) -> None:
-        """Read no messages for a moment. Peers do not count as silent meanwhile, nor as absent if one of them may have
-        made a new connection, and `stoker down` has a file to say that the session is to end."""
+        """Read no messages for a moment; peers do not count as silent meanwhile."""
         time.sleep(FULL_S)
         self._peers.excuse_silence(now, may_be_back=self.doors.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
@@ -230,7 +218,7 @@ class ManagerServer:
             self._trouble.program_came()
 
     def _pass_on(self, event: events.FromPilot | events.FromClient, now: float) -> None:
-        """Note the commands for pieces: they leave when the turn's frames are read, before the journal is written."""
+        """The commands leave when the turn's frames are read, before the journal is written."""
         try:
             self._passing += self.core.pass_on(event, now)
         except Exception as error:
@@ -238,7 +226,6 @@ class ManagerServer:
             self._reader.count("pieces that the manager could not pass on")
 
     def _tell_refusals(self, now: float, commands: list[Command], *, at_once: bool = False) -> None:
-        """Tell the core how many frames were refused: the session's status shows it."""
         if counts := self._reader.take_refusals(now, at_once=at_once):
             self._give(events.FramesRefused(counts), now, commands)
 
@@ -261,7 +248,6 @@ class ManagerServer:
         commands += decided
 
     def _answer(self, event: Event, now: float) -> list[Command]:
-        """Return the core's answer to an event that changes nothing and is not in the journal."""
         try:
             return self.core.handle(event, now)
         except Exception as error:
@@ -299,7 +285,6 @@ class ManagerServer:
             self._give(events.SessionEnded(why), now, commands)
 
     def _start_attendants(self, now: float, commands: list[Command]) -> None:
-        """Start the processes that the session needs, and tell the core if no factory says hello."""
         self.attendants.start_missing()
         trouble = self.attendants.factory_trouble
         if trouble != self.core.state.factory_trouble:
@@ -332,7 +317,6 @@ class ManagerServer:
             self._carry_out(self._held.release())
 
     def _tell_of_journal(self) -> None:
-        """Tell the session and its programs if the journal cannot be written, or can be again."""
         trouble, now = self._trouble, self.clock.now()
         if notice := trouble.changed_notice(now):
             self._notice(notice)
@@ -342,13 +326,11 @@ class ManagerServer:
             self._carry_out(ToClient(client.id, told) for client in clients)
 
     def _notice(self, text: str) -> None:
-        """Add a notice that `status` shows."""
         commands: list[Command] = []
         self._give(events.Noticed(text), self.clock.now(), commands)
         self._held.hold(commands)
 
     def _log_new_notices(self, notices: Mapping[str, float]) -> None:
-        """Log each notice once; again if it is given again, with another time."""
         logged = self._logged
         if len(notices) == len(logged) and notices == logged:
             return
@@ -361,7 +343,7 @@ class ManagerServer:
         """Carry out the core's commands. Messages to one peer leave as one frame, with its acknowledgements."""
         frames: dict[str, list[object]] = {}
         peer: str
-        advice: list[AskAdvice] = []
+        advice: list[events.AskAdvice] = []
         for command in commands:
             match command:
                 case ToPilot(peer, message) | ToClient(peer, message):
@@ -375,15 +357,15 @@ class ManagerServer:
                         self._acks[Role.CLIENT].add(peer, message, self.clock.now())
                     else:
                         frames.setdefault(peer, []).append(message)
-                case SetTimer(at, key):
+                case events.SetTimer(at, key):
                     self._timers.set(key, at=at)
-                case AskAdvice():
+                case events.AskAdvice():
                     advice.append(command)
-                case _ if isinstance(command, Record):
+                case _ if isinstance(command, events.Record):
                     self.history.record(command)
-                case DiscardObject(path):
+                case events.DiscardObject(path):
                     discard_result(self.folder, path)
-                case EndManager(reason):
+                case events.EndManager(reason):
                     self._ended = reason
         for peer, messages in frames.items():
             for acks in self._acks.values():
@@ -393,7 +375,7 @@ class ManagerServer:
         for ask in advice:
             self._advise(ask)
 
-    def _advise(self, ask: AskAdvice) -> None:
+    def _advise(self, ask: events.AskAdvice) -> None:
         """Give the core what history has of a context at once, and ask the advisor, which answers later."""
         self.advisor.ask(ask, self.clock.now())
         answer = self.history.answer(ask)
@@ -405,7 +387,6 @@ class ManagerServer:
     # ---- the beginning
 
     def _define_session(self, now: float) -> None:
-        """Tell the core where pilots come from, and start the processes for that."""
         sites = sites_of(self.folder)
         state = self.core.state
         models_s = [float(site.advice.time_limit_s) for site in sites if site.advice.url]

@@ -1,19 +1,12 @@
 """The policies of a session: chosen by its site files, found by name, kept in its folder.
 
-A policy of the user's own is named "module:Class" or "path.py:Class". The named object is called, without arguments or
-with `provisioning=` if it takes that. The result answers at the seams whose methods it has; the default policies answer
-at the others. It may also be a function that returns such an object, or whole `Policies`. Its `awareness` limits what a
-context keeps between calls; a simulated run applies it.
-
-Two mistakes that would have no effect are refused: an object that is named for a seam and has none of its methods, and
-a public name that is nearly one of Stoker's, as `worth_lodaing` (Python accepts it, and the default would decide).
-
-A file that stands alone is imported by itself. A file in a package is imported as a module of that package, so a policy
-may have several files: `lab/policies/fair.py` is `lab.policies.fair`, and may import `lab.policies.queues`.
+A user's own policy is named "module:Class" or "path.py:Class". The named object is called, without arguments or with
+`provisioning=`. The result answers at the seams whose methods it has; the default policies answer at the others. It may
+also be a function that returns such an object, or whole `Policies`. A file in a package is imported as a module of that
+package: `lab/policies/fair.py` is `lab.policies.fair`, and may import `lab.policies.queues`.
 
 The choice is written down when the session is made, and files of the user are copied: a manager that is started again,
-and every replay of the journal, decides as the first one did, even if the file has changed. (A policy in an installed
-module is taken as it is installed.)
+and every replay of the journal, decides as the first one did.
 
     <session folder>/
         policies.json            the names, if they are not the default ones
@@ -141,7 +134,7 @@ def _root_of(path: Path) -> Path:
 
 
 def _package_copy(root: Path) -> Path:
-    """Return where copies of packages from a folder go: packages of one name from two folders stay apart."""
+    """Packages of one name from two folders stay apart."""
     return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
 
 
@@ -176,7 +169,6 @@ def _import_in_package(path: Path, root: Path) -> ModuleType:
 
 
 def _imported_below(folder: Path) -> Iterator[Path]:
-    """Yield the files of imported modules in a folder, and below it."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if file and (path := Path(file).absolute()).is_relative_to(folder):
@@ -210,7 +202,6 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
 
 
 def _makers(module: ModuleType) -> list[str]:
-    """Return the classes of a module, and its functions that can be called in place of a class."""
     own = {
         each: value
         for each, value in vars(module).items()
@@ -221,7 +212,7 @@ def _makers(module: ModuleType) -> list[str]:
 
 
 def _wants_nothing(function: Callable[..., Any]) -> bool:
-    """True if it can be called without arguments, or with `provisioning=` alone."""
+    """`provisioning=` alone counts as nothing."""
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return all(
         each.name == "provisioning" or each.default is not each.empty or each.kind in free
@@ -253,7 +244,6 @@ def _policies(
 
 
 def _awareness(name: str, made: Any) -> Awareness | None:
-    """Return a policy's limit of what a context keeps between calls, if it has one. Raises ConfigError."""
     said = getattr(made, "awareness", None)
     try:
         return None if said is None else Awareness(said)
@@ -263,8 +253,7 @@ def _awareness(name: str, made: Any) -> Awareness | None:
 
 
 def _answers(name: str, made: Any, *, seam: str) -> list[str]:
-    """Return the seams at which a policy answers. Raises ConfigError if there is none, if `seam` is not among them, or
-    if methods of one are missing."""
+    """Return the seams at which a policy answers. Raises ConfigError."""
     slip = misspelled_override(made)
     if slip is not None:
         raise ConfigError(
@@ -422,7 +411,6 @@ def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
 
 
 def chosen_in(folder: SessionFolder) -> ChosenPolicies:
-    """Return the choice for a session. Raises SessionError."""
     file = folder.path / CHOICE_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=ChosenPolicies)
@@ -443,7 +431,6 @@ def policy_in_words(folder: SessionFolder) -> str:
 
 
 def policies_of(folder: SessionFolder) -> Policies:
-    """Make the policies that were chosen for a session. Raises ConfigError, SessionError."""
     kept = chosen_in(folder)
     return default_policies() if kept == ChosenPolicies() else _made(kept, folder.path)
 
@@ -461,5 +448,4 @@ def _made(kept: ChosenPolicies, folder: Path) -> Policies:
 
 
 def _short(name: str) -> str:
-    """Return a policy's name without the folder of its file."""
     return f"{Path(file).name}{name[len(file) :]}" if (file := policy_file(name)) else name

@@ -1,16 +1,13 @@
 """Snapshots of a core: a manager comes back from the last one instead of all events since the session began.
 
 A file has a line that names the format, lengths and checksums, and three parts: a head (the Stoker that wrote it, the
-segment of the journal that it belongs before, and the fields of each class in it), facts that are certain (see
-`CertainFacts`), and the pickled core. A manager reads the core only if it would write the same fields. Otherwise, as
-after an upgrade, it does not guess: every version reads the certain facts, and the peers report the rest.
+following segment, and the fields of each class), facts that are certain, and the pickled core. A manager reads the core
+only if it would write the same fields. Otherwise, as after an upgrade, it does not guess: every version reads the
+certain facts, and the peers report the rest.
 
 The state is a graph with cycles and shared identity. Its nouns (plain objects, and Structs that change) are written one
 after the other, each as the values of its fields, in which other nouns are references: so the depth of a pickle does
-not grow with the graph. Dicts keep their order. A set may come back in another order: no decision may rest on one,
-since a replay in another process orders sets of strings in another way too.
-
-Only classes of the core, of policies (also of a user's own), messages and a few containers are written or loaded, and
+not grow with the graph. Only classes of the core, of policies, messages and a few containers are written or loaded, and
 no function. If a policy holds anything else the core cannot be saved: `Unsaveable`.
 """
 
@@ -86,7 +83,6 @@ def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout
 
 
 def load(data: bytes | memoryview, layout: Layout, *, modules: Iterable[str] = ()) -> Any:
-    """Return the object that `dump` wrote. Raises Unreadable."""
     loader = _NounUnpickler(io.BytesIO(data), modules)
     try:
         loader.compare(layout)
@@ -166,7 +162,6 @@ class _NounUnpickler(pickle.Unpickler):
         return found
 
     def compare(self, layout: Layout) -> None:
-        """Raise Unreadable if a class has other fields now."""
         for name, fields in layout.items():
             module, _, inner = name.partition(":")
             found = _class(module, inner) if _is_allowed(module, self._modules) else None
@@ -203,7 +198,6 @@ def new_noun(kind: type) -> object:
 
 
 def fields_of(kind: type) -> list[str]:
-    """Return the names of the fields that are written of an instance."""
     if issubclass(kind, msgspec.Struct):
         return list(kind.__struct_fields__)
     slots: list[str] = []
@@ -276,8 +270,6 @@ class CertainFacts(msgspec.Struct, frozen=True):
 
 
 class CoreSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot's parts. `core` is still bytes; `is_whole`: its checksum fits."""
-
     head: SnapshotHead
     certain: CertainFacts
     core: bytes
@@ -285,7 +277,6 @@ class CoreSnapshot(msgspec.Struct, frozen=True):
 
 
 def certain_of(state: State) -> CertainFacts:
-    """Return the certain facts of a state."""
     clients = [client for client in state.clients.values() if not client.observer]
     return CertainFacts([Unconfirmed(c.id, c.number, c.first_unacked, list(c.unacked)) for c in clients])
 
@@ -315,8 +306,6 @@ def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str
 
 
 class _Counted:
-    """A file for a pickler, with the length and checksum of the written bytes."""
-
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.length = self.checksum = 0
@@ -354,7 +343,6 @@ def read(path: Path) -> CoreSnapshot:
 
 
 def restored(snapshot: CoreSnapshot, *, modules: Iterable[str] = ()) -> Core:
-    """Return the core of a snapshot. Raises Unreadable."""
     if not snapshot.is_whole:
         raise Unreadable("the core in it is damaged")
     core = load(snapshot.core, snapshot.head.layout, modules=modules)

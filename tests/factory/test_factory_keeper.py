@@ -9,8 +9,7 @@ from factory.toy_batch import Clock, ToyBatch
 
 from stoker.errors import ConfigError
 from stoker.manager.factory.batch import Batch, BatchJobStatus
-from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
-from stoker.manager.factory.kept_blocks import MOST_UNANSWERED
+from stoker.manager.factory.keeper import MOST_UNANSWERED, BlockKeeper, FactoryUpdate
 from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
@@ -199,7 +198,6 @@ def test_job_is_found_that_listings_show_20_seconds_late(desk: Desk) -> None:
 
 
 def test_after_a_kill_a_late_job_is_not_submitted_again(desk: Desk) -> None:
-    """The factory was killed between `sbatch` and its report, and the listing is old."""
     desk.batch.put(B0)
     desk.batch.hides = True
     desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
@@ -264,7 +262,6 @@ def test_job_that_was_cancelled_is_over_when_a_listing_lacks_it(desk: Desk) -> N
 
 @pytest.mark.parametrize("hides", [False, True])
 def test_the_end_cancels_jobs_that_no_listing_shows(desk: Desk, hides: bool) -> None:
-    """One whose id is known, and one whose submission got no answer."""
     desk.order(B0)
     desk.batch.lossy = desk.batch.hides = hides
     desk.order(B1)
@@ -316,7 +313,6 @@ def until_submitted(desk: Desk, *, times: int) -> list[float]:
 
 
 def test_a_block_whose_jobs_are_hidden_is_not_submitted_for_ever(desk: Desk) -> None:
-    """A site that hides jobs filled the queue: one block of one job was submitted every few seconds, without end."""
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     pauses = until_submitted(desk, times=99)
@@ -367,7 +363,6 @@ def test_a_batch_system_that_is_away_or_full_gives_no_block_up(desk: Desk) -> No
 
 
 def test_a_job_that_arrived_late_makes_no_second_block(desk: Desk) -> None:
-    """A command that was killed at its limit may be carried out after the search."""
     desk.order(B0)
     late = desk.batch.put(B0)
     desk.later(61)
@@ -419,7 +414,6 @@ def test_no_job_is_touched_before_the_manager_has_spoken(desk: Desk) -> None:
 
 
 def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: Desk) -> None:
-    """A manager that has lost a part of its journal: it takes the block for its own, or has it cancelled."""
     stray = desk.batch.put(B2, BatchJobStatus(RUNNING, "on n1"))
     assert desk.settle() == [BlockUpdate(B2, RUNNING, stray, "on n1", source="lab")]
     assert not desk.batch.cancelled
@@ -439,7 +433,6 @@ def test_before_it_has_heard_which_blocks_there_are_it_touches_nothing(desk: Des
 
 
 def test_jobs_of_another_site_are_left_alone(desk: Desk) -> None:
-    """Two sites may use one batch system."""
     desk.owners[B2] = "other"
     desk.batch.put(B2, BatchJobStatus(RUNNING))
     desk.settle()

@@ -154,7 +154,7 @@ def test_a_manager_begins_at_the_newest_snapshot_that_it_can_read(toy: Toy, tmp_
     whole = shot.read_bytes()
     past = JournalPast(path, policies=default_policies())
     assert past.core is not None
-    assert past.events == 20
+    assert past.next_event == 20
 
     shot.write_bytes(whole[:-20])
     came = come_back(path, "k3v9", default_policies())
@@ -185,8 +185,6 @@ def test_where_the_beginning_is_lost_what_is_certain_is_kept(toy: Toy, tmp_path:
 
 
 class Lambdas(HottestFirst):
-    """A policy that holds what nobody can save."""
-
     def __init__(self) -> None:
         self.rank = lambda call: CallId(call)
 
@@ -217,15 +215,11 @@ def test_a_policy_that_cannot_be_saved_is_told_of_once(tmp_path: Path) -> None:
 
 
 class Idle(LoadWhereWanted):
-    """Loads nothing."""
-
     def wanted(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
         return ()
 
 
 class Raises(LoadWhereWanted):
-    """Fails when it is asked."""
-
     def wanted(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
         raise ZeroDivisionError("of the user's own")
 
