@@ -1,8 +1,4 @@
-"""Everything at once on a real cluster: at the end every call has exactly one outcome, and nothing is left running.
-
-It is `make soak` (see `soak`) for STOKER_SOAK_S seconds (default 20), with the seed STOKER_SOAK_SEED (default: by
-chance; it is printed).
-"""
+"""Everything at once on a real cluster: at the end every call has exactly one outcome, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -41,8 +37,6 @@ def test_a_seed_decides_what_is_done_and_when_and_to_whom():
 
 
 class Idle:
-    """A stage on which nothing is under way."""
-
     def restore(self, now: float) -> None:
         pass
 
@@ -58,7 +52,6 @@ def test_faults_are_counted_and_those_that_found_no_victim_are_not():
 
 
 def test_descriptors_for_hot_libraries_are_no_growth_of_a_pilot():
-    """A pilot that nobody had hit for half an hour kept forty contexts hot."""
     words = ["sh", "-c", "exec 5>&1 6>&1 7>&1 8>&1 9>&1; sleep 100 & echo; wait"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as parent:
         parent.stdout.readline()

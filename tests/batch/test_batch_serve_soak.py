@@ -63,7 +63,6 @@ def answers(*replies):
 
 
 def stream(*texts, end=True):
-    """A stream of these pieces."""
     chunks = [{"choices": [{"delta": {"content": text}, "finish_reason": None}]} for text in texts]
     if end:
         chunks.append({"choices": [{"delta": {}, "finish_reason": "length"}]})

@@ -145,8 +145,6 @@ kinds = pytest.mark.parametrize("kind", list(COMMANDS), ids=lambda kind: kind.va
 
 
 class World:
-    """A batch system's commands, which a test may replace."""
-
     def __init__(self, folder: Path, kind: ProviderKind) -> None:
         self.bin = folder / "bin"
         self.bin.mkdir()

@@ -56,7 +56,6 @@ def said(folder: SessionFolder, *parts: str) -> None:
 
 
 def gone_parent() -> str:
-    """The id of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait(30)
     return str(process.pid)
@@ -94,7 +93,6 @@ def test_one_that_is_stopped_is_killed_by_the_next(manager: ManagerEnd, folder: 
 def test_a_lock_that_somebody_else_holds_ends_the_factory_with_a_word(
     manager: ManagerEnd, folder: SessionFolder
 ) -> None:
-    """Whoever is no factory is not killed."""
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
     words = [sys.executable, "-c", code, str(folder.path / "factory.lock")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
@@ -108,7 +106,6 @@ def test_a_lock_that_somebody_else_holds_ends_the_factory_with_a_word(
 
 
 def test_an_orphan_from_its_first_moment_leaves_when_it_finds_a_manager(manager: ManagerEnd) -> None:
-    """Its manager was killed while it began; the next one has started another."""
     orphan = manager.start_factory("--parent", gone_parent(), wait=False)
     assert manager.ended(orphan) == Ending.OVER
     assert manager.hellos == []
@@ -135,7 +132,6 @@ def test_a_command_that_outlives_its_factory_is_named_and_ended_when_it_has_take
 def test_factories_that_are_killed_one_after_the_other_do_not_begin_to_wait_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The soak found it: each waited for half a minute, and was killed before that was over."""
     file = tmp_path / "commands.lock"
     with file.open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -26,7 +26,6 @@ init_blocks = 2
 
 @pytest.fixture
 def site(tmp_path):
-    """A site of two pilots with two devices each."""
     (tmp_path / "two.toml").write_text(TWO)
     return tmp_path / "two.toml"
 
@@ -126,8 +125,6 @@ def test_a_call_longer_than_the_walltime_fails_after_two_tries_and_says_what_to_
 
 @pytest.mark.parametrize("with_context", [True, False])
 def test_short_calls_do_not_wait_behind_a_long_one_while_a_device_is_idle(world, site, with_context):
-    """The calls before it were short, so those after it are prefetched into its library at first."""
-
     @stoker.context(memory="100 MB")
     def box():
         return 1
@@ -149,8 +146,6 @@ def test_short_calls_do_not_wait_behind_a_long_one_while_a_device_is_idle(world,
 
 @pytest.mark.long
 def test_short_calls_do_not_wait_behind_one_that_keeps_the_interpreter_to_itself(world, site):
-    """A regular expression that goes through all ways to match never lets another thread of its process run."""
-
     @stoker.app()
     def matches(text):
         return re.match(r"(a+)+$", text) is not None

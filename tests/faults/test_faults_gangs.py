@@ -35,8 +35,7 @@ def loaded(log):
 
 
 def work(context, number, folder, held=None):
-    """A ring of two that passes a number there and back at each step; it fails as soon as the other is gone. After
-    `held` steps it waits for the file `go`."""
+    """A ring of two that passes a number there and back at each step; it fails as soon as the other is gone."""
     from stoker.contexts import saved_state
 
     place = stoker.gang()

@@ -175,8 +175,6 @@ def test_a_loader_that_prints_megabytes_and_calls_that_do(shared):
 
 
 def test_children_of_a_loader_end_with_their_library_at_the_latest(shared, shared_world):
-    """Threads, children, and children that have left their session are a loader's own business while it lives."""
-
     @stoker.context
     def forks():
         import subprocess

@@ -124,6 +124,5 @@ def _sleeper() -> subprocess.Popen[bytes]:
 
 
 def _name(file: Path, pid: int) -> None:
-    """Have a process hold the lock by its name."""
     holder = locks._Named(locks.machine(), pid, locks.started(pid) or 1, file.stat().st_ino)
     locks._name_of(file).write_bytes(msgspec.json.encode(holder))

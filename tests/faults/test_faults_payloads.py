@@ -83,7 +83,6 @@ def test_large_results_nobody_takes_are_removed_too(shared):
 
 
 def test_a_call_with_a_large_argument_survives_its_library(shared, tmp_path):
-    """The file lies there for the second try."""
     flag = tmp_path / "died"
 
     @stoker.app()
@@ -107,8 +106,6 @@ class Unpicklable:
 
 
 class UnopenableThere:
-    """Pickles, and cannot be opened in a library."""
-
     def __reduce__(self):
         return _open, (os.getpid(),)
 
@@ -208,8 +205,6 @@ class Own(Exception):
 
 
 class Raises:
-    """Raises this when it is unpickled anywhere but here."""
-
     def __init__(self, error):
         self.error = error
         self.home = os.getpid()
@@ -425,7 +420,6 @@ def test_functions_of_main_of_cells_lambdas_and_methods(world):
 
 
 def test_nothing_is_unpickled_by_the_manager_or_the_pilot(shared, shared_world, tmp_path):
-    """What travels is opened where it runs and nowhere else."""
     opened = tmp_path / "opened"
 
     class Tells:
@@ -460,8 +454,6 @@ def test_calls_that_end_while_nobody_holds_their_future(shared):
 
 @pytest.mark.long
 def test_many_results_at_once_survive_a_killed_manager(shared, shared_world):
-    """Results that the client has not acknowledged come again, and only once."""
-
     def make(number):
         return number, b"x" * 20_000
 

@@ -18,14 +18,12 @@ COUNT, HELD = 600, 500
 
 @pytest.fixture
 def quick(world):
-    """A session that starts another pilot soon."""
     with stoker.load(run_dir=str(world.runs), strategy_period=0.2) as session:
         yield session
 
 
 @pytest.fixture
 def go(tmp_path):
-    """The file that lets the last pieces come."""
     return tmp_path / "go"
 
 
@@ -47,7 +45,6 @@ def count(log, number, go=None):
 
 @stoker.app
 def who(log, go):
-    """Other pieces in each run."""
     note(log, "begun")
     for each in range(COUNT):
         if each == HELD:
@@ -149,7 +146,6 @@ def test_a_second_run_may_differ_where_the_program_says_so(quick, world, tmp_pat
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_a_reader_whose_program_ends_leaves_nothing_that_waits(world, how):
-    """Killed, it had not read what came, and its call waits for it; or it waits for a piece, and is interrupted."""
     program = world.start(
         "import stoker, os\n"
         "def endless():\n"

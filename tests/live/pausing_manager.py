@@ -1,9 +1,4 @@
-"""A manager that compacts its journal early, and stops for good at one step of it: what a kill at that step leaves.
-
-    python pausing_manager.py STEP MARK MANAGER'S ARGUMENTS …
-
-STEP is where it stops, after it has made the file MARK; `none`: nowhere.
-"""
+"""A manager that compacts its journal early, and stops for good at one step of it: what a kill at that step leaves."""
 
 from __future__ import annotations
 
@@ -35,8 +30,6 @@ def stop(mark: Path) -> None:
 
 
 def stop_at(step: str, mark: Path) -> None:
-    """Put the stop before what comes at this step."""
-
     def before(place: Any, name: str, *, skip: int = 0) -> None:
         real, calls = getattr(place, name), [0]
 

@@ -46,8 +46,6 @@ def until(true: Callable[[], bool], *, why: str) -> None:
 
 
 class Watched:
-    """What the manager's loop would look at."""
-
     def __init__(self) -> None:
         self.fds: set[int] = set()
 
@@ -68,8 +66,6 @@ def link(tmp_path: Path) -> Iterator[Made]:
 
 @pytest.fixture
 def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Another program in the advisor's place."""
-
     def be(what: str) -> None:
         (tmp_path / "odd_advisor.py").write_text(ODD)
         (tmp_path / "what").write_text(what)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import zmq
-from live.peers import Manager, Peer, pilot_hello, until
+from live.peers import Manager, Peer, Peers, pilot_hello, until, welcomed
 
 from stoker.manager.factory import pilot_command
-from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot
 from stoker.protocol.session import SessionFolder
-
-Make = Callable[..., Peer]
 
 
 @pytest.fixture
-def of_block(folder: SessionFolder, manager: Manager, peers: Make) -> Make:
+def of_block(folder: SessionFolder, manager: Manager, peers: Peers) -> Peers:
     """A peer with the key of a block, which says hello as a pilot of `says`."""
     del manager
 
@@ -31,12 +27,9 @@ def of_block(folder: SessionFolder, manager: Manager, peers: Make) -> Make:
     return make
 
 
-def known(peers: Make) -> dict[str, str]:
-    """The manager's pilots: name and block."""
-    client = peers("client")
-    client.hear(to_client.ClientWelcome)
-    client.send(say.AskStatus(), numbered=False)
-    return {pilot.pilot: pilot.block for pilot in client.hear(to_client.Status).pilots}
+def known(peers: Peers) -> dict[str, str]:
+    [client] = welcomed(peers, "client")
+    return {pilot.pilot: pilot.block for pilot in client.status().pilots}
 
 
 def test_keys_are_of_one_block_and_closed_to_others(folder: SessionFolder) -> None:
@@ -52,13 +45,13 @@ def test_keys_are_of_one_block_and_closed_to_others(folder: SessionFolder) -> No
         folder.block_key_file("../client")
 
 
-def test_a_key_that_is_issued_while_the_manager_runs_is_let_in(of_block: Make, peers: Make) -> None:
+def test_a_key_that_is_issued_while_the_manager_runs_is_let_in(of_block: Peers, peers: Peers) -> None:
     for number in range(3):
         of_block(f"b{number}", f"n{number}~{number:016x}").hear(to_pilot.PilotWelcome)
     assert known(peers) == {"n0": "b0", "n1": "b1", "n2": "b2"}
 
 
-def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Make, peers: Make, folder: SessionFolder) -> None:
+def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Peers, peers: Peers, folder: SessionFolder) -> None:
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)
     for identity in ("n1~fedcba9876543210", "n1"):
@@ -76,7 +69,7 @@ def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Make, peers: Make,
     assert "with the key of another block" not in folder.manager_log.read_text()
 
 
-def test_a_revoked_key_is_let_in_no_more(of_block: Make, peers: Make, folder: SessionFolder) -> None:
+def test_a_revoked_key_is_let_in_no_more(of_block: Peers, peers: Peers, folder: SessionFolder) -> None:
     of_block("b1", "n1~0123456789abcdef").hear(to_pilot.PilotWelcome)
     pair = folder.read_block_key("b1")
     pilot_command.revoke_block_key(folder, "b1")
@@ -90,7 +83,7 @@ def test_a_revoked_key_is_let_in_no_more(of_block: Make, peers: Make, folder: Se
 
 
 def test_a_manager_that_is_started_again_knows_the_keys_in_use(
-    of_block: Make, peers: Make, manager: Manager, folder: SessionFolder
+    of_block: Peers, peers: Peers, manager: Manager, folder: SessionFolder
 ) -> None:
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)
@@ -105,7 +98,7 @@ def test_a_manager_that_is_started_again_knows_the_keys_in_use(
     until(lambda: known(peers) == {"n1": "b1"}, what="the pilot is known again")
 
 
-def test_a_connection_under_another_secret_does_not_end_the_pilots_own(of_block: Make, peers: Make) -> None:
+def test_a_connection_under_another_secret_does_not_end_the_pilots_own(of_block: Peers, peers: Peers) -> None:
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)
     thief = of_block("b2", "n1~fedcba9876543210", says="b2")

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from live.pausing_manager import STEPS
-from live.peers import Manager, Peer, pilot_hello, until
+from live.peers import Manager, Peers, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
@@ -27,7 +27,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
 
-Peers = Callable[..., Peer]
 PAYLOAD = b"x" * 300
 
 
@@ -97,7 +96,6 @@ class Work:
         self.submit_frame(say.Submit("f", "bare", specs))  # type: ignore[arg-type]
 
     def turn(self) -> None:
-        """Take what came, and do the calls."""
         for message in self.pilot.listen(0.01):
             if isinstance(message, to_pilot.StartLibrary):
                 self.library = message.library

@@ -13,13 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live.peers import until
+from live.peers import session_folder, until
+from polling import PATIENCE_S
 
 from stoker.connections import split_address
 from stoker.manager.cli.ask import Observer
 from stoker.manager.live import lease
 from stoker.manager.live.admission import UnprovenConnections
 from stoker.protocol.session import SessionFolder, find_session
+
+# ---- test live crowds
+
 
 SITE = """
 name = "one"
@@ -47,7 +51,6 @@ STRANGERS = 1000
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """This process may open what its strangers need."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4096
     if before[1] != resource.RLIM_INFINITY and before[1] < wanted:
@@ -260,3 +263,31 @@ except SessionError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert "may open 64 files here (ulimit -n)" in done.stdout, done.stderr
+
+
+# ---- test live doors
+
+
+CLOSES = """
+import socket, sys, time
+from stoker.connections import split_address
+from stoker.manager.live.doors import Doors
+from stoker.protocol.session import SessionFolder
+
+doors = Doors(SessionFolder(sys.argv[1]), any_port=True)
+where = split_address(doors.address.removeprefix("tcp://"))
+for _ in range(int(sys.argv[2])):
+    with socket.create_connection(where):
+        pass
+time.sleep(1)
+doors.close()
+"""
+CONNECTIONS = 1200
+"""Each is two or three events; a monitor of pyzmq's holds two thousand, and libzmq waits with a lock for the next."""
+
+
+def test_a_manager_that_did_not_read_what_happened_to_thousands_of_connections_still_ends(tmp_path: Path) -> None:
+    folder = session_folder(tmp_path / "session")
+    command = [sys.executable, "-c", CLOSES, str(folder.path), str(CONNECTIONS)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 0, ended.stderr

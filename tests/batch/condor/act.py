@@ -1,8 +1,4 @@
-"""`condor_rm`, `condor_hold`, `condor_release`, `condor_vacate_job`: what they print, and write into the queue.
-
-Ids that are no job's are told on stderr; the exit code is 1 when nothing at all could be done. What has to happen to a
-running job is the schedd's part: it sees the new state.
-"""
+"""`condor_rm`, `condor_hold`, `condor_release`, `condor_vacate_job`: what they print, and write into the queue."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ _WORDS = {
 
 
 def main(folder: Path, command: str, arguments: list[str]) -> int:
-    """What the command does; its exit code."""
     ids, clusters, constraint, reason, force = [], [], "", f"via {command} (by user {getpass.getuser()})", False
     words = iter(arguments)
     for word in words:

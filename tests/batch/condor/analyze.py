@@ -12,7 +12,6 @@ from batch.condor.queue import id_of
 
 
 def analyze(folder: Path, ads: Sequence[Ad]) -> str:
-    """What is printed for these jobs."""
     return "".join(_one(folder, ad) for ad in ads)
 
 
@@ -36,7 +35,6 @@ def _one(folder: Path, job: Ad) -> str:
 
 
 def slots(folder: Path) -> Iterator[Ad]:
-    """The slots of a pool where nothing runs."""
     for machine in json.loads((folder / "pool.json").read_text())["machines"]:
         free = {"Cpus": machine["cpus"], "Memory": machine["memory_mb"], "Disk": machine["disk_mb"] * 1024}
         yield machine_ad(machine, name=f"slot1@{machine['name']}", free=free, gpus=machine["gpus"])
@@ -52,7 +50,6 @@ def _meets(job: Ad, slot: Ad, condition: str) -> bool:
 
 
 def _conditions(expression: str) -> list[str]:
-    """The parts of a conjunction."""
     parts, depth, begin = [], 0, 0
     for place, letter in enumerate(expression):
         depth += (letter == "(") - (letter == ")")

@@ -1,8 +1,4 @@
-"""The process in which the pool's commands run: HTCondor's bindings take a while to load, and tests ask often.
-
-Runs as `python -m batch.condor.commands FOLDER`. The executables in the pool's `bin` (`client.py`) hand it their words,
-their streams and their folder over a socket; it forks, and the child is the command.
-"""
+"""The process in which the pool's commands run: HTCondor's bindings take a while to load, and tests ask often."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ SOCKET = "commands"
 
 
 def run(folder: Path, command: str, arguments: list[str]) -> int:
-    """Be one of HTCondor's commands; its exit code."""
     match command:
         case "condor_q":
             return query.condor_q(folder, arguments)
@@ -35,7 +30,6 @@ def run(folder: Path, command: str, arguments: list[str]) -> int:
 
 
 def serve(folder: Path) -> None:
-    """Take commands until killed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.chdir(folder)  # the path of a socket must be short
     with socket.socket(socket.AF_UNIX) as door:

@@ -45,7 +45,6 @@ class Asked:
                 self.ids.append(word)
 
     def matches(self, ad: Ad) -> bool:
-        """Whether this ad is asked for."""
         job = id_of(ad)
         named = not self.ids or str(job) in self.ids or str(job.cluster) in self.ids
         return named and (not self.constraint or is_true(ad, self.constraint))

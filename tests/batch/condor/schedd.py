@@ -1,9 +1,4 @@
-"""The schedd, with the negotiator's and the shadows' work: matches idle jobs with slots, starts them, sees them end.
-
-Runs as `python -m batch.condor.schedd FOLDER`. All that it knows lies in the queue and in the folders of running jobs
-(`running/12.0`), so that one that was killed is followed by another that goes on. Slots are partitionable: a machine
-gives each job what it asks for, until nothing is left.
-"""
+"""The schedd, with the negotiator's and the shadows' work: matches idle jobs with slots, starts them, sees them end."""
 
 from __future__ import annotations
 
@@ -36,8 +31,6 @@ _FIRST = "1 total failures: first failure: "
 
 
 class Schedd:
-    """One turn of everything is `look`."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pool = json.loads((folder / "pool.json").read_text())
@@ -49,7 +42,6 @@ class Schedd:
                 self._turn(id_of(ad), RUNNING, was=RUNNING, NumShadowStarts=int(value(ad, "NumShadowStarts", 0)) + 1)
 
     def look(self) -> None:
-        """See what has changed, and do what follows."""
         self._children = [child for child in self._children if child.poll() is None]
         if time.monotonic() - self._policy_at > _POLICY_S:
             self._policy_at = time.monotonic()
@@ -232,7 +224,6 @@ class Schedd:
 
 
 def main(folder: Path) -> None:
-    """Be the schedd until killed."""
     hold_lock(folder)
     for name in ("running", "starting", "execute", "lost"):
         (folder / name).mkdir(exist_ok=True)

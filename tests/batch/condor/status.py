@@ -1,7 +1,4 @@
-"""`condor_status` and `condor_config_val`: slots, daemons, and the settings that Stoker asks for.
-
-As in HTCondor 25, `-startd` shows the ads of daemons, which have no slot's attributes: `undefined`, with exit code 0.
-"""
+"""`condor_status` and `condor_config_val`: slots, daemons, and the settings that Stoker asks for."""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ def _ads(folder: Path, kind: str) -> Iterator[Ad]:
 
 
 def condor_config_val(arguments: list[str]) -> int:
-    """The value of a setting."""
     [name] = arguments
     if name not in _SETTINGS:
         print(f"Not defined: {name}", file=sys.stderr)

@@ -1,9 +1,4 @@
-"""`condor_submit`: a description in, job ads into the queue.
-
-The ads are those that HTCondor's own bindings make of the text, and a description that they refuse is refused in their
-words. One thing the bindings keep to themselves: which lines had no effect. A line counts as unused when another value
-in its place is neither refused nor changes the ads.
-"""
+"""`condor_submit`: a description in, job ads into the queue."""
 
 from __future__ import annotations
 
@@ -24,7 +19,6 @@ _LINE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*=\s*(.*\S|)\s*$")
 
 
 def main(folder: Path, arguments: list[str]) -> int:
-    """What the command does; its exit code."""
     terse, dry_run, file = False, "", ""
     words = iter(arguments)
     for word in words:
@@ -105,7 +99,6 @@ def _parsed(text: str) -> htcondor.Submit:
 
 
 def _unused(text: str) -> list[str]:
-    """Lines that make no difference, as condor_submit prints them."""
     lines = text.splitlines()
     found = []
     for number, line in enumerate(lines):

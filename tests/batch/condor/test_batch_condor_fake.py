@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def new_pool(make_pool: Callable[..., Pool]) -> Pool:
-    """One whose jobs are numbered from 1."""
     from batch.condor.machines import machine
 
     return make_pool(machine("n1"))

@@ -56,7 +56,6 @@ def submit(tmp_path: Path) -> Callable[..., CondorBatch]:
 
 @pytest.fixture
 def own_pool(make_pool: Callable[..., Pool]) -> Pool:
-    """For tests that break it."""
     return make_pool(machine("n1"))
 
 

@@ -83,7 +83,6 @@ def test_a_call_runs_in_a_slot_with_what_the_site_asks_for(pool, world):
 
 @pytest.mark.long
 def test_an_evicted_pilot_costs_no_call(pool, world):
-    """A path with blanks and quotes is no hurdle, either."""
     folder = world.path / 'it\'s a "path"'
     folder.mkdir()
     with stoker.load(write_site(folder), run_dir=str(folder)) as session:
@@ -126,7 +125,6 @@ def machine_of(ad):
 
 @pytest.mark.long
 def test_a_condor_master_that_is_killed_costs_no_call(pool, world):
-    """Its starters end and execute folders are cleared; the pilots live on until they see it."""
     with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
         go = world.path / "go"
         results = stoker.map(stoker.app(context=gate(str(go)))(write), range(200), window=200)
@@ -240,7 +238,6 @@ def small(tmp_path: Path) -> SmallEnvironment:
 
 
 def needed(name: str, *, known: frozenset[str] = frozenset()) -> set[str]:
-    """A distribution and all that it requires."""
     found = {name}
     for line in importlib.metadata.requires(name) or ():
         requirement = Requirement(line)

@@ -20,10 +20,7 @@ class TransferError(Exception):
 
 
 def send(job: Ad, sandbox: Path, *, machine: Ad) -> dict[str, Any]:
-    """Fill the sandbox, and say how the job is to be run: command, folder, where its output goes.
-
-    Raises TransferError when an input file is missing.
-    """
+    """Fill the sandbox, and say how the job is to be run: command, folder, where its output goes."""
     home = Path(job["Iwd"])
     moved = _transferred(job, machine)
     program = _under(home, str(job["Cmd"]))

@@ -10,7 +10,6 @@ from polling import PATIENCE_S
 
 
 def until(true: Callable[[], Any], *, seconds: float = PATIENCE_S, what: str = "it") -> Any:
-    """Poll until something is true."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = true()

@@ -1,9 +1,4 @@
-"""A cluster: its machines, started and put on one network, and everything gone again at the end.
-
-Each machine is a process (`machine`) that kills what is below it when its maker is gone, by whatever end. One process
-more, the *broom*, waits for the same and then for the last machine, and removes the folder: a test run that is killed
-leaves nothing behind.
-"""
+"""A cluster: its machines, started and put on one network, and everything gone again at the end."""
 
 from __future__ import annotations
 
@@ -65,43 +60,35 @@ class Cluster(Commands):
         return self.machines["head"].inside(*command)
 
     def crash(self, node: str) -> None:
-        """A node loses power."""
         self.machines[node].crash()
 
     def kill(self, where: str) -> None:
-        """Kill one daemon; a node's jobs live on."""
         machine, daemon = self._find(where)
         machine.kill(daemon)
 
     def have_jobs_written(self) -> None:
-        """Wait until slurmctld has its jobs on disk. It writes up to five seconds after a change, and what it has not
-        written is lost when it is killed."""
+        """Wait until slurmctld has its jobs on disk."""
         file, asked = self.place.root / "state" / "job_state", time.time()
         for job in self.queue():
             self.run("scontrol", "update", f"JobId={job[0]}", "Comment=written")
         until(lambda: file.exists() and file.stat().st_mtime > asked, what="the jobs on disk")
 
     def start(self, where: str) -> None:
-        """Start a daemon again."""
         machine, daemon = self._find(where)
         machine.start(daemon)
 
     def freeze(self, where: str) -> None:
-        """A daemon hangs."""
         machine, daemon = self._find(where)
         machine.freeze(daemon)
 
     def thaw(self, where: str) -> None:
-        """It goes on."""
         machine, daemon = self._find(where)
         machine.thaw(daemon)
 
     def cut(self, node: str) -> None:
-        """Pull a node's cable; with namespaces only."""
         unplug(self.machines["head"], node)
 
     def heal(self, node: str) -> None:
-        """Put it back."""
         plug_in(self.machines["head"], node)
 
     def _find(self, where: str) -> tuple[Handle, str]:
@@ -186,7 +173,6 @@ class Cluster(Commands):
         self.run("sacctmgr", "-i", "add", "cluster", "lab")
 
     def tails(self) -> str:
-        """The last lines of every log."""
         found = []
         for log in sorted(path for path in self.place.logs.rglob("*") if path.is_file()):
             if lines := log.read_text(errors="replace").splitlines()[-8:]:

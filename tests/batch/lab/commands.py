@@ -21,7 +21,6 @@ OVER = frozenset(
 
 
 def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, what: str = "it") -> T:
-    """Wait until something is true; its value. Raises LabError."""
     for _ in polls(limit_s, longest_s=0.1):
         if value := true():
             return value
@@ -78,7 +77,6 @@ class Commands:
         return [[word.strip() for word in line.split("|")] for line in lines]
 
     def cancel(self, *jobs: str) -> None:
-        """Cancel jobs."""
         self.run("scancel", *jobs)
 
     def nodes(self) -> dict[str, str]:
@@ -87,7 +85,6 @@ class Commands:
         return dict(line.split() for line in lines)
 
     def update_node(self, nodes: Sequence[str] | str, state: str) -> None:
-        """Have nodes drain, resume or fail."""
         names = nodes if isinstance(nodes, str) else ",".join(nodes)
         self.run("scontrol", "update", f"NodeName={names}", f"State={state}", "Reason=asked")
 

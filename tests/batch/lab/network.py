@@ -44,12 +44,10 @@ def set_up_bridge(head: Handle, nodes: Sequence[Handle], *, shape: Shape, place:
 
 
 def unplug(head: Handle, node: str) -> None:
-    """Cut a node off. Raises LabError."""
     _shell(head, f"ip link set {_cable(node)} down")
 
 
 def plug_in(head: Handle, node: str) -> None:
-    """Connect it again. Raises LabError."""
     _shell(head, f"ip link set {_cable(node)} up")
 
 
