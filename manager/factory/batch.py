@@ -1,4 +1,4 @@
-"""What the factory needs of a batch system: four commands, each bounded in time.
+"""The interface to a batch system: four commands, each bounded in time.
 
 A `Batch` belongs to one session, one site and the one thread that calls it: a method blocks for at most
 `site.provider.command_limit_s` a command. Everything it keeps can be found again: after a factory was killed, the next
@@ -43,12 +43,10 @@ class SubmissionRefused(StokerError):
 class BatchJobStatus(msgspec.Struct, frozen=True):
     """A job as its batch system sees it: PENDING (also held), RUNNING or ENDED.
 
-    `reason`: why it waits, on which node it runs, how it ended, in the batch system's words. `expected_in_s`: the time
-    until its expected start, 0 = unknown. `loss`: why a job that ran no longer runs. `again`: why a job that has run
-    was queued again, if `reason` does not tell. `cause`: what it is or was held for; two holds in a row with the same
-    cause are no accident; `advice`: what to do about it; `holds`: how often it was held. `leaving`: it was cancelled
-    and has not ended yet. `absent`: the listing lacks the job, and nothing says that it ended; it counts as ENDED only
-    if that stays so.
+    `reason`: why it waits, where it runs, how it ended. `expected_in_s`: until its expected start, 0 = unknown.
+    `loss`: why a job that ran no longer runs. `again`: why it was queued again. `cause`: of its hold; `advice`: what
+    to do about it; `holds`: how often it was held. `leaving`: it was cancelled and has not ended yet. `absent`: the
+    listing lacks it, and nothing says that it ended.
     """
 
     phase: BlockPhase
@@ -73,20 +71,14 @@ class Batch(Protocol):
         """
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the present state of these jobs, with as few commands as possible.
-
-        Leaves out a job whose state is unknown at the moment. A job that the batch system does not list, and whose end
-        it does not tell, is `absent`.
-        """
+        """Return the present state of these jobs, with as few commands as possible. Leaves out a job of unknown
+        state."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel these jobs. Those that are over, or unknown, are no error."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return every listed job of the session that has not ended, by its id, whichever process submitted it.
-
-        Two jobs of one block show that it was submitted twice: the caller cancels one.
-        """
+        """Return every listed job of the session that has not ended, by its id, whichever process submitted it."""
 
 
 @runtime_checkable

@@ -25,16 +25,13 @@ SUBMIT_COMMANDS = {
     ProviderKind.LSF: "bsub",
     ProviderKind.GRID_ENGINE: "qsub",
 }
-"""The command that must be on the PATH of the factory's host."""
 
 
 def make_batch(
     site: Site, *, session: str, folder: SessionFolder, python_path: str = "", shared: SharedBudget | None = None
 ) -> Batch:
-    """Return the batch system that starts a site's pilots.
-
-    Raises SubmissionRefused if it is not on this host, ConfigError for settings that it cannot have.
-    """
+    """Raises SubmissionRefused if the batch system is not on this host, ConfigError for settings that it cannot
+    have."""
     _check(site)
     kind = _kind(site)
     submit = SUBMIT_COMMANDS.get(kind)

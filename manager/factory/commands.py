@@ -1,7 +1,7 @@
 """Commands of a batch system, each bounded in time; and the output of its jobs.
 
 A command that hangs must not hang its caller. When its time is up it is killed with all its children, and the error
-gives what it had printed by then: `sbatch` says of a full queue that it is "sleeping and retrying", for minutes.
+has the output until then: `sbatch` is "sleeping and retrying" for minutes if the queue is full.
 
 Commands do not see Slurm's variables when this program runs in a job of its own (`SLURM_*`), nor the user's defaults
 (`SBATCH_*`, `SQUEUE_*`, ...): both override a submit script, or change the form of an answer.
@@ -38,8 +38,7 @@ _running: set[int] = set()
 
 
 def inherit(descriptor: int) -> None:
-    """Let every command of this process inherit a descriptor, and with it the lock on its file: while a command runs,
-    the lock is held, even if this process is dead."""
+    """Let every command of this process inherit a descriptor, and with it the lock on its file."""
     _inherited[:] = [descriptor]
 
 
@@ -137,10 +136,7 @@ def kill_tree(pid: int) -> None:
 
 
 def last_lines(folder: Path, job: str) -> list[str]:
-    """Return the last lines that a job printed: its errors, or if there are none its output.
-
-    They explain a job that ended before its pilot could connect.
-    """
+    """Return the last lines that a job printed: its errors, or if there are none its output."""
     for suffix in (".err", ".out"):
         try:
             with (folder / f"{job}{suffix}").open("rb") as data:

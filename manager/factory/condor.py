@@ -34,9 +34,7 @@ from stoker.site import Site
 log = logging.getLogger("stoker.factory")
 
 _AT_ONCE = 100
-"""Job ids on one command line."""
 _ANALYZE_EVERY_S = 300.0
-"""The analysis compares a job with every slot of the pool. A site's jobs are all alike, so one is enough."""
 _ANALYZE_AGAIN_S = 60.0
 """After it found nothing: HTCondor says `no match found` also of a job that it starts a moment later."""
 _UNSEEN_S = 180.0
@@ -47,7 +45,6 @@ _GONE_FROM_QUEUE = BatchJobStatus(
 )
 _ID = re.compile(r"^(\d+)\.(\d+) - \d+\.\d+\s*$", re.MULTILINE)
 _WARNING = re.compile(r"^WARNING: (?!Committed job submission )(?:QMGMT:\d+:)?(.*)$", re.MULTILINE)
-"""About a mistyped setting, or a site's message about a job that it accepts."""
 _NOT_NOW = re.compile(
     r"can't find address|unable to locate|failed to (connect|fetch|begin|end|commit|send|create new)|couldn't contact"
     r"|CEDAR:6\d{3}|SECMAN:2\d{3}|timed out"
@@ -62,8 +59,7 @@ _GONE = re.compile(r"^(Job \S+ (not found|already marked for removal|not in `X' 
 
 
 class CondorBatch:
-    """A `Batch`. `command` returns a block's pilot command; `files`, and the block's `key`, travel with every job.
-    Scripts and output are in `folder`."""
+    """A `Batch`. `files`, and the block's `key`, travel with every job."""
 
     def __init__(
         self,
@@ -177,7 +173,6 @@ class CondorBatch:
         return dict.fromkeys(jobs, _GONE_FROM_QUEUE) | ends
 
     def _history(self, jobs: Sequence[str]) -> dict[str, Ad]:
-        """Look up these jobs in the history, a file that is read backwards: sites keep none, or a huge one."""
         ads: dict[str, Ad] = {}
         for some in _parts(jobs) if self._has_history else ():
             try:

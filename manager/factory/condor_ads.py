@@ -42,11 +42,9 @@ _SLOTS = (
     r"reject your job because of their own",
     r"would match if drained",
 )
-"""Lines of `condor_q -better-analyze` about some of the slots."""
 _DIVIDED = re.compile(r"\b(Cpus|Memory|Disk|GPUs|AvailableGPUs)\b", re.IGNORECASE)
 """The resources by which a machine is divided into slots."""
 _STUCK_S = 120.0
-"""A job that was removed is still there after this: its machine does not answer."""
 _PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
 """VacateReasonCode: the machine's PREEMPT, condor_now, a better rank or user priority."""
 _NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
@@ -101,8 +99,8 @@ def job_of(ad: Ad) -> str:
 
 
 def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
-    """Return the verdict on a job in the queue. `ran`: it was seen running before. `memory_bytes`: the site file's
-    setting, which HTCondor rounds (0: none)."""
+    """`ran`: the job was seen running before. `memory_bytes`: the site file's setting, which HTCondor rounds (0:
+    none)."""
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
     status = _with_hold(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
@@ -144,8 +142,7 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
 
 
 def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
-    """Return the status of a job that has left the queue. A pool may remove held jobs by itself: then the status has
-    the hold as in `judge`."""
+    """Return the status of a job that has left the queue. A pool may remove held jobs by itself."""
     how, loss = _how(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
@@ -165,8 +162,7 @@ def waits_s(ad: Ad) -> float:
 
 
 def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
-    """True if an idle job has run, and was not held since. A machine that refuses a job leaves a code, too: that code
-    means an end only if the job was seen running."""
+    """True if an idle job has run, and was not held since. A refusal by a machine leaves a code, too."""
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
     code = ad.get("VacateReasonCode")
@@ -230,17 +226,16 @@ def is_unmatched(ad: Ad) -> bool:
 
 
 def is_unseen(ad: Ad, *, for_s: float) -> bool:
-    """True if a job has waited for this long and its ad shows no look by a negotiator, which looks at only one of
-    several equal jobs."""
+    """True if a job has waited for this long without a look by a negotiator, which looks at only one of several equal
+    jobs."""
     return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejected(ad)
 
 
 def read_analysis(text: str) -> str:
     """Read `condor_q -better-analyze`: how many slots a job's requirements rule out, and by which of their conditions.
 
-    Empty if it says nothing of that, or that slots suit: the next negotiation finds them. A machine that is divided
-    into slots counts with its free part. HTCondor 24.4 and later also look at the whole machine, and tell how many
-    would match if they were empty.
+    Empty if slots suit. A divided machine counts with its free part. HTCondor 24.4 and later also look at the whole
+    machine.
     """
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
     out, own, later = (_slots(what, text) for what in _SLOTS)

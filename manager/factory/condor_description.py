@@ -31,19 +31,13 @@ BY_OWNER, SPOOLING = 1, 16
 """HoldReasonCode: held by the user; while its files travel to the access point."""
 
 _MEMORY_MB_A_CORE = 2048
-"""The default, in MiB."""
 _HELD_S = 1800
 _LEASE_S = 300
 _VACATE_S = 30
-"""How long a pilot has to end after a signal; it needs a few seconds."""
 
 
 def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ()) -> str:
-    """Return the submit description of one block, for `condor_submit` in the folder of its script (`<job name>.sh`).
-
-    `files` travel with the job: paths from that folder, whose last parts differ. Raises SubmissionRefused for text that
-    no description can carry.
-    """
+    """Return the submit description of one block. `files` travel with the job. Raises SubmissionRefused."""
     lines = [
         *_head(job_name(session, block), session=session),
         *_transfer(files, shared=site.provider.shared_files),

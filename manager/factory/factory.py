@@ -40,14 +40,11 @@ from stoker.site import ProviderKind, Site
 log = logging.getLogger("stoker.factory")
 
 END_LIMIT_S = 30.0
-"""How long jobs have to be gone after they were cancelled."""
 _ANSWER_S = 5.0
-"""A thread may report this much later what is left."""
 REFRESH_ADDRESS_S = 1.0
 OPEN_LIMIT_S = 60.0
 """A batch system that takes longer to open is trouble: its commands have limits, imports and file reads have none."""
 _LIST_ALL = (ProviderKind.LOCAL, ProviderKind.KUBERNETES)
-"""These list all jobs at each moment: the process table, and an API without a cache."""
 HELLO_LIMIT_S = 20.0
 """After this time an unanswered hello is repeated, and an absent manager is logged."""
 
@@ -56,13 +53,10 @@ class Ending(enum.IntEnum):
     OVER = 0
     """The session is over and no job of it is left, or another factory continues."""
     FAILED = 1
-    """It could not start or continue."""
     REFUSED = 2
-    """The manager did not want it."""
     JOBS_LEFT = 3
     """The session is over, and jobs of it are still there: factory.log names them."""
     MANAGER_AWAY = 4
-    """The manager was away for too long."""
 
 
 class FactoryLink:
@@ -79,10 +73,8 @@ class FactoryLink:
         self.dealer = Dealer(self.session.address, name=f"factory-{uuid4().hex[:12]}", keys=keys, log=log)
 
     def came_back(self) -> bool:
-        """Read connection events; True if there is a new connection, on which to `greet`.
-
-        Raises SessionError if the manager does not take our key.
-        """
+        """True if there is a new connection, on which to `greet`. Raises SessionError if the manager does not take our
+        key."""
         failed = self.dealer.failed_handshakes
         fresh = self.dealer.came_back()
         if failed == 0 < self.dealer.failed_handshakes and not self.dealer.refused:
@@ -134,11 +126,7 @@ class FactoryLink:
 
 
 class Factory:
-    """One session's factory.
-
-    `sites` by their names; `parent`: the manager's process that started this one; `python_path`: where pilots import
-    from in addition to the environment; `end_limit_s`: how long jobs have to be gone at the end.
-    """
+    """`parent`: the manager's process that started this one; `python_path`: where pilots import from."""
 
     def __init__(
         self,
@@ -157,12 +145,9 @@ class Factory:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._parent = parent
         self._hello_at: float | None = None
-        """When the unanswered hello was sent."""
         self._spoke_of_it = False
-        """True if the log says how long the manager has been away."""
         self._ending: Ending | None = None
         self._stuck: set[str] = set()
-        """Sources whose batch system does not open."""
         self._stopping: set[str] = set()
         self._stopped = False
         self._left: dict[str, tuple[str, ...]] = {}
@@ -386,8 +371,7 @@ class Factory:
 
 
 def note_jobs_left(file: Path, left: Sequence[str]) -> None:
-    """Write down the jobs that are still there. On a full disk the file is removed: an empty one means that there are
-    none, and without one Stoker asks the batch systems."""
+    """On a full disk the file is removed: an empty one would mean that there are none."""
     try:
         file.write_text("".join(f"{line}\n" for line in left))
     except OSError as error:

@@ -48,30 +48,21 @@ log = logging.getLogger("stoker.factory")
 FactoryUpdate = BlockUpdate | SourceTrouble
 
 SOON_S = 1.0
-"""Seconds until the next query after a change."""
 _LONGEST_PAUSE = 6.0
 """The longest pause after trouble, in polls."""
 _OVERDUE = 6.0
 """A query that is overdue by this many polls comes before submissions."""
 SEARCH_EVERY_S = 60.0
 EXPECTED_SLACK_S = 60.0
-"""An expected start that moves by less is not reported."""
 CANCEL_AGAIN_S = 30.0
-"""A job that a cancellation did not end is cancelled again after this time."""
 LISTINGS = 3
-"""This many listings in a row without a job prove that it is gone; see `Absences`."""
 MOST_UNANSWERED = 6
-"""The most submissions in a row that may stay without an answer and without a job that is found."""
 
 
 @dataclass(slots=True)
 class KeptBlock:
-    """A block that is not over.
-
-    `told`: the last report to the manager; `again`: why it waits although it has run, `loss` as a reason; `is_unknown`:
-    the manager did not know it, and is told the source; `cancel`: why it is to be cancelled; `tried`: it was submitted,
-    with or without an answer.
-    """
+    """A block that is not over. `told`: the last report; `again`: why it was queued again; `is_unknown`: the manager
+    did not know it; `cancel`: the reason to cancel it."""
 
     block: BlockId
     job: str = ""
@@ -98,9 +89,8 @@ class KeptBlock:
 class Absences:
     """Counts the listings in a row that lack a job.
 
-    One listing without a job proves nothing: it may come from a cache, or be incomplete. The job is lost when
-    `LISTINGS` listings in a row lack it, over at least `lag_s` (0: one listing is proof). The same holds for the job of
-    a submission without an answer.
+    One listing proves nothing: it may come from a cache, or be incomplete. The job is lost when `LISTINGS` listings in
+    a row lack it, over at least `lag_s` (0: one listing is proof).
     """
 
     def __init__(self, *, lag_s: float, clock: Callable[[], float]) -> None:
@@ -125,7 +115,7 @@ class Absences:
 
 
 class SubmissionTries:
-    """Counts submissions in a row without an answer and without a job that is found: each may have made a hidden job.
+    """Counts submissions in a row without an answer: each may have made a hidden job.
 
     After `MOST_UNANSWERED` the block is refused, and so is each later block after one try, until one is answered.
     """
@@ -143,7 +133,6 @@ class SubmissionTries:
 
     @property
     def why_refused(self) -> str:
-        """Why a block that was tried is not submitted again; empty while it may be."""
         if self._count < MOST_UNANSWERED:
             return ""
         return (
@@ -154,11 +143,8 @@ class SubmissionTries:
 
 
 class BlockKeeper:
-    """The blocks of one site. Not for several threads.
-
-    `make` opens its batch system; `owners`: the site of each block of the session, if known; `was_tried`: whether an
-    earlier factory may have submitted a block; `lag_s`: see `Absences`.
-    """
+    """The blocks of one site. `make` opens its batch system; `owners`: the site of each block; `was_tried`: whether an
+    earlier factory may have submitted a block. Not for several threads."""
 
     def __init__(
         self,
@@ -176,7 +162,6 @@ class BlockKeeper:
         self.blocks: dict[BlockId, KeptBlock] = {}
         self.trouble = ""
         self.opening_since: float | None = None
-        """Since when its batch system is being opened: modules are imported, files read."""
         self._make = make
         self._batch: Batch | None = None
         self._owners = owners
@@ -269,8 +254,7 @@ class BlockKeeper:
         return updates
 
     def end(self, *, until: float) -> list[str]:
-        """Cancel every job of the session on this site and wait until they are gone; return the ids of those that are
-        left at `until` (on this keeper's clock)."""
+        """Cancel every job of the session on this site and wait; return the ids of jobs that are left at `until`."""
         left = {kept.job for kept in self.blocks.values() if kept.job} | self._given_up
         cancelled: set[str] = set()
         told_at, pause = -math.inf, RetryPause(min(SOON_S, self._poll_s), self._poll_s)
@@ -543,8 +527,7 @@ class BatchThreadEnded(msgspec.Struct, frozen=True):
 
 
 class BatchThread(threading.Thread):
-    """Steps a keeper on a thread of its own: a batch system that hangs delays no other. `say` takes updates for the
-    manager on this thread, and at the end `BatchThreadEnded`."""
+    """Steps a keeper on a thread of its own: a batch system that hangs delays no other."""
 
     def __init__(self, keeper: BlockKeeper, *, say: Callable[[FactoryUpdate | BatchThreadEnded], None]) -> None:
         super().__init__(name=f"stoker-source-{keeper.name}", daemon=True)

@@ -78,8 +78,8 @@ class KubernetesBatch:
 
 
 class KubernetesClient:
-    """Kubernetes' client for Parsl's provider, with a time limit for each request, and with the walltime and GPU kind
-    that the provider leaves out of a pod."""
+    """Kubernetes' client with a time limit for each request, and the walltime and GPU kind that Parsl's provider
+    omits."""
 
     def __init__(self, client: Any, given: Provider) -> None:
         self._client = client

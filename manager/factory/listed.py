@@ -1,4 +1,4 @@
-"""PBS, LSF and Grid Engine: Parsl's providers submit, one listing tells of all jobs.
+"""PBS, LSF and Grid Engine: Parsl's providers submit, one listing shows all jobs.
 
 Parsl's providers know only the states of jobs that they have submitted themselves, and take a suspended job for
 cancelled (LSF) or failed (Grid Engine). The accounting (`qacct`, `bhist`) tells about a job that a listing lacks; if it
@@ -46,8 +46,7 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """A job in a listing. `expected_at`: its expected start, on the wall clock (0: unknown). `failed`: it ended by an
-    error of its own, so its output may say more."""
+    """`expected_at`: its expected start, on the wall clock (0: unknown). `failed`: its output may say more."""
 
     name: str
     phase: BlockPhase
@@ -142,7 +141,7 @@ def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
 
 
 def read_qacct(text: str) -> ListedJob | None:
-    """Read the end of a Grid Engine job from `qacct -j ID`; None if the text is not about a job."""
+    """Read the end of a job from `qacct -j ID`; None without one."""
     found = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
     if "jobnumber" not in found or "exit_status" not in found:
         return None
@@ -158,7 +157,7 @@ def read_qacct(text: str) -> ListedJob | None:
 
 
 def read_bhist(text: str) -> ListedJob | None:
-    """Read the state of a job from LSF's `bhist -l ID`; None if the text is not about a job."""
+    """Read the state of a job from `bhist -l ID`; None without one."""
     text = re.sub(r"\n {10,}", "", text)  # it breaks lines anywhere
     if not re.search(r"^Job <\d+", text, re.MULTILINE):
         return None
@@ -181,13 +180,10 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
 }
 """The command that shows a job that is no longer listed. PBS lists such jobs itself (`qstat -x`)."""
 _ONE_BY_ONE = 3
-"""One query asks the accounting about up to this many jobs: the command may read a long file each time."""
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 
 
 class ListedBatch:
-    """A `Batch`. `command` returns a block's pilot command; scripts and output are in `folder`."""
-
     def __init__(
         self,
         site: Site,

@@ -28,8 +28,7 @@ def started_by_shell(worker_init: str, command: str) -> str:
 
 
 class LocalBatch:
-    """A `Batch`. `command` returns a block's pilot command; output goes to `folder`, inside the session's;
-    `worker_init`: shell text before the pilot."""
+    """A `Batch`. Output goes to `folder`, inside the session's; `worker_init`: shell text before the pilot."""
 
     def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str], worker_init: str = "") -> None:
         self._session = session

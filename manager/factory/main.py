@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = SessionFolder(options.session)
     parsl_parts.import_in_parts()
     keep_log(folder.path / "factory.log")
-    # The client handles Ctrl-C in the user's terminal. A factory that is told to end leaves all as it is.
+    # The client handles Ctrl-C in the user's terminal. SIGTERM ends the factory and leaves all jobs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.info("a factory begins: pid %d, started by pid %d", os.getpid(), options.parent)
     try:
@@ -89,10 +89,7 @@ def _run(folder: SessionFolder, options: argparse.Namespace) -> int:
 
 
 def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool:
-    """Become the session's only factory. False if `parent`, the manager that started this process, is gone first.
-
-    Raises SessionError if the lock is still held after `limit_s`, and its holder could not be killed.
-    """
+    """Become the session's only factory. False if the manager that started this process is gone first."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     if locks.take(descriptor):
         return True

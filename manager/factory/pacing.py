@@ -15,7 +15,6 @@ BURST, A_MINUTE = 36.0, 3.8
 """Requests at once and each minute for a poll of `_POLL_S`: within 40 and 4."""
 _POLL_S = 10.0
 FOR_SUBMISSIONS, FOR_QUERIES = 4.0, 6.0
-"""Tokens that submissions and queries leave in the bucket."""
 _STRETCH, _SLOW = 2.5, 4.0
 """The next query waits this many polls if tokens are low, and this many times the duration of the last one."""
 _ROUNDING = 1e-6
@@ -37,7 +36,6 @@ class Pacer:
         scale = _POLL_S / poll_s
         self.burst, self.per_s = BURST * scale, A_MINUTE * scale / 60.0
         self.listing_s = poll_s / 2
-        """The greatest age of a listing that another source has asked for."""
         self._clock, self._sleep = clock, sleep
         self._level, self._at = self.burst, clock()
         self._lock = threading.Lock()
@@ -64,7 +62,6 @@ class Pacer:
             return self._level < self.burst / 2
 
     def _until(self, level: float) -> float:
-        """Return the seconds until the bucket holds this much; never so few that a clock cannot tell them from 0."""
         self._fill()
         lacking = level - self._level
         return max(_LEAST_WAIT_S, lacking / self.per_s) if lacking > _ROUNDING else 0.0
@@ -92,10 +89,7 @@ def poll_period_s(poll_s: float, pacer: Pacer | None, *, took_s: float) -> float
 
 
 class Listing(Generic[T]):
-    """The last answer of one command about all jobs, shared by the sources of a batch system.
-
-    Safe with several threads: while one asks, the others wait for its answer.
-    """
+    """The last answer of one command about all jobs. While one thread asks, the others wait for its answer."""
 
     def __init__(self, *, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._fresh_s, self._clock = fresh_s, clock
@@ -117,7 +111,7 @@ class Listing(Generic[T]):
 
 
 class SharedBudget:
-    """What the sources of one batch system share: a budget of requests, and the last listing of all jobs."""
+    """Shared by the sources of one batch system: a budget of requests, and the last listing of all jobs."""
 
     def __init__(self, *, poll_s: float) -> None:
         self.pacer = Pacer(poll_s=poll_s)

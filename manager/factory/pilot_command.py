@@ -25,7 +25,6 @@ from stoker.protocol.session import KeyPair, SessionFolder
 from stoker.site import AUTO_PROBE, Engine, EnvironmentKind, Pilot, ProviderKind, Site
 
 PILOT, TASKVINE_PILOT = "stoker.pilot.main", "stoker.pilot.taskvine.main"
-"""The modules that pilots run."""
 
 
 def issue_block_key(folder: SessionFolder, block: str) -> None:
@@ -50,7 +49,7 @@ def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
 
 
 def revoke_block_key(folder: SessionFolder, block: str) -> None:
-    """Remove a block's key pair: the manager no longer accepts it. No-op if there is none."""
+    """Remove a block's key pair: the manager no longer accepts it."""
     with suppress(OSError, SessionError):  # the file system is away: the block has no pilot any more
         folder.block_key_file(block).unlink(missing_ok=True)
 

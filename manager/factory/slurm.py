@@ -31,17 +31,13 @@ from stoker.site import Site
 
 _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
 _TRIES = 3
-"""Queries of a job that was queued again before its accounting must have the reason."""
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
 """Up to this many jobs are asked of `scontrol` one at a time; for more, one command shows all jobs of the cluster."""
 _AT_ONCE = 100
-"""Job ids on one command line."""
 
 
 class SlurmBatch:
-    """A `Batch`. `command` returns a block's pilot command; scripts and output are in `folder`."""
-
     def __init__(
         self,
         site: Site,
@@ -60,9 +56,7 @@ class SlurmBatch:
         self._ran: dict[str, str] = {}
         """Jobs that were seen running, and their nodes."""
         self._tries: dict[str, int] = {}
-        """How often such jobs were seen waiting without a known reason."""
         self._again: dict[str, tuple[str, LossReason]] = {}
-        """Why jobs that have run were queued again."""
 
     def submit(self, block: BlockId) -> str:
         try:
@@ -93,8 +87,6 @@ class SlurmBatch:
         return statuses
 
     def _is_doubtful(self, job: str, row: AccountedJob | None) -> bool:
-        """True if the list lacks the job or its exit code, or may be older than our cancellation, or than an earlier
-        list."""
         if row is None or row.state == "FAILED":
             return True
         return not row.over and (job in self._cancelled or (job in self._ran and row.is_waiting))
@@ -163,11 +155,7 @@ class SlurmBatch:
                 raise BatchTrouble(f"scancel: {said.words}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return jobs of the session that Slurm lists, by their id. Raises BatchTrouble.
-
-        The caller may cancel these jobs, so a name is not enough: another session of the same four letters submits in
-        another folder. (TaskVine submits in a folder of its own, inside the session's.)
-        """
+        """A name is not enough: another session of the same four letters submits in another folder."""
         found = {}
         folder = self._jobs.folder
         ours, session = (os.path.realpath(path).splitlines()[0] for path in (folder, folder.parent))

@@ -70,7 +70,6 @@ _COMMA = re.compile(r",(?![^\[]*\])")
 _NONE = {"", "None", "N/A", "(null)", "Unknown"}
 _HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 _HELD_FOR = re.compile(r"launch.failed.requeued.held|job.requeued.in.held.state|JobHoldMaxRequeue", re.IGNORECASE)
-"""Slurm has queued the job again and does not run it by itself: its node could not start it, or it is to be held."""
 _HELD_BY_A_PERSON = {"JobHeldUser", "JobHeldAdmin"}
 _TOO_FAR_S = 30 * 86400.0
 _REQUEUED = {
@@ -81,8 +80,8 @@ _REQUEUED = {
 
 
 class AccountedJob(msgspec.Struct, frozen=True):
-    """A job. `state`: Slurm's long word; `exit_code` as `1:0` (code and signal); `start` on the wall clock (0 = not
-    known); `folder`: the first line of the folder that it was submitted in."""
+    """`state`: Slurm's long word; `exit_code` as `1:0` (code and signal); `start` on the wall clock (0 = not known);
+    `folder`: the first line of the folder that it was submitted in."""
 
     job: str
     state: str
@@ -121,7 +120,7 @@ def read_squeue(text: str) -> dict[str, AccountedJob]:
 
 
 def _together(one: AccountedJob, other: AccountedJob) -> AccountedJob:
-    # A task that runs, one that waits, one that is over; of those that are over one that failed.
+    # A task that runs, one that waits, one that is over; of ended ones one that failed.
     first, second = sorted(
         (one, other),
         key=lambda row: (0 if row.state in _RUNNING else 1 if row.state in _WAITING else 2, row.state == "COMPLETED"),
@@ -167,7 +166,6 @@ def read_scontrol(text: str) -> dict[str, AccountedJob]:
 
 
 def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> BatchJobStatus:
-    """Return a row's status. `now` on the wall clock; `output`: the last lines that the job printed, if it is over."""
     if row.state in _WAITING:
         reason = row.reason if row.state == "PENDING" else row.reason or row.state.lower()
         if row.is_held_for_good:
@@ -195,10 +193,8 @@ def gone(output: Iterable[str]) -> BatchJobStatus:
 
 
 def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None:
-    """Return why Slurm queued a job again, in words and as a reason; None if that is unknown.
-
-    `sacct`: the output of `sacct -D`, a row for each run of the job, oldest first; `output`: the job's last lines.
-    """
+    """Return why Slurm queued a job again; None if that is unknown. `sacct`: a row for each run of the job, oldest
+    first."""
     for line in reversed(sacct.splitlines()):
         fields = line.split("|")
         state = fields[1].partition(" ")[0] if len(fields) == 4 else ""

@@ -52,19 +52,14 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def job_id_in_sentence(kind: ProviderKind, text: str) -> str:
-    """Return the id in the batch system's own sentence, wherever it is; empty if there is none, or several ids.
-
-    Sites wrap these commands: a line about the budget before the id, a banner after it.
-    """
+    """Return the id in the batch system's own sentence, between the lines that a site adds; empty if it is not
+    certain."""
     found = set(_SENTENCES[kind].findall(text)) if kind in _SENTENCES else set()
     return str(found.pop()) if len(found) == 1 else ""
 
 
 def job_id_on_own_line(kind: ProviderKind, text: str) -> str:
-    """Return the id on a line of its own; empty if no line looks like an id, or if several do.
-
-    Without an id the job is found by its name.
-    """
+    """Return the id on a line of its own; empty if it is not certain."""
     pattern = _LINES.get(kind)
     lines = [_COLOURS.sub("", line).strip() for line in text.splitlines()]
     found = {match[1] for line in lines if pattern is not None and (match := pattern.fullmatch(line))}
@@ -79,7 +74,6 @@ _NOT_NOW = re.compile(
     r"|no route to host|try again|please wait|could not establish a configuration source",
     re.IGNORECASE,
 )
-"""Scheduler errors that say nothing about the job."""
 _NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
 """Errors of these after which the scheduler may have taken the job."""
 _WAITS_FOR_ROOM = re.compile(r"temporarily unable to accept job|resource temporarily unavailable", re.IGNORECASE)
@@ -96,7 +90,6 @@ _FULL = re.compile(
 
 
 def is_not_now(words: str) -> bool:
-    """True if an error of a batch system says that it is away or full, and nothing about the request."""
     return _NOT_NOW.search(words) is not None or _FULL.search(words) is not None
 
 
@@ -116,10 +109,7 @@ def advice_on_submission(words: str) -> str:
 
 
 class Submitter:
-    """Submits a session's blocks to a batch system. `command` returns a block's pilot command.
-
-    `commands` run in `folder`, where scripts and output have the jobs' `names`, which are kept by job id.
-    """
+    """Submits a session's blocks. Scripts and output in `folder` have the jobs' `names`."""
 
     def __init__(
         self,
@@ -188,10 +178,7 @@ class NotSubmitted(Exception):
 
 
 class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untyped
-    """Between a provider and its base. `shell` runs its commands; without one, scripts are only rendered (`text`).
-
-    `said`: the result of the last command, which providers keep to themselves.
-    """
+    """Between a provider and its base. `shell` runs its commands; without one, scripts are only rendered (`text`)."""
 
     shell: Callable[[str], CommandResult] | None = None
     job = ""
@@ -247,9 +234,8 @@ class _GridEngine(GridEngineProvider, BoundedProvider):  # type: ignore[misc]
 class OnEachNode(Launcher):  # type: ignore[misc]
     """Starts one pilot a node of the block.
 
-    On one node the pilot replaces the batch shell: no other process, and no step for which slurmctld has to be there.
-    Slurm's SIGTERM reaches it KillWait before the kill in both cases (tried: scancel, REQUEUE, CANCEL). If preemption
-    has a GraceTime, a step would get the signal at its beginning; the pilot works for that time instead.
+    On one node the pilot replaces the batch shell: it gets Slurm's SIGTERM KillWait before the kill (tried: scancel,
+    REQUEUE, CANCEL), and works through a GraceTime, at whose beginning a step would get the signal.
     """
 
     def __init__(self, provider: Provider) -> None:
@@ -279,10 +265,7 @@ class OnEachNode(Launcher):  # type: ignore[misc]
 
 
 def provider_of(site: Site, *, shell: Callable[[str], CommandResult] | None = None, folder: Path = Path()) -> Any:
-    """Return Parsl's provider for a site with submit scripts. Raises ConfigError for other sites.
-
-    Its commands go to `shell`, its scripts into `folder`; without a shell it only renders.
-    """
+    """Return Parsl's provider for a site with submit scripts; without a shell it only renders. Raises ConfigError."""
     make = _MAKERS.get(site.provider.kind)
     if make is None:
         raise ConfigError(f"site {site.name}: {site.provider.kind.value} takes no submit script")

@@ -34,7 +34,6 @@ from stoker.protocol.to_manager import FromPilot, PilotHello
 log = logging.getLogger("stoker.manager")
 
 _AGAIN_S = 0.2
-"""For unknown keys the folder is read again at most this often."""
 KEPT_FREE = 64
 """Descriptors that connections leave to the manager itself: files, processes, the lease."""
 _LEAST, _MOST = 32, 4096
@@ -128,14 +127,10 @@ def _changed_ns(folder: Path) -> int:
 # ---- silent connections
 
 Peer = tuple[str, int]
-"""Address and port of the other side."""
 
 
 class UnprovenConnections:
-    """The connections of one listening socket that have proven nothing yet, by descriptor.
-
-    Raises SessionError if this process may open too few files to have any.
-    """
+    """Raises SessionError if this process may open too few files."""
 
     def __init__(self) -> None:
         limit = connections.descriptor_limit()
@@ -149,7 +144,6 @@ class UnprovenConnections:
         self._peers: dict[int, Peer] = {}
         self._lines = SeldomLog(log)
         self.cut = 0
-        """Connections that were cut to make room."""
 
     def accepted(self, descriptor: int) -> None:
         """Note a new connection. If it is one too many, cut another or this one."""

@@ -32,13 +32,10 @@ log = logging.getLogger("stoker.manager")
 
 ADVISOR = "stoker.manager.advice.main"
 MOST_OPEN = 512
-"""Open questions; a further one is not asked."""
 MOST_PACES = 64
-"""Open questions about paces, which are asked again and again."""
 MOST_TRIES = 2
 LIMIT_S = 180.0
 GATHER_S = 2.0
-"""Seconds from the first question to the advisor's start."""
 PAUSE_S = 2.0
 """Seconds from the start of an advisor that died to the next start; doubles while it dies at once."""
 LONGEST_PAUSE_S = 300.0
@@ -99,7 +96,7 @@ class History:
                 assert_never(command)
 
     def answer(self, ask: AskAdvice) -> AdviceArrived | None:
-        """Return what is known of a context, or None. Other subjects are for the advisor alone."""
+        """Answer from earlier sessions; only the advisor answers about other subjects than contexts."""
         if not isinstance(ask.about, OfContext):
             return None
         known, steps = self._store.estimates(ask.about.recipe), self._store.step_times(ask.about.recipe)
@@ -140,11 +137,8 @@ class _Question:
 
 
 class AdvisorLink:
-    """One session's advisor.
-
-    `watch` and `unwatch` tell the manager's loop which descriptor brings answers. `limit_s`: the advisor is killed if
-    it has answered nothing for this long. All times are in seconds on one clock that does not jump.
-    """
+    """`watch` and `unwatch` tell the manager's loop which descriptor brings answers. Times are on a clock that does
+    not jump."""
 
     def __init__(
         self,
@@ -162,7 +156,6 @@ class AdvisorLink:
         self._sent: dict[About, _Question] = {}
         self._slow_sent = 0
         self._paces = 0
-        """Questions about paces, waiting or sent."""
         self._heard_at = 0.0
         """When it was started, has answered, or was sent the first of several questions."""
         self._one_at_a_time = False

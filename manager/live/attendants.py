@@ -30,12 +30,9 @@ log = logging.getLogger("stoker.manager")
 FACTORY = "stoker.manager.factory.main"
 SEED = "stoker.pilot.transfer.seed"
 CHECK_S = 1.0
-"""Seconds between two checks that they live."""
 PAUSE_S = 2.0
-"""Seconds from the start of one that died to the next start; doubles while it dies at once."""
 LONGEST_PAUSE_S = 60.0
 TOLD_S = 20.0
-"""Status reports a factory that is silent for this long."""
 HELLO_S = 120.0
 """A factory's time until its hello, in addition to the commands of the factory before it: a minute for that one to
 leave, and a minute on a busy machine."""
@@ -44,8 +41,6 @@ _TIME_AND_LEVEL = re.compile(r"\d{4}-\S+ \S+ [A-Z]+ ")
 
 
 class Attendant:
-    """One such process. `is_heard`: whether the manager hears of it; it must within `hello_limit_s` of its start."""
-
     def __init__(
         self,
         folder: SessionFolder,
@@ -63,13 +58,11 @@ class Attendant:
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._said_before = 0
-        """Bytes in its log that are older than its process."""
         self._quiet_since: float | None = None
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def keep_up(self, now: float) -> None:
-        """Start it if it does not run, kill it if it is silent for too long. `now`: seconds on a clock that does not
-        jump."""
+        """Start it if it does not run, kill it if it is silent for too long."""
         if self._is_heard():
             self._quiet_since = None
             if self._hello_limit_s < math.inf:  # it does its work, however soon it may be killed
@@ -123,8 +116,6 @@ class Attendant:
 
 
 class Attendants:
-    """All processes that the session needs. `is_factory_here`: whether a factory has said hello and is connected."""
-
     def __init__(self, folder: SessionFolder, sites: tuple[Site, ...], *, is_factory_here: Callable[[], bool]) -> None:
         self._factory: Attendant | None = None
         self._each: list[Attendant] = []
@@ -155,7 +146,6 @@ class Attendants:
 
 
 def _last_line(file: Path, *, after: int) -> str:
-    """Return the last line of a log after its first `after` bytes, without its time; empty if there is none."""
     try:
         with file.open("rb") as data:
             size = data.seek(0, 2)

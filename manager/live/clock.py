@@ -32,9 +32,9 @@ class _Kept(msgspec.Struct, frozen=True):
 class Clock:
     """Seconds since the epoch that advance with the kernel's monotonic clock.
 
-    Times in the journal must mean the same after a restart, so they count from the epoch. The wall clock is read only
-    once: if an administrator sets it an hour forward, no pilot may count as silent for an hour. `file` keeps the
-    offset for the next manager on this machine. The clock never starts before `not_before`, the journal's last time.
+    Times in the journal must mean the same after a restart. The wall clock is read only once: if an administrator sets
+    it an hour forward, no pilot may count as silent for an hour. `file` keeps the offset for the next manager on this
+    machine.
     """
 
     def __init__(self, *, not_before: float = 0.0, file: Path | None = None) -> None:
@@ -69,7 +69,7 @@ def _read(file: Path) -> float | None:
 
 
 class TimerHeap:
-    """Timers by due time. A timer that was set again leaves its old entry in the heap; the core knows the valid one."""
+    """A timer that was set again leaves its old entry in the heap; the core knows the valid one."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
@@ -92,9 +92,8 @@ class TimerHeap:
 class Acks:
     """The last unsent acknowledgement of each peer.
 
-    An acknowledgement only frees memory at the peer. It leaves with the next frame to that peer, or alone between
-    `longest_s / 2` and `longest_s` later. The delay is long for pilots, of which there may be thousands, and short for
-    clients, which wait for their last acknowledgement before they exit.
+    It only frees memory at the peer. It leaves with the next frame, or alone between `longest_s / 2` and `longest_s`
+    later. The delay is short for clients, which wait for their last acknowledgement before they exit.
     """
 
     def __init__(self, longest_s: float) -> None:

@@ -41,11 +41,9 @@ _NO_SNAPSHOT = "the snapshot that belongs before it is not there"
 class JournalPast:
     """A journal's newest readable beginning, and the records that follow.
 
-    `core`: from the snapshot, None if the journal begins with the session. `since`: when the snapshot was made (0:
-    nothing is missing). `next_event`: its number. `unreadable`: snapshots that cannot be read, and why;
-    `certain`: the certain facts of the newest of them. `lost`: damaged bytes so far; a missing part counts as at least
-    one. `is_comparable`: False between damage and the first manager that came back without the damaged events:
-    decisions in between rest on lost events, so a replay may decide otherwise.
+    `since`: when the snapshot was made (0: no snapshot). `next_event`: its number. `unreadable`: snapshots that
+    cannot be read, and why. `lost`: damaged bytes so far. `is_comparable`: False between damage and the first manager
+    that came back without the damaged events: decisions in between rest on lost events.
     """
 
     def __init__(
@@ -60,9 +58,7 @@ class JournalPast:
         self.snapshot_bytes = 0
         self.damage: list[tuple[Path, Damage]] = []
         self.head: SegmentHead | None = None
-        """Of the segment that was read last."""
         self.whole = 0
-        """How far that segment is whole."""
         self.bytes_read = 0
         self.lost = 0
         self.is_comparable = True
@@ -116,11 +112,7 @@ class JournalPast:
                 yield now, record
 
     def records(self) -> Iterator[tuple[float, Event | Decided]]:
-        """Yield the events since then, and checks of the decisions on them.
-
-        Damage is an event: `RecordsLost`. A last record that was not written to its end is none. Raises SessionError if
-        the journal's beginning is missing.
-        """
+        """Yield the events since then, and checks of the decisions on them. Damage is an event: `RecordsLost`."""
         if not self.is_whole:
             why = "; ".join(self.unreadable.values()) or _NO_SNAPSHOT
             raise SessionError(f"{self.journal} does not tell how the session began: {why}")
@@ -171,10 +163,8 @@ class JournalPast:
 
 
 class CameBack(msgspec.Struct):
-    """What a manager begins with.
-
-    `core`: None if there was no journal, or it was put aside. `end`: where the journal continues. `ends`: call ends for
-    a new core. `notices`: for people. `compact`: write a snapshot soon. `lost`: damaged bytes of the journal.
+    """What a manager begins with. `core`: None if there was no journal, or it was put aside. `end`: where the journal
+    continues. `ends`: call ends for a new core. `compact`: write a snapshot soon.
     """
 
     core: Core | None = None
@@ -192,7 +182,7 @@ class _DecidesOtherwise(Exception):
 
 
 def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
-    """Return the core as it was after the journal's last event. Raises SessionError for a file that is no journal."""
+    """Raises SessionError for a file that is no journal."""
     for path in records.half_made_files(journal):
         path.unlink(missing_ok=True)
     if not records.journal_exists(journal):

@@ -33,11 +33,8 @@ LEAST_BYTES = 16 << 20
 GROWTH = 2
 """A journal is compacted when it has grown by both `LEAST_BYTES` and `GROWTH` times its last snapshot."""
 CHECK_S = 0.1
-"""Seconds between two looks at a child."""
 RETRY_S = (10.0, 3600.0)
-"""First and longest pause after a failure."""
 LIMIT_S = 1800.0
-"""A child that writes for longer is killed."""
 READ_BACK_BYTES = 64 << 20
 """A snapshot up to this size is read back before what it replaces is removed."""
 _SAVED, _FAILED, _UNSAVEABLE = 0, 1, 2
@@ -45,8 +42,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Compaction:
-    """Looks at the journal's size after each turn. `now`: compact at once; `tell`: takes notices for people."""
-
     def __init__(
         self, journal: Journal, *, snapshot_bytes: int, tail_bytes: int, now: bool, tell: Callable[[str], None]
     ):
@@ -153,8 +148,7 @@ class Compaction:
 
 
 def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> None:
-    """The child: it dies with its parent, and keeps only the core. The journal's lock, the port and all connections
-    stay with the parent."""
+    """The child dies with its parent. The journal's lock, the port and all connections stay with the parent."""
     code, said = _FAILED, ""
     try:
         gc.disable()

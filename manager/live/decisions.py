@@ -4,10 +4,10 @@ The live shell writes these checks into the journal, and `stoker replay` compute
 command and its receiver. It leaves out texts for people, answers to questions, acknowledgements and measurements.
 Arguments, functions and results are named by their calls and keys, so no user data goes into a check.
 
-A check costs the same for ten calls and for a thousand. Of many calls for one library it covers their number, the last,
-and some between: they come from the head of one queue, so another call among them soon changes a check. Of results it
-covers their number and the last: the rest are in the event that brought them. CRC-32 is enough: nobody needs to be kept
-from forging their own journal.
+A check costs the same for ten calls and for a thousand. Of many calls for one library it covers their number, the
+last, and some between: they come from the head of one queue, so another call among them soon changes a check. Of
+results it covers their number and the last: the rest are in the event that brought them. CRC-32 is enough: users may
+forge their own journals.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ OF_SHELL: dict[type, _Brief] = {
     events.DiscardObject: lambda c: ("discard", c.path),
     events.EndManager: lambda _: ("end",),
 }
-"""The parts of other commands that are decisions."""
 
 NO_DECISIONS = frozenset(
     {

@@ -46,9 +46,7 @@ _WATCHED = (
 FRAME_LIMIT_BYTES = 64 * 1024 * 1024
 """The manager refuses larger frames: payloads over 1 MB travel as objects."""
 HANDSHAKE_MS = 5_000
-"""ZeroMQ closes a connection whose handshake takes longer."""
 PORTS = (21000, 21999)
-"""The first and the last port that the manager tries, unless the site names others."""
 TELL_S = 5.0
 """The core hears of refused frames at most this often, unless a client speaks."""
 _MOST_NAMED = 5
@@ -59,10 +57,7 @@ class PortsTakenError(SessionError):
 
 
 def ports_taken(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
-    """Return the error of a manager that cannot listen: who has its ports, and what to do.
-
-    A session whose manager comes back keeps its range: compute nodes may reach no other ports.
-    """
+    """A restarted manager keeps its range: compute nodes may reach no other ports."""
     first, last = ports
     names = list(_sessions_on(ports, but=folder))
     by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
@@ -91,13 +86,12 @@ def _sessions_on(ports: tuple[int, int], *, but: SessionFolder) -> Iterator[str]
 
 
 def name_of(identity: bytes) -> bytes:
-    """Return a peer's name. In a pilot's identity a secret follows it, so that no other connection replaces its own."""
+    """In a pilot's identity a secret follows its name, so that no other connection replaces its own."""
     return identity.partition(IDENTITY_MARK)[0]
 
 
 def text_of(name: bytes) -> str:
-    """Return a peer's name as text; empty if it is not printable UTF-8, as the identity that ZeroMQ makes for a peer
-    that chose none."""
+    """Empty if the name is not printable UTF-8, as the identity that ZeroMQ makes for a peer that chose none."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -190,10 +184,9 @@ class Doors:
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait until a message comes or time is up, and check the keys of new peers.
+        """Wait for messages or `timeout_ms`; return the names of the peers whose connection broke.
 
-        Returns the names of the peers whose connection broke. The caller handles them before it reads `frames`: a peer
-        that is back already has a frame there.
+        The caller handles them before it reads `frames`: a peer that is back already has a frame there.
         """
         late = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
@@ -300,7 +293,6 @@ class EventReader:
         self._read_client = wire.from_client()
         self._read_pilot = wire.from_pilot()
         self._refused: Counter[str] = Counter()
-        """Refusals that the core has not been told of, by kind."""
         self._told_at = now
 
     def event_of(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
@@ -340,8 +332,6 @@ class EventReader:
         self._refused[kind] += 1
 
     def take_refusals(self, now: float, *, at_once: bool) -> dict[str, int]:
-        """Return the refusals since the last call by kind; empty if the last ones were told less than `TELL_S` ago and
-        not `at_once`."""
         if not self._refused or (not at_once and now - self._told_at < TELL_S):
             return {}
         counts, self._refused = dict(self._refused), Counter()

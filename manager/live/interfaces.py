@@ -26,10 +26,7 @@ _ANYWHERE = ("192.0.2.1", 9)
 
 
 def resolve(interface: str) -> str:
-    """Return the address of this host for the name of a network (`ib0`), an address, or `auto`.
-
-    Raises ConfigError, which lists the networks of this host.
-    """
+    """Return the address for the name of a network (`ib0`), an address, or `auto`. Raises ConfigError."""
     there = networks()
     if interface == AUTO:
         return choose(there, named=_named(), towards_world=_towards_world())

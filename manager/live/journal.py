@@ -47,11 +47,9 @@ CHECKS_S = 0.2
 MOST_CHECKS = 10_000
 """A turn of the loop has fewer events than this."""
 RETRY_S = 0.25
-"""Seconds between two attempts to write."""
 SLOW = "its disk has not confirmed the last records"
 """The reason if a journal is not safe and its disk reports no error."""
 TELL_S = 3.0
-"""Programs hear of trouble that has lasted this long."""
 ENDING_S = 2.0
 """A session that is to end waits this long for its journal; then it ends without the last records."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -66,8 +64,8 @@ class Synced(msgspec.Struct, frozen=True):
 
 
 class Syncing:
-    """A thread that calls fdatasync while the loop continues. One sync is under way at a time; `wake_fd` becomes
-    readable when it is done. All methods are for the loop's thread."""
+    """A thread that calls fdatasync; `wake_fd` becomes readable when one is done. All methods are for the loop's
+    thread."""
 
     def __init__(self) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -128,10 +126,10 @@ class JournalEnd(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """The writing side. `write` collects, `flush` puts on disk. Raises SessionError if another manager has the journal.
+    """`write` collects, `flush` puts on disk. Raises SessionError if another manager has the journal.
 
-    `end`: where the file is whole to (None: look). `position` counts bytes of this process, `written` those that
-    survive if it is killed, `safe` those that are as safe as the journal makes them.
+    `position` counts bytes of this process, `written` those that survive if it is killed, `safe` those that are as
+    safe as the journal makes them.
     """
 
     def __init__(self, path: Path, *, sync: bool = False, end: JournalEnd | None = None) -> None:
@@ -262,10 +260,8 @@ class Journal:
         return not self.trouble and self.safe >= self.position
 
     def begin_segment(self) -> SegmentHead:
-        """Keep the file as an earlier segment, and continue in a new one.
-
-        Raises OSError, and then continues in the old one; SessionError if another manager has the journal by now.
-        """
+        """Raises OSError, and then continues in the old segment; SessionError if another manager has the journal by
+        now."""
         self._append_checks()
         if not self.settle():
             raise OSError(f"the journal {self.path} cannot be written: {self.trouble}")
@@ -308,7 +304,7 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[tuple[float, Event]]:
-    """Yield the events of one file of a journal, oldest first. Raises SessionError if it is none; skips damage."""
+    """Yield the events of one file of a journal, oldest first. Raises SessionError for another file; skips damage."""
     for now, record in read_checked(path):
         if not isinstance(record, Decided):
             yield now, record
@@ -322,7 +318,6 @@ def read_checked(path: Path) -> Iterator[tuple[float, Event | Decided]]:
 
 
 def find_end(path: Path) -> JournalEnd | None:
-    """Return where a file is whole to; None if it has no whole head. Raises SessionError if it is no journal."""
     head = head_of(path) if path.exists() else None
     if head is None:
         return None
@@ -344,10 +339,8 @@ def _locked(path: Path) -> int:
 
 
 class JournalTrouble:
-    """What people learn while the journal cannot be written: in `status`, in the log, and in connected programs.
-
-    No event is lost meanwhile, but no call begins or ends for its program. So the manager tells programs unasked.
-    """
+    """What people learn while the journal cannot be written: in `status`, in the log, and unasked in connected
+    programs."""
 
     def __init__(self, journal: Journal, folder: Path) -> None:
         self.text = ""
@@ -373,7 +366,7 @@ class JournalTrouble:
         return f"the journal can be written again, after {show_seconds(now - self._since)}"
 
     def is_untold(self, now: float) -> bool:
-        """True once whenever the connected programs are to be told."""
+        """True once after each change that programs must hear of."""
         if self.text == self._told or (self.text and now - self._since < TELL_S):
             return False
         self._told = self.text
@@ -405,14 +398,13 @@ class HeldCommands:
     """A queue of commands, each batch with the place in the journal that must be safe before they leave.
 
     Calls for pilots need not wait for a sync: after a crash of this host the pilots report what runs there. But no
-    message to a pilot overtakes an earlier one to the same pilot, except acknowledgements.
+    message to a pilot overtakes an earlier one, except acknowledgements.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._batches: deque[tuple[int, list[Command]]] = deque()
         self._ordered: Counter[PilotId] = Counter()
-        """Held messages to each pilot that must keep their order."""
         self.ends_by = math.inf
         """When the session ends although its journal cannot be written; infinite while it is not to end."""
 
@@ -422,7 +414,7 @@ class HeldCommands:
             self._batches.append((self._journal.position, commands))
 
     def split(self, commands: list[Command]) -> tuple[list[Command], list[Command]]:
-        """Split commands into those that may leave before the journal is synced and those that are to be held."""
+        """Split commands: some may leave before the journal is synced."""
         is_written = self._journal.position <= self._journal.written
         now: list[Command] = []
         later: list[Command] = []

@@ -21,13 +21,12 @@ log = logging.getLogger("stoker.manager")
 FAILED = 4
 """Exit status of a manager that cannot go on and whose journal is whole: a restart resumes from it."""
 NO_PORT = 5
-"""Exit status of a manager that comes back and finds no free port in its range."""
+"""Exit status of a restarted manager without a free port in its range."""
 
 MOST_DEATHS = 5
 WINDOW_S = 60.0
 """After `MOST_DEATHS` deaths without progress within this time the manager is left alone."""
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
-"""The pause before the second restart in a row; it doubles up to the longest. The first restart has no pause."""
 _POLL_S = 0.1
 
 
@@ -59,7 +58,7 @@ class Restarts:
         self._before = self._seen()
 
     def died(self) -> float | None:
-        """Return the seconds until the next start; None if the manager is to be left alone."""
+        """Return the seconds until the next start; None after too many deaths."""
         now = self._clock()
         if self._seen() != self._before:
             self._deaths.clear()
@@ -81,10 +80,7 @@ def after_pause(pause_s: float) -> str:
 
 
 def keep(command: Sequence[str], *, progress: Path) -> int:
-    """Run a manager until it ends by itself; return its exit status. SIGTERM ends the manager but not the session.
-
-    A first manager that finds no free port is not started again: the command that waits for it tells the user.
-    """
+    """Run a manager until it ends by itself; return its exit status. SIGTERM ends the manager but not the session."""
     restarts = Restarts(progress)
     stopped, is_first = False, True
     process: subprocess.Popen[bytes] | None = None

@@ -1,4 +1,4 @@
-"""The lease of a session's manager: a small file that says who runs the session, so that nobody else does.
+"""The lease of a session's manager: a small file that names the one process that may run the session.
 
 A cluster has several login nodes that see one session folder. Neither locks nor clocks are trusted across hosts. So the
 holder replaces the file every few seconds, with a new counter in it, and a process that wants the session watches it.
@@ -8,7 +8,7 @@ holder replaces the file every few seconds, with a new counter in it, and a proc
 - From another machine the holder counts as dead when the file has not changed for `PATIENCE_S` of the watcher's clock.
   Two watchers may decide that at the same moment: both write, wait, and the one whose token is in the file wins.
 - A holder that was frozen reads the file before it renews it, finds another token and stops. Until it has read its own
-  token again it handles no frame (`wait_until_sure`). Its last writes go into a journal that nobody reads: a follower
+  token again it handles no frame (`wait_until_sure`). Its last writes go into an unused journal: a follower
   on another machine continues with a copy of the journal.
 """
 
@@ -46,9 +46,7 @@ SURE_S = 15.0
 """A holder that has not read its own token for this long does nothing until it has."""
 _POLL_S = 0.02
 SETTLE_S = 2.0
-"""A follower on another machine waits this long for a competitor."""
 ROOM_S = 60.0
-"""A manager that comes back waits this long for room to write its lease."""
 _ROOM_POLL_S = 0.25
 _MOST_BYTES = 1 << 16
 
@@ -66,10 +64,8 @@ class NoRoomError(SessionError):
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
-    """The content of a lease.
-
-    `machine` is the same for processes that can see each other's ids; `started` is in the kernel's ticks since boot.
-    `over`: why the session has ended; empty while it has not. `unwritten`: why the journal lacks its last records.
+    """`machine` is the same for processes that can see each other's ids; `started` is in the kernel's ticks since boot.
+    `over`: why the session has ended. `unwritten`: why the journal lacks its last records.
     """
 
     host: str
@@ -86,8 +82,7 @@ class LeaseHolder(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """A lease that this process holds and renews until it releases it. `follows`: the holder before, if that one did
-    not end the session."""
+    """`follows`: the holder before, if that one did not end the session."""
 
     def __init__(
         self, path: Path, holder: LeaseHolder, *, follows: LeaseHolder | None, renew_s: float = RENEW_S
@@ -110,13 +105,12 @@ class Lease:
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
-        """Renew the lease from now on. `on_lost` is called on the lease's thread with the new holder (None: the session
-        folder is gone)."""
+        """`on_lost` is called on the lease's thread with the new holder (None: the session folder is gone)."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 
     def wait_until_sure(self) -> None:
-        """Return at once while it is certain that nobody else has the lease; else when that is certain again."""
+        """Wait until it is certain that no other manager has the lease; mostly it is."""
         if _clock() - self._sure_at <= SURE_S:
             return
         log.warning("this manager or its file system was frozen: it waits until it knows that the session is its own")
@@ -196,10 +190,7 @@ class Lease:
             os.close(before)
 
     def write_over_the_dead(self) -> bool:
-        """Write the lease into the file of a dead holder, as a full disk allows. False if that is not possible.
-
-        Starters on this machine follow each other, and one on another machine replaces the file.
-        """
+        """Write into the file of a dead holder, as a full disk allows. False if that is not possible."""
         if self.follows is None or is_alive(self.follows) is not False:
             return False
         try:
@@ -257,9 +248,9 @@ def take(
     renew_s: float = RENEW_S,
     room_s: float = 0.0,
 ) -> Lease:
-    """Take the lease at `path` as soon as it is free.
+    """Wait up to `patience_s` for a holder on another machine that may be dead, and up to `room_s` for room on the
+    disk.
 
-    Waits up to `patience_s` for a holder on another machine that may be dead, and up to `room_s` for room on the disk.
     Raises SessionError if the session has a live manager or is over, and NoRoomError.
     """
     with _one_at_a_time(path):

@@ -17,21 +17,18 @@ from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role
 
 CHECK_S = 0.5
-"""The manager notices silence this late, at most."""
 _FIRST_CLIENT = (Role.CLIENT, "")
 """Stands for the first client, whose name is not known yet."""
 
 PeerKey = tuple[Role, str]
-"""A peer's role and name."""
 
 
 class Patience(msgspec.Struct, frozen=True):
     """The manager's time limits, in seconds.
 
-    `heartbeat_s`: between two heartbeats of a pilot. `silence_s`: a pilot that says nothing for longer is lost.
-    `pilot_back_s`, `client_back_s`: for a new connection after one broke; `restart_s`: after a restart of the manager.
-    `first_client_s`: for the first client of a session that is not detached. `pilot_lease_s`: a pilot waits this long
-    for a lost manager. `idle_s`: a detached session ends after this time without clients and calls (0 = never).
+    `silence_s`: a pilot that says nothing for longer is lost. `pilot_back_s`, `client_back_s`: for a new connection
+    after one broke; `restart_s`: after a restart of the manager. `pilot_lease_s`: a pilot waits this long for a lost
+    manager. `idle_s`: a detached session ends after this time without clients and calls (0 = never).
     """
 
     heartbeat_s: float = 5.0
@@ -45,9 +42,6 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 class PeerWatch:
-    """When each peer was heard, and until when an absent one may come back. `parent`: the process id of the program
-    that started this manager; 0 = not known."""
-
     def __init__(self, patience: Patience, *, parent: int = 0) -> None:
         self._patience = patience
         self._parent = parent
@@ -64,7 +58,7 @@ class PeerWatch:
                 self._back_by.pop(_FIRST_CLIENT, None)
 
     def cut(self, role: Role, name: str, now: float) -> bool:
-        """A connection of this name broke. True if a peer of this role used it: it has a moment to come back."""
+        """A connection of this name broke. True if a peer of this role used it: it has a moment to reconnect."""
         if (role, name) not in self._heard_at:
             return False
         self._back_by[role, name] = now + self._back_s(role)
@@ -82,8 +76,8 @@ class PeerWatch:
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
     def excuse_silence(self, now: float, *, may_be_back: bool = True) -> None:
-        """The manager reads no messages at the moment: count every peer as heard. If an absent peer `may_be_back`, with
-        a hello that is not read yet, each has the time of a broken connection from now on."""
+        """The manager reads no messages at the moment. If an absent peer `may_be_back`, each has the time of a broken
+        connection."""
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_be_back:
             for peer, until in self._back_by.items():

@@ -40,10 +40,7 @@ _RECONNECT_MS = (500, 1000)
 
 
 class SessionAddress:
-    """Keeps `session.json` up to date: the manager's address and public key. `before`: the file of an earlier manager.
-
-    Raises OSError if the file cannot be written.
-    """
+    """Keeps `session.json` up to date. `before`: the file of an earlier manager."""
 
     def __init__(self, folder: SessionFolder, file: SessionFile, *, before: SessionFile | None) -> None:
         self._folder = folder
@@ -73,11 +70,8 @@ def check_folder(folder: SessionFolder) -> None:
 
 
 def is_up(folder: SessionFolder) -> bool:
-    """True if the session's manager is there, and its address leads to it.
-
-    Takes up to `SIGN_S` if the lease names no process of this machine. Raises SessionError for an unreadable
-    `session.json`.
-    """
+    """True if the session's manager is there, and its address leads to it. Takes up to `SIGN_S`. Raises
+    SessionError."""
     if not folder.file.exists() or folder.over():
         return False
     file = folder.read()
@@ -91,7 +85,7 @@ def is_up(folder: SessionFolder) -> bool:
 
 
 def elsewhere(folder: SessionFolder) -> str:
-    """Return ` (pid 7 on login2)`, for people: the manager on another machine; empty if it is here, or nowhere."""
+    """Return ` (pid 7 on login2)`, for people; empty if the manager is here, or nowhere."""
     holder = lease.read_if_whole(folder.lease)
     return f" ({holder})" if holder is not None and lease.is_alive(holder) is None else ""
 

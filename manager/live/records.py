@@ -44,7 +44,6 @@ _PAIR_WITH_TIME = b"\x92\xcb"
 
 NEXT = "next"
 KEPT = 3
-"""How many damaged files, and journals put aside, are kept for people."""
 _STAMP = len("20261231-235959")
 _NUMBERED = re.compile(r"journal\.(\d{6,})")
 _SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
@@ -69,11 +68,8 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
 
 
 class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
-    """The first record of a segment.
-
-    `number` counts from 1; `first`: the number of its first event; `mark`: random, also in the snapshot that belongs
-    before the segment; `stoker`: the version that began it.
-    """
+    """`number` counts from 1; `first`: the number of its first event; `mark`: random, also in the snapshot that
+    belongs before the segment; `stoker`: the version that began it."""
 
     number: int
     first: int
@@ -82,8 +78,7 @@ class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Bytes that are no record. `tail`: no whole record follows. `cut`: they look like a record that a killed process
-    did not write to its end."""
+    """`tail`: no whole record follows. `cut`: it looks like a record that a killed process did not write to its end."""
 
     at: int
     length: int
@@ -110,10 +105,7 @@ def as_bytes(checks: array[int]) -> bytes:
 
 
 def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
-    """Yield each record and each damaged part of a file: where it ends in the file, its time, and itself.
-
-    Raises SessionError if there is no such file, it is no journal, or another version of Stoker wrote it.
-    """
+    """Yield each record and each damaged part of a file: where it ends, its time, and itself. Raises SessionError."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -214,10 +206,7 @@ def list_snapshots(journal: Path) -> list[tuple[int, Path]]:
 
 
 def head_of(path: Path) -> SegmentHead | None:
-    """Return a segment's first record; if that is damaged, only its number; None if the file ends before it.
-
-    Raises SessionError.
-    """
+    """Return a segment's first record; if that is damaged, only its number; None if the file ends before it."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) == OLD_MAGIC:
             return SegmentHead(1, 0, "", "")
@@ -267,10 +256,7 @@ def _beside(journal: Path) -> list[Path]:
 
 
 def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:
-    """Of damaged files, and of journals that were put aside, remove all but the last `KEPT`.
-
-    A `needed` file is a copy of a segment that is still read: without it the damage would be reported again.
-    """
+    """A `needed` file is a copy of a segment that is still read: without it the damage would be reported again."""
     damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
     for path in damaged[:-KEPT]:
         if path not in needed:

@@ -2,7 +2,7 @@
 
 `verify` compares each decision with the recorded one. The core is a pure function of its events, so a difference means
 that something else went into a decision (a fault of the core or of a policy: a clock, chance, the order of a set), or
-that the code or the policies are not those that ran the session. After the first difference the replay stops: the two
+that other code or policies ran the session. After the first difference the replay stops: the two
 sessions are no longer the same. A policy that raises ends a replay as it ended the manager.
 """
 
@@ -44,7 +44,6 @@ from stoker.tracebacks import lines_of_user_code
 log = logging.getLogger(__name__)
 
 _SHOWN = 12
-"""How many commands of an event are shown, and messages of its frame."""
 _LONGEST = 200
 
 
@@ -73,10 +72,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """Return the story of a live manager, or that of its journal, which remembers calls that the manager forgot.
-
-    If the journal cannot be read at this moment (still empty, or just compacted) the manager's story stays.
-    """
+    """Return the live manager's story, or the journal's, which has calls that the manager forgot."""
     if told.found:
         return told
     try:
@@ -108,8 +104,7 @@ def _replayed(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tup
 
 
 class FirstDifference(msgspec.Struct, frozen=True):
-    """The first event with another decision: its number from 0, seconds after the journal's first event, what happened,
-    and the present decision (of the recorded one only the check is known)."""
+    """The first event with another decision. `event`: its number from 0; `decides`: the present decision."""
 
     event: int
     after_s: float
@@ -118,12 +113,8 @@ class FirstDifference(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """The result of a replay.
-
-    `checked`: events whose decisions the journal knows; `restarts`: managers that came back; `lasted_s`: from the first
-    event to the last one replayed; `since`: earlier events are no longer in the journal, because it was compacted (0:
-    all are); `lost`: damaged parts.
-    """
+    """`checked`: events whose decisions the journal knows; `restarts`: managers that came back; `since`: earlier
+    events are no longer in the journal (0: all are); `lost`: damaged parts."""
 
     session: str
     events: int
@@ -150,10 +141,10 @@ class _Made(msgspec.Struct, frozen=True):
 def verify(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
 ) -> Replayed:
-    """Replay a journal and compare decisions.
+    """Replay a journal and compare decisions. `tell` hears now and then the number of events, and their time in
+    seconds.
 
-    `tell` hears now and then the number of replayed events, and their time in seconds after the first. Raises
-    SessionError if there is no journal, it is empty, or a policy raises.
+    Raises SessionError if there is no journal, it is empty, or a policy raises.
     """
     past = JournalPast(path, session, policies)
     made: dict[int, _Made] = {}

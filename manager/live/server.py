@@ -59,12 +59,12 @@ _discard_log = SeldomLog(log)
 
 
 class CoreFailedError(Exception):
-    """The core raised on this event; a refusal replaces the event in the journal, and the manager restarts from it."""
+    """The core raised on this event; a refusal replaces it in the journal, and the manager restarts."""
 
 
 class ManagerServer:
-    """A manager process: the core, its doors, journal and history. `sure` returns once no other manager can run the
-    session; `parent` is the process id of the program that started this one (0 = not known)."""
+    """`sure` returns once no other manager can run the session; `parent`: the program that started this one (0 = not
+    known)."""
 
     def __init__(
         self,
@@ -86,7 +86,6 @@ class ManagerServer:
         self._wait_until_sure = sure
         self._timers = TimerHeap()
         self._ended = ""
-        """Why the session is over; empty while it continues."""
         self._acks = {Role.CLIENT: Acks(CLIENT_ACK_S), Role.PILOT: Acks(PILOT_ACK_S)}
         self._peers = PeerWatch(patience, parent=parent)
         before = folder.read() if folder.file.exists() else None
@@ -112,12 +111,10 @@ class ManagerServer:
         self._reader = EventReader(self.doors, self.core.state, now=now)
         self._held = HeldCommands(self.journal)
         self._passing: list[Command] = []
-        """Commands for this turn's pieces."""
         self._trouble = JournalTrouble(self.journal, folder.path)
         self._carry_out(self.core.start())
         self._progress = RestartProgress(folder.progress, done=self.core.state.done)
         self._logged: dict[str, float] = {}
-        """Notices that are in the log, with their times."""
         first: list[Command] = []
         if back.ends:
             self._give(events.EndsKept(back.ends), now, first)
@@ -230,7 +227,7 @@ class ManagerServer:
             self._give(events.FramesRefused(counts), now, commands)
 
     def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        """Give an event to the core. `keep`: write it to the journal; False for a question, which need not wait."""
+        """`keep`: write the event to the journal; False for a question, which need not wait."""
         if not keep:
             self._carry_out(self._answer(event, now))
             return
@@ -303,7 +300,6 @@ class ManagerServer:
     # ---- what goes out
 
     def _end_turn(self, commands: list[Command]) -> None:
-        """Write the turn's events to disk, and carry out the commands whose events are safe there."""
         self.journal.flush()
         if self.journal.is_synced:
             ready, commands = self._held.split(commands)
@@ -340,7 +336,7 @@ class ManagerServer:
         self._logged = dict(notices)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
-        """Carry out the core's commands. Messages to one peer leave as one frame, with its acknowledgements."""
+        """Messages to one peer leave as one frame, with its acknowledgements."""
         frames: dict[str, list[object]] = {}
         peer: str
         advice: list[events.AskAdvice] = []
@@ -376,7 +372,6 @@ class ManagerServer:
             self._advise(ask)
 
     def _advise(self, ask: events.AskAdvice) -> None:
-        """Give the core what history has of a context at once, and ask the advisor, which answers later."""
         self.advisor.ask(ask, self.clock.now())
         answer = self.history.answer(ask)
         if answer is not None:
@@ -415,10 +410,7 @@ class ManagerServer:
 
 
 def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float], now: float) -> Event | None:
-    """Return the refusal that replaces an event in the journal; None if the core has failed too often.
-
-    `failed_at`: when it failed before.
-    """
+    """Return the refusal that replaces an event in the journal; None if the core has failed too often."""
     if sum(now - at < FAILURES_S for at in failed_at) >= MOST_FAILURES:
         return None
     lines = lines_of_user_code(error)
@@ -427,8 +419,7 @@ def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float],
 
 
 def discard_result(folder: SessionFolder, path: str) -> None:
-    """Remove a result file of the session that no program will read. Its name comes from a pilot: no other file is
-    removed, and a file that cannot be removed is logged."""
+    """Remove a result file that no program will read. Its name comes from a pilot: no other file is removed."""
     file = Path(path)
     if file.parent != folder.objects or not file.name.startswith("result-"):
         return
@@ -439,15 +430,13 @@ def discard_result(folder: SessionFolder, path: str) -> None:
 
 
 class IdleCheck:
-    """Measures how long a detached session goes without clients and calls. `limit_s`: 0 = it may be idle forever."""
+    """`limit_s`: 0 = the session may be idle forever."""
 
     def __init__(self, limit_s: float, *, now: float) -> None:
         self._limit_s = limit_s
         self._used_at = self._checked_at = now
 
     def why_end(self, state: State, now: float) -> str:
-        """Return why the session ends; empty while it continues. Checks every quarter of the limit, at most a minute
-        apart."""
         if not (state.kept and self._limit_s and now - self._checked_at >= min(self._limit_s / 4, 60)):
             return ""
         self._checked_at = now
@@ -464,7 +453,6 @@ class EndRequest:
     def __init__(self, folder: SessionFolder) -> None:
         self._path = folder.asked_to_end
         self._touched_ns = 0
-        """When the file was touched last; 0 while there is none."""
 
     def is_new(self) -> bool:
         """True if the file was touched since the last call. A file that a killed `stoker down` left does not change."""

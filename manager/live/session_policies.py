@@ -50,9 +50,8 @@ log = logging.getLogger("stoker")
 CHOICE_FILE, COPIES_FOLDER = "policies.json", "policies"
 PACKAGES = "packages"
 POLICY_SETTINGS = ("name", "dispatch", "residency")
-"""The settings in a site file's [policy] that name policies."""
 COMMON = ("period_s", "round", "rests", "timer", "advised", "failure_judged", "pace_told")
-"""What every policy has; `stoker.manager.policies.Quiet` brings it along."""
+"""Every policy has these; `stoker.manager.policies.Quiet` provides them."""
 SEAMS = {
     "dispatch": (
         "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "by_run_time", "honours",
@@ -61,7 +60,7 @@ SEAMS = {
     "residency": ("wanted", "measured", "idle", "honours"),
     "provisioning": ("demand", "may_bring"),
 }  # fmt: skip
-"""What is asked at each seam. A policy with the first method of a seam must have them all."""
+"""The manager's questions at each seam. A policy with the first method of a seam must have them all."""
 _OURS = "stoker."
 _NEAR = 0.8
 """The similarity (`difflib`, 0 to 1) from which a name counts as a misspelling of another."""
@@ -89,10 +88,7 @@ def import_policy(name: str, *, folder: Path) -> ModuleType:
 
 
 def name_of_copy(name: str, *, alone: str) -> str:
-    """Return a policy's name after `copy_policy`; the same if it is in no file.
-
-    `alone`: the folder of the copy of a file that stands alone.
-    """
+    """Return a policy's name after `copy_policy`. `alone`: the folder of the copy of a file that stands alone."""
     file = policy_file(name)
     if not file:
         return name
@@ -103,10 +99,7 @@ def name_of_copy(name: str, *, alone: str) -> str:
 
 
 def copy_policy(name: str, into: Path, *, alone: str) -> str:
-    """Copy the file of a policy, or the imported files of its package, into a folder.
-
-    Returns the policy's name, counted from that folder. Raises ConfigError, OSError.
-    """
+    """Copy the file of a policy, or the imported files of its package, into a folder. Returns its name there."""
     file = policy_file(name)
     if not file:
         return name
@@ -149,10 +142,8 @@ def _import_alone(path: Path) -> ModuleType:
 
 
 def _import_in_package(path: Path, root: Path) -> ModuleType:
-    """Import a file as a module of its package.
-
-    Forgets a package of the same name from another folder (the original of a copy); its objects continue to use it.
-    """
+    """Forgets a package of the same name from another folder (the original of a copy); its objects continue to use
+    it."""
     parts = path.relative_to(root).with_suffix("").parts
     there = sys.modules.get(parts[0])
     if there is not None and (root / parts[0]) not in [
@@ -179,10 +170,10 @@ def _imported_below(folder: Path) -> Iterator[Path]:
 
 
 def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
-    """Return the policy of this name: one that ships, or a user's own.
+    """Return the policy of this name: one that ships, or a user's own, which is imported and made once as a check.
 
-    A policy of a user's own is imported, and made once as a check. `folder`: where its path counts from (None: the
-    working folder). `seam`: the one of `SEAMS` that the policy is named for, if any. Raises ConfigError.
+    `folder`: where its path counts from (None: the working folder). `seam`: the one that it is named for. Raises
+    ConfigError.
     """
     own = OWN_POLICY.fullmatch(name)
     if own is None:
@@ -283,10 +274,7 @@ def _answers(name: str, made: Any, *, seam: str) -> list[str]:
 
 
 def misspelled_override(made: object) -> tuple[str, str] | None:
-    """Return the first misspelled name in the classes of a policy, and the probable one; most derived class first.
-
-    Methods are compared with methods and values with values, among inherited names that are not overridden.
-    """
+    """Return the first misspelled name in the classes of a policy, as `worth_lodaing`, and the probable one."""
     line = type(made).__mro__
     own = [each for each in line if not _is_given(each)]
     given = _public([each for each in line if _is_given(each)])
@@ -318,12 +306,9 @@ def _public(classes: Iterable[type]) -> dict[str, Any]:
 
 
 class ChosenPolicies(msgspec.Struct, frozen=True):
-    """Policies by name.
-
-    `dispatch` and `residency` only if they are not those of `name`. `search_path`: folders that modules are imported
-    from, in addition to the environment. `honours`: the wishes of calls that the policies take into account (None: only
-    the manager can tell). As text: the names, for people.
-    """
+    """`dispatch` and `residency`: only if they differ from `name`. `search_path`: folders that modules are
+    imported from. `honours`: the wishes of calls that the policies take into account (None: only the manager can
+    tell)."""
 
     name: str = Policy().name
     dispatch: str = ""
@@ -337,10 +322,7 @@ class ChosenPolicies(msgspec.Struct, frozen=True):
 
 
 def agreed(sites: Iterable[Site]) -> ChosenPolicies:
-    """Return the choice of a session's sites. A site that names no policy agrees with any other.
-
-    Raises ConfigError if two sites differ.
-    """
+    """A site that names no policy agrees with any other. Raises ConfigError if two sites differ."""
     found, by = ChosenPolicies(), ""
     for site in sites:
         policy = site.policy
@@ -368,10 +350,7 @@ def policies_for(sites: Iterable[Site]) -> Policies:
 
 
 def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:
-    """Write the choice of policies into a new session's folder.
-
-    Raises ConfigError; SessionError if the folder cannot be written.
-    """
+    """Write the choice of policies into a new session's folder. Raises ConfigError, SessionError."""
     chosen = agreed(sites)
     if chosen == ChosenPolicies():
         return
@@ -400,10 +379,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
 
 
 def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
-    """Return the wishes of calls that a session's policies take into account; None if only its manager can tell.
-
-    Raises SessionError.
-    """
+    """Return the wishes of calls that a session's policies take into account; None if only its manager can tell."""
     kept = chosen_in(folder)
     if kept == ChosenPolicies():
         return default_policies().honours

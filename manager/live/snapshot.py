@@ -1,4 +1,4 @@
-"""Snapshots of a core: a manager comes back from the last one instead of all events since the session began.
+"""Snapshots of a core: a manager restarts from the last one instead of all events since the session began.
 
 A file has a line that names the format, lengths and checksums, and three parts: a head (the Stoker that wrote it, the
 following segment, and the fields of each class), facts that are certain, and the pickled core. A manager reads the core
@@ -48,7 +48,6 @@ _CONTAINERS = frozenset({OrderedDict, deque, defaultdict, Counter, set, frozense
 _LOADED = {(each.__module__, each.__qualname__): each for each in _CONTAINERS}
 _ABSENT = "stoker: this field was never set"
 _AT_ONCE = 500
-"""Nouns that are written with one `dump`."""
 
 Layout = dict[str, list[str]]
 """The fields of each class, in the order in which they are written; "*" stands for its `__dict__`."""
@@ -65,7 +64,7 @@ class Unreadable(StokerError):
 
 
 def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
-    """Write an object and everything that it refers to. `modules`: those of a user's policies.
+    """Write an object and everything that it refers to. `modules`: of a user's policies.
 
     Raises Unsaveable, OSError.
     """
@@ -107,7 +106,6 @@ class _Pickler(pickle.Pickler):
         self.nouns: list[object] = []
         self.layout: Layout = {}
         self._kinds: dict[type, bool] = {}
-        """Whether instances of a class are nouns."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Any
 
 import pytest
 from factory.toy_batch import Clock, ToyBatch
@@ -63,6 +64,11 @@ class Desk:
         self.clock.now += seconds
         return self.settle()
 
+    def see(self, seconds: float, *facts: Any, **more: Any) -> list[FactoryUpdate]:
+        """Some seconds later, when job 1 has this status."""
+        self.batch.statuses["1"] = BatchJobStatus(*facts, **more)
+        return self.later(seconds)
+
     def order(self, *blocks: BlockId) -> list[FactoryUpdate]:
         self.keeper.order(blocks)
         return self.settle()
@@ -79,12 +85,9 @@ def told(news: list[FactoryUpdate]) -> list[tuple[str, BlockPhase, str]]:
 
 def test_a_block_goes_its_way(desk: Desk) -> None:
     assert told(desk.order(B0)) == [(B0, PENDING, "")]
-    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 600)
-    assert desk.later(1) == [BlockUpdate(B0, PENDING, "1", "Priority", 600)]
-    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
-    assert told(desk.later(10)) == [(B0, RUNNING, "on n1")]
-    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "preempted by Slurm")
-    assert told(desk.later(10)) == [(B0, ENDED, "preempted by Slurm")]
+    assert desk.see(1, PENDING, "Priority", 600) == [BlockUpdate(B0, PENDING, "1", "Priority", 600)]
+    assert told(desk.see(10, RUNNING, "on n1")) == [(B0, RUNNING, "on n1")]
+    assert told(desk.see(10, ENDED, "preempted by Slurm")) == [(B0, ENDED, "preempted by Slurm")]
     assert desk.keeper.due_in() is None
 
 
@@ -92,10 +95,10 @@ def test_what_has_not_changed_is_not_said_again(desk: Desk) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 600)
     desk.later(1)
-    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 590)
-    assert desk.later(10) == []
-    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 4000)
-    assert [each.expected_in_s for each in desk.later(10) if isinstance(each, BlockUpdate)] == [4000]
+    assert desk.see(10, PENDING, "Priority", 590) == []
+    assert [
+        each.expected_in_s for each in desk.see(10, PENDING, "Priority", 4000) if isinstance(each, BlockUpdate)
+    ] == [4000]
 
 
 def test_a_requeued_job_is_pending_again(desk: Desk) -> None:
@@ -111,16 +114,16 @@ def test_the_manager_hears_why_a_job_runs_no_longer(desk: Desk) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     desk.later(1)
-    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "BeginTime", again="queued again by Slurm")
-    assert desk.later(10) == [BlockUpdate(B0, PENDING, "1", "queued again by Slurm: BeginTime")]
-    desk.batch.statuses["1"] = BatchJobStatus(
-        PENDING, "BeginTime", loss=LossReason.PREEMPTED, again="preempted by Slurm"
-    )
-    assert desk.later(10) == [BlockUpdate(B0, PENDING, "1", "preempted by Slurm: BeginTime", loss=LossReason.PREEMPTED)]
-    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n2")
-    assert desk.later(10) == [BlockUpdate(B0, RUNNING, "1", "on n2")]
-    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "cancelled", loss=LossReason.CANCELLED)
-    assert desk.later(10) == [BlockUpdate(B0, ENDED, "1", "cancelled", loss=LossReason.CANCELLED)]
+    assert desk.see(10, PENDING, "BeginTime", again="queued again by Slurm") == [
+        BlockUpdate(B0, PENDING, "1", "queued again by Slurm: BeginTime")
+    ]
+    assert desk.see(10, PENDING, "BeginTime", loss=LossReason.PREEMPTED, again="preempted by Slurm") == [
+        BlockUpdate(B0, PENDING, "1", "preempted by Slurm: BeginTime", loss=LossReason.PREEMPTED)
+    ]
+    assert desk.see(10, RUNNING, "on n2") == [BlockUpdate(B0, RUNNING, "1", "on n2")]
+    assert desk.see(10, ENDED, "cancelled", loss=LossReason.CANCELLED) == [
+        BlockUpdate(B0, ENDED, "1", "cancelled", loss=LossReason.CANCELLED)
+    ]
 
 
 def test_what_the_manager_had_cancelled_is_no_loss(desk: Desk) -> None:
@@ -129,8 +132,9 @@ def test_what_the_manager_had_cancelled_is_no_loss(desk: Desk) -> None:
     desk.later(1)
     desk.keeper.cancel([B0], "idle")
     desk.settle()
-    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "cancelled", loss=LossReason.CANCELLED)
-    assert desk.later(10) == [BlockUpdate(B0, ENDED, "1", "cancelled: idle")]
+    assert desk.see(10, ENDED, "cancelled", loss=LossReason.CANCELLED) == [
+        BlockUpdate(B0, ENDED, "1", "cancelled: idle")
+    ]
 
 
 def test_an_order_that_is_heard_twice_is_one(desk: Desk) -> None:
@@ -402,17 +406,6 @@ def test_of_two_jobs_of_a_block_the_running_one_stays(desk: Desk) -> None:
     assert desk.batch.cancelled == [waiting]
 
 
-def test_no_job_is_touched_before_the_manager_has_spoken(desk: Desk) -> None:
-    def make() -> Batch:
-        return desk.batch
-
-    desk.batch.put(B0, BatchJobStatus(RUNNING))
-    desk.keeper = BlockKeeper("lab", make=make, owners={}, poll_s=10, lag_s=60, clock=desk.clock)
-    assert desk.keeper.due_in() is None
-    assert desk.keeper.step() == []
-    assert not desk.batch.cancelled
-
-
 def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: Desk) -> None:
     stray = desk.batch.put(B2, BatchJobStatus(RUNNING, "on n1"))
     assert desk.settle() == [BlockUpdate(B2, RUNNING, stray, "on n1", source="lab")]
@@ -453,8 +446,7 @@ def test_cancel_before_and_after_the_submission(desk: Desk) -> None:
     assert (B1, ENDED, "cancelled before it was submitted: no call could use it") in told(desk.settle())
     assert desk.batch.submitted == [B0]
     assert desk.batch.cancelled == ["1"]
-    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "cancelled")
-    assert told(desk.later(1)) == [(B0, ENDED, "cancelled: no call could use it")]
+    assert told(desk.see(1, ENDED, "cancelled")) == [(B0, ENDED, "cancelled: no call could use it")]
 
 
 def test_a_cancel_without_effect_is_repeated(desk: Desk) -> None:

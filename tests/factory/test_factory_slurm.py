@@ -288,13 +288,6 @@ def test_a_reason_that_stays_says_so_and_what_to_do(
     assert re.match(f"{reason}.*{what}", batch.query([job])[job].reason)
 
 
-def test_a_limit_of_jobs_says_what_to_do(batch: SlurmBatch, slurm: FakeSlurm) -> None:
-    limit = "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size)"
-    slurm.fault("sbatch", code=1, err=f"sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: {limit}")
-    with pytest.raises(BatchTrouble, match=r"lower \[pilot\] max_blocks"):
-        batch.submit(B7)
-
-
 def test_sbatch_that_waits_for_room_has_made_no_job(slurm: FakeSlurm, tmp_path: Path) -> None:
     quick = SlurmBatch(site(command_limit_s=Duration(1)), session="k3v9", folder=tmp_path, command=str)
     shim = slurm.bin / "sbatch"
