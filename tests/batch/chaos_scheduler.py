@@ -10,7 +10,7 @@ from pathlib import Path
 from batch.chaos import Stage, Step, Way
 from batch.chaos_processes import Processes
 from batch.chaos_victims import node_of
-from batch.lab.needs import PATH
+from batch.lab.commands import PATH
 
 HANGS_S = (1.0, 5.0)
 GONE_S = (1.0, 4.0)

@@ -25,7 +25,7 @@ from batch.chaos_scheduler import Scheduler
 from batch.chaos_sockets import Sockets
 from batch.chaos_victims import HEAD, Ran
 from batch.chaos_watch import Watch
-from batch.lab import needs
+from batch.lab import commands
 from batch.lab.cluster import Cluster
 from batch.lab.commands import until
 from batch.lab.shape import LabError
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("runs/soak"), help="for the record, and evidence")
     parser.add_argument("--resume", action="store_true", help="go on with the plan of the record in the folder")
     given = parser.parse_args(arguments)
-    if why := needs.missing_for_namespaces():
+    if why := commands.missing_for_namespaces():
         print(f"no soak here: {why}", file=sys.stderr)
         return 2
     before = json.loads((given.folder / "record.json").read_text()) if given.resume else None

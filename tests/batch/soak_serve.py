@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from batch.lab import needs
+from batch.lab import commands
 from batch.lab.cluster import Cluster
 from batch.lab.commands import until
 from batch.lab.shape import LabError, Shape
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6)))
     parser.add_argument("--folder", type=Path, default=Path("runs/soak-serve"), help="for the record, and logs")
     given = parser.parse_args(arguments)
-    if why := needs.missing_for_slurm():
+    if why := commands.missing_for_slurm():
         print(f"no soak here: {why}", file=sys.stderr)
         return 2
     print(f"soak of the gateway: {given.minutes:g} minutes; the same again: STOKER_SOAK_SEED={given.seed}", flush=True)

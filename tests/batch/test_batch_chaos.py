@@ -18,7 +18,7 @@ from batch.chaos import Chaos, Way, plan
 from batch.chaos_scene import PROGRAMS
 from batch.chaos_victims import Ran
 from batch.chaos_watch import LIBRARY_FDS, MORE_BYTES, MORE_FDS, YOUNG_S, Growth, own_fds
-from batch.lab import needs
+from batch.lab import commands
 
 SECONDS = float(os.environ.get("STOKER_SOAK_S") or 20)
 SEED = int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6))
@@ -109,7 +109,7 @@ def test_a_process_that_takes_ever_more_is_told(more_fds: int, more_rss: int, sa
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 900)
 def test_every_call_ends_once_whatever_happens(tmp_path: Path, capfd, monkeypatch):
-    if why := needs.missing_for_namespaces():
+    if why := commands.missing_for_namespaces():
         pytest.skip(why)
     monkeypatch.chdir(tmp_path)  # commands on the head begin where this process is
     with capfd.disabled():

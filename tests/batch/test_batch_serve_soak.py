@@ -17,7 +17,7 @@ if not all(map(find_spec, ("httpx", "starlette", "uvicorn", "prometheus_client",
 
 import httpx
 from batch import soak_serve
-from batch.lab import needs
+from batch.lab import commands
 from batch.serve_clients import Clients, Outage, Question
 
 SECONDS = float(os.environ.get("STOKER_SOAK_S") or 90)
@@ -29,7 +29,7 @@ QUESTION = Question("Why?", 3)
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 900)
 def test_answers_are_whole_and_right_whatever_is_taken_away(tmp_path: Path, monkeypatch):
-    if why := needs.missing_for_slurm():
+    if why := commands.missing_for_slurm():
         pytest.skip(why)
     monkeypatch.chdir(tmp_path)
     soak = soak_serve.ServeSoak(tmp_path / "record", seed=SEED, every_s=30.0, walltime="2 min", clients=4, pause_s=3.0)

@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from batch.condor import act, query, status, submit
+from batch.condor import act, query
 
 SOCKET = "commands"
 
@@ -20,11 +20,11 @@ def run(folder: Path, command: str, arguments: list[str]) -> int:
         case "condor_history":
             return query.condor_history(folder, arguments)
         case "condor_status":
-            return status.condor_status(folder, arguments)
+            return query.condor_status(folder, arguments)
         case "condor_config_val":
-            return status.condor_config_val(arguments)
+            return query.condor_config_val(arguments)
         case "condor_submit":
-            return submit.main(folder, arguments)
+            return act.condor_submit(folder, arguments)
         case _:
             return act.main(folder, command, arguments)
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from batch.condor.ads import HELD, IDLE, REMOVED, Ad, no_longer_held, turn
 from batch.condor.queue import Queue, id_of, schedd_is_up
-from batch.condor.until import until
+from live.peers import until
 from polling import PATIENCE_S
 
 COMMANDS = (

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 from batch.condor.needs import daemons
-from batch.condor.until import until
 from free_port import free_port
+from live.peers import until
 from polling import PATIENCE_S
 
 COMMANDS = (

@@ -111,7 +111,7 @@ def test_killed_while_it_submits_nothing_is_submitted_twice(
     make_pool: Callable[..., Pool], manager: ManagerEnd, moment: str
 ) -> None:
     from batch.condor.machines import machine
-    from batch.condor.until import until
+    from live.peers import until
 
     pool = make_pool(machine("n1"))
     submit, waits = pool.bin / "condor_submit", pool.folder / "waits"

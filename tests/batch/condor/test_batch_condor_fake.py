@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from batch.condor.until import until
+from live.peers import until
 
 if TYPE_CHECKING:
     from batch.condor.pool import Pool

@@ -1,4 +1,7 @@
-"""Programs over HTCondor: the manager, the factory, the jobs and the pilots in them are real."""
+"""Programs over HTCondor: the manager, the factory, the jobs and the pilots in them are real.
+
+The site suite on HTCondor: over its own daemons where they are on PATH, else over the stand-in.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,15 @@ from pathlib import Path
 
 import pytest
 from batch.condor.machines import machine
+from batch.test_batch_site_suite import NOT_TRIED, prove
 from environment.small import SmallEnvironment
 from faults.world import until
 from packaging.requirements import Requirement
 
 import stoker
+
+# ---- test batch condor programs
+
 
 SITE = """
 name = "pool"
@@ -260,3 +267,18 @@ def test_machines_that_see_nothing_of_ours_get_everything_sent(pool, world, smal
     assert given["prefix"].startswith(sandbox)
     assert given["stoker"].startswith(given["prefix"])
     assert pool.queued() == []
+
+
+# ---- test batch condor site suite
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_every_promise_holds_on_htcondor(make_pool, world):
+    make_pool(machine("n1"), machine("n2"))
+    site = write_site(world.path, provider='memory = "1 GB"')
+    page = prove(site, world.home)
+    verdicts = {each["title"]: each["verdict"] for each in page["promises"]}
+    one_device = {"a context over two devices holds both"}
+    assert {title for title, verdict in verdicts.items() if verdict != "holds"} == NOT_TRIED | one_device, page
+    assert set(verdicts.values()) == {"holds", "not tried"}, page
