@@ -92,12 +92,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callable[[], None]) -> ManagerServer:
-    patience = Patience(
-        heartbeat_s=options.heartbeat,
-        silence_s=3 * options.heartbeat,
-        pilot_lease_s=options.pilot_lease,
-        idle_s=options.idle,
-    )
+    heartbeat_s = options.heartbeat
+    patience = Patience(heartbeat_s, 3 * heartbeat_s, pilot_lease_s=options.pilot_lease, idle_s=options.idle)
     logging.info("policy: %s", chosen_in(folder))
     return ManagerServer(
         folder,

@@ -51,11 +51,9 @@ HELLO_LIMIT_S = 20.0
 
 class Ending(enum.IntEnum):
     OVER = 0
-    """The session is over and no job of it is left, or another factory continues."""
     FAILED = 1
     REFUSED = 2
     JOBS_LEFT = 3
-    """The session is over, and jobs of it are still there: factory.log names them."""
     MANAGER_AWAY = 4
 
 
@@ -346,12 +344,8 @@ class Factory:
                 worker.tell(partial(worker.cancel_waiting, reason, self._end_limit_s))
         elif away_s > HELLO_LIMIT_S and not self._spoke_of_it:
             self._spoke_of_it = True
-            log.warning(
-                "nobody has answered at %s for %.0f s: after %.0f s blocks that wait are cancelled",
-                self._link.dealer.address,
-                away_s,
-                self._lease_s,
-            )
+            text = "nobody has answered at %s for %.0f s: after %.0f s blocks that wait are cancelled"
+            log.warning(text, self._link.dealer.address, away_s, self._lease_s)
 
     def _verdict(self) -> Ending:
         ending = self._ending or Ending.OVER

@@ -47,12 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stoker-factory", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="session folder, with its site files and keys")
     parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="who starts it (its manager)")
-    parser.add_argument(
-        "--turn-limit-s", type=float, default=TURN_LIMIT_S, metavar="S", help="for the factory before to be gone"
-    )
-    parser.add_argument(
-        "--end-limit-s", type=float, default=END_LIMIT_S, metavar="S", help="for jobs to be gone at the end"
-    )
+    for option, limit_s, what in (
+        ("--turn-limit-s", TURN_LIMIT_S, "for the factory before to be gone"),
+        ("--end-limit-s", END_LIMIT_S, "for jobs to be gone at the end"),
+    ):
+        parser.add_argument(option, type=float, default=limit_s, metavar="S", help=what)
     options = parser.parse_args(arguments)
     folder = SessionFolder(options.session)
     parsl_parts.import_in_parts()
@@ -94,11 +93,8 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
     if locks.take(descriptor):
         return True
     began = time.monotonic()
-    log.info(
-        "another factory of the session is there, %s: waiting for it to leave, for %s at most",
-        _who(file),
-        show_seconds(limit_s),
-    )
+    text = "another factory of the session is there, %s: waiting for it to leave, for %s at most"
+    log.info(text, _who(file), show_seconds(limit_s))
     if not _wait(descriptor, limit_s=limit_s, give_up=lambda: os.getppid() != parent):
         if os.getppid() != parent:
             log.info("the manager that started this factory (pid %d) is gone: this one leaves", parent)

@@ -111,6 +111,11 @@ class JournalPast:
             if not isinstance(record, Decided):
                 yield now, record
 
+    def replay(self) -> None:
+        """Handle all events."""
+        for now, event in self.events():
+            self.handle(event, now)
+
     def records(self) -> Iterator[tuple[float, Event | Decided]]:
         """Yield the events since then, and checks of the decisions on them. Damage is an event: `RecordsLost`."""
         if not self.is_whole:

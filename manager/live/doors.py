@@ -36,13 +36,7 @@ from stoker.protocol.to_manager import AskCalls, AskStatus, AskStory, ClientHell
 log = logging.getLogger("stoker.manager")
 
 _ZAP = "inproc://zeromq.zap.01"
-_WATCHED = (
-    zmq.EVENT_ACCEPTED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
+_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 FRAME_LIMIT_BYTES = 64 * 1024 * 1024
 """The manager refuses larger frames: payloads over 1 MB travel as objects."""
 HANDSHAKE_MS = 5_000
@@ -145,7 +139,6 @@ class Doors:
         """Descriptors of broken connections. Frames that came over them may still wait to be read."""
         self._read_after_break: list[bytes] = []
         """Identities of peers whose frame was read from a broken connection: they look alive, and have left."""
-        self.turned_away = 0
 
     def _bind(
         self, folder: SessionFolder, address: str, interface: str, ports: tuple[int, int], *, any_port: bool
@@ -209,16 +202,13 @@ class Doors:
             if event == zmq.EVENT_ACCEPTED:
                 self._closed.discard(descriptor)
                 self._unproven.accepted(descriptor)
-                continue
-            if event != zmq.EVENT_DISCONNECTED:
-                self.turned_away += 1
-                continue
-            self._closed.add(descriptor)
-            self._unproven.settled(descriptor)
-            peer = self._by_fd.pop(descriptor, None)
-            if peer is not None and self._fds.get(peer) == descriptor:
-                del self._fds[peer]
-                yield peer
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._closed.add(descriptor)
+                self._unproven.settled(descriptor)
+                peer = self._by_fd.pop(descriptor, None)
+                if peer is not None and self._fds.get(peer) == descriptor:
+                    del self._fds[peer]
+                    yield peer
 
     def frames(self, most: int = 2000) -> Iterator[tuple[User, bytes, Any]]:
         """Yield frames: the owner of the peer's key, the identity of the connection, the bytes."""
@@ -229,7 +219,6 @@ class Doors:
             except again:
                 return
             if len(parts) != 2:
-                self.turned_away += 1
                 continue
             peer, body = parts[0].bytes, parts[1]
             text = str(body.get("User-Id"))

@@ -47,16 +47,6 @@ _SHOWN = 12
 _LONGEST = 200
 
 
-def replay(
-    path: Path, session: str, policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
-) -> Core | None:
-    """Return the core as it was after the journal's last event, or None if the journal is empty."""
-    past = JournalPast(path, session, policies, watch=watch)
-    for now, event in past.events():
-        past.handle(event, now)
-    return past.core
-
-
 def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Story:
     """Return the story of a session that is over, or of a call that has ended. Raises SessionError."""
     try:
@@ -93,8 +83,7 @@ def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedSta
 
 def _replayed(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tuple[Core, float]:
     past = JournalPast(folder.journal, folder.read().session, policies_of(folder), watch=watch)
-    for now, event in past.events():
-        past.handle(event, now)
+    past.replay()
     if past.core is None:
         raise SessionError(f"the journal of {folder.path} is empty: nothing has happened in the session")
     return past.core, past.since

@@ -401,12 +401,8 @@ class ManagerServer:
         self._peers.expect_all_back(state, now)
         self._give(events.ManagerRestarted(lost), now, commands)
         self._end_turn(commands)
-        log.warning(
-            "came back from the journal: %d calls open, %d done, %d pilots",
-            len(state.calls),
-            state.done,
-            len(state.pilots),
-        )
+        counts = len(state.calls), state.done, len(state.pilots)
+        log.warning("came back from the journal: %d calls open, %d done, %d pilots", *counts)
 
 
 def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float], now: float) -> Event | None:

@@ -18,8 +18,10 @@ from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli.session_choice import story_of
 from stoker.manager.core import story
+from stoker.manager.core.reactor import Core
 from stoker.manager.live import records
-from stoker.manager.live.replay import replay, session_in, status_of_ended_session, story_of_ended_session, verify
+from stoker.manager.live.comeback import JournalPast
+from stoker.manager.live.replay import session_in, status_of_ended_session, story_of_ended_session, verify
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.validate import validate
 from stoker.protocol import to_client, to_pilot, wire
@@ -28,6 +30,12 @@ from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
 
 PAYLOAD = b"x" * 300
+
+
+def replay(folder: SessionFolder) -> Core | None:
+    past = JournalPast(folder.journal, "test")
+    past.replay()
+    return past.core
 
 
 class Compacting(Manager):
@@ -182,7 +190,7 @@ def test_a_journal_is_compacted_while_its_session_goes_on(
     found = verify(folder.journal, session=session_in(folder.journal)[1], policies=default_policies())
     assert found.difference is None
     assert found.since > 0
-    core = replay(folder.journal, "test")
+    core = replay(folder)
     assert core is not None
     validate(core.state)
     assert (core.state.done, len(core.state.calls)) == (240, 5)
@@ -254,7 +262,7 @@ def test_a_child_that_is_killed_costs_nothing(
     assert len(records.list_segments(folder.journal)) == 2
     work.client.send(say.EndSession("test is over"))
     assert manager.ended() == 0
-    core = replay(folder.journal, "test")
+    core = replay(folder)
     assert core is not None
     assert core.state.done == 180
 
@@ -271,7 +279,7 @@ def test_a_segment_without_its_snapshot_says_so(tmp_path: Path, folder: SessionF
     assert len(records.list_segments(folder.journal)) == 2
     records.kept_path(folder.journal, 1).unlink()
     with pytest.raises(SessionError, match="does not tell how the session began"):
-        replay(folder.journal, "test")
+        replay(folder)
 
 
 def _lives(pid: int) -> bool:

@@ -117,7 +117,6 @@ def fill_up(manager: Manager, peers: Peers, folder: SessionFolder) -> tuple[Peer
     client, pilot = welcomed(peers, "client", "pilot")
     client.define(CODE)
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 1)
-    pilot.hear(to_pilot.PilotWelcome)
     limit(manager.process.pid, folder.journal.stat().st_size + 30)
     client.submit(0)
     until(lambda: "cannot be written" in folder.manager_log.read_text(), what="the log tells of it")
