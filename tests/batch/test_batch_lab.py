@@ -39,7 +39,7 @@ def test_a_hung_slurmctld_answers_when_it_goes_on(slurm):
     assert slurm.queue() == []
 
 
-def test_a_cancelled_preempted_job_is_over_and_a_node_may_be_one_of_its_own(make_cluster, tmp_path):
+def test_cancelled_preempted_job_is_over(make_cluster, tmp_path):
     cluster = make_cluster(Shape(gpus=("a10:2", ""), preempt=Preempt.CANCEL, namespaces=True))
     out = tmp_path / "out"
     job = cluster.submit(

@@ -93,7 +93,7 @@ def test_anything_else_has_failed(reply, why):
     assert why in clients.tally.failed[0]["why"]
 
 
-def test_what_breaks_while_the_gateway_is_down_is_sent_again_and_its_last_sending_decides():
+def test_requests_are_sent_again_after_the_gateway_was_down():
     clients, ask = answers(httpx.ReadError("reset"), httpx.ConnectError("refused"), stream("a", "b", "c"))
     clients.outages.append(Outage(killed_at=0.0))
     ask()

@@ -181,7 +181,7 @@ def test_a_pilot_that_finds_no_gpu_of_those_that_were_asked_for(make_cluster, wo
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM])
-def test_a_probe_that_is_ended_by_a_signal_while_its_job_waits_leaves_nothing(slurm, world, how):
+def test_probe_ended_by_a_signal_leaves_no_job(slurm, world, how):
     write_site(world.path, provider={"options": ["--begin=now+600"]})
     words = [sys.executable, "-m", "stoker.manager.cli.entry", "doctor", "lab.toml", "--probe", "--wait", "100"]
     process = world.spawn(words, folder=world.path)

@@ -79,7 +79,7 @@ def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, 
 
 
 @pytest.mark.long
-def test_preempted_and_cancelled_without_grace_another_block_takes_its_place(make_cluster, world, stream, go):
+def test_preempted_block_without_grace_is_replaced(make_cluster, world, stream, go):
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), preempt=Preempt.CANCEL))
     with load(world, provider={"gpus": "a10:1"}) as session:
         results = stream()

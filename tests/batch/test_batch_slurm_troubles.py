@@ -37,7 +37,7 @@ def test_what_slurm_refuses_fails_the_calls_in_its_own_words(slurm, world):
         assert "lab" in str(caught.value), "which site it is"
 
 
-def test_a_full_cluster_shows_why_a_block_waits_and_when_it_should_start(slurm, world):
+def test_full_cluster_shows_why_a_block_waits_and_until_when(slurm, world):
     for node in slurm.shape.nodes:
         slurm.submit("sleep 1000", "--partition=main", "--exclusive", f"--nodelist={node}", "--time=7")
     until(lambda: all(line[2] == "RUNNING" for line in slurm.queue()), what="a full cluster")
@@ -63,7 +63,7 @@ def test_a_partition_that_is_down_says_so(slurm, world):
 
 
 @pytest.mark.long
-def test_a_slurmctld_that_hangs_is_told_and_the_block_is_submitted_when_it_goes_on(slurm, world):
+def test_hanging_slurmctld_is_trouble_until_it_answers(slurm, world):
     slurm.freeze("slurmctld")
     with load(world, provider={"command_limit": "4 s"}) as session:
         call = stoker.app()(double)(5)
@@ -263,7 +263,7 @@ print(json.dumps([nodes, status.lost_pilots, status.rerun_calls, status.failed])
 
 
 @pytest.mark.long
-def test_a_node_that_answers_slowly_is_kept_and_the_other_does_the_most(make_cluster, world, monkeypatch):
+def test_slow_node_is_kept_and_gets_fewer_calls(make_cluster, world, monkeypatch):
     monkeypatch.chdir(world.path)  # commands on the head begin where this process is
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), namespaces=True))
     slow = cluster.machines["n1"].inside("tc", "qdisc", "add", "dev", "eth0", *RATE)

@@ -88,7 +88,7 @@ def test_large_answers_fit(tmp_path: Path) -> None:
     assert len(said.out) == 3_000_001
 
 
-def test_what_slurm_said_to_this_process_and_the_users_defaults_are_hidden() -> None:
+def test_slurm_variables_of_this_process_are_hidden() -> None:
     given = {"PATH": "/bin", "SLURM_JOB_ID": "1", "SBATCH_PARTITION": "x", "SQUEUE_FORMAT": "%i", "SLURM_CONF": "/c"}
     assert clean_environment(given) == {"PATH": "/bin", "SLURM_CONF": "/c"}
 
@@ -222,7 +222,7 @@ def test_pilots_of_other_sessions_are_none_of_ours(place: Place, tmp_path: Path)
     until(lambda: not batch.find(), what="its end")
 
 
-def test_worker_init_runs_before_a_local_pilot_which_keeps_the_process_id_of_the_job(
+def test_worker_init_runs_before_a_local_pilot(
     place: Place,
 ) -> None:
     place.program = "import os, sys; sys.exit(f'{os.getpid()} of {os.environ[chr(83)]}')"

@@ -332,7 +332,7 @@ def test_a_block_whose_jobs_are_hidden_is_not_submitted_for_ever(desk: Desk) -> 
     ]
 
 
-def test_after_that_each_block_has_one_try_until_a_submission_is_answered(desk: Desk) -> None:
+def test_each_later_block_has_one_try_until_an_answer(desk: Desk) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     until_submitted(desk, times=99)
@@ -345,7 +345,7 @@ def test_after_that_each_block_has_one_try_until_a_submission_is_answered(desk: 
     assert desk.keeper.trouble == ""
 
 
-def test_while_submissions_wait_for_an_answer_jobs_are_watched_and_cancelled(desk: Desk) -> None:
+def test_jobs_are_watched_while_submissions_wait(desk: Desk) -> None:
     desk.order(B0)
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B1)
@@ -467,7 +467,7 @@ def test_a_block_that_ended_well_while_it_was_cancelled_is_done(desk: Desk) -> N
     assert (B0, ENDED, "done") in told([*desk.settle(), *desk.later(1)])
 
 
-def test_a_manager_that_has_lost_a_part_of_its_journal_is_told_all_of_it_again(desk: Desk) -> None:
+def test_manager_with_a_lost_journal_part_hears_all_again(desk: Desk) -> None:
     desk.order(B0, B1, B2)
     desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     desk.batch.statuses["3"] = BatchJobStatus(ENDED, "exit code 1")
@@ -482,7 +482,7 @@ def test_a_manager_that_has_lost_a_part_of_its_journal_is_told_all_of_it_again(d
     assert desk.batch.submitted == [B0, B1, B2]
 
 
-def test_the_end_of_a_block_is_told_again_to_a_manager_that_has_lost_it(desk: Desk) -> None:
+def test_manager_that_lost_a_blocks_end_hears_it_again(desk: Desk) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = BatchJobStatus(ENDED, "exit code 1")
     desk.later(10)

@@ -301,7 +301,7 @@ Sat Nov 21 10:00:05: Starting (Pid 4711);
         (ProviderKind.LSF, BHIST.format(more="Sat Nov 21: Exited; TERM_OWNER: job killed"), ENDED, "cancelled"),
     ],
 )
-def test_accounting_tells_of_a_job_that_is_not_listed(
+def test_accounting_knows_unlisted_jobs(
     world: World, kind: ProviderKind, text: str, phase: BlockPhase | None, reason: str
 ) -> None:
     job = world.batch.submit(BlockId("b0"))

@@ -113,7 +113,7 @@ class World:
 
 
 @pytest.mark.parametrize("sources", [1, 3])
-def test_a_hundred_blocks_are_submitted_watched_and_cancelled_without_a_refusal(sources: int) -> None:
+def test_hundred_blocks_stay_within_the_request_budget(sources: int) -> None:
     world = World(sources=sources)
     blocks = [BlockId(f"b{n}") for n in range(100)]
     for n, keeper in enumerate(world.keepers):

@@ -109,7 +109,7 @@ def test_sbatch_that_hangs_is_told_and_submits_nothing_twice(manager: ManagerEnd
     assert [job["name"] for job in slurm.jobs().values()] == ["stoker-k3v9-b0", "stoker-k3v9-b1"]
 
 
-def test_a_job_that_listings_lack_is_lost_after_the_listing_lag(
+def test_job_that_listings_lack_is_lost_after_the_lag(
     manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
 ) -> None:
     write_sites(folder.sites, [slurm_site(), slurm_site("slow", listing_lag_s=Duration(3600))])
@@ -139,7 +139,7 @@ def test_a_hanging_site_holds_up_no_other(manager: ManagerEnd, folder: SessionFo
     assert "no qsub on its PATH" in manager.hear("b1", REFUSED).reason
 
 
-def test_killed_while_listings_lag_nothing_is_submitted_twice(
+def test_nothing_is_submitted_twice_while_listings_lag(
     manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
 ) -> None:
     write_sites(folder.sites, [slurm_site(listing_lag_s=Duration(3600))])
@@ -164,9 +164,7 @@ def test_killed_while_listings_lag_nothing_is_submitted_twice(
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"] * 2
 
 
-def test_the_end_cancels_a_job_whose_id_nobody_knows(
-    manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
-) -> None:
+def test_end_cancels_a_job_without_a_known_id(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
     write_sites(folder.sites, [slurm_site(listing_lag_s=Duration(3600))])
     factory = manager.start_factory()
     for command in ("squeue", "sbatch"):
@@ -256,7 +254,7 @@ def test_jobs_that_cannot_be_cancelled_are_named(manager: ManagerEnd, slurm: Fak
     assert job in (folder.path / "factory.log").read_text()
 
 
-def test_a_job_that_is_just_being_submitted_at_the_end_is_cancelled_too(
+def test_job_under_submission_at_the_end_is_cancelled(
     manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder
 ) -> None:
     write_sites(folder.sites, [slurm_site(command_limit_s=Duration(60))])
@@ -272,7 +270,7 @@ def test_a_job_that_is_just_being_submitted_at_the_end_is_cancelled_too(
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 
 
-def test_a_batch_system_that_hangs_at_the_end_is_named_with_what_it_may_have(
+def test_batch_system_that_hangs_at_the_end_is_named(
     manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder
 ) -> None:
     write_sites(folder.sites, [slurm_site(command_limit_s=Duration(600))])

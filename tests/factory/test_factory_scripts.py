@@ -292,7 +292,7 @@ print(parsl.python_app is python_app, "parsl.executors" in sys.modules)
 """
 
 
-def test_providers_are_imported_without_the_rest_which_comes_when_asked_for() -> None:
+def test_providers_are_imported_without_the_rest_of_parsl() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[]", "Config SlurmProvider module", "True True"]

@@ -130,9 +130,7 @@ def test_a_factory_that_is_killed_is_followed_by_another(slurm: FakeSlurm, tmp_p
     assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
 
 
-def test_a_block_that_is_wanted_when_the_factory_has_just_come_again_is_submitted(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_block_is_submitted_right_after_a_factory_restart(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     on_demand = site(tmp_path, pilot="init_blocks = 0", policy="opportunistic")
     with stoker.load(on_demand, run_dir=str(tmp_path / "runs")) as session:
@@ -146,9 +144,7 @@ def test_a_block_that_is_wanted_when_the_factory_has_just_come_again_is_submitte
 
 
 @pytest.mark.long
-def test_managers_that_die_in_their_first_moments_leave_one_factory_and_it_serves(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_managers_that_die_early_leave_one_working_factory(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
         assert block_of_this().result(120) == ("b1", True)

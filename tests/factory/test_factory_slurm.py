@@ -189,9 +189,7 @@ def test_a_job_that_squeue_has_forgotten_is_asked_of_scontrol(batch: SlurmBatch,
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
 @pytest.mark.parametrize("count", [1, 5])
-def test_a_job_that_squeue_omits_is_as_scontrol_says(
-    batch: SlurmBatch, slurm: FakeSlurm, state: str, count: int
-) -> None:
+def test_job_that_squeue_omits_is_as_scontrol_says(batch: SlurmBatch, slurm: FakeSlurm, state: str, count: int) -> None:
     jobs = [batch.submit(BlockId(f"b{number}")) for number in range(count)]
     for job in jobs:
         slurm.put(job, state=state, forgotten="squeue", nodes="n1", reason="Resources")
@@ -280,9 +278,7 @@ def test_the_id_is_found_among_lines_of_the_site(batch: SlurmBatch, slurm: FakeS
         ("Priority", "$"),
     ],
 )
-def test_a_reason_that_stays_says_so_and_what_to_do(
-    batch: SlurmBatch, slurm: FakeSlurm, reason: str, what: str
-) -> None:
+def test_lasting_reason_comes_with_advice(batch: SlurmBatch, slurm: FakeSlurm, reason: str, what: str) -> None:
     job = batch.submit(B7)
     slurm.put(job, reason=reason)
     assert re.match(f"{reason}.*{what}", batch.query([job])[job].reason)
@@ -314,9 +310,7 @@ def test_a_job_that_is_queued_again_is_pending(batch: SlurmBatch, slurm: FakeSlu
     assert (look.phase, look.reason) == (BlockPhase.PENDING, "BeginTime")
 
 
-def test_jobs_are_found_by_their_names_also_by_another_process(
-    batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_jobs_of_another_process_are_found_by_name(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
     job = batch.submit(B7)
     slurm.put("900", name="stoker-other-b7", state="RUNNING")
     slurm.put("901", name="somebody's|job", state="RUNNING")

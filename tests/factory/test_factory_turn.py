@@ -69,9 +69,7 @@ def test_a_factory_says_from_its_first_moment_what_it_does(manager: ManagerEnd, 
     said(folder, "knows of 0 blocks")
 
 
-def test_one_that_waits_names_who_is_in_its_way_and_leaves_with_its_manager(
-    manager: ManagerEnd, folder: SessionFolder
-) -> None:
+def test_waiting_factory_names_the_holder_and_leaves(manager: ManagerEnd, folder: SessionFolder) -> None:
     first = manager.start_factory()
     second = manager.start_factory("--parent", gone_parent(), wait=False)
     assert manager.ended(second) == Ending.OVER
@@ -111,7 +109,7 @@ def test_an_orphan_from_its_first_moment_leaves_when_it_finds_a_manager(manager:
     assert manager.hellos == []
 
 
-def test_a_command_that_outlives_its_factory_is_named_and_ended_when_it_has_taken_too_long(
+def test_command_that_outlives_its_factory_is_killed_in_time(
     manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
 ) -> None:
     first = manager.start_factory()
@@ -129,9 +127,7 @@ def test_a_command_that_outlives_its_factory_is_named_and_ended_when_it_has_take
     manager.hear("b0", BlockPhase.PENDING)
 
 
-def test_factories_that_are_killed_one_after_the_other_do_not_begin_to_wait_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_factories_do_not_restart_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "commands.lock"
     with file.open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -82,7 +82,7 @@ def slow_to_load(log):
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
-def test_every_call_ends_once_with_its_result_while_everything_dies(world, tmp_path, seed):
+def test_every_call_ends_once_while_everything_dies(world, tmp_path, seed):
     log = str(tmp_path / "log")
 
     def work(context, number):

@@ -86,7 +86,7 @@ def filling_its_disk(path: Path, then: str) -> tuple[subprocess.CompletedProcess
 @pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
 @pytest.mark.parametrize("then", ["os.kill(os.getpid(), signal.SIGKILL)", "session.stop()"])
-def test_nothing_stays_when_a_program_whose_disk_is_full_is_killed_or_ends(world, tmp_path, then):
+def test_full_disk_program_leaves_nothing_when_it_ends(world, tmp_path, then):
     ran, disk = filling_its_disk(tmp_path, then)
     assert f"the disk of {disk}/runinfo/000/stoker is full" in ran.stdout, ran.stderr
     assert f"stoker: the journal cannot be written (No space left on device): the disk of {disk}" in ran.stderr
@@ -213,7 +213,7 @@ def test_a_run_folder_that_is_removed_ends_the_session_with_its_reason(world, wh
         assert " was removed while the session ran: the session is over" in last
 
 
-def test_a_program_that_joined_a_session_whose_folder_is_removed_is_told(world, tmp_path, monkeypatch):
+def test_program_hears_that_its_session_folder_is_gone(world, tmp_path, monkeypatch):
     monkeypatch.setattr(membership, "AWAY_S", 1.0)
     folder = session_folder(tmp_path / "session")
     command = [sys.executable, "-m", "stoker.manager.main", "--session", str(folder.path), "--detached"]

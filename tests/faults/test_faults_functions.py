@@ -185,7 +185,7 @@ def test_what_a_call_forks_does_not_outlive_its_library(shared, shared_world):
     until(lambda: not any(is_alive(pid) for pid in (library, child, forked)))
 
 
-def test_a_forked_child_that_returns_into_the_library_does_not_answer_for_it(shared):
+def test_forked_child_does_not_answer_for_the_library(shared):
     @stoker.app()
     def forgets():
         return os.getpid() if os.fork() else -1

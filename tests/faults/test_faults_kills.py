@@ -44,7 +44,7 @@ def test_a_library_in_a_call_is_killed_once_and_the_call_runs_again(session, wor
     assert all(sum(line.startswith(f"{n} on") for line in begun) == 1 for n in range(1, 40))
 
 
-def test_a_library_that_is_killed_when_idle_is_loaded_again_and_no_call_fails(session, world, tmp_path):
+def test_library_killed_when_idle_is_loaded_again(session, world, tmp_path):
     log = str(tmp_path / "log")
 
     @stoker.app(context=loaded(log))
@@ -87,7 +87,7 @@ def test_a_pilot_is_lost_with_its_calls_and_another_block_goes_on(world, tmp_pat
 
 
 @pytest.mark.long
-def test_a_pilot_that_is_told_to_go_before_anybody_has_looked_at_its_block(session, world):
+def test_pilot_ended_before_its_block_was_queried(session, world):
     assert stoker.app()(abs)(-1).result(60) == 1
     pilot = world.pilot()
     kill([pilot], signal.SIGTERM)
@@ -97,7 +97,7 @@ def test_a_pilot_that_is_told_to_go_before_anybody_has_looked_at_its_block(sessi
     assert (status.gone_pilots, status.losses, status.failed) == (1, {"told to end by a signal": 1}, 0)
 
 
-def test_the_manager_is_killed_in_a_stream_of_calls_and_finished_work_is_not_run_again(session, world, tmp_path):
+def test_killed_manager_repeats_no_finished_call(session, world, tmp_path):
     log = str(tmp_path / "log")
 
     @stoker.app(context=loaded(log))
@@ -188,7 +188,7 @@ def test_pilot_and_manager_are_killed_together(world, tmp_path):
 
 
 @pytest.mark.long
-def test_a_manager_that_dies_again_and_again_ends_the_session_with_its_log(session, world):
+def test_manager_that_dies_repeatedly_ends_the_session(session, world):
     @stoker.app()
     def wait():
         time.sleep(60)
@@ -254,7 +254,7 @@ def test_the_client_is_killed_and_nothing_is_left_of_its_session(world):
 
 
 @pytest.mark.long
-def test_manager_and_client_are_killed_together_and_pilots_end_by_themselves(world, tmp_path):
+def test_pilots_end_without_manager_and_client(world, tmp_path):
     site = tmp_path / "site.toml"
     site.write_text('[session]\nheartbeat = "0.5 s"\nlease = "2 s"\n')
     program = world.start(CLIENT.replace("stoker.load()", f"stoker.load({str(site)!r})"))
@@ -328,7 +328,7 @@ def test_a_program_that_forks_keeps_its_session(world):
 
 
 @pytest.mark.long
-def test_a_manager_that_is_killed_again_and_again_while_calls_end_is_not_given_up(session, world):
+def test_manager_that_makes_progress_is_always_restarted(session, world):
     @stoker.app()
     def work(number):
         time.sleep(0.05)

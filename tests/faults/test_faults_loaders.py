@@ -121,7 +121,7 @@ def test_a_loader_that_fails_says_what_where_and_what_it_printed(shared, loader,
     assert any(said in line.text for line in story.lines)
 
 
-def test_a_loader_that_always_fails_fails_all_its_calls_and_is_tried_again_for_later_ones(shared, tmp_path):
+def test_failed_loader_is_tried_again_for_later_calls(shared, tmp_path):
     flag = tmp_path / "weights"
 
     @stoker.context
@@ -216,7 +216,7 @@ def _session(pid):
         return 0
 
 
-def test_a_context_that_no_device_can_hold_fails_at_once_and_names_what_is_there(shared):
+def test_context_that_fits_no_device_fails_at_once(shared):
     [pilot] = shared.status().pilots
     devices = len(pilot.devices)
     for needs, named in (

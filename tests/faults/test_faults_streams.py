@@ -72,7 +72,7 @@ def test_a_pilot_is_killed_while_its_call_yields(quick, world, tmp_path, go):
 
 
 @pytest.mark.long
-def test_a_library_is_killed_while_its_calls_yield_and_a_future_has_the_whole_list(session, world, tmp_path, go):
+def test_future_of_a_killed_stream_has_the_whole_list(session, world, tmp_path, go):
     log = tmp_path / "log"
 
     @stoker.app

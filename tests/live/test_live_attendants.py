@@ -82,7 +82,7 @@ class Turned:
 
 
 @pytest.mark.usefixtures("site", "_nobody_stays")
-def test_a_factory_that_lives_without_a_word_is_told_of_killed_and_followed(
+def test_silent_factory_is_reported_killed_and_replaced(
     folder: SessionFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     turned = Turned(folder)
@@ -212,7 +212,7 @@ def test_one_that_does_nothing_is_left_alone_after_growing_pauses(tmp_path: Path
     assert pauses == [0.0, 1.0, 2.0, 4.0, None]
 
 
-def test_one_that_does_something_between_its_deaths_is_started_as_often_as_it_dies(tmp_path: Path) -> None:
+def test_manager_with_progress_is_always_restarted(tmp_path: Path) -> None:
     restarts = Restarts(tmp_path / "progress", clock=Clock())
     assert [lives(restarts, tmp_path / "progress", does=True) for _ in range(50)] == [0.0] * 50
 
@@ -241,9 +241,7 @@ def test_a_disk_without_room_for_the_word_harms_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("says_hello", [True, False])
-def test_a_factory_that_says_hello_before_it_dies_is_followed_as_soon_as_the_first_time(
-    folder: SessionFolder, says_hello: bool
-) -> None:
+def test_factory_that_said_hello_restarts_without_pause(folder: SessionFolder, says_hello: bool) -> None:
     attendant = Attendant(folder, "this", is_heard=lambda: says_hello, hello_limit_s=100.0)
     now, pids = 1000.0, set()
     for _ in range(4):
@@ -295,9 +293,7 @@ def forbid_start(folder: SessionFolder) -> None:
     folder.manager_log.mkdir()
 
 
-def test_a_manager_that_cannot_be_started_for_a_while_is_tried_again(
-    folder: SessionFolder, sleeper: ManagerProcess, heard: Heard
-) -> None:
+def test_manager_start_is_retried(folder: SessionFolder, sleeper: ManagerProcess, heard: Heard) -> None:
     first = sleeper.pid
     forbid_start(folder)
     os.kill(first, signal.SIGKILL)
@@ -309,7 +305,7 @@ def test_a_manager_that_cannot_be_started_for_a_while_is_tried_again(
     until(lambda: sleeper.pid != first and sleeper.is_running())
 
 
-def test_a_manager_that_cannot_be_started_again_and_again_is_given_up(
+def test_manager_that_never_starts_is_given_up(
     folder: SessionFolder,
     sleeper: ManagerProcess,
     lost: queue.SimpleQueue[SessionError],
@@ -330,7 +326,7 @@ def _sigterm() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_sigterm")
 @pytest.mark.parametrize("comes", [True, False])
-def test_a_keeper_tries_again_when_a_manager_cannot_be_started(
+def test_keeper_retries_a_failed_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, comes: bool
 ) -> None:
     monkeypatch.setattr(keeper, "PAUSE_S", 0.01)

@@ -82,7 +82,7 @@ def test_a_revoked_key_is_let_in_no_more(of_block: Peers, peers: Peers, folder: 
     assert known(peers) == {"n1": "b1"}
 
 
-def test_a_manager_that_is_started_again_knows_the_keys_in_use(
+def test_restarted_manager_knows_the_keys_in_use(
     of_block: Peers, peers: Peers, manager: Manager, folder: SessionFolder
 ) -> None:
     victim = of_block("b1", "n1~0123456789abcdef")
@@ -98,7 +98,7 @@ def test_a_manager_that_is_started_again_knows_the_keys_in_use(
     until(lambda: known(peers) == {"n1": "b1"}, what="the pilot is known again")
 
 
-def test_a_connection_under_another_secret_does_not_end_the_pilots_own(of_block: Peers, peers: Peers) -> None:
+def test_connection_with_another_secret_keeps_the_pilots(of_block: Peers, peers: Peers) -> None:
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)
     thief = of_block("b2", "n1~fedcba9876543210", says="b2")

@@ -102,7 +102,7 @@ def test_a_deadline_is_over_when_its_seconds_have_passed(manager: JumpingManager
 
 
 @pytest.mark.parametrize("jump_s", [-7200, 7200])
-def test_a_manager_that_is_started_again_under_another_wall_clock_keeps_the_deadlines(
+def test_deadlines_survive_a_restart_with_another_wall_clock(
     manager: JumpingManager, peers: Peers, jump_s: int
 ) -> None:
     [client] = welcomed(peers, "client")
@@ -119,9 +119,7 @@ def test_a_manager_that_is_started_again_under_another_wall_clock_keeps_the_dead
     assert before - 30 < after < before
 
 
-def test_a_clock_goes_on_where_the_one_before_is_while_the_machine_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clock_continues_while_the_machine_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "clock"
     first, really = Clock(file=file), time.time
     monkeypatch.setattr(time, "time", lambda: really() + 7200)
@@ -131,7 +129,7 @@ def test_a_clock_goes_on_where_the_one_before_is_while_the_machine_runs(
 
 
 @pytest.mark.parametrize("kept", [b"", b"{", b"\xff", b'{"monotonic": "another machine", "ahead_s": 1.0}'])
-def test_a_clock_of_another_machine_or_that_cannot_be_read_is_not_gone_on_with(tmp_path: Path, kept: bytes) -> None:
+def test_foreign_or_damaged_clock_is_ignored(tmp_path: Path, kept: bytes) -> None:
     file = tmp_path / "clock"
     file.write_bytes(kept)
     assert Clock(file=file).now() == pytest.approx(time.time(), abs=5)

@@ -163,7 +163,7 @@ class Work:
             self.pilot.socket.send(frame)
 
 
-def test_a_journal_is_compacted_while_its_session_goes_on(
+def test_journal_is_compacted_while_its_session_runs(
     compacting: Callable[[str], Compacting], peers: Peers, folder: SessionFolder
 ) -> None:
     manager = compacting("none")
@@ -212,7 +212,7 @@ def test_a_journal_is_compacted_while_its_session_goes_on(
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
-def test_a_manager_that_is_killed_while_it_compacts_loses_nothing(
+def test_manager_killed_while_it_compacts_loses_nothing(
     compacting: Callable[[str], Compacting], peers: Peers, folder: SessionFolder, step: str
 ) -> None:
     manager = compacting(step)
@@ -247,7 +247,7 @@ def test_a_manager_that_is_killed_while_it_compacts_loses_nothing(
     assert found.difference is None
 
 
-def test_a_child_that_is_killed_costs_nothing(
+def test_killed_snapshot_child_costs_nothing(
     compacting: Callable[[str], Compacting], peers: Peers, folder: SessionFolder
 ) -> None:
     manager = compacting("half a snapshot")

@@ -54,7 +54,7 @@ def ended_by(manager: Manager, client: Peer, frame: bytes) -> int:
     return manager.ended()
 
 
-def test_a_message_that_makes_the_core_raise_costs_its_calls_and_nothing_else(failing: Manager, peers: Peers) -> None:
+def test_message_that_crashes_the_core_costs_its_calls(failing: Manager, peers: Peers) -> None:
     client, pilot = welcomed(peers, "client", "pilot")
     client.send(
         say.DefineRecipe(BARE),
@@ -87,7 +87,7 @@ def test_a_message_that_makes_the_core_raise_costs_its_calls_and_nothing_else(fa
     assert failing.process.poll() is None, "the message that came again is not taken again"
 
 
-def test_a_client_whose_messages_make_it_raise_again_and_again_is_refused(failing: Manager, peers: Peers) -> None:
+def test_client_that_crashes_the_core_repeatedly_is_refused(failing: Manager, peers: Peers) -> None:
     client = peers("client")
     client.hear(to_client.ClientWelcome)  # it is the first: the numbers of its calls say so
     other = peers("client")

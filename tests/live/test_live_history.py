@@ -77,7 +77,7 @@ def folder(folder: SessionFolder) -> SessionFolder:
     return folder
 
 
-def test_a_source_is_recorded_while_the_manager_runs(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
+def test_source_is_recorded_while_the_manager_runs(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
     [client] = welcomed(peers, "client")
     until(lambda: of("here").waits, seconds=60, what="a pilot of the source")
     client.send(say.EndSession("test is over"))

@@ -222,7 +222,7 @@ def test_damage_is_told_and_its_file_kept(tmp_path: Path) -> None:
     assert come_back(path, "test", default_policies()).notices == [], "it is told once"
 
 
-def test_the_last_damaged_files_and_the_last_journals_put_aside_are_kept(tmp_path: Path) -> None:
+def test_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> None:
     for number in range(1, 6):
         (tmp_path / f"journal.damaged-{number:06d}-17").touch()
         for name in ("", "-000001", "-000002-snapshot"):
@@ -241,7 +241,7 @@ def test_the_last_damaged_files_and_the_last_journals_put_aside_are_kept(tmp_pat
     assert come_back(path, "test", default_policies()).notices == []
 
 
-def test_a_damaged_file_is_kept_though_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_file_is_kept_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = damaged(tmp_path)
     before = path.read_bytes()
     monkeypatch.setattr(comeback.shutil, "copyfile", no_room)
@@ -252,9 +252,7 @@ def test_a_damaged_file_is_kept_though_the_disk_is_full(tmp_path: Path, monkeypa
     assert [kept.name in notice for notice in came.notices] == [True]
 
 
-def test_where_a_damaged_file_cannot_be_kept_the_notice_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notice_says_that_a_damaged_file_was_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = damaged(tmp_path)
     monkeypatch.setattr(Path, "hardlink_to", no_links)
     with monkeypatch.context() as full:
@@ -325,7 +323,7 @@ class Managed:
         return came.notices
 
 
-def test_decisions_of_a_manager_that_still_had_a_record_are_not_held_against_the_loss_of_it(tmp_path: Path) -> None:
+def test_decisions_before_a_later_damage_are_not_compared(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     live = Managed(path)
     live.hello("ana")
@@ -416,7 +414,7 @@ def test_a_journal_of_zero_bytes_alone_is_one_whose_records_are_lost(tmp_path: P
     assert [event for _, event in journal.read(path)] == [Noticed("it goes on")]
 
 
-def test_a_damaged_earlier_segment_that_a_snapshot_makes_needless_costs_nothing(tmp_path: Path) -> None:
+def test_damage_before_the_snapshot_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
     (tmp_path / "journal.000009").write_bytes(bytes(4096))  # of a later number than the one that is written

@@ -92,9 +92,7 @@ def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: Sessi
 
 
 @pytest.mark.long
-def test_a_manager_that_is_killed_while_the_disk_is_full_loses_nothing(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
+def test_manager_killed_on_a_full_disk_loses_nothing(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     assert manager.process is not None
     [client] = welcomed(peers, "client")
     client.define(CODE)
@@ -123,9 +121,7 @@ def fill_up(manager: Manager, peers: Peers, folder: SessionFolder) -> tuple[Peer
     return client, pilot
 
 
-def test_a_session_ends_with_its_program_though_the_disk_is_full(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
+def test_session_ends_with_its_program_on_a_full_disk(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     client, pilot = fill_up(manager, peers, folder)
     client.close()
     assert pilot.hear(to_pilot.Exit).reason == "its client is gone"
@@ -137,9 +133,7 @@ def test_a_session_ends_with_its_program_though_the_disk_is_full(
 
 
 @pytest.mark.long
-def test_an_observer_ends_a_session_though_the_disk_is_full(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
+def test_observer_ends_a_session_on_a_full_disk(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     client, pilot = fill_up(manager, peers, folder)
     observer = peers("client", hello=False)
     hello = say.ClientHello(wire.VERSION, observer.session, observer=True)
@@ -154,7 +148,7 @@ def test_an_observer_ends_a_session_though_the_disk_is_full(
     assert lease.unwritten(lease.lease_file(folder)) == "File too large"
 
 
-def test_down_ends_a_session_whose_manager_reads_nothing_for_want_of_room(folder: SessionFolder, peers: Peers) -> None:
+def test_down_ends_a_session_whose_manager_reads_nothing(folder: SessionFolder, peers: Peers) -> None:
     manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
     try:
         client, pilot = fill_up(manager, peers, folder)
@@ -169,9 +163,7 @@ def test_down_ends_a_session_whose_manager_reads_nothing_for_want_of_room(folder
         manager.close()
 
 
-def test_a_pilot_is_not_given_up_while_the_manager_does_not_read_which_peer_has_come(
-    folder: SessionFolder, peers: Peers
-) -> None:
+def test_pilot_is_kept_while_its_hello_is_unread(folder: SessionFolder, peers: Peers) -> None:
     manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
     try:
         client, pilot = fill_up(manager, peers, folder)
@@ -207,9 +199,7 @@ def test_a_file_that_a_killed_down_left_ends_no_session(folder: SessionFolder, p
         manager.close()
 
 
-def test_down_that_is_interrupted_leaves_nothing_that_ends_the_session_later(
-    folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_down_leaves_no_end_request(folder: SessionFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     there: list[bool] = []
 
     def ctrl_c(_: float) -> None:
@@ -231,9 +221,7 @@ def answers(folder: SessionFolder) -> bool:
         return False
 
 
-def test_programs_hear_unasked_that_the_journal_cannot_be_written(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
+def test_programs_hear_of_a_full_disk_unasked(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     assert manager.process is not None
     client, _ = fill_up(manager, peers, folder)
     text = client.hear(to_client.Status).trouble[JOURNAL]
@@ -317,9 +305,7 @@ def start(folder: SessionFolder, tmp_path: Path) -> Iterator[Callable[..., Disk]
         process.wait(5)
 
 
-def test_nothing_is_said_before_it_is_synced_and_one_sync_serves_many_turns(
-    start: Callable[..., Disk], peers: Peers
-) -> None:
+def test_messages_wait_for_a_sync_that_many_turns_share(start: Callable[..., Disk], peers: Peers) -> None:
     disk = start("--detached")
     client = peers("client")
     assert client.silent(0.5), "its hello is on no disk yet"
@@ -332,7 +318,7 @@ def test_nothing_is_said_before_it_is_synced_and_one_sync_serves_many_turns(
     assert disk.syncs <= 10, "turns that came while a sync was under way share the next one"
 
 
-def test_calls_go_to_pilots_before_the_sync_and_their_ends_to_nobody(start: Callable[..., Disk], peers: Peers) -> None:
+def test_calls_leave_before_the_sync_and_results_after_it(start: Callable[..., Disk], peers: Peers) -> None:
     disk = start("--detached")
     disk.go.touch()
     client, pilot = welcomed(peers, "client", "pilot")

@@ -52,7 +52,7 @@ def test_a_full_log_begins_anew_with_its_last_lines(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_several_processes_write_one_log_and_what_they_print_goes_along(tmp_path: Path) -> None:
+def test_several_processes_write_and_print_into_one_log(tmp_path: Path) -> None:
     path = tmp_path / "manager.log"
     writers = []
     for name in ("a", "b"):
@@ -68,7 +68,7 @@ def test_several_processes_write_one_log_and_what_they_print_goes_along(tmp_path
     assert path.stat().st_size < 150_000
 
 
-def test_a_process_whose_output_was_full_before_it_opened_the_log_prints_into_the_new_file(tmp_path: Path) -> None:
+def test_late_process_prints_into_the_new_log_file(tmp_path: Path) -> None:
     path = tmp_path / "manager.log"
     late = """
 import sys
@@ -164,7 +164,7 @@ print(json.dumps(here))
 """
 
 
-def test_processes_that_many_connect_to_raise_their_limit_and_user_code_keeps_its_own(
+def test_servers_raise_their_descriptor_limit_user_code_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
@@ -184,7 +184,7 @@ def test_processes_that_many_connect_to_raise_their_limit_and_user_code_keeps_it
     }
 
 
-def test_a_subject_gets_a_line_now_and_then_and_all_subjects_get_a_few(caplog: pytest.LogCaptureFixture) -> None:
+def test_seldom_log_limits_lines_per_subject_and_in_total(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     lines = SeldomLog(logging.getLogger("test"), every_s=10.0, most=3, clock=lambda: now)
     assert [lines.warning("a", "first"), lines.warning("a", "second"), lines.warning("a", "third")] == [

@@ -41,9 +41,7 @@ def pilot(manager: Manager, peers: Peers) -> Peer:
     return pilot
 
 
-def test_a_call_goes_all_the_way_and_the_journal_tells_its_story(
-    client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder
-) -> None:
+def test_journal_tells_the_story_of_a_call(client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder) -> None:
     client.submit(0)
     pilot.serve()
     run = pilot.hear(to_pilot.RunCalls)
@@ -76,7 +74,7 @@ def test_a_neighbour_of_another_session_is_refused(manager: Manager, peers: Peer
 
 
 @pytest.mark.parametrize(("role", "refused"), [("pilot", to_pilot.PilotRefused), ("client", to_client.ClientRefused)])
-def test_a_hello_of_a_future_version_is_refused_with_both_versions(
+def test_hello_of_a_future_version_names_both_versions(
     manager: Manager, client: Peer, peers: Peers, role: str, refused: type
 ) -> None:
     future = wire.VERSION + 3
@@ -146,7 +144,7 @@ def test_a_repeated_and_a_late_message_are_ignored(client: Peer, pilot: Peer) ->
     assert not [m for m in client.heard if isinstance(m, to_client.Results)]
 
 
-def test_a_killed_manager_comes_back_and_nothing_runs_twice(
+def test_killed_manager_comes_back_and_repeats_no_call(
     client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder
 ) -> None:
     client.submit(0, 1, 2)
@@ -235,9 +233,7 @@ def test_a_second_manager_on_the_same_folder_is_refused(manager: Manager, folder
     assert "already" in second.stderr
 
 
-def test_a_frozen_manager_that_was_followed_meanwhile_says_nothing_more(
-    client: Peer, pilot: Peer, manager: Manager
-) -> None:
+def test_frozen_manager_that_was_replaced_is_silent(client: Peer, pilot: Peer, manager: Manager) -> None:
     client.submit(0)
     pilot.hear(to_pilot.StartLibrary)
     assert manager.process is not None
@@ -292,9 +288,7 @@ def written(folder: SessionFolder) -> int:
     return sum(file.stat().st_size for file in folder.path.rglob("journal*") if file.is_file())
 
 
-def test_pieces_are_passed_on_and_no_byte_of_them_is_written(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
+def test_pieces_bypass_the_journal(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     client, pilot = joined(peers)
     client.status()
     before = written(folder)
@@ -310,9 +304,7 @@ def test_pieces_are_passed_on_and_no_byte_of_them_is_written(
     assert client.hear(to_client.Results).ends[0].pieces == 50
 
 
-def test_after_a_kill_the_lane_is_open_as_soon_as_both_are_back(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
+def test_pieces_flow_again_after_a_killed_manager(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     client, pilot = joined(peers)
     yielded(pilot, 0, b"a")
     client.hear(to_client.Pieces)
@@ -334,7 +326,7 @@ def test_after_a_kill_the_lane_is_open_as_soon_as_both_are_back(
 # ---- test live acks
 
 
-def test_an_acknowledgement_goes_along_with_the_next_frame_and_only_the_last_one_does() -> None:
+def test_last_acknowledgement_leaves_with_the_next_frame() -> None:
     acks = Acks(4.0)
     acks.add("p1", Ack(1), 0.0)
     acks.add("p1", Ack(2), 0.1)
@@ -343,7 +335,7 @@ def test_an_acknowledgement_goes_along_with_the_next_frame_and_only_the_last_one
     assert acks.along("p1") == ()
 
 
-def test_one_that_finds_no_frame_goes_alone_after_half_of_its_time_and_before_all_of_it() -> None:
+def test_acknowledgement_without_a_frame_leaves_alone() -> None:
     acks = Acks(4.0)
     assert acks.due_at == math.inf
     acks.add("p1", Ack(1), 0.0)

@@ -109,7 +109,7 @@ class Coldest(HottestFirst):
         return 1
 
 
-def test_other_policies_are_found_out_at_the_first_decision(
+def test_replay_with_other_policies_names_the_first_difference(
     manager: Manager, peers: Peers, folder: SessionFolder
 ) -> None:
     lived(manager, peers)
@@ -122,9 +122,7 @@ def test_other_policies_are_found_out_at_the_first_decision(
     assert any("CallsEnded" in line or "LibraryReady" in line or "Submit" in line for line in found.happened)
 
 
-def test_a_manager_that_was_killed_goes_on_with_its_checks(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
+def test_killed_manager_continues_its_checks(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     client, pilot = welcomed(peers, "client", "pilot")
     client.define()
     client.send(say.Submit("f", "bare", [CallSpec(n, b"") for n in range(2)]))  # type: ignore[arg-type]
@@ -184,9 +182,7 @@ def test_a_policy_that_raises_is_told_by_its_own_lines(manager: Manager, peers: 
     assert not any("/core/" in line for line in rest)
 
 
-def test_an_event_at_which_the_manager_died_raises_as_it_did(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
+def test_event_that_killed_the_manager_raises_again(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     lived(manager, peers, calls=10)
     assert manager.ended() == 0
     with pytest.raises(SessionError) as caught:

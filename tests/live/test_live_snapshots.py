@@ -158,7 +158,7 @@ def test_who_loads_next_has_the_snapshot_from_a_peer(hosts: Hosts, tmp_path: Pat
     assert not (hosts.home / "snapshots").exists()  # which the file system would serve to every node
 
 
-def test_the_next_pilot_of_a_host_finds_it_and_it_takes_no_room_twice(hosts: Hosts, tmp_path: Path) -> None:
+def test_next_pilot_of_a_host_finds_the_snapshot(hosts: Hosts, tmp_path: Path) -> None:
     told = tmp_path / "told"
     told.mkdir()
     recipe = kept(str(told), 60.0)

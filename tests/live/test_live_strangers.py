@@ -43,7 +43,7 @@ def stranger(folder: SessionFolder, manager: Manager, tmp_path: Path) -> Session
     return copy
 
 
-def test_a_pilot_without_the_key_ends_and_says_why(stranger: SessionFolder, peers: Peers, tmp_path: Path) -> None:
+def test_pilot_without_the_key_ends_and_says_why(stranger: SessionFolder, peers: Peers, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(stranger.path), "--devices", "cpu:1"]
     began = time.monotonic()
     pilot = subprocess.Popen(
@@ -62,7 +62,7 @@ def test_a_pilot_without_the_key_ends_and_says_why(stranger: SessionFolder, peer
     assert client.status().pilots == ()
 
 
-def test_a_connection_outlives_that_somebody_else_listened_where_its_manager_was() -> None:
+def test_connection_survives_a_stranger_on_its_managers_port() -> None:
     ours, mine = key_pair(), key_pair()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
@@ -92,7 +92,7 @@ def test_a_connection_outlives_that_somebody_else_listened_where_its_manager_was
         context.destroy(0)
 
 
-def test_who_finds_the_connection_gone_when_sending_has_lost_it_then_and_not_when_it_began() -> None:
+def test_connection_is_lost_when_sending_fails() -> None:
     ours, mine = key_pair(), key_pair()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
@@ -154,7 +154,7 @@ def test_every_reader_refuses_it_with_its_own_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["client", "pilot"])
-def test_a_manager_outlives_garbage_from_a_peer_with_a_key(
+def test_manager_survives_garbage_from_a_known_peer(
     role: str, folder: SessionFolder, manager: Manager, peers: Peers
 ) -> None:
     rude, kind = peers(role), peers("client")
@@ -180,9 +180,7 @@ NO_NAMES = [b"\xff\xfe-pilot", b"~0123456789abcdef", b"n1\nWARNING pilot n2 is l
 """Identities of connections that name no peer. For an empty one ZeroMQ makes one: a zero and four bytes of any kind."""
 
 
-def test_a_peer_without_a_readable_name_is_refused_and_ends_nothing(
-    folder: SessionFolder, manager: Manager, peers: Peers
-) -> None:
+def test_peer_without_a_readable_name_is_refused(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
     client = peers("client")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     client.hear(to_client.ClientWelcome)
@@ -271,7 +269,7 @@ def test_peers_whose_hello_waits_unread_are_not_given_up(cut: PeerWatch) -> None
     assert {name for _, name, _ in cut.overdue(65.5)} == {"program"}
 
 
-def test_peers_that_made_no_new_connection_are_given_up_though_nothing_is_read(cut: PeerWatch) -> None:
+def test_peers_without_a_new_connection_are_given_up(cut: PeerWatch) -> None:
     assert given_up(cut, seconds=4.0, may_be_back=False) == {"pilot"}
     assert given_up(cut, seconds=6.0, may_be_back=False) == {"program"}
 
@@ -291,7 +289,7 @@ def doors(folder: SessionFolder) -> Iterator[Doors]:
     doors.close()
 
 
-def test_a_connection_is_unread_until_its_first_frame_is_read_or_it_breaks(doors: Doors, peers: Peers) -> None:
+def test_connection_is_unread_until_its_first_frame(doors: Doors, peers: Peers) -> None:
     def waited_for(is_unread: bool) -> bool:
         doors.wait(20)
         return doors.has_unread_connection is is_unread

@@ -162,7 +162,7 @@ def test_a_hold_that_lasts_is_an_end() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 16])
-def test_a_hold_by_the_owner_and_one_for_files_last_as_long_as_they_like(code: int) -> None:
+def test_holds_by_the_owner_or_for_files_have_no_time_limit(code: int) -> None:
     verdict = judge(ad(5, HoldReason="via condor_hold (by user ana)", HoldReasonCode=code, for_s=99_999))
     assert told(verdict) == (BlockPhase.PENDING, "held: via condor_hold (by user ana)")
     assert not verdict.remove
@@ -218,7 +218,7 @@ def test_a_held_job_that_the_pool_removed_tells_its_hold(prefix: str) -> None:
     assert look.advice.endswith("raise [provider] memory in the site file")
 
 
-def test_a_slot_that_was_not_found_before_the_last_run_is_an_old_story() -> None:
+def test_reason_of_an_earlier_wait_for_a_slot_is_not_shown() -> None:
     assert is_unmatched(ad(1, LastRejMatchReason="no match found", LastRejMatchTime=1003))
     assert not is_unmatched(ad(1, LastRejMatchReason="no match found", LastRejMatchTime=990))
 
