@@ -1,12 +1,9 @@
 """HTCondor, for the factory, through its own commands.
 
-Parsl's CondorProvider does not fit: it takes a held job, and one that sends its output home, for failed; it removes
-jobs by `condor_rm -forcex`, which also forgets jobs whose processes still run; it knows no walltime and no GPUs.
-
-Here one `condor_q -json` shows all jobs of the session at this site, by attributes that the job carries; a job that is
-gone is looked up in `condor_history`, which may lag by a moment. `condor_submit` only warns of a setting that it does
-not know: the reason of a waiting job repeats the warning. For a job that no slot suits, `condor_q -better-analyze` is
-asked now and then; for one that no negotiator has looked at for long, whether the pool has a negotiator.
+Parsl's CondorProvider takes a held job for failed, forgets jobs whose processes still run, and knows no walltime and
+no GPUs. Here one `condor_q -json` shows all jobs of the session, by attributes that the job carries; a job that is
+gone is looked up in `condor_history`. `condor_submit` only warns of a setting that it does not know: the reason of a
+waiting job repeats the warning. For a job that no slot suits, `condor_q -better-analyze` is asked now and then.
 """
 
 from __future__ import annotations

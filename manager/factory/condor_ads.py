@@ -1,12 +1,9 @@
 """Readers of HTCondor's ads of our jobs: pure functions over `condor_q -json` and `condor_history -json`.
 
 An evicted job goes from RUNNING back to IDLE. It is removed and its block is over: an idle pool may leave it waiting
-for five minutes, and a new job wakes the negotiator at once. A held job is PENDING with HTCondor's reason; after
-`HELD_S` it counts as ended, because it would never run by itself. One that its owner holds, or that waits for its
-files, just waits. A pool may release held jobs within a second: `NumHolds` counts the holds that no query saw, and the
-ad keeps the reason of the last one. A removed job stays in the queue until its machine answers.
-
-`NumJobStarts` does not tell whether a job has run: the shadow writes it when it ends, and a killed one never does.
+for five minutes, and a new job wakes the negotiator at once. A held job is PENDING; after `HELD_S` it counts as ended.
+A pool may release held jobs within a second: `NumHolds` counts the holds that no query saw. A removed job stays in the
+queue until its machine answers. `NumJobStarts` does not tell whether a job has run: a killed shadow never writes it.
 """
 
 from __future__ import annotations

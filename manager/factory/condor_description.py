@@ -1,13 +1,9 @@
-"""HTCondor's submit description of a block: pure text, from a site and a block's name.
-
-The description names files without folders, and `condor_submit` runs in their folder, whose path may have a blank, a
-comma or a quote in it. The less obvious lines:
+"""HTCondor's submit description of a block: pure text, from a site and a block's name. The less obvious lines:
 
 - `should_transfer_files = IF_NEEDED` if files are shared: machines with another FileSystemDomain are not ruled out.
 - `transfer_output_files = ""`: by default HTCondor would send home every new file, including the object cache.
 - Nothing is streamed: HTCondor does not reconnect to jobs that stream after their access point was away.
-- HTCondor has no walltime. Many sites read `+MaxWallTime` (minutes) in their policies; `periodic_remove` works
-  everywhere, and counts from the start of the program in its present run.
+- HTCondor has no walltime. Many sites read `+MaxWallTime` (minutes); `periodic_remove` works everywhere.
 - A job on hold never runs by itself: the factory removes it, and `periodic_remove` does if no factory is left. Jobs
   that their owner holds (code 1), or that wait for their files (16), stay.
 - `job_lease_duration`: how long HTCondor believes that a job runs on a silent machine; by default 40 minutes.

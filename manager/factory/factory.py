@@ -1,11 +1,8 @@
 """The factory's loop: orders from the manager to the sites' threads, their updates to the manager.
 
-The loop itself runs no command and waits for none. It ends when the session does; when the manager is away for longer
-than the session's lease (it then cancels blocks that wait, and running pilots end by themselves); and when its manager
-was killed and another one is back, with a factory that waits for this one's lock.
-
-Updates change the manager's records, so they travel in numbered frames, which are kept until they are acknowledged.
-After every (re)connect the hello goes first, then those frames again, in order.
+It ends when the session does; when the manager is away for longer than the session's lease (it then cancels blocks
+that wait); and when another manager is back, with a factory that waits for this one's lock. Updates travel in numbered
+frames, which are kept until they are acknowledged, and are sent again after every (re)connect.
 """
 
 from __future__ import annotations

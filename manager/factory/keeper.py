@@ -1,18 +1,15 @@
 """Keeps the blocks of one site: submits, watches and cancels their jobs, and reports changes.
 
-A keeper is a small control loop on a thread of its own. Each step closes a part of the gap between the wanted state and
-the batch system's answers:
+Each step closes a part of the gap between the wanted state and the batch system's answers:
 
 1. *Search* for jobs by their names: at the start, after a submission whose outcome is unknown, and every minute. Adopt
-   the job of a block that has none, and cancel a block's second job. Submit a block again only after several listings
-   lacked its job. Report the job of a block that the manager did not name, because its journal lost a part.
+   the job of a block that has none, and cancel a block's second job. Report the job of a block that the manager did not
+   name, because its journal lost a part.
 2. *Cancel* blocks, and again after a while if a cancellation had no effect.
 3. *Query* all jobs at once, every `poll_s`, and sooner after a change. A job that the batch system does not account for
    is over when several listings lack it, or one listing after its cancellation.
 4. *Submit* one block, so that a cancellation does not wait for a hundred submissions. While the outcome of a submission
    is unknown, nothing else is submitted.
-
-If the batch system does not answer, a step ends there, and the next ones wait longer.
 """
 
 from __future__ import annotations

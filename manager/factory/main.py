@@ -1,15 +1,16 @@
-"""The factory process: `python -m stoker.manager.factory.main --session DIR`. The manager starts it and keeps it alive.
+"""The factory process: `python -m stoker.manager.factory.main --session DIR`. The manager starts it and keeps it
+alive.
 
 A session has one factory at a time, and it begins when the commands of the one before have ended. Two locks (flock) in
-the session folder ensure that; both end with the processes that hold them.
+the session folder ensure that.
 
 - `factory.lock` is the factory's own. The second one waits: the first may be an orphan, and leaves when it finds that
   the manager is back. A holder that does not leave within `TURN_LIMIT_S` is stuck, and is killed.
 - Every command of a batch system inherits `commands.lock`, and holds it even if its factory is dead. A submission that
   is under way must be seen, not repeated: the new factory waits until the command has run for as long as a command may,
-  and then kills it. If it does not end even then, a job that it makes is found by its name later.
+  and then kills it.
 
-factory.log says at once what it waits for: the manager shows the last line of that log until the factory says hello.
+The manager shows the last line of factory.log until the factory says hello.
 """
 
 from __future__ import annotations

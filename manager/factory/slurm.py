@@ -1,13 +1,9 @@
 """Slurm, for the factory.
 
-Parsl's SlurmProvider submits. It does not watch jobs well enough: it knows no reasons, start times, nodes or
-preemption; it takes a job that is not in `squeue` for completed; and `squeue --job` fails for all jobs if Slurm has
-forgotten one of them.
-
-Here one `squeue` lists all jobs of this user. It may answer from a cache, so this module asks `scontrol` (that is,
-slurmctld) about each job that the list lacks, and about a cancelled job that the list still shows. If slurmctld does
-not know a job, `sacct` may. A job that neither knows is absent; its output may tell how it ended, because Slurm writes
-"CANCELLED AT ... DUE TO PREEMPTION" there.
+Parsl's SlurmProvider submits. It knows no reasons, start times, nodes or preemption, and takes a job that is not in
+`squeue` for completed. Here one `squeue` lists all jobs of this user. It may answer from a cache, so this module asks
+`scontrol` about each job that the list lacks, and about a cancelled job that the list still shows; then `sacct`. A job
+that neither knows is absent; its output may tell how it ended ("CANCELLED AT ... DUE TO PREEMPTION").
 """
 
 from __future__ import annotations

@@ -2,14 +2,12 @@
 
 Every command and script of a provider passes through `BoundedProvider`, between the provider and its base class:
 
-- commands run in `commands.CommandRunner`: bounded in time, in the folder of submit scripts;
-- scripts have the job's own name and are named without a path, so a session folder with blanks, quotes or line breaks
-  in its name works (Parsl puts the path into a shell line, and into the script);
+- commands are bounded in time, and run in the folder of submit scripts;
+- scripts are named without a path, so a session folder with blanks, quotes or line breaks in its name works;
 - the job's name is ours: Parsl appends the time to it, and then a job cannot be found by its name;
 - no command runs while a provider is made: SlurmProvider calls `sacct` then.
 
-Settings without a place in Parsl's templates become lines of the script's head. The last of these are the site's own
-`options`: if a batch system reads a setting twice, the last one counts.
+The last lines of a script's head are the site's own `options`: a batch system uses the last of two equal settings.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Whose key a peer has proven, for which pilots a block's key may speak, and how many peers may be silent.
 
-The keys are in the session's folder, which is read again when it has changed, and when a key is not known.
-
-ZeroMQ accepts every TCP connection and waits for its handshake. A stranger could take every descriptor of the manager
-with silent connections, so their number has a limit. For one too many, the oldest of the address that has the most of
-them is cut. An honest peer proves its key within milliseconds. The manager shuts down the socket, which ZeroMQ reads as
-the peer's end.
+A stranger could take every descriptor of the manager with silent connections, so their number has a limit. For one too
+many, the oldest of the address that has the most of them is cut. An honest peer proves its key within milliseconds.
 """
 
 from __future__ import annotations

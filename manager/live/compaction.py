@@ -1,8 +1,7 @@
 """The journal is compacted while the session continues: a forked process writes a snapshot of the core.
 
-Between two turns of the loop the journal begins a new segment and the manager forks (as Redis does for its snapshots):
-the child has the core as it was before the segment's first event, writes it next to the journal, and exits. It touches
-no socket, lock or thread of its parent. After its success the parent removes what the snapshot replaces.
+Between two turns the journal begins a new segment and the manager forks (as Redis does): the child has the core as it
+was before the segment's first event. After its success the parent removes what the snapshot replaces.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """A core's decisions about an event as a number of 32 bits: two cores that decide the same have the same number.
 
-The live shell writes these checks into the journal, and `stoker replay` computes them again. A check covers each
-command and its receiver. It leaves out texts for people, answers to questions, acknowledgements and measurements.
-Arguments, functions and results are named by their calls and keys, so no user data goes into a check.
+A check covers each command and its receiver, without texts for people, answers to questions, acknowledgements and
+measurements. Arguments, functions and results are named by their calls and keys: no user data goes into a check.
 
 A check costs the same for ten calls and for a thousand. Of many calls for one library it covers their number, the
 last, and some between: they come from the head of one queue, so another call among them soon changes a check. Of
-results it covers their number and the last: the rest are in the event that brought them. CRC-32 is enough: users may
-forge their own journals.
+results it covers their number and the last: the rest are in the event that brought them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The manager's ROUTER socket: checks keys, reads frames as events, sends frames, and notices connections that break.
 
 CURVE refuses a peer without one of the session's key pairs before a byte of it is decoded. Every frame bears the owner
-of the key pair that its peer used, the client or a block (ZeroMQ's ZAP, RFC 27; `admission`). The socket's monitor
-names the connection that broke, so the manager notices a killed pilot at once and not by its silence.
+of the key pair that its peer used (ZeroMQ's ZAP, RFC 27). The socket's monitor names the connection that broke, so the
+manager notices a killed pilot at once.
 
 A frame is refused if it is not in the protocol, if its sender has no readable name, if it is the hello of another
-version or session, or if the key of one block sends it for a pilot of another. The core hears how many were refused.
+version or session, or if the key of one block sends it for a pilot of another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Keeps a detached session's manager running: its parent process starts it again when it dies.
 
-A manager that ends by itself is not started again: its session is over, or another manager runs it. A manager that dies
-again and again without progress is left alone; `stoker attach` tries once more. A start that fails counts as a death.
+A manager that dies again and again without progress is left alone; `stoker attach` tries once more.
 """
 
 from __future__ import annotations

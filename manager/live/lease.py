@@ -1,15 +1,13 @@
 """The lease of a session's manager: a small file that names the one process that may run the session.
 
-A cluster has several login nodes that see one session folder. Neither locks nor clocks are trusted across hosts. So the
-holder replaces the file every few seconds, with a new counter in it, and a process that wants the session watches it.
+A cluster has several login nodes that see one session folder, and neither locks nor clocks are trusted across hosts.
+So the holder replaces the file every few seconds, with a new counter in it.
 
-- On the holder's own machine the process is looked up by its id and start time. A dead holder is followed at once; a
-  live one keeps the session, even if it is stopped.
+- On the holder's own machine the process is looked up by its id and start time. A dead holder is followed at once.
 - From another machine the holder counts as dead when the file has not changed for `PATIENCE_S` of the watcher's clock.
   Two watchers may decide that at the same moment: both write, wait, and the one whose token is in the file wins.
 - A holder that was frozen reads the file before it renews it, finds another token and stops. Until it has read its own
-  token again it handles no frame (`wait_until_sure`). Its last writes go into an unused journal: a follower
-  on another machine continues with a copy of the journal.
+  token again it handles no frame. A follower on another machine continues with a copy of the journal.
 """
 
 from __future__ import annotations

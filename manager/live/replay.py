@@ -1,9 +1,7 @@
 """Replays of a journal: the same events, in order, at the same times, give the same manager.
 
-`verify` compares each decision with the recorded one. The core is a pure function of its events, so a difference means
-that something else went into a decision (a fault of the core or of a policy: a clock, chance, the order of a set), or
-that other code or policies ran the session. After the first difference the replay stops: the two
-sessions are no longer the same. A policy that raises ends a replay as it ended the manager.
+`verify` compares each decision with the recorded one. A difference means that something else went into a decision (a
+clock, chance, the order of a set), or that other code or policies ran the session. The replay stops there.
 """
 
 from __future__ import annotations

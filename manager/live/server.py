@@ -1,11 +1,8 @@
 """The manager's one loop.
 
 A turn: wait until a message comes or work is due; read every socket; give each frame to the core; write the turn's
-events to the journal with one write; then send one frame a peer. Nothing is delayed to form a batch: batches form by
-themselves while a turn is under way.
-
-The commands of a turn wait until its events are safe in the journal (`HeldCommands`): they leave at once, after a sync,
-or when the disk has room again. Meanwhile the loop continues, and answers questions.
+events to the journal with one write; then send one frame a peer. Batches form by themselves while a turn is under way.
+Commands wait until their events are safe in the journal (`HeldCommands`). Meanwhile the loop answers questions.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The policies of a session: chosen by its site files, found by name, kept in its folder.
 
 A user's own policy is named "module:Class" or "path.py:Class". The named object is called, without arguments or with
-`provisioning=`. The result answers at the seams whose methods it has; the default policies answer at the others. It may
-also be a function that returns such an object, or whole `Policies`. A file in a package is imported as a module of that
-package: `lab/policies/fair.py` is `lab.policies.fair`, and may import `lab.policies.queues`.
+`provisioning=`. The result answers at the seams whose methods it has; the default policies answer at the others. A
+file in a package is imported as a module of that package.
 
-The choice is written down when the session is made, and files of the user are copied: a manager that is started again,
-and every replay of the journal, decides as the first one did.
+Files of the user are copied: a manager that is started again, and every replay, decides as the first one did.
 
     <session folder>/
         policies.json            the names, if they are not the default ones

@@ -1,14 +1,13 @@
 """Snapshots of a core: a manager restarts from the last one instead of all events since the session began.
 
-A file has a line that names the format, lengths and checksums, and three parts: a head (the Stoker that wrote it, the
-following segment, and the fields of each class), facts that are certain, and the pickled core. A manager reads the core
-only if it would write the same fields. Otherwise, as after an upgrade, it does not guess: every version reads the
-certain facts, and the peers report the rest.
+A file has three parts: a head (the Stoker that wrote it, and the fields of each class), facts that are certain, and
+the pickled core. A manager reads the core only if it would write the same fields. Otherwise, as after an upgrade, it
+uses the certain facts, and the peers report the rest.
 
-The state is a graph with cycles and shared identity. Its nouns (plain objects, and Structs that change) are written one
-after the other, each as the values of its fields, in which other nouns are references: so the depth of a pickle does
-not grow with the graph. Only classes of the core, of policies, messages and a few containers are written or loaded, and
-no function. If a policy holds anything else the core cannot be saved: `Unsaveable`.
+The state is a graph with cycles and shared identity. Its nouns (plain objects, and Structs that change) are written
+one after the other, each as the values of its fields, in which other nouns are references: so the depth of a pickle
+does not grow with the graph. Only classes of the core, of policies, messages and a few containers are written or
+loaded.
 """
 
 from __future__ import annotations
