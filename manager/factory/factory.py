@@ -60,7 +60,7 @@ class FactoryLink:
     def __init__(self, folder: SessionFolder) -> None:
         self._folder = folder
         self.session = folder.read()
-        self._outbox = Outbox()
+        self.outbox = Outbox()
         self._refusals = SeldomLog(log)
         self._decode = wire.to_client_decoder()
         pair = folder.read_key("client")
@@ -83,9 +83,9 @@ class FactoryLink:
 
     def greet(self) -> None:
         hello = to_manager.ClientHello(
-            wire.VERSION, self.session.session, observer=True, factory=True, acknowledged=self._outbox.acknowledged
+            wire.VERSION, self.session.session, observer=True, factory=True, acknowledged=self.outbox.acknowledged
         )
-        for frame in [wire.encode([hello]), *self._outbox.unacked()]:
+        for frame in [wire.encode([hello]), *self.outbox.unacked()]:
             self.dealer.send(frame)
 
     def receive(self) -> list[to_client.ToClient]:
@@ -101,14 +101,11 @@ class FactoryLink:
         """Send updates that must arrive: now, or when there is a connection."""
         batch = list(messages)
         if batch:
-            sequence = self._outbox.next()
+            sequence = self.outbox.next()
             frame = wire.encode(batch, sequence=sequence)
-            self._outbox.keep(sequence, frame)
+            self.outbox.keep(sequence, frame)
             if self.dealer.connected:
                 self.dealer.send(frame)
-
-    def acked(self, sequence: int) -> None:
-        self._outbox.acked(sequence)
 
     def refresh_address(self) -> None:
         """While the manager is away: follow its file, because a restarted manager may listen elsewhere."""
@@ -272,7 +269,7 @@ class Factory:
                     for worker in self._workers.values():
                         worker.tell(partial(worker.end, self._end_limit_s))
             case to_client.Ack(sequence):
-                self._link.acked(sequence)
+                self._link.outbox.acked(sequence)
             case to_client.ClientRefused(reason):
                 log.critical("the manager refused this factory: %s", reason)
                 self._ending = self._ending or Ending.REFUSED

@@ -111,34 +111,6 @@ class Absences:
         return True
 
 
-class SubmissionTries:
-    """Counts submissions in a row without an answer: each may have made a hidden job.
-
-    After `MOST_UNANSWERED` the block is refused, and so is each later block after one try, until one is answered.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self.no_answer = ""
-        """The output of the last of them; empty after an answer."""
-
-    def answered(self) -> None:
-        self._count, self.no_answer = 0, ""
-
-    def unanswered(self, said: str) -> None:
-        self._count, self.no_answer = self._count + 1, said
-
-    @property
-    def why_refused(self) -> str:
-        if self._count < MOST_UNANSWERED:
-            return ""
-        return (
-            f"{self._count} submissions in a row got no answer ({self.no_answer}), and none of their jobs is"
-            " found: it is not submitted again, because each try may have made a job that is hidden from Stoker; look"
-            " for such jobs in the queue and cancel them"
-        )
-
-
 class BlockKeeper:
     """The blocks of one site. `make` opens its batch system; `owners`: the site of each block; `was_tried`: whether an
     earlier factory may have submitted a block. Not for several threads."""
@@ -174,7 +146,8 @@ class BlockKeeper:
         self._search_at = self._query_at = self._not_before = 0.0
         self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
         self._cancel_poll = RetryPause(SOON_S, math.inf)
-        self._tries = SubmissionTries()
+        self._unanswered, self._no_answer = 0, ""
+        """Submissions in a row without an answer, each of which may have made a hidden job, and the last output."""
         self._was_tried = was_tried
         self._absences = Absences(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
@@ -246,7 +219,7 @@ class BlockKeeper:
             self._troubled(f"{type(error).__name__}: {error}")
         else:
             self._pause.reset()
-            self._tell_trouble(self._tries.no_answer if self._has_to_submit() else "")
+            self._tell_trouble(self._no_answer if self._has_to_submit() else "")
         updates, self._updates = self._updates, []
         return updates
 
@@ -437,8 +410,13 @@ class BlockKeeper:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
         if kept is None or kept.cancel:
             return
-        if kept.tried and (reason := self._tries.why_refused):
-            self._end(kept, BlockPhase.REFUSED, reason)
+        if kept.tried and self._unanswered >= MOST_UNANSWERED:  # later blocks have one try, until one is answered
+            text = (
+                f"{self._unanswered} submissions in a row got no answer ({self._no_answer}), and none of their jobs is"
+                " found: it is not submitted again, because each try may have made a job that is hidden from Stoker;"
+                " look for such jobs in the queue and cancel them"
+            )
+            self._end(kept, BlockPhase.REFUSED, text)
             return
         self._sure = False  # until the outcome is known
         self._unresolved.add(kept.block)
@@ -447,10 +425,10 @@ class BlockKeeper:
             job = batch.submit(kept.block)
         except SubmissionRefused as error:
             self._unresolved.discard(kept.block)
-            self._tries.answered()
+            self._unanswered, self._no_answer = 0, ""
             self._end(kept, BlockPhase.REFUSED, str(error))
         except Unanswered as error:
-            self._tries.unanswered(str(error))
+            self._unanswered, self._no_answer = self._unanswered + 1, str(error)
             if isinstance(error, UnnamedJob):
                 self._search(batch)
             if not kept.job:
@@ -464,7 +442,7 @@ class BlockKeeper:
         self._sure = True
 
     def _submitted(self, kept: KeptBlock, job: str) -> None:
-        self._tries.answered()
+        self._unanswered, self._no_answer = 0, ""
         self._unresolved.discard(kept.block)
         kept.job, kept.phase = job, BlockPhase.PENDING
         if not self._has_to_submit():
