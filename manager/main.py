@@ -1,6 +1,6 @@
-"""The manager process: `python -m stoker.manager.main --session DIR`. Started by an executor, restarted if it dies.
+"""The manager process: `python -m stoker.manager.main --session DIR`. An executor starts it, and again if it dies.
 
-That of a session that outlives programs (`stoker up`) is `--detached`, and has a parent that restarts it (`--kept`).
+In a session that outlives programs (`stoker up`) it is `--detached`, and its parent restarts it (`--kept`).
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from stoker import connections
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
 from stoker.manager.live import interfaces, journal, keeper, lease
-from stoker.manager.live.chosen import chosen_in, policies_of
-from stoker.manager.live.patience import Patience
-from stoker.manager.live.ports_taken import NO_PORT, PortsTakenError
+from stoker.manager.live.doors import PortsTakenError
+from stoker.manager.live.lease import TAKEN_OVER, TakenError
+from stoker.manager.live.peer_watch import Patience
+from stoker.manager.live.presence import check_folder
 from stoker.manager.live.server import ManagerServer
-from stoker.manager.live.session_address import check_folder
-from stoker.manager.live.taken import TAKEN_OVER, TakenError
+from stoker.manager.live.session_policies import chosen_in, policies_of
 from stoker.protocol.session import SessionFolder
 from stoker.site import Session
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a manager until its session is over. Returns the exit status: 0 over, 1 could not start, 3 another manager
-    runs the session, 4 could not go on, 5 found no free port when it came back."""
+    """Run a manager until its session is over.
+
+    Returns the exit status: 0 over, 1 could not start, 3 another manager runs the session, 4 could not continue, 5 no
+    free port after a restart.
+    """
     options = _parser().parse_args(arguments)
     folder = SessionFolder(options.session)
     keep_log(folder.manager_log)
-    # Ctrl-C in the user's terminal is the client's business: it ends the session in good order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C, and ends the session in good order
     if options.kept:
         given = [each for each in (sys.argv[1:] if arguments is None else arguments) if each != "--kept"]
         return keeper.keep([sys.executable, "-P", "-m", "stoker.manager.main", *given], progress=folder.progress)
@@ -41,14 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         check_folder(folder)
         held = lease.take(lease.lease_file(folder), room_s=lease.ROOM_S if folder.file.exists() else 0.0)
-    except TakenError as error:
-        _cannot_start(error)
-        return TAKEN_OVER
     except lease.NoRoomError as error:
-        if not folder.file.exists():
-            return _cannot_start(error)
-        logging.critical("%s", error)
-        return keeper.FAILED
+        return _ended_by(error, folder)
     except StokerError as error:
         return _cannot_start(error)
     over = unwritten = ""
@@ -62,23 +58,12 @@ def main(arguments: list[str] | None = None) -> int:
             over = server.run()
         finally:
             server.close()
-    except TakenError as error:  # it has not let go of its journal yet
-        _cannot_start(error)
-        return TAKEN_OVER
-    except PortsTakenError as error:
-        if not folder.file.exists():
-            return _cannot_start(error)
-        logging.critical("%s", error)
-        return NO_PORT
     except StokerError as error:
-        if over:  # nothing needs to be started again to write the last records of a journal
-            unwritten = server.journal.trouble or journal.SLOW
-            logging.critical("the last records of the session's journal are not written: %s", unwritten)
-            return 0
-        if folder.file.exists():
-            logging.critical("%s", error)
-            return keeper.FAILED
-        return _cannot_start(error)
+        if not over or isinstance(error, TakenError):
+            return _ended_by(error, folder)
+        # No restart is needed to write the last records of a journal.
+        unwritten = server.journal.trouble or journal.SLOW
+        logging.critical("the last records of the session's journal are not written: %s", unwritten)
     except Exception:
         logging.exception("the manager failed; its journal is whole, a restart goes on from it")
         return keeper.FAILED
@@ -107,12 +92,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callable[[], None]) -> ManagerServer:
-    patience = Patience(
-        heartbeat_s=options.heartbeat,
-        silence_s=3 * options.heartbeat,
-        pilot_lease_s=options.pilot_lease,
-        idle_s=options.idle,
-    )
+    heartbeat_s = options.heartbeat
+    patience = Patience(heartbeat_s, 3 * heartbeat_s, pilot_lease_s=options.pilot_lease, idle_s=options.idle)
     logging.info("policy: %s", chosen_in(folder))
     return ManagerServer(
         folder,
@@ -130,7 +111,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callabl
 
 
 def _taken_over(holder: lease.LeaseHolder | None) -> None:
-    """On the lease's thread. At once: nothing more may be said in the session's name."""
+    """Exit at once, on the lease's thread: no further message may leave in the session's name."""
     who = "its folder is gone" if holder is None else f"its manager is {holder}"
     logging.critical("this manager is no longer the session's: %s", who)
     logging.shutdown()
@@ -140,7 +121,15 @@ def _taken_over(holder: lease.LeaseHolder | None) -> None:
 def _cannot_start(error: StokerError) -> int:
     logging.critical("%s", error)
     print(error, file=sys.stderr)  # noqa: T201
-    return 1
+    return TAKEN_OVER if isinstance(error, TakenError) else 1
+
+
+def _ended_by(error: StokerError, folder: SessionFolder) -> int:
+    """Return the exit status after an error, which may pass if the session has begun."""
+    if isinstance(error, TakenError) or not folder.file.exists():
+        return _cannot_start(error)
+    logging.critical("%s", error)
+    return keeper.NO_PORT if isinstance(error, PortsTakenError) else keeper.FAILED
 
 
 if __name__ == "__main__":

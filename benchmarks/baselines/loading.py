@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.manager.live.own_policies import find
+from stoker.manager.live.session_policies import find
 from stoker.manager.policies import Named
 from stoker.site import BASELINES
 

@@ -40,7 +40,7 @@ from stoker.manager.cli.ask import Observer
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.processes import make_folder
-from stoker.manager.factory import block_keys
+from stoker.manager.factory import pilot_command
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol import show_status
 from stoker.protocol.calls import CallEnd, CallOptions, CallProgress
@@ -206,7 +206,7 @@ def _start_pilot(
     """A pilot on its host, with a copy of what a job brings there. Returns its session folder."""
     home = place / f"host-{number}"
     block = f"b{number}"
-    block_keys.issue(folder, block)
+    pilot_command.issue_block_key(folder, block)
     (home / "keys" / "blocks").mkdir(parents=True)
     for name in ("session.json", SEED_FILE, f"keys/blocks/{block}.json", "keys/transfer.json"):
         shutil.copy(folder.path / name, home / name)

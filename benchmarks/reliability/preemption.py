@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from batch.lab import needs
+from batch.lab import commands
 from batch.lab.cluster import Cluster
 from batch.lab.shape import Shape
 from batch.sessions import status_when, write_site
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, required=True)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
-    if why := needs.missing_for_slurm():
+    if why := commands.missing_for_slurm():
         print(json.dumps({"skipped": why}))
         return
     with Cluster(Shape(gpus=("a10:1",) * NODES)) as cluster, tempfile.TemporaryDirectory() as place:

@@ -25,8 +25,8 @@ from pathlib import Path
 from benchmarks.harness import MODEL, missing
 from benchmarks.tables import Bar, Line, Table
 from benchmarks.tuning import tuning_times
-from stoker.manager.live.chosen import policies_of
-from stoker.manager.live.verify import verify
+from stoker.manager.live.replay import verify
+from stoker.manager.live.session_policies import policies_of
 from stoker.manager.policies import default_policies
 from stoker.manager.study.calibrate import Calibrated, calibrate, compare, read_session
 from stoker.protocol.session import SessionFolder

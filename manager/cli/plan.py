@@ -18,7 +18,7 @@ from stoker.config_errors import did_you_mean
 from stoker.errors import ConfigError
 from stoker.manager.cli import apps, console
 from stoker.manager.cli.console import WholeNumber
-from stoker.manager.live.history import availability, performance
+from stoker.manager.live.advisor import availability, performance
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from stoker.protocol.session import SessionFolder
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
-    from stoker.manager.live.verify import FirstDifference, Replayed
+    from stoker.manager.live.replay import FirstDifference, Replayed
     from stoker.manager.study.calibrate import MakespanComparison
 
 _SEEDS = 9
@@ -36,8 +36,8 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
     RUN is a session (its id, a beginning of it, or its folder; without RUN the one that `stoker status` shows) or a
     journal, which is all that a bug report needs. The exit status is 1 when something was decided otherwise.
     """
-    from stoker.manager.live.chosen import policies_of
-    from stoker.manager.live.verify import session_in, verify
+    from stoker.manager.live.replay import session_in, verify
+    from stoker.manager.live.session_policies import policies_of
 
     if run.startswith("c-") and is_call(run):
         raise click.UsageError(
@@ -119,7 +119,7 @@ def _lives(folder: SessionFolder, journal: Path) -> bool:
 
 
 def _simulated(journal: Path, session: str, folder: SessionFolder) -> MakespanComparison:
-    from stoker.manager.live.chosen import policies_of
+    from stoker.manager.live.session_policies import policies_of
     from stoker.manager.study.calibrate import calibrate, compare, read_session
 
     recorded = read_session(journal, session=session, policies=policies_of(folder))

@@ -38,12 +38,12 @@ from stoker.manager.cli import console, runs
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached
 from stoker.manager.executor.detached import wait_for_begun
-from stoker.manager.live import segments
-from stoker.manager.live.raised import raised
+from stoker.manager.live import records
 from stoker.protocol import to_client
 from stoker.protocol.calls import ListedState
 from stoker.protocol.ids import show_block
 from stoker.protocol.session import SessionFolder, find_session, named_folder
+from stoker.tracebacks import lines_of_user_code
 
 # ---- the rule
 
@@ -348,14 +348,14 @@ def names_in(status: to_client.Status) -> list[str]:
 @contextlib.contextmanager
 def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[None]:
     """Turn any error of replaying a damaged or foreign journal into one line."""
-    if not segments.exists(folder.journal):
+    if not records.journal_exists(folder.journal):
         raise SessionError(f"{ended}, and it left no journal at {folder.journal}") from None
     try:
         yield
     except SessionError:
         raise
     except Exception as error:
-        lines = raised(error)
+        lines = lines_of_user_code(error)
         if lines:
             text = f"{ended}, and its policy raises where it did then; stoker replay {folder.path} says at which event"
             raise SessionError("\n".join([text, *lines])) from error

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from stoker.errors import ConfigError, StokerError
 from stoker.folders import working_folder
 from stoker.manager.cli import console
-from stoker.manager.live.own_policies import find
+from stoker.manager.live.session_policies import find
 from stoker.manager.policies.named import SHIPPED
 from stoker.manager.sim.check import doubtful
 from stoker.manager.sim.families import contexts_named

@@ -126,7 +126,7 @@ def _served(folder: SessionFolder, status: Status) -> list[str]:
 
 def policy_of(folder: SessionFolder) -> str:
     """Return the session's policies in words; empty for the default ones."""
-    from stoker.manager.live.chosen import policy_in_words
+    from stoker.manager.live.session_policies import policy_in_words
 
     return policy_in_words(folder)
 

@@ -26,7 +26,7 @@ from stoker.config import Site
 from stoker.errors import SessionError
 from stoker.locks import is_locked
 from stoker.manager.executor.client import Link, wait_for_answer
-from stoker.manager.factory import block_keys
+from stoker.manager.factory import pilot_command
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import PilotStatus
@@ -256,7 +256,7 @@ class BlockUpkeep:
         self._told = said
         ended = tuple(block for block, job in status.items() if job.state in TERMINAL_STATES)
         for block in set(ended) - self._without_key:
-            block_keys.revoke(link.folder, block)
+            pilot_command.revoke_block_key(link.folder, block)
             self._without_key.add(block)
         link.tell(WantPilots(said, ended, most_pilots(self._owner.provider)))
 

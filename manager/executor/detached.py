@@ -32,8 +32,8 @@ from stoker.manager.executor import engines
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
 from stoker.manager.factory.pilot_command import refuse_odd_imports
 from stoker.manager.live import interfaces, lease, presence
-from stoker.manager.live.chosen import check_policies, keep_policies
-from stoker.manager.live.taken import TAKEN_OVER
+from stoker.manager.live.lease import TAKEN_OVER
+from stoker.manager.live.session_policies import check_policies, keep_policies
 from stoker.protocol.session import SessionFolder, changed_at, find_session, holds_session, is_begun
 from stoker.site import Site
 

@@ -57,9 +57,8 @@ from stoker.manager.executor.processes import (
 )
 from stoker.manager.executor.progress import WaitNotices
 from stoker.manager.executor.publishing import SourceShelf
-from stoker.manager.factory import block_keys
-from stoker.manager.factory.pilot_command import pilot_command, python_path
-from stoker.manager.live.chosen import honoured_in, keep_policies, policies_for
+from stoker.manager.factory.pilot_command import issue_block_key, pilot_command, python_path
+from stoker.manager.live.session_policies import honoured_in, keep_policies, policies_for
 from stoker.protocol.ids import FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
@@ -427,7 +426,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     def _get_launch_command(self, block_id: str) -> str:
         """The shell command of a pilot. Nothing secret is in it: the keys lie in the session folder."""
-        block_keys.issue(self.link.folder, block_id)
+        issue_block_key(self.link.folder, block_id)
         return pilot_command(self.site, folder=self.link.folder, block=block_id, python_path=python_path())
 
 

@@ -25,7 +25,7 @@ from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.folders import refuse_odd_path
 from stoker.manager.live import interfaces, lease
-from stoker.manager.live.restarts import Restarts, after
+from stoker.manager.live.keeper import Restarts, after_pause
 from stoker.protocol.session import KeyPair, SessionFolder, changed_at, holds_session, is_begun
 from stoker.site import ProviderKind, Site
 
@@ -216,7 +216,7 @@ class ManagerProcess:
             how = f"the manager was killed by signal {-code}" if code < 0 else what
             while (pause_s := self._restarts.died()) is not None:
                 log = self._folder.manager_log
-                logger.warning("%s; it is started again%s with its journal (%s)", how, after(pause_s), log)
+                logger.warning("%s; it is started again%s with its journal (%s)", how, after_pause(pause_s), log)
                 self._stopping.wait(pause_s)
                 try:
                     self._start_again()

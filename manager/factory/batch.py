@@ -1,11 +1,11 @@
-"""What the factory needs of a batch system: four commands, each bounded in time.
+"""The interface to a batch system: four commands, each bounded in time.
 
-A `Batch` belongs to one session and one site, and to the one thread that calls it: its methods block, for at most
-`site.provider.command_limit_s` a command (`commands.run` sees to that). It keeps nothing that could not be found again:
-a factory that was killed is followed by another, which asks `find` what is there.
+A `Batch` belongs to one session, one site and the one thread that calls it: a method blocks for at most
+`site.provider.command_limit_s` a command. Everything it keeps can be found again: after a factory was killed, the next
+one asks `find`.
 
-The job of block `b7` of session `k3v9` is named `stoker-k3v9-b7` (`job_name`), or carries both where a batch system
-has attributes. That name is how a job is found that was submitted by a factory that did not live to report it.
+The job of block `b7` of session `k3v9` is named `stoker-k3v9-b7` (`job_name`), or carries both as attributes. By that
+name a factory finds a job whose factory did not live to report it.
 """
 
 from __future__ import annotations
@@ -21,37 +21,32 @@ from stoker.protocol.blocks import BlockPhase, LossReason
 from stoker.protocol.ids import BlockId
 
 JOBS_LEFT = "jobs-left"
-"""The file in a session folder that its factory writes when the session is over: jobs that are still there, a site a
-line; mostly none."""
+"""The file in a session folder for jobs that are still there after the session, a line for each site."""
 
 
 class BatchTrouble(StokerError):
-    """The batch system does not answer, or takes no more jobs just now: the same will be tried again. The message is in
-    its own words."""
+    """The batch system does not answer, or takes no more jobs at the moment: a retry may succeed."""
 
 
 class Unanswered(BatchTrouble):
-    """A command got no answer that says what has come of it: a submission may have made a job all the same."""
+    """A command got no answer that tells its outcome: a submission may have made a job."""
 
 
 class UnnamedJob(Unanswered):
-    """The batch system has taken a job, and what it printed does not tell the job's id for certain."""
+    """The batch system has taken a job, and its output does not tell the job's id for certain."""
 
 
 class SubmissionRefused(StokerError):
-    """The batch system does not take this job, and would not take it a second time. The message is in its words."""
+    """The batch system does not take this job, and would not take it a second time."""
 
 
 class BatchJobStatus(msgspec.Struct, frozen=True):
-    """A job as its batch system sees it: PENDING (held, too), RUNNING or ENDED.
+    """A job as its batch system sees it: PENDING (also held), RUNNING or ENDED.
 
-    `reason`, in the batch system's words: why it waits, on which node it runs, how it ended. `expected_in_s`: the time
-    until the batch system expects to start it, 0 = it does not say. `loss`: why a job that ran no longer runs, None =
-    it runs, or the batch system does not say. `again`: why a job that has run was queued again, where `reason` does not
-    tell. `cause` names what a job is or was held for: two holds in a row for the same cause are no accident; `advice`
-    says what to do about it, and `holds` counts the holds of this job. `leaving`: it was cancelled, and has not ended
-    yet. `absent`: the listing lacks the job, and nothing says that it ended; it counts as ENDED only if that stays so
-    (`absences`).
+    `reason`: why it waits, where it runs, how it ended. `expected_in_s`: until its expected start, 0 = unknown.
+    `loss`: why a job that ran no longer runs. `again`: why it was queued again. `cause`: of its hold; `advice`: what
+    to do about it; `holds`: how often it was held. `leaving`: it was cancelled and has not ended yet. `absent`: the
+    listing lacks it, and nothing says that it ended.
     """
 
     phase: BlockPhase
@@ -70,22 +65,20 @@ class Batch(Protocol):
     """A batch system, for one session and one site. Every method may raise BatchTrouble."""
 
     def submit(self, block: BlockId) -> str:
-        """Submit the job of a block; the job's id. Raises SubmissionRefused.
+        """Submit the job of a block; return the job's id. Raises SubmissionRefused.
 
         After BatchTrouble the job may or may not be there: `find` tells.
         """
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the present state of these jobs, with as few commands as possible. A job of which nothing can be said
-        at the moment is left out; one that the batch system does not list, and whose end it does not tell, is
-        `absent`."""
+        """Return the present state of these jobs, with as few commands as possible. Leaves out a job of unknown
+        state."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel these jobs. Those that are over, or unknown, are no error."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return every listed job of the session that has not ended, by its id, whichever process submitted it. Two
-        jobs of one block show that it was submitted twice: the caller cancels one."""
+        """Return every listed job of the session that has not ended, by its id, whichever process submitted it."""
 
 
 @runtime_checkable
@@ -104,26 +97,24 @@ _LOSSES = {
     "out of memory": LossReason.OUT_OF_MEMORY,
     "revoked": LossReason.CANCELLED,
 }
-"""How the reasons of ended jobs begin, in the words that our readers of listings write."""
+"""How the reasons of ended jobs begin, as our readers of listings write them."""
 
 
 def loss_of(how: str) -> LossReason | None:
-    """The loss that the reason of an ended job stands for; None where it explains nothing (`exit code 1`)."""
     return next((loss for words, loss in _LOSSES.items() if how.startswith(words)), None)
 
 
 def job_name(session: str, block: str) -> str:
-    """The name of a block's job. Characters that some batch system would not take become dashes."""
+    """Return the name of a block's job. Characters that some batch systems reject become dashes."""
     return f"{job_prefix(session)}{block}"
 
 
 def job_prefix(session: str) -> str:
-    """How the names of a session's jobs begin."""
     return f"stoker-{re.sub(r'[^A-Za-z0-9_]', '-', session)}-"
 
 
 def block_of(name: str, *, session: str) -> BlockId | None:
-    """The block whose job has this name; None for a job that is not of the session."""
+    """Return the block whose job has this name; None for a job of another session."""
     prefix = job_prefix(session)
     block = name.removeprefix(prefix)
     return BlockId(block) if name.startswith(prefix) and re.fullmatch(r"[A-Za-z0-9]+", block) else None

@@ -1,19 +1,19 @@
-"""Which batch system a site means. Parsl, which takes a second to import, is imported for those that go through it."""
+"""The batch system of a site. Parsl, which takes a second to import, is imported only for systems that use it."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from typing import Any, assert_never
+from typing import assert_never
 
 from stoker.errors import ConfigError
 from stoker.manager.environment.carrying import carried_folder, starter_files
-from stoker.manager.factory import block_keys, condor_description
+from stoker.manager.factory import condor_description
 from stoker.manager.factory.batch import Batch, SubmissionRefused, job_name
 from stoker.manager.factory.condor import CondorBatch
 from stoker.manager.factory.local import LocalBatch, started_by_shell
-from stoker.manager.factory.pacing import Listing, Pacer
-from stoker.manager.factory.pilot_command import pilot_command
+from stoker.manager.factory.pacing import SharedBudget
+from stoker.manager.factory.pilot_command import issue_block_key, pilot_command
 from stoker.protocol.ids import BlockId
 from stoker.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
@@ -25,22 +25,13 @@ SUBMIT_COMMANDS = {
     ProviderKind.LSF: "bsub",
     ProviderKind.GRID_ENGINE: "qsub",
 }
-"""What must be on the PATH of the host that the factory runs on."""
-
-
-class SharedBudget:
-    """What the sources of one batch system have in common: a budget of requests, and the last listing of all jobs."""
-
-    def __init__(self, *, poll_s: float) -> None:
-        self.pacer = Pacer(poll_s=poll_s)
-        self.listing: Listing[Any] = Listing(fresh_s=self.pacer.listing_s)
 
 
 def make_batch(
     site: Site, *, session: str, folder: SessionFolder, python_path: str = "", shared: SharedBudget | None = None
 ) -> Batch:
-    """The batch system that starts a site's pilots. Raises SubmissionRefused if it is not on this host, ConfigError for
-    settings that it cannot have."""
+    """Raises SubmissionRefused if the batch system is not on this host, ConfigError for settings that it cannot
+    have."""
     _check(site)
     kind = _kind(site)
     submit = SUBMIT_COMMANDS.get(kind)
@@ -51,34 +42,30 @@ def make_batch(
     folder.submit.mkdir(mode=0o700, exist_ok=True)
 
     def command(block: BlockId) -> str:
-        block_keys.issue(folder, block)
-        starter_files(folder, site)  # what travels with the job says where the manager is now
+        issue_block_key(folder, block)
+        starter_files(folder, site)  # the files that travel with the job hold the manager's present address
         return pilot_command(site, folder=folder, block=block, python_path=python_path)
 
-    pacer = shared.pacer if shared is not None else None
-    listing = shared.listing if shared is not None else None
+    pacer, listing = (shared.pacer, shared.listing) if shared is not None else (None, None)
+    submits = folder.submit
     match kind:
         case ProviderKind.SLURM:
             from stoker.manager.factory.slurm import SlurmBatch
 
-            return SlurmBatch(
-                site, session=session, folder=folder.submit, command=command, pacer=pacer, listing=listing
-            )
+            return SlurmBatch(site, session=session, folder=submits, command=command, pacer=pacer, listing=listing)
         case ProviderKind.CONDOR:
-            files = starter_files(folder, site)
             return CondorBatch(
                 site,
                 session=session,
-                folder=folder.submit,
+                folder=submits,
                 command=command,
-                files=files,
+                files=starter_files(folder, site),
                 key=None if site.provider.shared_files else folder.block_key_file,
                 pacer=pacer,
                 listing=listing,
             )
         case ProviderKind.LOCAL:
-            init = local_init(site)
-            return LocalBatch(session=session, folder=folder.submit, command=command, worker_init=init)
+            return LocalBatch(session=session, folder=submits, command=command, worker_init=local_init(site))
         case ProviderKind.KUBERNETES:
             from stoker.manager.factory.kubernetes import KubernetesBatch
 
@@ -86,13 +73,13 @@ def make_batch(
         case ProviderKind.PBS | ProviderKind.LSF | ProviderKind.GRID_ENGINE:
             from stoker.manager.factory.listed import ListedBatch
 
-            return ListedBatch(site, session=session, folder=folder.submit, command=command, pacer=pacer)
+            return ListedBatch(site, session=session, folder=submits, command=command, pacer=pacer)
         case _:
             assert_never(kind)
 
 
 def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0", python_path: str = "") -> str:
-    """What would be submitted for a block of this site, to the letter. Raises ConfigError, SubmissionRefused."""
+    """Return exactly what would be submitted for a block of this site. Raises ConfigError, SubmissionRefused."""
     _check(site)
     command = pilot_command(site, folder=folder, block=block, python_path=python_path)
     match _kind(site):
@@ -106,7 +93,7 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
             files = [os.path.relpath(file, folder.submit) for file in carried]
             return condor_description.render(site, session=session, block=block, command=command, files=files)
         case ProviderKind.SLURM | ProviderKind.PBS | ProviderKind.LSF | ProviderKind.GRID_ENGINE:
-            from stoker.manager.factory.providers import render
+            from stoker.manager.factory.submitting import render
 
             return render(site, job=job_name(session, block), command=command)
         case kind:
@@ -114,7 +101,7 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
 
 
 def local_init(site: Site) -> str:
-    """Shell that runs before a pilot of this machine. TaskVine runs it before its workers, which are elsewhere."""
+    """Return the shell text before a pilot of this machine. TaskVine runs it before its workers, on other machines."""
     return site.provider.worker_init if site.engine is Engine.STOKER else ""
 
 

@@ -1,12 +1,10 @@
-"""Commands of a batch system, each bounded in time.
+"""Commands of a batch system, each bounded in time; and the output of its jobs.
 
-A command that hangs (a scheduler under load, a file system that is away) must not hang the one who asked. When its time
-is up it is killed with everything that it has started, and its name is told with how long it has taken and what it had
-printed by then: `sbatch` says of a full queue that it is "sleeping and retrying", for minutes. Parsl's own
-`execute_wait` leaves such a command running, and raises TimeoutExpired through whatever it was doing.
+A command that hangs must not hang its caller. When its time is up it is killed with all its children, and the error
+has the output until then: `sbatch` is "sleeping and retrying" for minutes if the queue is full.
 
-Commands do not see what Slurm put into the environment when this program runs in a job of its own (`SLURM_*`), nor the
-user's defaults (`SBATCH_*`, `SQUEUE_*`, ...): both override what a submit script says, or the form of an answer.
+Commands do not see Slurm's variables when this program runs in a job of its own (`SLURM_*`), nor the user's defaults
+(`SBATCH_*`, `SQUEUE_*`, ...): both override a submit script, or change the form of an answer.
 """
 
 from __future__ import annotations
@@ -28,39 +26,35 @@ log = logging.getLogger("stoker.factory")
 
 _HIDDEN = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_")
 _SHOWN = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-"""Which Slurm is meant; everything else that begins so says how."""
+"""They say which Slurm to use, not how."""
 _AFTER_KILL_S = 2.0
 _MOST_CHARACTERS = 600
-
+_TAIL_BYTES = 4096
+_LAST_LINES = 5
+_LINE_CHARACTERS = 200
 
 _inherited: list[int] = []
-
-
-def inherit(descriptor: int) -> None:
-    """Every command of this process has this descriptor open from now on, and with it the lock on its file: while one
-    runs, also when this process is long dead, the lock is held."""
-    _inherited[:] = [descriptor]
-
-
 _running: set[int] = set()
 
 
+def inherit(descriptor: int) -> None:
+    """Let every command of this process inherit a descriptor, and with it the lock on its file."""
+    _inherited[:] = [descriptor]
+
+
 def kill_running() -> None:
-    """Kill the commands that this process has under way: it is about to exit, and nobody would read what they say."""
     for pid in list(_running):
         kill_tree(pid)
 
 
 class CommandResult(msgspec.Struct, frozen=True):
-    """How a command ended and what it printed."""
-
     code: int
     out: str
     err: str
 
     @property
     def words(self) -> str:
-        """Why it failed, in its own words: the last lines of what it printed, on one line."""
+        """Why it failed: the last lines of its output, on one line."""
         return _one_line(self.err) or _one_line(self.out) or f"exit code {self.code}, and not a word"
 
 
@@ -76,7 +70,7 @@ class CommandRunner:
         self._environ = clean_environment(environ)
 
     def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
-        """Run a command; `name` is what errors call it, `more` variables for this command alone.
+        """Run a command; `name` is for errors, `more` are variables for this command alone.
 
         Raises Unanswered if it does not end in time, BatchTrouble if it cannot start.
         """
@@ -84,7 +78,7 @@ class CommandRunner:
         if self._pacer is not None:
             self._pacer.take()
         try:
-            self.folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it
+            self.folder.mkdir(mode=0o700, exist_ok=True)  # a person may have removed it
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
@@ -101,44 +95,36 @@ class CommandRunner:
         try:
             out, err = process.communicate(timeout=self.limit_s)
         except subprocess.TimeoutExpired:
-            out, err = _killed(process)
-            words = _one_line(err.decode(errors="replace")) or _one_line(out.decode(errors="replace"))
-            said_so_far = f", after it had said: {words}" if words else ""
+            kill_tree(process.pid)
+            try:
+                out, err = process.communicate(timeout=_AFTER_KILL_S)
+            except subprocess.TimeoutExpired as error:  # stuck in a dead file system: it is left behind
+                out, err = error.output or b"", error.stderr or b""
+            said = _one_line(err.decode(errors="replace")) or _one_line(out.decode(errors="replace"))
+            said_so_far = f", after it had said: {said}" if said else ""
             raise Unanswered(f"{name} has not answered for {self.limit_s:g} s{said_so_far}") from None
         finally:
             _running.discard(process.pid)
-        said = CommandResult(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
-        log.debug("%s: exit code %d, %d bytes", name, said.code, len(out))
-        return said
+        log.debug("%s: exit code %d, %d bytes", name, process.returncode, len(out))
+        return CommandResult(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
-    def shell(self, line: str, *, name: str = "") -> CommandResult:
+    def shell(self, line: str) -> CommandResult:
         """Run a line of shell. Raises BatchTrouble as `run` does."""
-        return self.run(["/bin/sh", "-c", line], name=name or line.split()[0])
+        return self.run(["/bin/sh", "-c", line], name=line.split()[0])
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What commands of a batch system see of this environment."""
     return {key: value for key, value in environ.items() if not key.startswith(_HIDDEN) or key in _SHOWN}
 
 
-def _killed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Kill a command whose time is up; what it had printed by then."""
-    kill_tree(process.pid)
-    try:
-        return process.communicate(timeout=_AFTER_KILL_S)
-    except subprocess.TimeoutExpired as error:  # what a kill cannot end (a dead file system) is left behind
-        return error.output or b"", error.stderr or b""
-
-
 def _one_line(text: str) -> str:
-    """The last lines of what a command printed, without its own name, on one line."""
+    """Return the last lines of a command's output, without its own name, on one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line.partition(": error: ")[2] or line for line in lines]
     return "; ".join(dict.fromkeys(lines[-5:]))[-_MOST_CHARACTERS:]
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process that we have started, and everything that it has."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
@@ -147,3 +133,18 @@ def kill_tree(pid: int) -> None:
     for member in family:
         with suppress(psutil.Error):
             member.kill()
+
+
+def last_lines(folder: Path, job: str) -> list[str]:
+    """Return the last lines that a job printed: its errors, or if there are none its output."""
+    for suffix in (".err", ".out"):
+        try:
+            with (folder / f"{job}{suffix}").open("rb") as data:
+                size = data.seek(0, os.SEEK_END)
+                data.seek(max(0, size - _TAIL_BYTES))
+                text = data.read().decode(errors="replace")
+        except OSError:  # it never ran, or its node cannot write here
+            continue
+        if lines := [line.strip() for line in text.splitlines() if line.strip()]:
+            return [line[:_LINE_CHARACTERS] for line in lines[-_LAST_LINES:]]
+    return []

@@ -1,14 +1,9 @@
 """HTCondor, for the factory, through its own commands.
 
-Parsl's CondorProvider cannot carry this. For it a held job and one that sends its output home are failed; it keeps jobs
-that have ended in the queue, and takes them out by `condor_rm -forcex`, which also forgets jobs whose processes still
-run; it knows no walltime and no GPUs, and gives its jobs nothing to be found by.
-
-Here one `condor_q -json` shows all jobs of the session at this site, by attributes that the job carries; a job that is
-not there any more is looked up in `condor_history`, which may lag by a moment. A setting that `condor_submit` does not
-know is only a WARNING of its: the job's reason repeats it while the job waits, because it is likely why; of several
-that wait, the first one's. For a job that no slot suits, `condor_q -better-analyze` is asked now and then, and its
-verdict told; for one that nobody has looked at for long, whether the pool has a negotiator.
+Parsl's CondorProvider takes a held job for failed, forgets jobs whose processes still run, and knows no walltime and
+no GPUs. Here one `condor_q -json` shows all jobs of the session, by attributes that the job carries; a job that is
+gone is looked up in `condor_history`. `condor_submit` only warns of a setting that it does not know: the reason of a
+waiting job repeats the warning. For a job that no slot suits, `condor_q -better-analyze` is asked now and then.
 """
 
 from __future__ import annotations
@@ -26,9 +21,8 @@ import msgspec
 
 from stoker.manager.factory import condor_ads, condor_description
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered, job_name
-from stoker.manager.factory.commands import CommandResult, CommandRunner
+from stoker.manager.factory.commands import CommandResult, CommandRunner, last_lines
 from stoker.manager.factory.condor_ads import Ad, JobStatus
-from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
@@ -37,20 +31,17 @@ from stoker.site import Site
 log = logging.getLogger("stoker.factory")
 
 _AT_ONCE = 100
-"""Job ids on one command line."""
 _ANALYZE_EVERY_S = 300.0
-"""It compares a job with every slot of the pool. A site's jobs are all alike, so one stands for all."""
 _ANALYZE_AGAIN_S = 60.0
-"""When it found nothing: HTCondor says `no match found` also of a job that it starts a moment later."""
+"""After it found nothing: HTCondor says `no match found` also of a job that it starts a moment later."""
 _UNSEEN_S = 180.0
-"""A negotiator comes round every minute or two: a job that it has not looked at for so long may wait for nobody."""
+"""A negotiator runs every minute or two: after this time without one the pool may have none."""
 _NO_NEGOTIATOR = "the pool has no negotiator just now, so no job starts"
 _GONE_FROM_QUEUE = BatchJobStatus(
     BlockPhase.ENDED, "gone from the queue, and condor_history does not know it", absent=True
 )
 _ID = re.compile(r"^(\d+)\.(\d+) - \d+\.\d+\s*$", re.MULTILINE)
 _WARNING = re.compile(r"^WARNING: (?!Committed job submission )(?:QMGMT:\d+:)?(.*)$", re.MULTILINE)
-"""A mistyped setting, or what the site says to a job that it takes all the same."""
 _NOT_NOW = re.compile(
     r"can't find address|unable to locate|failed to (connect|fetch|begin|end|commit|send|create new)|couldn't contact"
     r"|CEDAR:6\d{3}|SECMAN:2\d{3}|timed out"
@@ -65,8 +56,7 @@ _GONE = re.compile(r"^(Job \S+ (not found|already marked for removal|not in `X' 
 
 
 class CondorBatch:
-    """A `Batch`. `command` gives the pilot's command of a block; `files` are sent along with every job, to the folder
-    that its command starts in. Scripts and output lie in `folder`."""
+    """A `Batch`. `files`, and the block's `key`, travel with every job."""
 
     def __init__(
         self,
@@ -97,14 +87,13 @@ class CondorBatch:
         self._negotiator_at, self._negotiator = -math.inf, ""
 
     def submit(self, block: BlockId) -> str:
-        """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
         name = job_name(self._session, block)
         script = condor_description.script(self._site, command=self._command(block))
         keys = [os.path.relpath(self._key(block), self._folder)] if self._key is not None else []
         files = [*self._files, *keys]
         text = condor_description.describe(self._site, session=self._session, block=block, files=files)
-        (self._folder / f"{name}.sub").write_text(text, errors="surrogateescape")
-        (self._folder / f"{name}.sh").write_text(script, errors="surrogateescape")
+        for suffix, content in (("sub", text), ("sh", script)):
+            (self._folder / f"{name}.{suffix}").write_text(content, errors="surrogateescape")
         (self._folder / f"{name}.sh").chmod(0o700)
         self._listing.forget()
         said = self._commands.run(["condor_submit", "-terse", f"{name}.sub"])
@@ -124,7 +113,7 @@ class CondorBatch:
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """The present state of these jobs. Removes those that HTCondor holds for good. Raises BatchTrouble."""
+        """Return the present state of these jobs. Removes those that HTCondor holds for good. Raises BatchTrouble."""
         queued = self._queue()
         judge = partial(condor_ads.judge, held_s=self._held_s, memory_bytes=self._site.provider.memory_bytes)
         verdicts = {job: judge(queued[job], ran=job in self._ran) for job in jobs if job in queued}
@@ -145,17 +134,13 @@ class CondorBatch:
         return statuses | self._ends([job for job in jobs if job not in queued])
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Cancel these jobs. Raises BatchTrouble."""
         for said in self._rm(jobs):
             wrong = [line for line in said.err.splitlines() if line.strip() and not _GONE.match(line.strip())]
             if said.code and wrong:
                 raise BatchTrouble(f"condor_rm: {in_short(said)}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """Jobs of the session at this site that are not over, by their id. Raises BatchTrouble.
-
-        One that is being removed counts until it is gone: its machine may not answer.
-        """
+        # A job that is being removed counts until it is gone: its machine may not answer.
         return {
             job: BlockId(str(ad[condor_description.BLOCK]))
             for job, ad in self._queue().items()
@@ -163,7 +148,7 @@ class CondorBatch:
         }
 
     def _queue(self) -> dict[str, Ad]:
-        """Our jobs that are in the queue, by id. One command asks for those of all sources of the session."""
+        """One command asks for the jobs of all sources of the session."""
         ads = self._listing.read(self._ask_queue)
         return {job: ad for job, ad in ads.items() if ad.get(condor_description.SOURCE) == self._site.name}
 
@@ -175,7 +160,7 @@ class CondorBatch:
         return {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_q")}
 
     def _ends(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
-        """How these jobs came to their ends. One that the history does not know, too, is absent."""
+        """A job that the history does not know either is absent."""
         ads = self._history(jobs)
         memory_bytes = self._site.provider.memory_bytes
         for job in ads:
@@ -185,7 +170,6 @@ class CondorBatch:
         return dict.fromkeys(jobs, _GONE_FROM_QUEUE) | ends
 
     def _history(self, jobs: Sequence[str]) -> dict[str, Ad]:
-        """What the history says of these jobs. It is a file that is read backwards: sites keep none, or a huge one."""
         ads: dict[str, Ad] = {}
         for some in _parts(jobs) if self._has_history else ():
             try:
@@ -199,7 +183,6 @@ class CondorBatch:
         return ads
 
     def _say_warnings(self, statuses: dict[str, BatchJobStatus]) -> None:
-        """Add what `condor_submit` warned of to the first job that waits and that it warned of."""
         said: set[str] = set()
         for job, status in statuses.items():
             warned = self._warned.get(job, "")
@@ -208,7 +191,6 @@ class CondorBatch:
                 statuses[job] = msgspec.structs.replace(status, reason=f"{status.reason}; {warned}")
 
     def _told(self, status: BatchJobStatus, ad: Ad) -> BatchJobStatus:
-        """A status with what else is known: why it may wait, or what it printed before it failed."""
         if status.phase is BlockPhase.PENDING:
             analysis = self._analysis if condor_ads.is_unmatched(ad) else ""
             negotiator = self._negotiator if condor_ads.is_unseen(ad, for_s=_UNSEEN_S) else ""
@@ -220,7 +202,6 @@ class CondorBatch:
         return status
 
     def _analyze(self, job: str) -> None:
-        """Why no slot suits a job."""
         self._analyze_at = time.monotonic() + _ANALYZE_EVERY_S
         try:
             self._analysis = condor_ads.read_analysis(self._commands.run(["condor_q", "-better-analyze", job]).out)
@@ -230,7 +211,7 @@ class CondorBatch:
             log.info("no analysis of job %s: %s", job, error)
 
     def _ask_negotiator(self) -> None:
-        """Whether somebody matches jobs with slots, where a job has waited for long without a look at it."""
+        """Ask whether the pool has a negotiator, for a job that none has looked at."""
         self._negotiator_at = time.monotonic() + _ANALYZE_AGAIN_S
         try:
             said = self._commands.run(["condor_status", "-negotiator", "-af", "Name"])
@@ -251,19 +232,17 @@ class CondorBatch:
 
 
 def warnings(err: str) -> list[str]:
-    """What condor_submit warned of."""
     return _WARNING.findall(err)
 
 
 def in_short(said: CommandResult) -> str:
-    """Why a command failed, in its own words, but without the pages of advice that may follow them, and without what
-    an address says besides host and port."""
+    """Return why a command failed, without the advice that may follow, and with addresses cut to host and port."""
     error = _ADDRESS.sub(">", said.err.partition("Extra Info:")[0])
     return msgspec.structs.replace(said, err=error).words
 
 
 def failure(words: str) -> BatchTrouble | SubmissionRefused:
-    """What an error of condor_submit means: not now, or not at all. A commit that failed gives its reason after it."""
+    """Return the exception for an error of condor_submit. A commit that failed gives its reason after it."""
     why = words.partition("into the queue.; ERROR: ")[2] or words.removeprefix("ERROR: ")
     return BatchTrouble(why) if _NOT_NOW.search(why) else SubmissionRefused(why)
 

@@ -1,18 +1,9 @@
-"""What HTCondor's ads of our jobs mean: pure functions over `condor_q -json` and `condor_history -json`.
+"""Readers of HTCondor's ads of our jobs: pure functions over `condor_q -json` and `condor_history -json`.
 
-An evicted job goes from RUNNING back to IDLE. It is removed and its block is over: a pool where nothing else waits may
-leave it idle for five minutes, since the negotiator skips a user whose last report said that nothing waits, and a job
-that is submitted in its place wakes it at once. A held job is PENDING with HTCondor's reason, until it has been held
-for `HELD_S`: then it counts as ended, because it would never run by itself (`Verdict.remove`). One that its owner
-holds, or that waits for its files, just waits. A pool may release held jobs by itself, within a second: `NumHolds`
-counts the holds that nobody saw, and the ad keeps the reason of the last one. A removed job stays in the queue for as
-long as its machine does not answer.
-
-HTCondor says why a job left its machine in codes (`VacateReasonCode` since 24, `HoldReasonCode`); `loss_of_vacate` and
-`loss_of_hold` read them, and the words that go with them are told as they are. `NumJobStarts` does not say whether a
-job has run: the shadow writes it when it ends, and one that is killed never does.
-
-How long a job has been in its state is told by one clock, the schedd's: an ad that is asked for it has `ServerTime`.
+An evicted job goes from RUNNING back to IDLE. It is removed and its block is over: an idle pool may leave it waiting
+for five minutes, and a new job wakes the negotiator at once. A held job is PENDING; after `HELD_S` it counts as ended.
+A pool may release held jobs within a second: `NumHolds` counts the holds that no query saw. A removed job stays in the
+queue until its machine answers. `NumJobStarts` does not tell whether a job has run: a killed shadow never writes it.
 """
 
 from __future__ import annotations
@@ -42,35 +33,45 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 HELD_S = 120.0
-"""Sites that release jobs by themselves do it within this time, or rarely."""
+"""Sites that release held jobs by themselves do it within this time, or rarely."""
 _SLOTS = (
     r"are rejected by your job's requirements",
     r"reject your job because of their own",
     r"would match if drained",
 )
-"""What `condor_q -better-analyze` says of some of the slots."""
 _DIVIDED = re.compile(r"\b(Cpus|Memory|Disk|GPUs|AvailableGPUs)\b", re.IGNORECASE)
-"""What slots are divided by."""
+"""The resources by which a machine is divided into slots."""
 _STUCK_S = 120.0
-"""A job that was removed is still there after this: its machine does not answer."""
+_PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
+"""VacateReasonCode: the machine's PREEMPT, condor_now, a better rank or user priority."""
+_NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
+"""VacateReasonCode: shadow and starter lost each other, the startd or its scratch folder failed, the slot is broken."""
+_NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
+"""VacateReasonCode: a slot was claimed for the job, and did not start it. A shadow that is killed leaves one, too."""
+_OUT_OF_MEMORY = (34, 102)
+_OUT_OF_DISK = (34, 104)
+"""HoldReasonCode (or VacateReasonCode) and subcode of a job that took more than its slot has."""
+_BY_POLICY = frozenset({3, 21, 26, 34})
+"""HoldReasonCode: by a policy of the job, the machine or the system, or for what the job took; the words say which."""
+_MEMORY = "memory"
+_NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
+"""`[3]` of a condition, and not of a list: `split(TARGET.CondorVersion)[1]`."""
 
 
 class JobStatus(enum.IntEnum):
-    """HTCondor's states of a job."""
+    """HTCondor's states of a job. REMOVED: to be removed, or (in the history) removed. SENDING: its output home."""
 
     IDLE = 1
     RUNNING = 2
     REMOVED = 3
-    """To be removed, or (in the history) removed."""
     COMPLETED = 4
     HELD = 5
     SENDING = 6
-    """Its output is sent home."""
     SUSPENDED = 7
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How a job is. `remove`: it is to be removed from the queue; `force`: without waiting for its machine."""
+    """A job's status. `remove`: remove it from the queue; `force`: without waiting for its machine."""
 
     status: BatchJobStatus
     remove: bool = False
@@ -78,7 +79,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def read_ads(text: str, *, command: str) -> list[Ad]:
-    """The ads that a command printed with `-json`; nothing at all is none. Raises BatchTrouble."""
+    """Read the ads that a command printed with `-json`. Raises BatchTrouble."""
     if not text.strip():
         return []
     try:
@@ -91,22 +92,20 @@ def read_ads(text: str, *, command: str) -> list[Ad]:
 
 
 def job_of(ad: Ad) -> str:
-    """The id of a job: `12.0`."""
     return f"{ad['ClusterId']}.{ad.get('ProcId', 0)}"
 
 
 def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
-    """How a job in the queue is. `ran`: it was seen running before. `memory_bytes`: what the site file asks for, which
-    HTCondor rounds (0: nothing)."""
+    """`ran`: the job was seen running before. `memory_bytes`: the site file's setting, which HTCondor rounds (0:
+    none)."""
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
-    return msgspec.structs.replace(
-        verdict, status=_with_hold(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
-    )
+    status = _with_hold(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
+    return msgspec.structs.replace(verdict, status=status)
 
 
 def _with_hold(status: BatchJobStatus, ad: Ad, *, prefix: str, memory_bytes: int) -> BatchJobStatus:
-    """A status with what the job is held for, or was (`prefix`: `Last`)."""
+    """Add the cause of a job's present hold, or of its last one (`prefix`: `Last`)."""
     cause = _cause(ad, prefix=prefix)
     if not cause:
         return status
@@ -140,8 +139,7 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
 
 
 def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
-    """How a job that has left the queue came to its end. A pool may remove held jobs by itself: then the hold is told
-    as in `judge`."""
+    """Return the status of a job that has left the queue. A pool may remove held jobs by itself."""
     how, loss = _how(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
@@ -156,14 +154,12 @@ def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
 
 
 def waits_s(ad: Ad) -> float:
-    """How long a job has been in its state."""
     now_s = float(ad.get("ServerTime") or 0)
     return now_s - float(ad.get("EnteredCurrentStatus") or now_s) if now_s else 0.0
 
 
 def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
-    """Whether an idle job has run, and was not held since. A machine that refuses a job leaves a code, too: that means
-    an end only of a job that was seen running."""
+    """True if an idle job has run, and was not held since. A refusal by a machine leaves a code, too."""
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
     code = ad.get("VacateReasonCode")
@@ -171,7 +167,7 @@ def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
 
 
 def loss_of_vacate(ad: Ad) -> LossReason:
-    """Why an evicted job left its machine. Before version 24 HTCondor does not say: it was vacated."""
+    """Return why an evicted job left its machine; VACATED before version 24, which gives no code."""
     code, sub = ad.get("VacateReasonCode"), ad.get("VacateReasonSubCode")
     if code in _PREEMPTED:
         return LossReason.PREEMPTED
@@ -182,28 +178,13 @@ def loss_of_vacate(ad: Ad) -> LossReason:
     return LossReason.VACATED
 
 
-_PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
-"""VacateReasonCode: the machine's PREEMPT, condor_now, a better rank or user priority."""
-_NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
-"""VacateReasonCode: shadow and starter lost each other, the startd or its scratch folder failed, the slot is broken."""
-_NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
-"""VacateReasonCode: a slot was claimed for the job, and did not start it. A shadow that is killed leaves one, too."""
-_OUT_OF_MEMORY = (34, 102)
-_OUT_OF_DISK = (34, 104)
-"""HoldReasonCode (or VacateReasonCode) and subcode of a job that took more than its slot has."""
-
-
 def loss_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
-    """What a hold means for the pilot that ran. `prefix`: `Last` for one that is over."""
+    """Return the loss of the pilot that ran. `prefix`: `Last` for a hold that is over."""
     return LossReason.OUT_OF_MEMORY if _cause(ad, prefix=prefix) == _MEMORY else LossReason.HELD
 
 
-_MEMORY = "memory"
-
-
 def _cause(ad: Ad, *, prefix: str = "") -> str:
-    """What a hold was for: two of the same cause are told from two that have nothing to do with each other. Empty for a
-    hold by a person, or for files that are sent."""
+    """Return the cause of a hold; empty for a hold by a person, or for files in transfer."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
         return ""
@@ -215,12 +196,7 @@ def _cause(ad: Ad, *, prefix: str = "") -> str:
     return f"hold code {code}"
 
 
-_BY_POLICY = frozenset({3, 21, 26, 34})
-"""HoldReasonCode: by a policy of the job, the machine or the system, or for what the job took; the words say which."""
-
-
 def _advice(ad: Ad, cause: str, *, memory_bytes: int) -> str:
-    """What to do about a hold."""
     if cause == _MEMORY:
         asked = memory_bytes or int(ad.get("RequestMemory") or 0) * 2**20
         used = int(ad.get("ResidentSetSize_RAW") or 0) * 1024
@@ -238,28 +214,25 @@ def _advice(ad: Ad, cause: str, *, memory_bytes: int) -> str:
 
 
 def has_failed(ad: Ad) -> bool:
-    """Whether a job ended by itself, and not well."""
     return ad.get("JobStatus") == JobStatus.COMPLETED and bool(ad.get("ExitBySignal") or ad.get("ExitCode"))
 
 
 def is_unmatched(ad: Ad) -> bool:
-    """Whether a job waits although the pool was asked for a slot for it."""
+    """True if a job waits although a negotiator has looked for a slot."""
     return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejected(ad)
 
 
 def is_unseen(ad: Ad, *, for_s: float) -> bool:
-    """Whether a job has waited for this long and no negotiator has looked at it, as far as its ad says: of jobs that
-    are alike, only one is looked at."""
+    """True if a job has waited for this long without a look by a negotiator, which looks at only one of several equal
+    jobs."""
     return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejected(ad)
 
 
 def read_analysis(text: str) -> str:
-    """What `condor_q -better-analyze` found out of a job: how many slots its requirements rule out, and by which of
-    their conditions. Empty when it says nothing of that, or that slots suit: the next negotiation finds them.
+    """Read `condor_q -better-analyze`: how many slots a job's requirements rule out, and by which of their conditions.
 
-    A machine that is divided into slots counts with what is free of it now, also where all would be enough. HTCondor
-    24.4 and later, which say `slots` of what they count, look at the whole machine then, too, and tell how many would
-    match if nothing ran on them.
+    Empty if slots suit. A divided machine counts with its free part. HTCondor 24.4 and later also look at the whole
+    machine.
     """
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
     out, own, later = (_slots(what, text) for what in _SLOTS)
@@ -279,8 +252,7 @@ def read_analysis(text: str) -> str:
 
 
 def _unmet(rows: Mapping[str, str]) -> list[str]:
-    """Of conditions that no slot meets, by their numbers: not the parts of a choice, and nothing that holds a part that
-    no slot meets by itself."""
+    """Return the smallest conditions that no slot meets, without the parts of a choice."""
     parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
     return [
@@ -289,7 +261,7 @@ def _unmet(rows: Mapping[str, str]) -> list[str]:
 
 
 def _written_out(condition: str, text: str) -> str:
-    """A condition without numbers of other ones: the analysis writes `[0] && [1]` of two that it lists before."""
+    """Replace the numbers of other conditions by their text: the analysis writes `[0] && [1]`."""
     parts: dict[str, str] = dict(re.findall(r"^\s+(\[\d+\])\s+: (\S.*?)\s*$", text, re.MULTILINE))
     parts |= dict(re.findall(r"^\s*(\[\d+\])\s+\d+\s+(?:\d+\s+)?(\S.*?)\s*$", text, re.MULTILINE))
 
@@ -302,10 +274,6 @@ def _written_out(condition: str, text: str) -> str:
         if condition == before:
             break
     return condition
-
-
-_NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
-"""`[3]` of a condition, and not of a list: `split(TARGET.CondorVersion)[1]`."""
 
 
 def _how(ad: Ad) -> str:
@@ -323,7 +291,7 @@ def _how(ad: Ad) -> str:
 
 
 def _why_evicted(ad: Ad) -> str:
-    """`preempted from slot1@n1: PREEMPT expression evaluated to True`, or `node failed: n1: ...`."""
+    """Return `preempted from slot1@n1: PREEMPT expression evaluated to True`, or `node failed: n1: ...`."""
     slot, loss = str(ad.get("LastRemoteHost") or ""), loss_of_vacate(ad)
     if loss is LossReason.NODE_LOST:
         what = ": ".join(["node failed", *filter(None, [slot.partition("@")[2]])])
@@ -334,8 +302,7 @@ def _why_evicted(ad: Ad) -> str:
 
 
 def _rejected(ad: Ad) -> str:
-    """Why the negotiator has found no slot for the job since it waits. The ad keeps the reason when the job is matched
-    after all, and evicted again: then it is an old story."""
+    """Return why the negotiator has found no slot. The ad keeps an old reason after a match and an eviction."""
     waits_since = float(ad.get("EnteredCurrentStatus") or 0)
     if float(ad.get("LastRejMatchTime") or waits_since) < waits_since:
         return ""

@@ -1,23 +1,13 @@
-"""HTCondor's submit description of a block: pure text, from a site and a block's name.
+"""HTCondor's submit description of a block: pure text, from a site and a block's name. The less obvious lines:
 
-The description names files without folders, and `condor_submit` runs in their folder: so a session folder whose path
-has a blank, a comma or a quote in it is nothing that HTCondor has to read. What one might write otherwise:
-
-- `should_transfer_files = IF_NEEDED` where files are shared: machines that name another FileSystemDomain are not ruled
-  out, they get the script sent, and it finds the session folder where it is. Where files are not shared: `YES`.
-- Nothing comes back but what the job printed (`transfer_output_files = ""`): by default HTCondor would send home every
-  new file of the sandbox, the object cache among them.
+- `should_transfer_files = IF_NEEDED` if files are shared: machines with another FileSystemDomain are not ruled out.
+- `transfer_output_files = ""`: by default HTCondor would send home every new file, including the object cache.
 - Nothing is streamed: HTCondor does not reconnect to jobs that stream after their access point was away.
-- HTCondor has no walltime. `+MaxWallTime` (minutes) is what many sites read in their policies; `periodic_remove` holds
-  everywhere. It counts from the start of the program, not of the transfer before it, and not from the program's start
-  in an earlier run.
-- A job that HTCondor has put on hold never runs by itself, unless someone mends it; the factory removes it
-  (`condor_ads`), and `periodic_remove` does where no factory is left. Jobs that their owner holds (code 1), or that
-  wait for their files (16), stay.
-- `job_lease_duration` is how long HTCondor believes that a job runs on a machine that it does not hear of any more: by
-  default 40 minutes. Pilots give their manager up much sooner, and their calls run elsewhere.
-- `request_disk` covers the object cache: it lies in the job's scratch folder, whose size slots may enforce.
-- `request_memory` is always there: HTCondor's own default is as much as the script is long, 128 MB when rounded up.
+- HTCondor has no walltime. Many sites read `+MaxWallTime` (minutes); `periodic_remove` works everywhere.
+- A job on hold never runs by itself: the factory removes it, and `periodic_remove` does if no factory is left. Jobs
+  that their owner holds (code 1), or that wait for their files (16), stay.
+- `job_lease_duration`: how long HTCondor believes that a job runs on a silent machine; by default 40 minutes.
+- `request_memory` is always there: HTCondor's own default is the size of the script, rounded up to 128 MB.
 """
 
 from __future__ import annotations
@@ -31,25 +21,19 @@ from stoker.manager.factory.pilot_command import walltime_s
 from stoker.site import Site
 
 SESSION, SOURCE, BLOCK, WALLTIME = "StokerSession", "StokerSource", "StokerBlock", "StokerWalltime"
-"""What a job's ad says of whose it is: strings, and the walltime in seconds."""
+"""Attributes in a job's ad: strings, and the walltime in seconds."""
 
 BY_OWNER, SPOOLING = 1, 16
-"""HoldReasonCode: held by the user; while its files are sent to the access point."""
+"""HoldReasonCode: held by the user; while its files travel to the access point."""
 
 _MEMORY_MB_A_CORE = 2048
-"""Where the site file does not say; MiB."""
 _HELD_S = 1800
 _LEASE_S = 300
 _VACATE_S = 30
-"""How long a pilot has to end when it is told to; it needs a few seconds."""
 
 
 def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ()) -> str:
-    """The submit description of one block, for `condor_submit` in the folder where its script (`<job name>.sh`) lies.
-
-    `files` are sent along: paths from that folder, whose last parts differ. Raises SubmissionRefused for what no
-    description can carry.
-    """
+    """Return the submit description of one block. `files` travel with the job. Raises SubmissionRefused."""
     lines = [
         *_head(job_name(session, block), session=session),
         *_transfer(files, shared=site.provider.shared_files),
@@ -66,14 +50,14 @@ def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ())
 
 
 def script(site: Site, *, command: str) -> str:
-    """What the job runs. HTCondor gives a job neither PATH nor HOME: bash knows both."""
+    """Return the job's script. HTCondor gives a job neither PATH nor HOME: bash knows both."""
     init = ["[ -r /etc/profile ] && . /etc/profile", site.provider.worker_init] if site.provider.worker_init else []
     home = '[ -w "$HOME" ] || HOME=${_CONDOR_SCRATCH_DIR:-$PWD}'
     return "\n".join(["#!/bin/bash", "export PATH HOME", home, *init, f"exec {command}"]) + "\n"
 
 
 def render(site: Site, *, session: str, block: str, command: str, files: Sequence[str] = ()) -> str:
-    """Both files that are written for a block, for a person to read. Raises SubmissionRefused."""
+    """Return both files of a block, for a person to read. Raises SubmissionRefused."""
     name = job_name(session, block)
     description = describe(site, session=session, block=block, files=files)
     program = script(site, command=command)
@@ -81,20 +65,18 @@ def render(site: Site, *, session: str, block: str, command: str, files: Sequenc
 
 
 def of_session(session: str) -> str:
-    """What is true of the jobs of a session, and of no others."""
     return f"{SESSION} == {quoted(session)}"
 
 
 def quoted(text: str) -> str:
-    """A ClassAd string."""
     return '"' + text.replace('"', '\\"') + '"'
 
 
 def gpu_expression(kind: str) -> str:
-    """What a GPU's ad must say for it to be of this type: the type is a word, or some, of its device's name.
+    """Return the ClassAd expression for GPUs of this type: the type is one word, or several, of the device's name.
 
-    `a10` is neither an A100 nor an A10G; dashes, dots and underscores stand for whatever parts the words: `rtx-6000`.
-    Without a backslash: submit descriptions keep those in strings as they are, and new ClassAds do not.
+    `a10` is neither an A100 nor an A10G; dashes, dots and underscores match any separator: `rtx-6000`. The pattern has
+    no backslash: submit descriptions keep those in strings as they are, and new ClassAds do not.
     """
     words = [word for word in re.split(r"[-_.]+", kind) if word]
     pattern = f"(^|[^a-z0-9]){'[-_. ]*'.join(words)}([^a-z0-9]|$)"

@@ -1,9 +1,8 @@
-"""The factory's loop: orders from the manager to the sites' workers, their updates to the manager.
+"""The factory's loop: orders from the manager to the sites' threads, their updates to the manager.
 
-What the manager says is carried out in its order. The loop itself runs no command and waits for none. It ends when the
-session does; when the manager has been away for longer than the session's lease (blocks that wait are cancelled then,
-and pilots that run end by themselves); and when the manager that started this process was killed and is back, because
-the one that is back has started another factory, which waits for this one's lock.
+It ends when the session does; when the manager is away for longer than the session's lease (it then cancels blocks
+that wait); and when another manager is back, with a factory that waits for this one's lock. Updates travel in numbered
+frames, which are kept until they are acknowledged, and are sent again after every (re)connect.
 """
 
 from __future__ import annotations
@@ -14,67 +13,112 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
-from stoker.manager.factory import block_keys
+from stoker.dealer import Dealer, Keys
+from stoker.errors import ProtocolError, SessionError
+from stoker.log_files import SeldomLog
 from stoker.manager.factory.batch import JOBS_LEFT, Batch, job_name
-from stoker.manager.factory.batches import SharedBudget
-from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
-from stoker.manager.factory.link import FactoryLink
-from stoker.manager.factory.worker import (
-    BatchThread,
-    BatchThreadEnded,
-    BlockCancels,
-    BlockOrders,
-    CancelAll,
-    CancelWaiting,
-    Message,
-    Sync,
-)
-from stoker.protocol import to_client
+from stoker.manager.factory.keeper import BatchThread, BatchThreadEnded, BlockKeeper, FactoryUpdate
+from stoker.manager.factory.pacing import SharedBudget
+from stoker.manager.factory.pilot_command import is_block_key_issued, revoke_block_key
+from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
 from stoker.protocol.ids import BlockId
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
+from stoker.protocol.wire import Outbox
 from stoker.site import ProviderKind, Site
 
 log = logging.getLogger("stoker.factory")
 
 END_LIMIT_S = 30.0
-"""How long jobs have to be gone after they were cancelled."""
 _ANSWER_S = 5.0
-"""How much later than that a worker may say what is left."""
 REFRESH_ADDRESS_S = 1.0
 OPEN_LIMIT_S = 60.0
-"""A batch system that takes longer to open is trouble: its commands have limits, what is imported and read has none."""
+"""A batch system that takes longer to open is trouble: its commands have limits, imports and file reads have none."""
 _LIST_ALL = (ProviderKind.LOCAL, ProviderKind.KUBERNETES)
-"""What lists all jobs at each moment: the process table, and an API without a cache."""
 HELLO_LIMIT_S = 20.0
-"""A manager that has not answered a hello for so long is told again; one that is away for so long is spoken of."""
+"""After this time an unanswered hello is repeated, and an absent manager is logged."""
 
 
 class Ending(enum.IntEnum):
-    """Why a factory ended: its exit status."""
-
     OVER = 0
-    """The session is over and no job of it is left, or another factory goes on with it."""
     FAILED = 1
-    """It could not start or go on."""
     REFUSED = 2
-    """The manager did not want it."""
     JOBS_LEFT = 3
-    """The session is over, and jobs of it are still there: factory.log names them."""
     MANAGER_AWAY = 4
-    """The manager was away for too long."""
+
+
+class FactoryLink:
+    """The connection to the manager (`dealer`), and the outbox."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self._folder = folder
+        self.session = folder.read()
+        self.outbox = Outbox()
+        self._refusals = SeldomLog(log)
+        self._decode = wire.to_client_decoder()
+        pair = folder.read_key("client")
+        keys = Keys(self.session.server_key, pair.public, pair.secret)
+        self.dealer = Dealer(self.session.address, name=f"factory-{uuid4().hex[:12]}", keys=keys, log=log)
+
+    def came_back(self) -> bool:
+        """True if there is a new connection, on which to `greet`. Raises SessionError if the manager does not take our
+        key."""
+        failed = self.dealer.failed_handshakes
+        fresh = self.dealer.came_back()
+        if failed == 0 < self.dealer.failed_handshakes and not self.dealer.refused:
+            log.warning("who listens at %s is not the session's manager, or is just ending", self.dealer.address)
+        if self.dealer.refused:
+            raise SessionError(
+                f"the manager of session {self.session.session} refused this factory's key; "
+                f"is {self._folder.path} the session's own folder?"
+            )
+        return fresh
+
+    def greet(self) -> None:
+        hello = to_manager.ClientHello(
+            wire.VERSION, self.session.session, observer=True, factory=True, acknowledged=self.outbox.acknowledged
+        )
+        for frame in [wire.encode([hello]), *self.outbox.unacked()]:
+            self.dealer.send(frame)
+
+    def receive(self) -> list[to_client.ToClient]:
+        out: list[to_client.ToClient] = []
+        for data in self.dealer.receive():
+            try:
+                out += self._decode(data).messages
+            except ProtocolError as error:
+                self._refusals.warning("manager", f"refused a frame of the manager: {error}")
+        return out
+
+    def tell(self, messages: Iterable[FactoryUpdate]) -> None:
+        """Send updates that must arrive: now, or when there is a connection."""
+        batch = list(messages)
+        if batch:
+            sequence = self.outbox.next()
+            frame = wire.encode(batch, sequence=sequence)
+            self.outbox.keep(sequence, frame)
+            if self.dealer.connected:
+                self.dealer.send(frame)
+
+    def refresh_address(self) -> None:
+        """While the manager is away: follow its file, because a restarted manager may listen elsewhere."""
+        try:
+            address = self._folder.read().address
+        except SessionError as error:  # the file is being replaced, or the file system is away: look again later
+            log.debug("session file: %s", error)
+            return
+        self.dealer.move_to(address)
 
 
 class Factory:
-    """One session's factory. `sites` by their names; `parent`: the manager's process that started this one;
-    `python_path`: where pilots import from beyond the environment; `end_limit_s`: how long jobs have to be gone at the
-    end."""
+    """`parent`: the manager's process that started this one; `python_path`: where pilots import from."""
 
     def __init__(
         self,
@@ -87,55 +131,51 @@ class Factory:
     ) -> None:
         self._folder = folder
         self._link = FactoryLink(folder)
-        self._lease_s = max(site.session.lease_s for site in sites.values()) if sites else 60.0
+        self._lease_s = max((site.session.lease_s for site in sites.values()), default=60.0)
         self._owners: dict[BlockId, str] = {}
         self._said: deque[FactoryUpdate | BatchThreadEnded] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._parent = parent
         self._hello_at: float | None = None
-        """When the hello was said that has not been answered."""
         self._spoke_of_it = False
-        """Whether it was said how long the manager has been away."""
         self._ending: Ending | None = None
         self._stuck: set[str] = set()
-        """Sources whose batch system does not open."""
         self._stopping: set[str] = set()
         self._stopped = False
         self._left: dict[str, tuple[str, ...]] = {}
-        session = self._link.session.session
-        kinds = {site.provider.kind for site in sites.values() if not site.is_local}
-        shared = {
-            kind: SharedBudget(
-                poll_s=min(site.provider.poll_s for site in sites.values() if site.provider.kind is kind)
-            )
-            for kind in kinds
-        }
+        polls: dict[ProviderKind, float] = {}
+        for site in sites.values():
+            if not site.is_local:
+                kind = site.provider.kind
+                polls[kind] = min(site.provider.poll_s, polls.get(kind, site.provider.poll_s))
+        budgets = {kind: SharedBudget(poll_s=poll_s) for kind, poll_s in polls.items()}
         self._workers = {
-            name: BatchThread(
-                BlockKeeper(
-                    name,
-                    make=partial(
-                        _batch_of,
-                        site,
-                        session=session,
-                        folder=folder,
-                        python_path=python_path,
-                        shared=None if site.is_local else shared[site.provider.kind],
-                    ),
-                    owners=self._owners,
-                    poll_s=site.provider.poll_s,
-                    was_tried=partial(block_keys.issued, folder),
-                    lag_s=0.0 if site.is_local or site.provider.kind in _LIST_ALL else site.provider.listing_lag_s,
-                    pacer=None if site.is_local else shared[site.provider.kind].pacer,
-                ),
-                say=self._hear,
-            )
+            name: self._worker(name, site, python_path, None if site.is_local else budgets[site.provider.kind])
             for name, site in sites.items()
         }
         self._end_limit_s = end_limit_s
 
+    def _worker(self, name: str, site: Site, python_path: str, shared: SharedBudget | None) -> BatchThread:
+        def make() -> Batch:
+            # On the site's own thread: Parsl takes seconds to import on a busy node, and no other site waits for it.
+            from stoker.manager.factory.batches import make_batch
+
+            session = self._link.session.session
+            return make_batch(site, session=session, folder=self._folder, python_path=python_path, shared=shared)
+
+        keeper = BlockKeeper(
+            name,
+            make=make,
+            owners=self._owners,
+            poll_s=site.provider.poll_s,
+            was_tried=partial(is_block_key_issued, self._folder),
+            lag_s=0.0 if site.is_local or site.provider.kind in _LIST_ALL else site.provider.listing_lag_s,
+            pacer=None if shared is None else shared.pacer,
+        )
+        return BatchThread(keeper, say=self._hear)
+
     def run(self) -> Ending:
-        """Until the session is over, or the manager is away for too long."""
+        """Run until the session is over, or the manager is away for too long."""
         for worker in self._workers.values():
             worker.start()
         poll = select.poll()
@@ -152,7 +192,6 @@ class Factory:
                     return self._verdict()
 
     def close(self) -> None:
-        """Hang up."""
         self._link.dealer.close()
         os.close(self._wake_fd)
 
@@ -179,26 +218,24 @@ class Factory:
         self._link.greet()
 
     def _pass_on(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
-        except BlockingIOError:
-            pass
         updates = []
         while self._said:
             said = self._said.popleft()
             if isinstance(said, BatchThreadEnded):
                 self._stopping.discard(said.source)
                 self._left[said.source] = said.left
-            else:
-                updates.append(said)
-                if isinstance(said, BlockUpdate) and said.source:  # so that the manager can have it cancelled
+                continue
+            updates.append(said)
+            if isinstance(said, BlockUpdate):
+                if said.source:  # so that the manager can have it cancelled
                     self._owners.setdefault(said.block, said.source)
-                if isinstance(said, BlockUpdate) and said.phase in (BlockPhase.ENDED, BlockPhase.REFUSED):
-                    block_keys.revoke(self._folder, said.block)
+                if said.phase in (BlockPhase.ENDED, BlockPhase.REFUSED):
+                    revoke_block_key(self._folder, said.block)
         self._link.tell(updates)
 
     def _watch(self) -> None:
-        """Say so when a batch system does not open, and when it does after all."""
         now = time.monotonic()
         for name, worker in self._workers.items():
             since = worker.keeper.opening_since
@@ -212,7 +249,7 @@ class Factory:
                 self._link.tell([SourceTrouble(name, text)])
 
     def _hear(self, said: FactoryUpdate | BatchThreadEnded) -> None:
-        """On a worker's thread."""
+        """On a site's thread."""
         self._said.append(said)
         os.eventfd_write(self._wake_fd, 1)
 
@@ -228,9 +265,11 @@ class Factory:
                 self._cancel(blocks, reason)
             case to_client.SessionOver(reason):
                 log.info("the session is over: %s", reason or "it was ended")
-                self._stop(CancelAll(self._end_limit_s), Ending.OVER)
+                if self._begin_end(Ending.OVER):
+                    for worker in self._workers.values():
+                        worker.tell(partial(worker.end, self._end_limit_s))
             case to_client.Ack(sequence):
-                self._link.acked(sequence)
+                self._link.outbox.acked(sequence)
             case to_client.ClientRefused(reason):
                 log.critical("the manager refused this factory: %s", reason)
                 self._ending = self._ending or Ending.REFUSED
@@ -247,15 +286,16 @@ class Factory:
             if self._take(block.block, block.source):
                 of[block.source].append(block)
         for name, known in of.items():
-            self._workers[name].tell(Sync(tuple(known)))
+            self._workers[name].tell(partial(self._workers[name].keeper.sync, known))
 
     def _submit(self, orders: tuple[BlockOrder, ...]) -> None:
         for order in orders:
             if self._take(order.block, order.source):
-                self._workers[order.source].tell(BlockOrders((order.block,)))
+                worker = self._workers[order.source]
+                worker.tell(partial(worker.keeper.order, [order.block]))
 
     def _take(self, block: BlockId, source: str) -> bool:
-        """Note whose a block is; False if its source is none of the session's."""
+        """Note the source of a block; False if the session has no such source."""
         if source in self._workers:
             self._owners[block] = source
             return True
@@ -270,19 +310,19 @@ class Factory:
             if owner is None:
                 self._link.tell([BlockUpdate(block, BlockPhase.ENDED, reason="cancelled: it was never submitted")])
             else:
-                self._workers[owner].tell(BlockCancels((block,), reason))
+                self._workers[owner].tell(partial(self._workers[owner].keeper.cancel, [block], reason))
 
     # ---- the end
 
-    def _stop(self, message: Message, ending: Ending) -> None:
-        if self._ending is None:
-            self._ending = ending
-            self._stopping, self._stopped = set(self._workers), True
-            for worker in self._workers.values():
-                worker.tell(message)
+    def _begin_end(self, ending: Ending) -> bool:
+        """False if the factory ends already."""
+        if self._ending is not None:
+            return False
+        self._ending = ending
+        self._stopping, self._stopped = set(self._workers), True
+        return True
 
     def _missing(self) -> None:
-        """The manager is away."""
         if self._ending is not None:
             return
         self._link.refresh_address()
@@ -293,15 +333,13 @@ class Factory:
         if away_s > self._lease_s:
             reason = f"the manager has been away for {away_s:.0f} s"
             log.warning("%s: blocks that wait are cancelled", reason)
-            self._stop(CancelWaiting(reason, self._end_limit_s), Ending.MANAGER_AWAY)
+            self._begin_end(Ending.MANAGER_AWAY)
+            for worker in self._workers.values():
+                worker.tell(partial(worker.cancel_waiting, reason, self._end_limit_s))
         elif away_s > HELLO_LIMIT_S and not self._spoke_of_it:
             self._spoke_of_it = True
-            log.warning(
-                "nobody has answered at %s for %.0f s: after %.0f s blocks that wait are cancelled",
-                self._link.dealer.address,
-                away_s,
-                self._lease_s,
-            )
+            text = "nobody has answered at %s for %.0f s: after %.0f s blocks that wait are cancelled"
+            log.warning(text, self._link.dealer.address, away_s, self._lease_s)
 
     def _verdict(self) -> Ending:
         ending = self._ending or Ending.OVER
@@ -321,20 +359,10 @@ class Factory:
 
 
 def note_jobs_left(file: Path, left: Sequence[str]) -> None:
-    """Write down the jobs that are still there. On a full disk the file is removed: an empty one says that there are
-    none, and without one the batch systems are asked."""
+    """On a full disk the file is removed: an empty one would mean that there are none."""
     try:
         file.write_text("".join(f"{line}\n" for line in left))
     except OSError as error:
         log.warning("%s cannot be written: %s", file, error.strerror)
         with suppress(OSError):
             file.unlink(missing_ok=True)
-
-
-def _batch_of(
-    site: Site, *, session: str, folder: SessionFolder, python_path: str, shared: SharedBudget | None
-) -> Batch:
-    """On the site's own thread: Parsl takes seconds to import on a busy node, and nobody else has to wait for it."""
-    from stoker.manager.factory.batches import make_batch
-
-    return make_batch(site, session=session, folder=folder, python_path=python_path, shared=shared)

@@ -1,33 +1,30 @@
-"""Looks after the blocks of one site: submits, watches, cancels, and says what has changed.
+"""Keeps the blocks of one site: submits, watches and cancels their jobs, and reports changes.
 
-A keeper is a small control loop, stepped by one thread (`worker`). It holds what should be (blocks that were ordered,
-blocks that are to be cancelled) against what is (what the batch system says), and each step closes some of the gap:
+Each step closes a part of the gap between the wanted state and the batch system's answers:
 
-1. *Search* for jobs by their names: at the start, after a submission whose outcome is unknown (a command that hung may
-   have reached the batch system), and every minute. The keeper adopts the job of a block that has none, and cancels a
-   block's second job. It submits a block again only after several listings lacked its job (`absences`), whatever was
-   killed in between. It reports the job of a block that the manager did not name: the manager lost a part of its
-   journal, and adopts the block or cancels it.
+1. *Search* for jobs by their names: at the start, after a submission whose outcome is unknown, and every minute. Adopt
+   the job of a block that has none, and cancel a block's second job. Report the job of a block that the manager did not
+   name, because its journal lost a part.
 2. *Cancel* blocks, and again after a while if a cancellation had no effect.
 3. *Query* all jobs at once, every `poll_s`, and sooner after a change. A job that the batch system does not account for
    is over when several listings lack it, or one listing after its cancellation.
 4. *Submit* one block, so that a cancellation does not wait for a hundred submissions. While the outcome of a submission
    is unknown, nothing else is submitted.
-
-When the batch system does not answer, a step ends there. The keeper reports the trouble once, in the batch system's
-words, and waits a little longer before each next step.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import queue
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.manager.factory.absences import Absences
 from stoker.manager.factory.batch import (
     Batch,
     BatchJobStatus,
@@ -37,35 +34,86 @@ from stoker.manager.factory.batch import (
     Unanswered,
     UnnamedJob,
 )
-from stoker.manager.factory.kept_block import CANCEL_AGAIN_S, KeptBlock
 from stoker.manager.factory.pacing import FOR_QUERIES, FOR_SUBMISSIONS, Pacer, poll_period_s
-from stoker.manager.factory.submission_tries import SubmissionTries
 from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
+from stoker.retries import RetryPause
 
 log = logging.getLogger("stoker.factory")
 
 FactoryUpdate = BlockUpdate | SourceTrouble
 
 SOON_S = 1.0
-"""After a change the next query comes this soon."""
 _LONGEST_PAUSE = 6.0
-"""The longest pause, in polls, before a batch system that refused or did not answer is asked again."""
+"""The longest pause after trouble, in polls."""
 _OVERDUE = 6.0
 """A query that is overdue by this many polls comes before submissions."""
 SEARCH_EVERY_S = 60.0
 EXPECTED_SLACK_S = 60.0
-"""An expected start that moves by less is not told."""
+CANCEL_AGAIN_S = 30.0
+LISTINGS = 3
+MOST_UNANSWERED = 6
+
+
+@dataclass(slots=True)
+class KeptBlock:
+    """A block that is not over. `told`: the last report; `again`: why it was queued again; `is_unknown`: the manager
+    did not know it; `cancel`: the reason to cancel it."""
+
+    block: BlockId
+    job: str = ""
+    phase: BlockPhase = BlockPhase.ASKED
+    told: tuple[BlockPhase, str, str, LossReason | None, int] | None = None
+    expected_at: float = 0.0
+    again: str = ""
+    loss: LossReason | None = None
+    cause: str = ""
+    advice: str = ""
+    holds: int = 0
+    is_unknown: bool = False
+    cancel: str = ""
+    cancelled_at: float = 0.0
+    tried: bool = False
+
+    def is_to_cancel(self, now: float) -> bool:
+        """True if a cancellation is due: the first one, or another one because the last had no effect."""
+        if not self.cancel:
+            return False
+        return not self.job or not self.cancelled_at or now - self.cancelled_at >= CANCEL_AGAIN_S
+
+
+class Absences:
+    """Counts the listings in a row that lack a job.
+
+    One listing proves nothing: it may come from a cache, or be incomplete. The job is lost when `LISTINGS` listings in
+    a row lack it, over at least `lag_s` (0: one listing is proof).
+    """
+
+    def __init__(self, *, lag_s: float, clock: Callable[[], float]) -> None:
+        self._lag_s = lag_s
+        self._clock = clock
+        self._missed: dict[Hashable, tuple[int, float]] = {}
+        """How many listings in a row lacked a job, and the time of the first."""
+
+    def listed(self, job: Hashable) -> None:
+        """Note that a listing has this job, or that its end is known."""
+        self._missed.pop(job, None)
+
+    def missed(self, job: Hashable) -> bool:
+        """Note that a listing lacks this job; True once that proves that there is no such job."""
+        now = self._clock()
+        count, since = self._missed.get(job, (0, now))
+        self._missed[job] = count + 1, since
+        if self._lag_s and (count + 1 < LISTINGS or now - since < self._lag_s):
+            return False
+        del self._missed[job]
+        return True
 
 
 class BlockKeeper:
-    """The blocks of one site. Not for several threads.
-
-    `make` gives its batch system; `owners` tells which site a block of the session belongs to, where that is known.
-    `was_tried`: whether an earlier factory may have submitted a block. `lag_s`: how long a listing may lack a job that
-    exists; 0 where one listing is proof.
-    """
+    """The blocks of one site. `make` opens its batch system; `owners`: the site of each block; `was_tried`: whether an
+    earlier factory may have submitted a block. Not for several threads."""
 
     def __init__(
         self,
@@ -83,25 +131,23 @@ class BlockKeeper:
         self.blocks: dict[BlockId, KeptBlock] = {}
         self.trouble = ""
         self.opening_since: float | None = None
-        """Since when its batch system is being opened: modules are imported, files read."""
         self._make = make
         self._batch: Batch | None = None
         self._owners = owners
         self._poll_s = poll_s
         self._pacer = pacer
-        self._hurry_s = SOON_S
         self._clock = clock
         self._over: dict[BlockId, BlockUpdate] = {}
-        """How each block ended: said again to a manager that has lost that."""
+        """The end of each block: reported again to a manager that has lost it."""
         self._updates: list[FactoryUpdate] = []
         self._told = False
-        """Whether the manager has said which blocks there are. Before that every job looks like a stray."""
+        """True once the manager has named its blocks. Before that every job looks like a stray."""
         self._sure = False
-        self._search_at = 0.0
-        self._query_at = 0.0
-        self._not_before = 0.0
-        self._pause_s = SOON_S
-        self._tries = SubmissionTries()
+        self._search_at = self._query_at = self._not_before = 0.0
+        self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
+        self._cancel_poll = RetryPause(SOON_S, math.inf)
+        self._unanswered, self._no_answer = 0, ""
+        """Submissions in a row without an answer, each of which may have made a hidden job, and the last output."""
         self._was_tried = was_tried
         self._absences = Absences(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
@@ -109,10 +155,10 @@ class BlockKeeper:
         self._given_up: set[str] = set()
         """Jobs that count as over because listings lack them: cancelled again at the end, to be sure."""
 
-    # ---- what should be
+    # ---- orders
 
     def sync(self, known: Iterable[KnownBlock]) -> None:
-        """What the manager knows of this site's blocks, at its start or after a break."""
+        """Compare with the blocks that the manager knows, at its start or after a break."""
         self._told = True
         theirs = {block.block: block for block in known}
         for id, block in theirs.items():
@@ -132,7 +178,7 @@ class BlockKeeper:
         self._sure, self._query_at = False, self._clock()
 
     def order(self, blocks: Iterable[BlockId]) -> None:
-        """Submit these blocks; an order that is heard twice is one."""
+        """Submit these blocks; a repeated order counts once."""
         for id in blocks:
             if id in self._over:
                 self._updates.append(self._over[id])
@@ -140,19 +186,15 @@ class BlockKeeper:
                 self.blocks[id] = KeptBlock(id)
 
     def cancel(self, blocks: Iterable[BlockId], reason: str) -> None:
-        """Cancel these blocks."""
         for id in blocks:
             if id in self.blocks:
                 self.blocks[id].cancel = self.blocks[id].cancel or reason or "no longer wanted"
 
     def cancel_waiting(self, reason: str) -> None:
-        """Cancel every block that does not run yet."""
         self.cancel([kept.block for kept in self.blocks.values() if kept.phase is not BlockPhase.RUNNING], reason)
 
-    # ---- what is done about it
-
     def due_in(self) -> float | None:
-        """Seconds until there is something to do; None = nothing before the next order."""
+        """Return the seconds until the next step; None = nothing to do before the next order."""
         now = self._clock()
         if self._told and self._updates:
             return 0.0
@@ -168,7 +210,6 @@ class BlockKeeper:
         return max(0.0, max(at, self._not_before) - now)
 
     def step(self) -> list[FactoryUpdate]:
-        """Do what is due; what the manager should hear."""
         try:
             self._step()
         except (BatchTrouble, SubmissionRefused) as error:
@@ -177,17 +218,16 @@ class BlockKeeper:
             log.exception("source %s", self.name)
             self._troubled(f"{type(error).__name__}: {error}")
         else:
-            self._pause_s = SOON_S
-            self._tell_trouble(self._tries.no_answer if self._has_to_submit() else "")
+            self._pause.reset()
+            self._tell_trouble(self._no_answer if self._has_to_submit() else "")
         updates, self._updates = self._updates, []
         return updates
 
     def end(self, *, until: float) -> list[str]:
-        """Cancel every job of the session on this site and wait until they are gone; the ids of those that are left at
-        `until` (on this keeper's clock)."""
+        """Cancel every job of the session on this site and wait; return the ids of jobs that are left at `until`."""
         left = {kept.job for kept in self.blocks.values() if kept.job} | self._given_up
         cancelled: set[str] = set()
-        told_at, pause_s = float("-inf"), min(SOON_S, self._poll_s)
+        told_at, pause = -math.inf, RetryPause(min(SOON_S, self._poll_s), self._poll_s)
         while True:
             try:
                 batch = self._batch_system()
@@ -206,12 +246,11 @@ class BlockKeeper:
                     continue
             except StokerError as error:
                 log.warning("source %s: %s", self.name, error)
-                if self._batch is None:  # it was never there, so that nothing was ever submitted
+                if self._batch is None:  # nothing was ever submitted
                     return sorted(left)
             if self._clock() >= until:
                 return sorted(left)
-            time.sleep(max(0.0, min(pause_s, until - self._clock())))
-            pause_s = min(1.5 * pause_s, self._poll_s)
+            time.sleep(max(0.0, min(pause.grow(), until - self._clock())))
 
     # ---- a step
 
@@ -224,7 +263,9 @@ class BlockKeeper:
         except StokerError as error:
             if any(kept.job for kept in self.blocks.values()):
                 raise
-            self._refuse_all(str(error))
+            for kept in list(self.blocks.values()):
+                self._end(kept, BlockPhase.REFUSED, str(error))
+            self._sure = True
             return
         may_query = not self._query_waits_s()
         search_due = now >= self._search_at and (now >= self._query_at or self._unresolved) and may_query
@@ -240,7 +281,7 @@ class BlockKeeper:
         return any(kept.phase is BlockPhase.ASKED for kept in self.blocks.values())
 
     def _query_waits_s(self) -> float:
-        """How long a query has to wait for the budget of requests. One that is long overdue needs only one token."""
+        """An overdue query needs only one token of the budget."""
         if self._pacer is None:
             return 0.0
         overdue = self._clock() - self._query_at > _OVERDUE * self._poll_s
@@ -260,17 +301,15 @@ class BlockKeeper:
         return self._batch
 
     def _search(self, batch: Batch) -> None:
-        """Find what is there."""
         found = {job: block for job, block in batch.find().items() if self._is_mine(block)}
         owned = {kept.job for kept in self.blocks.values() if kept.job}
         strange = [job for job in found if job not in owned]
         statuses = batch.query(strange) if strange else {}
-        gone = {job for job, status in statuses.items() if status.leaving}
-        strange = [job for job in strange if job not in gone]
+        strange = [job for job in strange if job not in statuses or not statuses[job].leaving]
         phases = {job: statuses[job].phase for job in strange if job in statuses}
         over = {job for job in strange if _is_over(statuses.get(job))}
         strays = []
-        # Of two jobs of a block the one that runs is kept, sooner than one that waits or is over.
+        # Of two jobs of a block the one that runs is kept, before one that waits or is over.
         for job in sorted(strange, key=lambda job: (job in over, phases.get(job) is not BlockPhase.RUNNING)):
             kept = self.blocks.get(found[job])
             if kept is not None and not kept.job:
@@ -313,7 +352,7 @@ class BlockKeeper:
             batch.cancel([kept.job for kept in due])
             for kept in due:
                 kept.cancelled_at = self._clock()
-            self._hurry_s = SOON_S
+            self._cancel_poll.reset()
             self._query_at = min(self._query_at, now + min(SOON_S, self._poll_s))
 
     def _cancel_named(self, batch: Batch, blocks: Collection[BlockId]) -> None:
@@ -331,12 +370,12 @@ class BlockKeeper:
                     self._saw(jobs[job], status)
         now = self._clock()
         every_s = poll_period_s(self._poll_s, self._pacer, took_s=now - began)
-        if any(kept.cancel for kept in self.blocks.values()):  # soon, and then less and less soon
-            every_s, self._hurry_s = min(self._hurry_s, every_s), 2 * self._hurry_s
+        if any(kept.cancel for kept in self.blocks.values()):
+            every_s = min(self._cancel_poll.grow(), every_s)
         self._query_at = now + every_s
 
     def _is_certain(self, kept: KeptBlock, status: BatchJobStatus) -> bool:
-        """Whether a status tells how the job is: not if one listing lacks the job, which others may have."""
+        """False if only this listing lacks the job, which others may have."""
         if not status.absent:
             self._absences.listed(kept.job)
             return True
@@ -348,7 +387,7 @@ class BlockKeeper:
     def _saw(self, kept: KeptBlock, status: BatchJobStatus) -> None:
         kept.cause, kept.advice, kept.holds = status.cause, status.advice, status.holds
         if status.phase is BlockPhase.ENDED:
-            by_us = kept.cancelled_at and status.reason != "done"  # whatever else the batch system may call it
+            by_us = kept.cancelled_at and status.reason != "done"  # whatever the batch system calls it
             kept.loss = None if by_us else status.loss
             self._end(kept, status.phase, f"cancelled: {kept.cancel}" if by_us else status.reason)
             return
@@ -358,9 +397,8 @@ class BlockKeeper:
             kept.again, kept.loss = status.again, status.loss
         elif kept.phase is BlockPhase.RUNNING:
             kept.again, kept.loss = "queued again, since it was preempted or its node failed", LossReason.VACATED
-        reason = (
-            f"{kept.again}: {status.reason}" if kept.again and status.phase is BlockPhase.PENDING else status.reason
-        )
+        is_again = kept.again and status.phase is BlockPhase.PENDING
+        reason = f"{kept.again}: {status.reason}" if is_again else status.reason
         expected_at = self._clock() + status.expected_in_s if status.expected_in_s else 0.0
         moved = abs(expected_at - kept.expected_at) > EXPECTED_SLACK_S
         kept.phase = status.phase
@@ -372,20 +410,25 @@ class BlockKeeper:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
         if kept is None or kept.cancel:
             return
-        if kept.tried and (reason := self._tries.why_refused):
-            self._end(kept, BlockPhase.REFUSED, reason)
+        if kept.tried and self._unanswered >= MOST_UNANSWERED:  # later blocks have one try, until one is answered
+            text = (
+                f"{self._unanswered} submissions in a row got no answer ({self._no_answer}), and none of their jobs is"
+                " found: it is not submitted again, because each try may have made a job that is hidden from Stoker;"
+                " look for such jobs in the queue and cancel them"
+            )
+            self._end(kept, BlockPhase.REFUSED, text)
             return
-        self._sure = False  # until it is known what has come of it
+        self._sure = False  # until the outcome is known
         self._unresolved.add(kept.block)
         kept.tried = True
         try:
             job = batch.submit(kept.block)
         except SubmissionRefused as error:
             self._unresolved.discard(kept.block)
-            self._tries.answered()
+            self._unanswered, self._no_answer = 0, ""
             self._end(kept, BlockPhase.REFUSED, str(error))
         except Unanswered as error:
-            self._tries.unanswered(str(error))
+            self._unanswered, self._no_answer = self._unanswered + 1, str(error)
             if isinstance(error, UnnamedJob):
                 self._search(batch)
             if not kept.job:
@@ -399,14 +442,14 @@ class BlockKeeper:
         self._sure = True
 
     def _submitted(self, kept: KeptBlock, job: str) -> None:
-        self._tries.answered()
+        self._unanswered, self._no_answer = 0, ""
         self._unresolved.discard(kept.block)
         kept.job, kept.phase = job, BlockPhase.PENDING
-        if not any(other.phase is BlockPhase.ASKED for other in self.blocks.values()):
+        if not self._has_to_submit():
             self._query_at = min(self._query_at, self._clock() + min(SOON_S, self._poll_s))
         self._tell(kept, "")
 
-    # ---- what is said
+    # ---- updates
 
     def _tell(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
         kept.told = (kept.phase, kept.job, reason, kept.loss, kept.holds)
@@ -423,15 +466,9 @@ class BlockKeeper:
         del self.blocks[kept.block]
         self._over[kept.block] = msgspec.structs.replace(update, source=self.name)
 
-    def _refuse_all(self, reason: str) -> None:
-        for kept in list(self.blocks.values()):
-            self._end(kept, BlockPhase.REFUSED, reason)
-        self._sure = True
-
     def _troubled(self, text: str) -> None:
         if text:
-            self._not_before = self._clock() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, max(_LONGEST_PAUSE * self._poll_s, SOON_S))
+            self._not_before = self._clock() + self._pause.grow()
         self._tell_trouble(text)
 
     def _tell_trouble(self, text: str) -> None:
@@ -442,10 +479,68 @@ class BlockKeeper:
 
 
 def _is_over(status: BatchJobStatus | None, *, cancelled: bool = False) -> bool:
-    """Whether a job is over. One that the batch system does not account for is, if it was cancelled before."""
+    """A job that the batch system does not account for is over if it was cancelled before."""
     return status is not None and status.phase is BlockPhase.ENDED and (cancelled or not status.absent)
 
 
 def _number(block: BlockId) -> int:
     digits = block.removeprefix("b")
     return int(digits) if digits.isdigit() else 0
+
+
+# ---- the thread
+
+Order = Callable[[], list[str] | None]
+"""An order to run on the thread. One that returns a list is the last: the ids of jobs that are still there."""
+
+
+class BatchThreadEnded(msgspec.Struct, frozen=True):
+    """A thread has carried out its last order; `left`: ids of jobs that are still there."""
+
+    source: str
+    left: tuple[str, ...]
+
+
+class BatchThread(threading.Thread):
+    """Steps a keeper on a thread of its own: a batch system that hangs delays no other."""
+
+    def __init__(self, keeper: BlockKeeper, *, say: Callable[[FactoryUpdate | BatchThreadEnded], None]) -> None:
+        super().__init__(name=f"stoker-source-{keeper.name}", daemon=True)
+        self.keeper = keeper
+        self._say = say
+        self._inbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
+
+    def tell(self, order: Order) -> None:
+        self._inbox.put(order)
+
+    def run(self) -> None:
+        while True:
+            try:
+                order: Order | None = self._inbox.get(timeout=self.keeper.due_in())
+            except queue.Empty:
+                order = None
+            while order is not None:
+                left = order()
+                if left is not None:
+                    self._say(BatchThreadEnded(self.keeper.name, tuple(left)))
+                    return
+                order = None if self._inbox.empty() else self._inbox.get()
+            self._step()
+
+    def _step(self) -> None:
+        for update in self.keeper.step():
+            self._say(update)
+
+    def end(self, limit_s: float) -> list[str]:
+        return self.keeper.end(until=time.monotonic() + limit_s)
+
+    def cancel_waiting(self, reason: str, limit_s: float) -> list[str]:
+        """Cancel every block that does not run yet, and wait until that is done, or `limit_s` is over."""
+        until = time.monotonic() + limit_s
+        self.keeper.cancel_waiting(reason)
+        while waiting := [kept.job for kept in self.keeper.blocks.values() if kept.cancel]:
+            if time.monotonic() >= until:
+                return waiting
+            time.sleep(min(self.keeper.due_in() or 0.0, 1.0))
+            self._step()
+        return []

@@ -1,9 +1,8 @@
 """Kubernetes, for the factory: a block is a pod, made by Parsl's KubernetesProvider.
 
-It needs the `kubernetes` package and an image that has Stoker, and pods that see the session folder at its path. Pods
-are found by their names, which the provider makes from the job's: `stoker-k3v9-b7.1f2e3d4c`. What it does not know of
-a pod (why it waits, how it ended) is read from the pod itself. It also leaves pods with Kubernetes' default of starting
-again what has ended, for ever: a pod whose pilot has ended once is over here, and is deleted.
+Pods are found by their names, which the provider makes from the job's: `stoker-k3v9-b7.1f2e3d4c`. The provider does not
+know why a pod waits, or how it ended: this module reads that from the pod. The provider's pods restart forever: here a
+pod whose pilot has ended once is over, and is deleted.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from stoker.protocol.ids import BlockId
 from stoker.site import Provider, Site
 
 _GPU_LABEL = "nvidia.com/gpu.product"
-"""What NVIDIA's feature discovery calls the kind of a node's GPUs."""
+"""The label of NVIDIA's feature discovery for the kind of a node's GPUs."""
 _PHASES = {"Pending": BlockPhase.PENDING, "Running": BlockPhase.RUNNING}
 
 
 class KubernetesBatch:
-    """A `Batch`; `command` gives the pilot's command of a block. Its jobs' ids are the names of pods."""
+    """A `Batch`; `command` returns a block's pilot command. Its jobs' ids are the names of pods."""
 
     def __init__(self, site: Site, *, session: str, command: Callable[[BlockId], str]) -> None:
         self._session = session
@@ -37,12 +36,10 @@ class KubernetesBatch:
         self._provider.kube_client = KubernetesClient(self._provider.kube_client, site.provider)
 
     def submit(self, block: BlockId) -> str:
-        """Make the pod of a block; its name. Raises SubmissionRefused, BatchTrouble."""
         job = self._ask(self._provider.submit, self._command(block), 1, job_name(self._session, block))
         return str(self._provider.resources[job]["pod_name"])
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """The present state of these pods. Raises BatchTrouble."""
         pods = self._pods()
         statuses = {
             job: _status_of(pods[job]) if job in pods else BatchJobStatus(BlockPhase.ENDED, "deleted") for job in jobs
@@ -51,7 +48,6 @@ class KubernetesBatch:
         return statuses
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Delete these pods. Raises BatchTrouble."""
         pods = self._pods()
         for job in jobs:
             if job in pods:
@@ -59,7 +55,6 @@ class KubernetesBatch:
                 self._ask(self._provider.cancel, [job])
 
     def find(self) -> Mapping[str, BlockId]:
-        """Pods of the session. Raises BatchTrouble."""
         found = {}
         for name in self._pods():
             block = block_of(name.rpartition(".")[0], session=self._session)
@@ -83,8 +78,8 @@ class KubernetesBatch:
 
 
 class KubernetesClient:
-    """Kubernetes' client, as Parsl's provider calls it: with a time limit for each request, and with what the provider
-    leaves out of a pod, its walltime and the kind of its GPUs."""
+    """Kubernetes' client with a time limit for each request, and the walltime and GPU kind that Parsl's provider
+    omits."""
 
     def __init__(self, client: Any, given: Provider) -> None:
         self._client = client
@@ -94,7 +89,6 @@ class KubernetesClient:
         return partial(getattr(self._client, name), _request_timeout=float(self._given.command_limit_s))
 
     def create_namespaced_pod(self, *, namespace: str, body: Any) -> Any:
-        """Make a pod."""
         body.spec.active_deadline_seconds = math.ceil(self._given.walltime_s)
         if self._given.gpu_type:
             body.spec.node_selector = {_GPU_LABEL: self._given.gpu_type}
@@ -121,7 +115,6 @@ def _provider_of(given: Provider) -> Any:
 
 
 def _status_of(pod: Any) -> BatchJobStatus:
-    """What a pod says of itself."""
     conditions = [one.message for one in pod.status.conditions or () if one.status == "False" and one.message]
     containers = pod.status.container_statuses or ()
     ends = [each.state.terminated or each.last_state.terminated for each in containers]

@@ -1,30 +1,25 @@
-"""PBS, LSF and Grid Engine, for the factory: Parsl's providers submit, one listing tells of all jobs.
+"""PBS, LSF and Grid Engine: Parsl's providers submit, one listing shows all jobs.
 
-PBS and LSF list jobs for a while after their ends. Of a job that a listing lacks, the accounting is asked (`qacct`,
-`bhist`); where that does not know it either, the job is absent, and only its output may say how it ended.
+Parsl's providers know only the states of jobs that they have submitted themselves, and take a suspended job for
+cancelled (LSF) or failed (Grid Engine). The accounting (`qacct`, `bhist`) tells about a job that a listing lacks; if it
+does not, the job is absent, and only its output may say how it ended.
 """
 
 from __future__ import annotations
 
 import getpass
+import json
 import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name
-from stoker.manager.factory.listings import (
-    LSF_FIELDS,
-    ListedJob,
-    Read,
-    read_bhist,
-    read_grid_engine,
-    read_lsf,
-    read_pbs,
-    read_qacct,
-)
-from stoker.manager.factory.output import last_lines
+import msgspec
+
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name, loss_of
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.submitting import Submitter, is_not_now
 from stoker.protocol.blocks import BlockPhase
@@ -33,6 +28,151 @@ from stoker.site import ProviderKind, Site
 
 log = logging.getLogger("stoker.factory")
 
+LSF_FIELDS = "jobid stat exit_code exec_host job_name pend_reason delimiter='|'"
+_LSF_CANCELLED = "cancelled by someone (bkill)"
+_LSF_ENDS = {"130": _LSF_CANCELLED, "143": _LSF_CANCELLED, "137": "killed by signal 9", "140": "out of walltime"}
+_BHIST_ENDS = (
+    (r"TERM_OWNER|TERM_ADMIN|TERM_FORCE_OWNER|TERM_FORCE_ADMIN", _LSF_CANCELLED),
+    (r"TERM_RUNLIMIT", "out of walltime"),
+    (r"TERM_MEMLIMIT", "out of memory"),
+    (r"TERM_PREEMPT", "preempted by LSF"),
+    (r"Done successfully", "done"),
+    (r"Exited with exit code (\d+)", "exit code {}"),
+    (r"Exited by signal (\d+)", "killed by signal {}"),
+    (r"[:;] Exited", _LSF_CANCELLED),
+)
+
+# ---- reading listings (pure)
+
+
+class ListedJob(msgspec.Struct, frozen=True):
+    """`expected_at`: its expected start, on the wall clock (0: unknown). `failed`: its output may say more."""
+
+    name: str
+    phase: BlockPhase
+    reason: str = ""
+    expected_at: float = 0.0
+    failed: bool = False
+
+    def status(self, *, now: float, output: list[str]) -> BatchJobStatus:
+        """Return the job's status; `now` on the wall clock, `output`: the last lines that the job printed."""
+        said = f": {'; '.join(output)}" if self.failed and output else ""
+        expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
+        loss = loss_of(self.reason) if self.phase is BlockPhase.ENDED else None
+        return BatchJobStatus(self.phase, self.reason + said, expected_in_s, loss)
+
+
+Read = Callable[[str], dict[str, ListedJob]]
+
+
+def read_pbs(text: str) -> dict[str, ListedJob]:
+    """Read `qstat -x -f -F json`, between lines that a site adds. Raises ValueError for text without JSON."""
+    start = re.search(r"^\s*\{", text, re.MULTILINE)
+    answer: dict[str, Any] = {}
+    if text.strip():
+        answer, _ = json.JSONDecoder().raw_decode(text, start.end() - 1 if start else 0)
+    jobs: dict[str, Any] = answer.get("Jobs", {})
+    return {id: _pbs_job(job) for id, job in jobs.items()}
+
+
+def _pbs_job(job: dict[str, Any]) -> ListedJob:
+    name, state, comment = str(job.get("Job_Name", "")), job.get("job_state", ""), str(job.get("comment", ""))
+    if state in ("F", "X"):
+        code = job.get("Exit_status", 0)
+        if "walltime" in comment:
+            return ListedJob(name, BlockPhase.ENDED, "out of walltime")
+        if code in (0, None):
+            return ListedJob(name, BlockPhase.ENDED, "done")
+        if isinstance(code, int) and code > 256:
+            return ListedJob(name, BlockPhase.ENDED, f"killed by signal {code - 256}")
+        return ListedJob(name, BlockPhase.ENDED, f"exit code {code}", failed=True)
+    if state in ("R", "B", "E", "S", "U"):
+        reason = {"S": "suspended", "U": "suspended: its workstation is in use"}.get(state, "")
+        return ListedJob(name, BlockPhase.RUNNING, reason or (f"on {job['exec_host']}" if job.get("exec_host") else ""))
+    start = job.get("estimated", {}).get("start_time", 0)
+    held = {"H": "held", "W": "waits for its time"}.get(state, "")
+    return ListedJob(name, BlockPhase.PENDING, comment or held, float(start) if isinstance(start, int | float) else 0.0)
+
+
+def read_lsf(text: str) -> dict[str, ListedJob]:
+    rows = ([field.strip() for field in line.split("|", 5)] for line in text.splitlines())
+    return {row[0]: _lsf_job(*row[1:]) for row in rows if len(row) == 6 and row[0].isdecimal()}
+
+
+def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> ListedJob:
+    known = "" if why == "-" else why
+    match state:
+        case "PEND" | "WAIT" | "PROV":
+            return ListedJob(name, BlockPhase.PENDING, known)
+        case "PSUSP":
+            return ListedJob(name, BlockPhase.PENDING, known or "suspended while it waits")
+        case "USUSP" | "SSUSP":
+            return ListedJob(name, BlockPhase.RUNNING, "suspended")
+        case "DONE":
+            return ListedJob(name, BlockPhase.ENDED, "done")
+        case "EXIT":
+            how = _LSF_ENDS.get(code) or (f"exit code {code}" if code != "-" else _LSF_CANCELLED)
+            return ListedJob(name, BlockPhase.ENDED, how, failed=code not in _LSF_ENDS and code != "-")
+        case _:
+            return ListedJob(name, BlockPhase.RUNNING, f"on {host}" if host != "-" else "")
+
+
+def read_grid_engine(text: str) -> dict[str, ListedJob]:
+    """Read `qstat -xml`, between lines that a site adds. Raises ValueError for text that is not XML."""
+    found = re.search(r"<job_info\b.*</job_info>", text, re.DOTALL)  # the inner element has the same name
+    try:
+        tree = ElementTree.fromstring(found[0] if found else text) if text.strip() else ElementTree.Element("none")
+    except ElementTree.ParseError as error:
+        raise ValueError(str(error)) from error
+    return {
+        id: _grid_engine_job(job.findtext("JB_name", ""), job.findtext("state", ""), job.findtext("queue_name") or "")
+        for job in tree.iter("job_list")
+        if (id := job.findtext("JB_job_number", ""))
+    }
+
+
+def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
+    if "q" in state:
+        held = "held" if "h" in state else ""
+        return ListedJob(name, BlockPhase.PENDING, f"in error state {state}: see `qstat -j`" if "E" in state else held)
+    if any(letter in state for letter in "sST"):
+        return ListedJob(name, BlockPhase.RUNNING, f"suspended ({state})")
+    return ListedJob(name, BlockPhase.RUNNING, f"on {queue}" if queue else "")
+
+
+def read_qacct(text: str) -> ListedJob | None:
+    """Read the end of a job from `qacct -j ID`; None without one."""
+    found = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
+    if "jobnumber" not in found or "exit_status" not in found:
+        return None
+    name, failed, code = found.get("jobname", "").strip(), found.get("failed", "0"), found["exit_status"].split()[0]
+    if found.get("deleted_by", "NONE").strip() not in ("NONE", "undefined"):
+        return ListedJob(name, BlockPhase.ENDED, f"cancelled by {found['deleted_by'].strip()} (qdel)")
+    if "h_rt" in failed or "s_rt" in failed:
+        return ListedJob(name, BlockPhase.ENDED, "out of walltime")
+    if code == "0" and failed.split()[0] == "0":
+        return ListedJob(name, BlockPhase.ENDED, "done")
+    said = failed.partition(":")[2].strip()
+    return ListedJob(name, BlockPhase.ENDED, f"exit code {code}" + (f" ({said})" if said else ""), failed=True)
+
+
+def read_bhist(text: str) -> ListedJob | None:
+    """Read the state of a job from `bhist -l ID`; None without one."""
+    text = re.sub(r"\n {10,}", "", text)  # it breaks lines anywhere
+    if not re.search(r"^Job <\d+", text, re.MULTILINE):
+        return None
+    found = re.search(r"Job Name <([^>]*)>", text)
+    name = found[1] if found else ""
+    for pattern, words in _BHIST_ENDS:
+        if end := re.search(pattern, text):
+            how = words.format(*end.groups())
+            return ListedJob(name, BlockPhase.ENDED, how, failed=how.startswith("exit code"))
+    runs = "Starting" in text or "Started" in text
+    return ListedJob(name, BlockPhase.RUNNING if runs else BlockPhase.PENDING)
+
+
+# ---- the batch system
+
 _CANCEL = {ProviderKind.PBS: "qdel", ProviderKind.LSF: "bkill", ProviderKind.GRID_ENGINE: "qdel"}
 _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | None]]] = {
     ProviderKind.LSF: (["bhist", "-l"], read_bhist),
@@ -40,13 +180,10 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
 }
 """The command that shows a job that is no longer listed. PBS lists such jobs itself (`qstat -x`)."""
 _ONE_BY_ONE = 3
-"""One query asks the accounting about up to this many jobs: the command may read a long file each time."""
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 
 
 class ListedBatch:
-    """A `Batch`. `command` gives the pilot's command of a block; scripts and output lie in `folder`."""
-
     def __init__(
         self,
         site: Site,
@@ -61,21 +198,17 @@ class ListedBatch:
         self._jobs = Submitter(site, session=session, folder=folder, command=command, pacer=pacer)
 
     def submit(self, block: BlockId) -> str:
-        """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
         return self._jobs.submit(block)
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """The present state of these jobs. Raises BatchTrouble."""
         listed = self._list(jobs)
         listed |= self._accounted([job for job in jobs if job not in listed])
         return {job: self._status_of(job, listed.get(job)) for job in jobs}
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Cancel these jobs. Raises BatchTrouble."""
         self._cancel([_CANCEL[self._kind], *jobs])
 
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
-        """Cancel every job of these blocks, also jobs that no listing shows. Raises BatchTrouble."""
         for block in blocks:
             name = job_name(self._jobs.session, block)
             match self._kind:
@@ -93,7 +226,6 @@ class ListedBatch:
             raise BatchTrouble(f"{words[0]}: {said.words}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """Jobs of the session that are listed, by their id. Raises BatchTrouble."""
         found = {}
         for job, entry in self._list(None).items():
             block = block_of(entry.name, session=self._jobs.session)
@@ -103,36 +235,32 @@ class ListedBatch:
         return found
 
     def _status_of(self, job: str, entry: ListedJob | None) -> BatchJobStatus:
-        name = self._jobs.names.get(job, entry.name if entry else "")
         if entry is None:
-            output = last_lines(self._jobs.folder, name) if name else []
-            how = "no longer in the queue"
-            return BatchJobStatus(BlockPhase.ENDED, f"{how}: {'; '.join(output)}" if output else how, absent=True)
-        over = entry.phase is BlockPhase.ENDED
-        return entry.status(now=time.time(), output=last_lines(self._jobs.folder, name) if over and name else [])
+            how = "; ".join(self._jobs.output(job))
+            reason = f"no longer in the queue: {how}" if how else "no longer in the queue"
+            return BatchJobStatus(BlockPhase.ENDED, reason, absent=True)
+        output = self._jobs.output(job, entry.name) if entry.phase is BlockPhase.ENDED else []
+        return entry.status(now=time.time(), output=output)
 
     def _list(self, jobs: Sequence[str] | None) -> dict[str, ListedJob]:
-        """These jobs, or all jobs of this user that are not over."""
+        """Return these jobs, or all jobs of this user that are not over."""
         match self._kind:
             case ProviderKind.PBS:
                 if jobs is None:
                     jobs = self._select([])
-                # Of a job that PBS has forgotten it complains, and lists the others.
+                # PBS complains about a job that it has forgotten, and lists the others.
                 return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
             case ProviderKind.LSF:
                 return self._read(["bjobs", "-a", "-noheader", "-o", LSF_FIELDS], read_lsf)
-            case ProviderKind.GRID_ENGINE:
+            case _:
                 return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
-            case kind:
-                raise ValueError(f"{kind.value} jobs are not listed here")
 
     def _select(self, options: list[str]) -> list[str]:
-        """Jobs of this user that PBS lists as not over; `options` choose among them."""
+        """Return jobs of this user that PBS lists as not over; `options` choose among them."""
         words = self._say(["qselect", "-u", getpass.getuser(), *options]).split()
         return [word for word in words if _PBS_ID.fullmatch(word)]
 
     def _accounted(self, jobs: Sequence[str]) -> dict[str, ListedJob]:
-        """Ask the accounting about these jobs, which the listing lacks."""
         if not self._accounting or self._kind not in _ACCOUNTING:
             return {}
         command, read = _ACCOUNTING[self._kind]
@@ -153,7 +281,7 @@ class ListedBatch:
         text = self._say(words)
         try:
             return read(text)
-        except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:  # not what it always prints
+        except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:  # not its usual output
             raise BatchTrouble(f"{words[0]} has printed what cannot be read ({error}): {text[:80]!r}") from error
 
     def _say(self, words: list[str]) -> str:

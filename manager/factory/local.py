@@ -1,7 +1,7 @@
-"""This machine as a batch system, for a session that uses it beside another: a job is a process, its id a process id.
+"""This machine as a batch system, for a session that also uses others: a job is a process, its id a process id.
 
-A pilot outlives the factory that started it. It is found again by its command line, which names session and block; a
-process id alone could be somebody else's by then.
+A pilot outlives its factory. A later one finds it by its command line, which names session and block: a process id
+alone could belong to another program by then.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from pathlib import Path
 import psutil
 
 from stoker.manager.factory.batch import BatchJobStatus, job_name
-from stoker.manager.factory.output import last_lines
+from stoker.manager.factory.commands import last_lines
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
 
 
 def started_by_shell(worker_init: str, command: str) -> str:
-    """The shell text that starts a pilot of this machine: it becomes the pilot, so that their process id is one."""
+    """Return shell text that becomes the pilot: the shell's process id is the pilot's."""
     return f"{worker_init}\nexec {command}" if worker_init else f"exec {command}"
 
 
 class LocalBatch:
-    """A `Batch`. `command` gives the pilot's command of a block; output lies in `folder`, inside the session's.
-    `worker_init`: shell that runs before the pilot."""
+    """A `Batch`. Output goes to `folder`, inside the session's; `worker_init`: shell text before the pilot."""
 
     def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str], worker_init: str = "") -> None:
         self._session = session
@@ -40,7 +39,6 @@ class LocalBatch:
         self._blocks: dict[str, BlockId] = {}
 
     def submit(self, block: BlockId) -> str:
-        """Start the pilot of a block; its process id."""
         name = job_name(self._session, block)
         # Arguments of the shell, by which a later factory finds it before it becomes the pilot. What `worker_init`
         # sources must not get them: conda's `activate` takes arguments for the name of an environment.
@@ -59,12 +57,10 @@ class LocalBatch:
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Whether these processes run."""
         running = self.find()
         return {job: BatchJobStatus(BlockPhase.RUNNING) if job in running else self._end_of(job) for job in jobs}
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Tell these pilots to end."""
         running = self.find()
         for job in jobs:
             if job in running:
@@ -72,12 +68,9 @@ class LocalBatch:
                     os.kill(int(job), signal.SIGTERM)
 
     def find(self) -> Mapping[str, BlockId]:
-        """Pilots of the session on this machine."""
-        return {**dict(self._pilots()), **{job: self._blocks[job] for job in self._children()}}
-
-    def _children(self) -> list[str]:
-        """Those that were started here. Their command line is not theirs yet in the first moments."""
-        return [job for job, process in self._started.items() if process.poll() is None]
+        # The command line of our own children is not theirs yet in the first moments.
+        children = [job for job, process in self._started.items() if process.poll() is None]
+        return {**dict(self._pilots()), **{job: self._blocks[job] for job in children}}
 
     def _pilots(self) -> Iterator[tuple[str, BlockId]]:
         session = str(self._folder.parent)
@@ -94,7 +87,9 @@ class LocalBatch:
         code = process.returncode if process is not None else None
         if code == 0:
             return BatchJobStatus(BlockPhase.ENDED, "done")
-        how = f"exit code {code}" if code is not None and code > 0 else f"killed by signal {-(code or 0)}"
-        how = how if code is not None else "its process is gone"
+        if code is None:
+            how = "its process is gone"
+        else:
+            how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
         said = last_lines(self._folder, job_name(self._session, block)) if block is not None else []
         return BatchJobStatus(BlockPhase.ENDED, f"{how}: {'; '.join(said)}" if said else how)

@@ -1,8 +1,16 @@
-"""The factory process: `python -m stoker.manager.factory.main --session DIR`. Started and kept by the manager.
+"""The factory process: `python -m stoker.manager.factory.main --session DIR`. The manager starts it and keeps it
+alive.
 
-There is one a session, and it begins when the last command of the one before has ended (`turn`). From its first moment
-it says in factory.log what it waits for: to its manager it is only silent until it has said hello, and the last line
-of that log is what people are told then.
+A session has one factory at a time, and it begins when the commands of the one before have ended. Two locks (flock) in
+the session folder ensure that.
+
+- `factory.lock` is the factory's own. The second one waits: the first may be an orphan, and leaves when it finds that
+  the manager is back. A holder that does not leave within `TURN_LIMIT_S` is stuck, and is killed.
+- Every command of a batch system inherits `commands.lock`, and holds it even if its factory is dead. A submission that
+  is under way must be seen, not repeated: the new factory waits until the command has run for as long as a command may,
+  and then kills it.
+
+The manager shows the last line of factory.log until the factory says hello.
 """
 
 from __future__ import annotations
@@ -12,16 +20,27 @@ import logging
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
+from stoker import locks
 from stoker.config import read_python_path, read_sites
-from stoker.errors import StokerError
+from stoker.errors import SessionError, StokerError
 from stoker.log_files import keep_log
 from stoker.manager.factory import commands, parsl_parts
 from stoker.manager.factory.factory import END_LIMIT_S, Ending, Factory
-from stoker.manager.factory.turn import TURN_LIMIT_S, take_turn, wait_for_commands
 from stoker.protocol.session import SessionFolder
+from stoker.units import show_seconds
 
 log = logging.getLogger("stoker.factory")
+
+TURN_LIMIT_S = 60.0
+"""How long the factory before may take to leave. Its own end takes `factory.END_LIMIT_S` and a little."""
+_AFTER_KILL_S = 5.0
+_PATIENCE_S = 0.1
+_MODULE = "stoker.manager.factory.main"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,17 +48,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stoker-factory", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="session folder, with its site files and keys")
     parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="who starts it (its manager)")
-    parser.add_argument(
-        "--turn-limit-s", type=float, default=TURN_LIMIT_S, metavar="S", help="for the factory before to be gone"
-    )
-    parser.add_argument(
-        "--end-limit-s", type=float, default=END_LIMIT_S, metavar="S", help="for jobs to be gone at the end"
-    )
+    for option, limit_s, what in (
+        ("--turn-limit-s", TURN_LIMIT_S, "for the factory before to be gone"),
+        ("--end-limit-s", END_LIMIT_S, "for jobs to be gone at the end"),
+    ):
+        parser.add_argument(option, type=float, default=limit_s, metavar="S", help=what)
     options = parser.parse_args(arguments)
     folder = SessionFolder(options.session)
     parsl_parts.import_in_parts()
     keep_log(folder.path / "factory.log")
-    # Ctrl-C in the user's terminal is the client's business. A factory that is told to end leaves all as it is.
+    # The client handles Ctrl-C in the user's terminal. SIGTERM ends the factory and leaves all jobs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.info("a factory begins: pid %d, started by pid %d", os.getpid(), options.parent)
     try:
@@ -68,6 +86,70 @@ def _run(folder: SessionFolder, options: argparse.Namespace) -> int:
         commands.kill_running()
     log.info("the factory ends: %s", ending.name.lower())
     return ending
+
+
+def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool:
+    """Become the session's only factory. False if the manager that started this process is gone first."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    if locks.take(descriptor):
+        return True
+    began = time.monotonic()
+    text = "another factory of the session is there, %s: waiting for it to leave, for %s at most"
+    log.info(text, _who(file), show_seconds(limit_s))
+    if not _wait(descriptor, limit_s=limit_s, give_up=lambda: os.getppid() != parent):
+        if os.getppid() != parent:
+            log.info("the manager that started this factory (pid %d) is gone: this one leaves", parent)
+            return False
+        for holder in locks.holders(file):
+            if _MODULE in holder.words:
+                log.warning("%s has not left for %s: it is killed", holder, show_seconds(limit_s))
+                with suppress(ProcessLookupError):
+                    os.kill(holder.pid, signal.SIGKILL)
+        if not _wait(descriptor, limit_s=_AFTER_KILL_S):
+            raise SessionError(
+                f"{file} is held by {_who(file)} after {show_seconds(time.monotonic() - began)}: no other factory can "
+                "begin; end what holds it by hand"
+            )
+    log.info("the other factory is gone, after %s", show_seconds(time.monotonic() - began))
+    return True
+
+
+def wait_for_commands(file: Path, *, limit_s: float) -> None:
+    """Wait until no command of a killed factory runs any more; from now on our commands hold the lock."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    if not locks.take(descriptor):
+        age_s = min((_age_s(each.pid) for each in locks.holders(file)), default=0.0)
+        text = "a command of the factory before this one still runs, %s: waiting until it ends or has run for %s"
+        log.info(text, _who(file), show_seconds(limit_s))
+        began = time.monotonic()
+        if not _wait(descriptor, limit_s=max(0.0, limit_s - age_s)):
+            for holder in locks.holders(file):
+                log.warning("%s has run for longer than %s: it is killed", holder, show_seconds(limit_s))
+                commands.kill_tree(holder.pid)
+            if not _wait(descriptor, limit_s=_AFTER_KILL_S):
+                log.warning("that command does not end, %s: not waited for any longer", _who(file))
+                os.close(descriptor)
+                return
+        log.info("that command has ended, after %s", show_seconds(time.monotonic() - began))
+    commands.inherit(descriptor)
+
+
+def _age_s(pid: int) -> float:
+    started_s = locks.started(pid) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s if started_s else 0.0
+
+
+def _wait(descriptor: int, *, limit_s: float, give_up: Callable[[], bool] = lambda: False) -> bool:
+    until = time.monotonic() + limit_s
+    while not locks.take(descriptor):
+        if give_up() or time.monotonic() > until:
+            return False
+        time.sleep(_PATIENCE_S)
+    return True
+
+
+def _who(file: Path) -> str:
+    return ", ".join(map(str, locks.holders(file))) or "a process that cannot be seen from here"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Parsl's providers without the rest of Parsl.
 
 `import parsl` imports executors, monitoring and a database layer: seconds on a busy login node, and a submit script
-needs none of them. After `import_in_parts` the package `parsl` is there with its submodules, which are imported one by
-one as they are used; whatever else is asked of it has the whole package imported first.
+needs none of them. After `import_in_parts` the submodules of `parsl` are imported one by one; any other attribute of
+the package imports all of it first.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ _lock = threading.RLock()
 
 
 def import_in_parts() -> None:
-    """Have submodules of Parsl imported alone from now on. No-op where Parsl is imported already, or not installed."""
-    if "parsl" in sys.modules:
-        return
-    spec = importlib.util.find_spec("parsl")
+    """Import submodules of Parsl alone from now on. No-op if Parsl is imported already, or not installed."""
+    spec = importlib.util.find_spec("parsl") if "parsl" not in sys.modules else None
     if spec is None or spec.loader is None or spec.submodule_search_locations is None:
         return
     package = _Parts("parsl", "Parsl, imported in parts.")

@@ -1,4 +1,9 @@
-"""The command that starts a pilot. Nothing secret is in it: the keys lie in the session folder."""
+"""The command that starts a pilot, and the key pair of its block. The command holds no secret.
+
+A block's key pair is made before its job is submitted, and removed when the block is over. A node has only the key of
+its own block, so a leak there opens no more than that block's place: the manager lets a block's key speak for pilots of
+that block alone (`manager.live.admission`).
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,49 @@ import shlex
 import sys
 import sysconfig
 from collections.abc import Iterable
+from contextlib import suppress
 
+from zmq import curve_keypair
+
+from stoker.errors import SessionError
 from stoker.folders import refuse_odd_path, working_folder
 from stoker.manager.environment.carrying import starter_command
 from stoker.manager.live import interfaces
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.session import KeyPair, SessionFolder
 from stoker.site import AUTO_PROBE, Engine, EnvironmentKind, Pilot, ProviderKind, Site
 
 PILOT, TASKVINE_PILOT = "stoker.pilot.main", "stoker.pilot.taskvine.main"
-"""The modules that pilots run."""
+
+
+def issue_block_key(folder: SessionFolder, block: str) -> None:
+    """Make a block's key pair, unless it has one. Raises SessionError."""
+    file = folder.block_key_file(block)
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not file.exists():
+            public, secret = curve_keypair()
+            folder.write_block_key(block, KeyPair(public=public.decode(), secret=secret.decode()))
+    except OSError as error:
+        text = f"the key of block {block} cannot be written: {error}; make room at {file.parent}"
+        raise SessionError(text) from error
+
+
+def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
+    """True if a block has a key pair: its submission has begun, and it is not over."""
+    try:
+        return folder.block_key_file(block).exists()
+    except (OSError, SessionError):
+        return False
+
+
+def revoke_block_key(folder: SessionFolder, block: str) -> None:
+    """Remove a block's key pair: the manager no longer accepts it."""
+    with suppress(OSError, SessionError):  # the file system is away: the block has no pilot any more
+        folder.block_key_file(block).unlink(missing_ok=True)
 
 
 def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path: str = "") -> str:
-    """The shell command of a pilot of this site. `python_path`: folders to import from, beyond the environment."""
+    """Return the shell command of a pilot of this site. `python_path`: folders to import from."""
     options = ["--block", block]
     if not site.is_local:
         options += ["--source", site.name, "--walltime-s", str(walltime_s(site))]
@@ -32,7 +67,7 @@ def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path:
     words = ["env", f"PYTHONPATH={python_path}"] if python_path else []
     if site.engine is Engine.TASKVINE:
         words += [sys.executable, "-P", "-m", TASKVINE_PILOT, "--session", str(folder.path), "--site", site.name]
-        if site.provider.kind is not ProviderKind.LOCAL:  # workers are told where it is: a session may have moved
+        if site.provider.kind is not ProviderKind.LOCAL:  # workers need the host: a session may have moved
             words += ["--host", interfaces.resolve(site.session.interface or interfaces.AUTO)]
         return shlex.join([*words, "--block", block])
     words += [site.environment.python or sys.executable, "-P", "-m", PILOT]
@@ -40,12 +75,11 @@ def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path:
 
 
 def walltime_s(site: Site) -> int:
-    """How long a block may last: batch systems count in minutes, so that what was asked for is rounded up."""
+    """Return the walltime of a block, rounded up to minutes, in which batch systems count."""
     return math.ceil(site.provider.walltime_s / 60) * 60
 
 
 def pilot_options(pilot: Pilot) -> list[str]:
-    """What a site says of its pilots, as options of the pilot's command."""
     options = ["--devices", pilot.devices, "--cache-size", f"{int(pilot.cache_bytes)} B"]
     if pilot.mixed:
         options += ["--gpu-cores", str(pilot.gpu_cores)]
@@ -59,7 +93,7 @@ def pilot_options(pilot: Pilot) -> list[str]:
 
 
 def python_path() -> str:
-    """What this program can import beyond its environment: a pilot should be able to import it too."""
+    """Return the folders outside its environment that this program imports from: a pilot should be able to as well."""
     inside = {os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths = []
     for entry in sys.path:
@@ -72,7 +106,7 @@ def python_path() -> str:
 
 
 def refuse_odd_imports(paths: Iterable[str]) -> None:
-    """Raise SessionError for a place of modules that no pilot can be told."""
+    """Raise SessionError for a folder whose name cannot be passed to a pilot."""
     for path in paths:
         refuse_odd_path(
             path, what="a folder that this program imports from", advice="rename it, or take it out of PYTHONPATH"

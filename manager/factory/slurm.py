@@ -1,14 +1,9 @@
 """Slurm, for the factory.
 
-Parsl's SlurmProvider (`providers`) submits. It does not watch jobs well enough: it asks `sacct` for states, not for
-reasons, start times or nodes; it takes a job that is not in `squeue` for completed, and at the next query also a failed
-one; it does not know preemption; and `squeue --job` fails for all jobs if Slurm has forgotten one of them.
-
-Here one `squeue` lists all jobs of this user, including jobs that ended within the last minutes (MinJobAge), and the
-result is filtered. A site's `squeue` may answer from a cache, so this module asks `scontrol` (that is, slurmctld) about
-each job that the list lacks, and about a cancelled job that the list still shows. If slurmctld does not know a job,
-`sacct` may. A job that neither knows is absent; its output may tell how it ended, because Slurm writes "CANCELLED AT
-... DUE TO PREEMPTION" there.
+Parsl's SlurmProvider submits. It knows no reasons, start times, nodes or preemption, and takes a job that is not in
+`squeue` for completed. Here one `squeue` lists all jobs of this user. It may answer from a cache, so this module asks
+`scontrol` about each job that the list lacks, and about a cancelled job that the list still shows; then `sacct`. A job
+that neither knows is absent; its output may tell how it ended ("CANCELLED AT ... DUE TO PREEMPTION").
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ import msgspec
 
 from stoker.manager.factory import slurm_output
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name
-from stoker.manager.factory.output import last_lines
+from stoker.manager.factory.commands import last_lines
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.slurm_output import AccountedJob
 from stoker.manager.factory.submitting import Submitter
@@ -32,17 +27,13 @@ from stoker.site import Site
 
 _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
 _TRIES = 3
-"""So many queries of a job that was queued again may pass before its accounting has the reason."""
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
 """Up to this many jobs are asked of `scontrol` one at a time; for more, one command shows all jobs of the cluster."""
 _AT_ONCE = 100
-"""Job ids on one command line."""
 
 
 class SlurmBatch:
-    """A `Batch`. `command` gives the pilot's command of a block; scripts and output lie in `folder`."""
-
     def __init__(
         self,
         site: Site,
@@ -54,25 +45,23 @@ class SlurmBatch:
         listing: Listing[dict[str, AccountedJob]] | None = None,
     ) -> None:
         self._jobs = Submitter(site, session=session, folder=folder, command=command, pacer=pacer)
+        self._run = self._jobs.commands.run
         self._listing = listing or Listing(fresh_s=0.0)
         self._accounting = True
         self._cancelled: set[str] = set()
         self._ran: dict[str, str] = {}
-        """Jobs that were seen running, and on which nodes."""
+        """Jobs that were seen running, and their nodes."""
         self._tries: dict[str, int] = {}
-        """How often such jobs were seen waiting without a known reason."""
         self._again: dict[str, tuple[str, LossReason]] = {}
-        """Why jobs that have run were queued again."""
 
     def submit(self, block: BlockId) -> str:
-        """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
         try:
             return self._jobs.submit(block)
         finally:
             self._listing.forget()
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """The present state of these jobs. Cancels those that Slurm holds for good. Raises BatchTrouble."""
+        """Return the present state of these jobs. Cancels those that Slurm holds for good. Raises BatchTrouble."""
         rows = self._squeue()
         now = time.time()
         rows = rows | self._ask_each([job for job in jobs if self._is_doubtful(job, rows.get(job))])
@@ -83,22 +72,23 @@ class SlurmBatch:
         preempted = self._preempted([job for job in jobs if job in rows and rows[job].state == "COMPLETED"])
         for job in jobs:
             row = rows.get(job)
-            if row is not None and job in preempted:
-                row = msgspec.structs.replace(row, state="PREEMPTED")
-            output = self._output(job, row) if row is None or row.over else []
-            status = slurm_output.job_status(row, now=now, output=output) if row else slurm_output.gone(output)
+            if row is None:
+                status = slurm_output.gone(self._jobs.output(job))
+            else:
+                if job in preempted:
+                    row = msgspec.structs.replace(row, state="PREEMPTED")
+                output = self._jobs.output(job, row.name) if row.over else []
+                status = slurm_output.job_status(row, now=now, output=output)
             statuses[job] = self._with_story(job, status, row)
         return statuses
 
     def _is_doubtful(self, job: str, row: AccountedJob | None) -> bool:
-        """Whether the list alone does not tell how a job is: it lacks the job or its exit code, or may be older than
-        our own cancellation, or than what was seen before."""
         if row is None or row.state == "FAILED":
             return True
         return not row.over and (job in self._cancelled or (job in self._ran and row.is_waiting))
 
     def _with_story(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
-        """A status with why a job that has run waits again: its earlier runs are in the accounting alone."""
+        """Add why a job that has run waits again: only the accounting knows its earlier runs."""
         if row is not None and row.is_held_for_good and job in self._ran:
             words, loss = self._again.get(job) or self._why_again(job, row) or _VACATED
             self._forget(job)
@@ -120,63 +110,48 @@ class SlurmBatch:
         return msgspec.structs.replace(status, loss=loss, again=words)
 
     def _forget(self, job: str) -> None:
-        self._ran.pop(job, None)
-        self._tries.pop(job, None)
-        self._again.pop(job, None)
+        for known in (self._ran, self._tries, self._again):
+            known.pop(job, None)
 
     def _preempted(self, jobs: list[str]) -> set[str]:
-        """Of jobs that have ended well and that we have not cancelled, those that Slurm had told to go: their pilots
-        left within the grace time."""
+        """Of jobs that ended well, return those that Slurm preempted: their pilots left within the grace time."""
         jobs = [job for job in jobs if job not in self._cancelled]
         if not jobs:
             return set()
-        words = [
-            "squeue",
-            "--noheader",
-            "--states=all",
-            f"--jobs={','.join(jobs)}",
-            f"--Format={slurm_output.PREEMPTED}",
-        ]
-        return slurm_output.read_preempted(self._jobs.commands.run(words).out)
+        form = f"--Format={slurm_output.PREEMPTED}"
+        words = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", form]
+        return slurm_output.read_preempted(self._run(words).out)
 
     def _why_again(self, job: str, row: AccountedJob) -> tuple[str, LossReason] | None:
-        """Why a job was queued again: from the accounting, from what it printed, or from the state of its nodes."""
         said = ""
         if self._accounting:
-            words = ["sacct", "-X", "-D", "-n", "-P", "-o", slurm_output.SACCT, "-j", job]
-            ran = self._jobs.commands.run(words)
+            ran = self._run(["sacct", "-X", "-D", "-n", "-P", "-o", slurm_output.SACCT, "-j", job])
             said = ran.out if ran.code == 0 else ""
         found = slurm_output.requeued(said, last_lines(self._jobs.folder, row.name) if row.name else [])
         if found is None and self._ran[job]:
-            nodes = self._jobs.commands.run(["sinfo", "-h", "-N", "-n", self._ran[job], "-o", "%N|%T"])
+            nodes = self._run(["sinfo", "-h", "-N", "-n", self._ran[job], "-o", "%N|%T"])
             down = slurm_output.lost_nodes(nodes.out) if nodes.code == 0 else []
             found = (f"its node failed ({', '.join(down)})", LossReason.NODE_LOST) if down else None
         return found
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Cancel these jobs. Raises BatchTrouble."""
         self._cancelled.update(jobs)
         self._listing.forget()
         for start in range(0, len(jobs), _AT_ONCE):
-            said = self._jobs.commands.run(["scancel", *jobs[start : start + _AT_ONCE]])
+            said = self._run(["scancel", *jobs[start : start + _AT_ONCE]])
             if said.code and "Invalid job id" not in said.err:
                 raise BatchTrouble(f"scancel: {said.words}")
 
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
-        """Cancel every job of these blocks, also jobs that no listing shows. Raises BatchTrouble."""
         self._listing.forget()
         for block in blocks:
             name = job_name(self._jobs.session, block)
-            said = self._jobs.commands.run(["scancel", f"--user={os.getuid()}", f"--name={name}"])
+            said = self._run(["scancel", f"--user={os.getuid()}", f"--name={name}"])
             if said.code:
                 raise BatchTrouble(f"scancel: {said.words}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """Jobs of the session that Slurm lists, by their id. Raises BatchTrouble.
-
-        Jobs that are not ours may be cancelled for it, so that a name is not enough: another session of the same four
-        letters submits in another folder. (TaskVine does in one of its own, inside the session's.)
-        """
+        """A name is not enough: another session of the same four letters submits in another folder."""
         found = {}
         folder = self._jobs.folder
         ours, session = (os.path.realpath(path).splitlines()[0] for path in (folder, folder.parent))
@@ -192,32 +167,25 @@ class SlurmBatch:
 
     def _ask_squeue(self) -> dict[str, AccountedJob]:
         words = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={slurm_output.SQUEUE}"]
-        said = self._jobs.commands.run(words, more=_STANDARD_TIME)
+        said = self._run(words, more=_STANDARD_TIME)
         if said.code:
             raise BatchTrouble(f"squeue: {said.words}")
         return slurm_output.read_squeue(said.out)
 
     def _ask_each(self, jobs: list[str]) -> dict[str, AccountedJob]:
-        """Ask slurmctld, then the accounting, about these jobs; leave out jobs that neither knows."""
+        """Ask slurmctld, then the accounting; leave out jobs that neither knows."""
         wanted = [[job] for job in jobs] if len(jobs) <= _ONE_BY_ONE else [[]]
         shown: dict[str, AccountedJob] = {}
         for words in wanted:
-            said = self._jobs.commands.run(["scontrol", "show", "job", "-o", *words])
+            said = self._run(["scontrol", "show", "job", "-o", *words])
             if said.code and "Invalid job id" not in said.err:
                 raise BatchTrouble(f"scontrol: {said.words}")
             shown |= slurm_output.read_scontrol(said.out)
         found = {job: shown[job] for job in jobs if job in shown}
         forgotten = [job for job in jobs if job not in found]
         if forgotten and self._accounting:
-            rows = self._ask_sacct(forgotten)
+            said = self._run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT, "-j", ",".join(forgotten)])
+            self._accounting = said.code == 0 or "disabled" not in said.err
+            rows = slurm_output.read_sacct(said.out) if said.code == 0 else {}
             found |= {job: row for job, row in rows.items() if row.over or job not in self._cancelled}
         return found
-
-    def _ask_sacct(self, jobs: list[str]) -> dict[str, AccountedJob]:
-        said = self._jobs.commands.run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT, "-j", ",".join(jobs)])
-        self._accounting = said.code == 0 or "disabled" not in said.err
-        return slurm_output.read_sacct(said.out) if said.code == 0 else {}
-
-    def _output(self, job: str, row: AccountedJob | None) -> list[str]:
-        name = self._jobs.names.get(job) or (row.name if row else "")
-        return last_lines(self._jobs.folder, name) if name else []

@@ -1,4 +1,4 @@
-"""What Slurm's commands print, read (pure). Formats as in Slurm 22.05 and later; what is no such line is left out.
+"""Readers of the output of Slurm's commands (pure). Formats as in Slurm 22.05 and later; other lines are ignored.
 
 Plain formats, not `--json`: the JSON of `squeue` differs between releases in its types, ignores every filter in some of
 them, and needs a plugin that not all sites install.
@@ -12,12 +12,35 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stoker.manager.factory import advice
 from stoker.manager.factory.batch import BatchJobStatus, loss_of
 from stoker.protocol.blocks import BlockPhase, LossReason
 
+_NEVER = (
+    (r"PartitionTimeLimit|\w*MaxWall\w*", "walltime is longer than is allowed there; shorten [provider] walltime"),
+    (r"PartitionNodeLimit|\w*MaxNode\w*PerJob\w*", "nodes is more than is allowed there; lower [provider] nodes"),
+    (r"\w*MaxGRES\w*PerJob\w*", "gpus is more than is allowed there; lower [provider] gpus"),
+    (r"\w*MaxCpu\w*PerJob\w*", "cores is more than is allowed there; lower [provider] cores"),
+    (r"\w*MaxMem\w*PerJob\w*", "memory is more than is allowed there; lower [provider] memory"),
+    (r"BadConstraints", "no node has what [provider] constraint, cores, memory and gpus ask for; change them"),
+    (r"InvalidAccount|AccountNotAllowed", "the account may not be used there; change [provider] account"),
+    (r"InvalidQOS|QOSNotAllowed", "the QOS may not be used there; change [provider] qos"),
+    (r"PartitionInactive|PartitionDown", ""),
+)
+"""Slurm's reasons for a pending job that stay until a person changes something, and what to change."""
+_PARTITION = "the partition takes no jobs now; the job waits until an administrator opens it"
+
+
+def advice_on_pending(reason: str) -> str:
+    """Return a pending job's reason, with advice if it does not end by itself."""
+    word = reason.partition(",")[0].strip()
+    for pattern, what in _NEVER:
+        if re.fullmatch(pattern, word):
+            return f"{reason}: the job never starts like this: {what}" if what else f"{reason}: {_PARTITION}"
+    return reason
+
+
 SQUEUE = "%F|%T|%r|%S|%N|%j|%Z"
-"""`%F`: the tasks of an array (`options = ["--array=0-9"]`) have the id that sbatch gave, all of them."""
+"""`%F`: all tasks of an array (`options = ["--array=0-9"]`) have the id that sbatch gave."""
 PREEMPTED = "ArrayJobID:24,PreemptTime:24"
 SACCT = "JobIDRaw,State,ExitCode,NodeList"
 
@@ -45,18 +68,20 @@ _FIELD = re.compile(r"\b(JobId|JobState|Reason|ExitCode|NodeList|JobName|ArrayJo
 _COMMA = re.compile(r",(?![^\[]*\])")
 """Between two nodes; not the one in `n[1,3]`."""
 _NONE = {"", "None", "N/A", "(null)", "Unknown"}
-
-
 _HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
 _HELD_FOR = re.compile(r"launch.failed.requeued.held|job.requeued.in.held.state|JobHoldMaxRequeue", re.IGNORECASE)
-"""Of a job that Slurm has put back into the queue and does not run again by itself: its node could not start it, or it
-was told to hold it."""
 _HELD_BY_A_PERSON = {"JobHeldUser", "JobHeldAdmin"}
+_TOO_FAR_S = 30 * 86400.0
+_REQUEUED = {
+    "PREEMPTED": ("preempted by Slurm", LossReason.PREEMPTED),
+    "NODE_FAIL": ("its node failed", LossReason.NODE_LOST),
+    "REQUEUED": ("requeued by a person", LossReason.VACATED),
+}
 
 
 class AccountedJob(msgspec.Struct, frozen=True):
-    """A job. `state` is Slurm's long word, `exit_code` as `1:0` (code and signal), `start` on the wall clock (0 = not
-    known), `folder` the one that it was submitted in, or its first line."""
+    """`state`: Slurm's long word; `exit_code` as `1:0` (code and signal); `start` on the wall clock (0 = not known);
+    `folder`: the first line of the folder that it was submitted in."""
 
     job: str
     state: str
@@ -69,22 +94,19 @@ class AccountedJob(msgspec.Struct, frozen=True):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the job waits, for the first time or again."""
         return self.state in _WAITING
 
     @property
     def over(self) -> bool:
-        """Whether the job will do nothing more."""
         return self.state not in _WAITING and self.state not in _RUNNING
 
     @property
     def is_held_for_good(self) -> bool:
-        """Whether Slurm holds the job until a person releases it."""
         return self.state in _HELD or (self.state in _WAITING and bool(_HELD_FOR.search(self.reason)))
 
 
 def read_squeue(text: str) -> dict[str, AccountedJob]:
-    """The jobs in what `squeue -h -o SQUEUE` prints. An array is one job, which does what its liveliest task does."""
+    """Read `squeue -h -o SQUEUE`. An array is one job, with the state of its liveliest task."""
     rows: dict[str, AccountedJob] = {}
     for line in text.splitlines():
         fields = line.split("|", 6)
@@ -98,21 +120,19 @@ def read_squeue(text: str) -> dict[str, AccountedJob]:
 
 
 def _together(one: AccountedJob, other: AccountedJob) -> AccountedJob:
-    """Two tasks of an array as one job: the livelier; on the nodes of both if both run."""
-    first, second = sorted((one, other), key=_liveliness)
+    # A task that runs, one that waits, one that is over; of ended ones one that failed.
+    first, second = sorted(
+        (one, other),
+        key=lambda row: (0 if row.state in _RUNNING else 1 if row.state in _WAITING else 2, row.state == "COMPLETED"),
+    )
     if first.state in _RUNNING and second.state in _RUNNING:
         nodes = dict.fromkeys(node for row in (first, second) for node in _COMMA.split(row.nodes) if node)
         return msgspec.structs.replace(first, nodes=",".join(nodes))
     return first
 
 
-def _liveliness(row: AccountedJob) -> tuple[int, bool]:
-    """For sorting: what runs, what waits, what is over; of these what did not go well."""
-    return (0 if row.state in _RUNNING else 1 if row.state in _WAITING else 2), row.state == "COMPLETED"
-
-
 def read_sacct(text: str) -> dict[str, AccountedJob]:
-    """The jobs in what `sacct -X -n -P -o SACCT` prints; `CANCELLED by 1000` is CANCELLED."""
+    """Read `sacct -X -n -P -o SACCT`; `CANCELLED by 1000` is CANCELLED."""
     rows = {}
     for line in text.splitlines():
         fields = line.split("|")
@@ -123,7 +143,7 @@ def read_sacct(text: str) -> dict[str, AccountedJob]:
 
 
 def read_scontrol(text: str) -> dict[str, AccountedJob]:
-    """The jobs in what `scontrol show job -o` prints, a line for each. An array is one job here too."""
+    """Read `scontrol show job -o`, a line for each job. An array is one job here too."""
     rows: dict[str, AccountedJob] = {}
     for line in text.splitlines():
         found: dict[str, str] = {}
@@ -145,11 +165,7 @@ def read_scontrol(text: str) -> dict[str, AccountedJob]:
     return rows
 
 
-_TOO_FAR_S = 30 * 86400.0
-
-
 def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> BatchJobStatus:
-    """What a row says. `now` on the wall clock; `output`: the last lines that the job printed, if it is over."""
     if row.state in _WAITING:
         reason = row.reason if row.state == "PENDING" else row.reason or row.state.lower()
         if row.is_held_for_good:
@@ -158,9 +174,9 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
         if reason in _HELD_BY_A_PERSON:
             reason += f", until `scontrol release {row.job}`"
         expected_in_s = max(0.0, row.start - now) if row.start else 0.0
-        if expected_in_s > _TOO_FAR_S:  # behind a job without a limit of time: Slurm takes that for a year
+        if expected_in_s > _TOO_FAR_S:  # behind a job without a time limit, which Slurm counts as a year
             expected_in_s = 0.0
-        return BatchJobStatus(BlockPhase.PENDING, advice.of_pending(reason), expected_in_s)
+        return BatchJobStatus(BlockPhase.PENDING, advice_on_pending(reason), expected_in_s)
     if row.state in _RUNNING:
         how = "" if row.state == "RUNNING" else f"{row.state.lower()} "
         return BatchJobStatus(BlockPhase.RUNNING, f"{how}on {row.nodes}" if row.nodes else how.strip())
@@ -169,23 +185,16 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
 
 
 def gone(output: Iterable[str]) -> BatchJobStatus:
-    """A job that Slurm does not know: what it printed last may still say how it ended."""
+    """Return the status of a job that Slurm does not know: its output may still tell how it ended."""
     said = due_to(list(output))
     return BatchJobStatus(
         BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_of(said), absent=not said
     )
 
 
-_REQUEUED = {
-    "PREEMPTED": ("preempted by Slurm", LossReason.PREEMPTED),
-    "NODE_FAIL": ("its node failed", LossReason.NODE_LOST),
-    "REQUEUED": ("requeued by a person", LossReason.VACATED),
-}
-
-
 def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None:
-    """Why Slurm queued a job again, in words and as a reason: from what `sacct -D` prints, whose rows are the job's
-    runs, oldest first, or from what the job printed last. None where neither says."""
+    """Return why Slurm queued a job again; None if that is unknown. `sacct`: a row for each run of the job, oldest
+    first."""
     for line in reversed(sacct.splitlines()):
         fields = line.split("|")
         state = fields[1].partition(" ")[0] if len(fields) == 4 else ""
@@ -199,7 +208,7 @@ def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None
 
 
 def due_to(output: list[str]) -> str:
-    """How a job ended, if Slurm has written that below what it printed; empty if not."""
+    """Return how a job ended, if Slurm wrote that below the job's output."""
     for line in reversed(output):
         found = _CANCELLED.search(line)
         if found:
@@ -208,13 +217,13 @@ def due_to(output: list[str]) -> str:
 
 
 def read_preempted(text: str) -> set[str]:
-    """The jobs that Slurm has told to go, of what `squeue -h -O PREEMPTED` prints."""
+    """Read `squeue -h -O PREEMPTED`: the jobs that Slurm preempted."""
     rows = (line.split() for line in text.splitlines())
     return {row[0] for row in rows if len(row) == 2 and row[1] not in _NONE}
 
 
 def lost_nodes(sinfo: str) -> list[str]:
-    """The nodes that are down or do not answer (a `*` after their state), of what `sinfo -h -N -o "%N|%T"` prints."""
+    """Read `sinfo -h -N -o "%N|%T"`: the nodes that are down or do not answer (a `*` after their state)."""
     rows = (line.strip().split("|") for line in sinfo.splitlines())
     lost = [row[0] for row in rows if len(row) == 2 and (row[1].startswith(("down", "fail")) or row[1].endswith("*"))]
     return list(dict.fromkeys(lost))
@@ -238,7 +247,6 @@ def _blank_if_none(text: str) -> str:
 
 
 def _wall_clock(text: str) -> float:
-    """`2026-11-21T10:42:00`, in this host's time zone."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):

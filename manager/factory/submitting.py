@@ -1,20 +1,70 @@
-"""Submission through one of Parsl's providers, and what its failure means: not now, or not at all."""
+"""Submission through Parsl's providers to Slurm, PBS, LSF and Grid Engine.
+
+Every command and script of a provider passes through `BoundedProvider`, between the provider and its base class:
+
+- commands are bounded in time, and run in the folder of submit scripts;
+- scripts are named without a path, so a session folder with blanks, quotes or line breaks in its name works;
+- the job's name is ours: Parsl appends the time to it, and then a job cannot be found by its name;
+- no command runs while a provider is made: SlurmProvider calls `sacct` then.
+
+The last lines of a script's head are the site's own `options`: a batch system uses the last of two equal settings.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
+from string import Template
+from typing import Any
 
+from parsl.launchers.base import Launcher
+from parsl.providers import GridEngineProvider, LSFProvider, PBSProProvider, SlurmProvider
+from parsl.providers.cluster_provider import ClusterProvider
 from parsl.providers.errors import ExecutionProviderException
 
-from stoker.manager.factory import advice, job_ids
+from stoker import site_options
+from stoker.errors import ConfigError
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered, UnnamedJob, job_name
-from stoker.manager.factory.commands import CommandRunner
+from stoker.manager.factory.commands import CommandResult, CommandRunner, last_lines
 from stoker.manager.factory.pacing import Pacer
-from stoker.manager.factory.providers import BoundedProvider, provider_of
+from stoker.manager.factory.pilot_command import walltime_s
 from stoker.protocol.ids import BlockId
-from stoker.site import ProviderKind, Site
+from stoker.site import Provider, ProviderKind, Site
+
+# ---- job ids (pure)
+
+_SENTENCES = {
+    ProviderKind.SLURM: re.compile(r"\bSubmitted batch job (\d+)"),
+    ProviderKind.GRID_ENGINE: re.compile(r"\bYour job(?:-array)? (\d+)\S* \("),
+    ProviderKind.LSF: re.compile(r"\bJob <(\d+)> is submitted to\b", re.IGNORECASE),
+}
+_LINES = {
+    ProviderKind.SLURM: re.compile(r"(\d+)(?:;\S+)?"),  # sbatch --parsable, with the cluster's name
+    ProviderKind.PBS: re.compile(r"(\d+(?:\[\])?(?:\.[A-Za-z][\w.-]*)?)"),
+    ProviderKind.GRID_ENGINE: re.compile(r"(\d+)(?:\.\d+-\d+:\d+)?"),  # -terse; an array names its tasks
+}
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def job_id_in_sentence(kind: ProviderKind, text: str) -> str:
+    """Return the id in the batch system's own sentence, between the lines that a site adds; empty if it is not
+    certain."""
+    found = set(_SENTENCES[kind].findall(text)) if kind in _SENTENCES else set()
+    return str(found.pop()) if len(found) == 1 else ""
+
+
+def job_id_on_own_line(kind: ProviderKind, text: str) -> str:
+    """Return the id on a line of its own; empty if it is not certain."""
+    pattern = _LINES.get(kind)
+    lines = [_COLOURS.sub("", line).strip() for line in text.splitlines()]
+    found = {match[1] for line in lines if pattern is not None and (match := pattern.fullmatch(line))}
+    return str(found.pop()) if len(found) == 1 else ""
+
+
+# ---- errors of a submission (pure)
 
 _NOT_NOW = re.compile(
     r"unable to contact|cannot connect|can't connect|could not connect|connect(ion)? (failure|refused|timed out|reset)"
@@ -22,16 +72,42 @@ _NOT_NOW = re.compile(
     r"|no route to host|try again|please wait|could not establish a configuration source",
     re.IGNORECASE,
 )
-"""Scheduler errors that say nothing about the job."""
 _NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
 """Errors of these after which the scheduler may have taken the job."""
+_WAITS_FOR_ROOM = re.compile(r"temporarily unable to accept job|resource temporarily unavailable", re.IGNORECASE)
+"""`sbatch` says so while it waits for room in Slurm's queue, and when it gives up. Slurm has taken no job."""
+_FULL = re.compile(
+    # Slurm names the limit; before 20.11 it did not, and its sentence names all of them.
+    r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
+    r"|would exceed .*\blimit|maximum number of jobs already in queue"  # PBS
+    r"|pending (job|slot)s? (threshold|limit)"  # LSF
+    r"|only \d+ jobs are allowed",  # Grid Engine
+    re.IGNORECASE,
+)
+"""Errors while there are too many jobs, of this user or of all: the same job is accepted after others have ended."""
+
+
+def is_not_now(words: str) -> bool:
+    return _NOT_NOW.search(words) is not None or _FULL.search(words) is not None
+
+
+def advice_on_submission(words: str) -> str:
+    """Return the error of a submission that may succeed later, with advice if a limit is the cause."""
+    if _WAITS_FOR_ROOM.search(words):
+        return f"{words}: Slurm's own queue is full (MaxJobCount), for all users; Stoker tries until Slurm takes jobs"
+    if _FULL.search(words):
+        return (
+            f"{words}: a limit of jobs in the queue is reached; Stoker submits again when some of them end; to stay"
+            " below the limit lower [pilot] max_blocks"
+        )
+    return words
+
+
+# ---- submission
 
 
 class Submitter:
-    """Submits a session's blocks to a batch system. `command` gives the pilot's command of a block.
-
-    `commands` run in `folder`, where scripts and output lie under the jobs' `names`, which are kept by job id.
-    """
+    """Submits a session's blocks. Scripts and output in `folder` have the jobs' `names`."""
 
     def __init__(
         self,
@@ -51,43 +127,265 @@ class Submitter:
         self._provider = provider_of(site, shell=self.commands.shell, folder=folder)
 
     def submit(self, block: BlockId) -> str:
-        """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
+        """Submit the job of a block; return its id. Raises SubmissionRefused, BatchTrouble."""
         name = job_name(self.session, block)
-        job = _submit_through(self._provider, kind=self._kind, name=name, command=self._command(block))
+        job = self._submit(name, self._command(block))
         self.names[job] = name
         return job
 
+    def output(self, job: str, name: str = "") -> list[str]:
+        """Return the last lines that a job printed. `name`: the job's, if it was submitted by another process."""
+        name = self.names.get(job, name)
+        return last_lines(self.folder, name) if name else []
 
-def _submit_through(provider: BoundedProvider, *, kind: ProviderKind, name: str, command: str) -> str:
-    """Submit a job of this name; its id. Raises SubmissionRefused and BatchTrouble, in the batch system's own words."""
-    provider.begin(name)
+    def _submit(self, name: str, command: str) -> str:
+        provider = self._provider
+        provider.begin(name)
+        try:
+            provider.submit(command, 1, name)
+            why = "has not said why"
+        except Unanswered as error:
+            if _WAITS_FOR_ROOM.search(str(error)):
+                raise BatchTrouble(advice_on_submission(str(error))) from error
+            raise
+        except ExecutionProviderException as error:
+            why = str(error)
+        said = provider.said
+        if said is None:
+            raise SubmissionRefused(f"{provider.label}: {why}")
+        # Parsl takes some line of a banner for the id.
+        if job := job_id_in_sentence(self._kind, said.out) or job_id_in_sentence(self._kind, said.err):
+            return job
+        words, job = said.words, job_id_on_own_line(self._kind, said.out)
+        if job and said.code == 0:
+            return job
+        if job or said.code == 0:
+            raise UnnamedJob(f"no job id is certain in what it printed: {words}")
+        if _NO_ANSWER.search(words):
+            raise Unanswered(words)
+        if is_not_now(words):
+            raise BatchTrouble(advice_on_submission(words))
+        raise SubmissionRefused(words)
+
+
+# ---- Parsl's providers
+
+
+class NotSubmitted(Exception):
+    """A script was only rendered."""
+
+
+class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untyped
+    """Between a provider and its base. `shell` runs its commands; without one, scripts are only rendered (`text`)."""
+
+    shell: Callable[[str], CommandResult] | None = None
+    job = ""
+    text = ""
+    said: CommandResult | None = None
+    _given = ""
+
+    def begin(self, job: str) -> None:
+        self.job, self.said = job, None
+
+    def execute_wait(self, cmd: str, timeout: float | None = None) -> tuple[int, str, str]:
+        """Run a command. Raises BatchTrouble when it does not answer in time."""
+        del timeout  # the site's limit holds
+        if self.shell is None:
+            if self.text:
+                raise NotSubmitted
+            return 1, "", "nothing is run while a provider is made"
+        if self._given:
+            cmd = cmd.replace(self._given, f"{self.job}.sh")
+        self.said = self.shell(cmd)
+        return self.said.code, self.said.out, self.said.err
+
+    def _write_submit_script(self, template: str, script_filename: str, job_name: str, configs: dict[str, Any]) -> None:
+        del job_name  # has the time appended
+        out, err = f"{self.job}.out", f"{self.job}.err"
+        ours = {"submit_script_dir": ".", "job_stdout_path": out, "job_stderr_path": err, "jobname": self.job}
+        self._given = script_filename
+        text = Template(template).substitute({**configs, **ours})
+        # LSF and Grid Engine
+        self.text = text.replace(f"./{self.job}.submit.stdout", out).replace(f"./{self.job}.submit.stderr", err)
+        if self.shell is not None:
+            (Path(self.script_dir) / f"{self.job}.sh").write_text(self.text, errors="surrogateescape")
+
+
+class _Slurm(SlurmProvider, BoundedProvider):  # type: ignore[misc]
+    pass
+
+
+class _Pbs(PBSProProvider, BoundedProvider):  # type: ignore[misc]
+    pass
+
+
+class _Lsf(LSFProvider, BoundedProvider):  # type: ignore[misc]
+    pass
+
+
+class _GridEngine(GridEngineProvider, BoundedProvider):  # type: ignore[misc]
+    def get_configs(self, command: str, tasks_per_node: int) -> dict[str, Any]:
+        configs: dict[str, Any] = super().get_configs(command, tasks_per_node)
+        return {**configs, "scheduler_options": f"#$ -N {self.job}\n{configs['scheduler_options']}"}
+
+
+class OnEachNode(Launcher):  # type: ignore[misc]
+    """Starts one pilot a node of the block.
+
+    On one node the pilot replaces the batch shell: it gets Slurm's SIGTERM KillWait before the kill (tried: scancel,
+    REQUEUE, CANCEL), and works through a GraceTime, at whose beginning a step would get the signal.
+    """
+
+    def __init__(self, provider: Provider) -> None:
+        super().__init__(debug=False)
+        self.provider = provider
+
+    def __call__(self, command: str, tasks_per_node: int, nodes_per_block: int, script_dir: str = "") -> str:
+        """Return the last lines of the submit script."""
+        del tasks_per_node, script_dir
+        if nodes_per_block == 1:
+            return f"exec {command}"
+        again = shlex.quote(f"{self.provider.worker_init}\nexec {command}")
+        match self.provider.kind:
+            case ProviderKind.SLURM:
+                cores = f" --cpus-per-task={self.provider.cores}" if self.provider.cores else ""
+                each = f"--nodes={nodes_per_block} --ntasks={nodes_per_block} --ntasks-per-node=1{cores}"
+                # --export: with NONE in a site's options the steps would have no PATH.
+                return f"exec srun {each} --export=ALL --kill-on-bad-exit=0 --wait=0 {command}"
+            case ProviderKind.PBS:
+                return f'cd "$PBS_O_WORKDIR"\nexec pbsdsh -- /bin/bash -c {again}'
+            case ProviderKind.LSF:
+                return f'exec blaunch -z "$(echo $LSB_HOSTS | xargs -n1 | sort -u | xargs)" /bin/bash -c {again}'
+            case kind:
+                raise ConfigError(
+                    f"nodes = {nodes_per_block}: a block of {kind.value} is one node here; raise max_blocks instead"
+                )
+
+
+def provider_of(site: Site, *, shell: Callable[[str], CommandResult] | None = None, folder: Path = Path()) -> Any:
+    """Return Parsl's provider for a site with submit scripts; without a shell it only renders. Raises ConfigError."""
+    make = _MAKERS.get(site.provider.kind)
+    if make is None:
+        raise ConfigError(f"site {site.name}: {site.provider.kind.value} takes no submit script")
+    minutes = walltime_s(site) // 60
+    provider = make(site.provider, f"{minutes // 60:02d}:{minutes % 60:02d}:00")
+    provider.shell = shell
+    provider.script_dir = str(folder)
+    return provider
+
+
+def render(site: Site, *, job: str, command: str) -> str:
+    """Return the script that `submit` would give to the batch system. Raises ConfigError."""
+    provider = provider_of(site)
+    provider.begin(job)
     try:
-        provider.submit(command, 1, name)
-        why = "has not said why"
-    except Unanswered as error:
-        if advice.WAITS_FOR_ROOM.search(str(error)):
-            raise BatchTrouble(advice.of_submission(str(error))) from error
-        raise
-    except ExecutionProviderException as error:
-        why = str(error)
-    said = provider.said
-    if said is None:
-        raise SubmissionRefused(f"{provider.label}: {why}")
-    # Parsl takes some line of a banner for the id.
-    if job := job_ids.in_sentence(kind, said.out) or job_ids.in_sentence(kind, said.err):
-        return job
-    words, job = said.words, job_ids.on_own_line(kind, said.out)
-    if job and said.code == 0:
-        return job
-    if job or said.code == 0:
-        raise UnnamedJob(f"no job id is certain in what it printed: {words}")
-    if _NO_ANSWER.search(words):
-        raise Unanswered(words)
-    if is_not_now(words):
-        raise BatchTrouble(advice.of_submission(words))
-    raise SubmissionRefused(words)
+        provider.submit(command, 1, job)
+    except NotSubmitted:
+        return str(provider.text)
+    raise AssertionError("a provider that runs nothing has submitted something")
 
 
-def is_not_now(words: str) -> bool:
-    """Whether an error of a batch system says that it is away or full, and nothing about what was asked."""
-    return _NOT_NOW.search(words) is not None or advice.FULL.search(words) is not None
+def _slurm(given: Provider, walltime: str) -> BoundedProvider:
+    gres = f"gpu:{given.gpu_type}:{given.gpu_count}" if given.gpu_type else f"gpu:{given.gpu_count}"
+    head = ["#SBATCH --open-mode=append"]
+    if given.memory_bytes:
+        head.append(f"#SBATCH --mem={_mebibytes(given)}M")
+    provider: BoundedProvider = _Slurm(
+        partition=_word(given.partition),
+        account=_word(given.account),
+        qos=_word(given.qos),
+        constraint=_word(given.constraint),
+        nodes_per_block=given.nodes,
+        cores_per_node=given.cores or None,
+        gres=gres if given.gpu_count else None,
+        walltime=walltime,
+        exclusive=False,
+        scheduler_options="\n".join(head),
+        worker_init=given.worker_init,
+        launcher=OnEachNode(given),
+    )
+    provider.scheduler_options += _lines(given)
+    return provider
+
+
+def _pbs(given: Provider, walltime: str) -> BoundedProvider:
+    select = f":ngpus={given.gpu_count}" if given.gpu_count else ""
+    select += f":gpu_type={given.gpu_type}" if given.gpu_type else ""
+    select += f":mem={_mebibytes(given)}mb" if given.memory_bytes else ""
+    return _Pbs(
+        account=shlex.quote(given.account) if given.account else None,
+        queue=shlex.quote(given.queue) if given.queue else None,
+        nodes_per_block=given.nodes,
+        cpus_per_node=given.cores or 1,
+        select_options=select.removeprefix(":"),
+        walltime=walltime,
+        scheduler_options=_lines(given),
+        worker_init=f'cd "$PBS_O_WORKDIR"\n{given.worker_init}',
+        launcher=OnEachNode(given),
+    )
+
+
+def _lsf(given: Provider, walltime: str) -> BoundedProvider:
+    cores = given.cores or 1
+    head = []
+    if given.gpu_count:
+        kind = f":gmodel={given.gpu_type}" if given.gpu_type else ""
+        head.append(f'#BSUB -gpu "num={given.gpu_count}{kind}"')
+    if given.memory_bytes:
+        head.append(f"#BSUB -M {_mebibytes(given)}MB")
+    provider: BoundedProvider = _Lsf(
+        project=given.account or None,
+        queue=given.queue or None,
+        nodes_per_block=given.nodes,
+        request_by_nodes=False,  # an LSF without its HPC additions refuses -nnodes
+        cores_per_block=cores * given.nodes,
+        cores_per_node=cores,
+        walltime=walltime,
+        scheduler_options="\n".join(head),
+        worker_init=given.worker_init,
+        bsub_redirection=True,  # without it LSF does not read the head of the script
+        launcher=OnEachNode(given),
+    )
+    provider.scheduler_options += _lines(given)
+    return provider
+
+
+def _grid_engine(given: Provider, walltime: str) -> BoundedProvider:
+    head = [f"#$ -P {given.account}"] if given.account else []
+    head += [f"#$ -pe smp {given.cores}"] if given.cores > 1 else []
+    if given.gpu_count:
+        head.append(f"#$ -l gpu={given.gpu_count}")
+        head += [f"#$ -l gpu_type={given.gpu_type}"] if given.gpu_type else []
+    head += [f"#$ -l h_vmem={_mebibytes(given)}M"] if given.memory_bytes else []
+    return _GridEngine(
+        nodes_per_block=given.nodes,
+        queue=shlex.quote(given.queue) if given.queue else None,
+        walltime=walltime,
+        scheduler_options="\n".join([*head, _lines(given)]),
+        worker_init=given.worker_init,
+        launcher=OnEachNode(given),
+    )
+
+
+_MAKERS: dict[ProviderKind, Callable[[Provider, str], BoundedProvider]] = {
+    ProviderKind.SLURM: _slurm,
+    ProviderKind.PBS: _pbs,
+    ProviderKind.LSF: _lsf,
+    ProviderKind.GRID_ENGINE: _grid_engine,
+}
+
+
+def _lines(given: Provider) -> str:
+    mark = site_options.MARKS[given.kind.value]
+    return "".join(f"{line if line.startswith('#') else f'{mark} {line}'}\n" for line in given.options)
+
+
+def _mebibytes(given: Provider) -> int:
+    return math.ceil(given.memory_bytes / 2**20)
+
+
+def _word(value: str) -> str | None:
+    """Quote a value for a line of `#SBATCH`, where blanks end it and `#` begins a comment."""
+    if not value:
+        return None
+    return value if not set(value) & set(" \t'\"#\\") else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,14 +1,16 @@
-"""Whose key a peer has proven: the client's, or that of one block's pilots; and for whom a block's key may speak.
+"""Whose key a peer has proven, for which pilots a block's key may speak, and how many peers may be silent.
 
-The keys lie in the session's folder. Blocks come and go while the manager runs, so the folder is read again when it has
-changed, and when a key is not known.
+A stranger could take every descriptor of the manager with silent connections, so their number has a limit. For one too
+many, the oldest of the address that has the most of them is cut. An honest peer proves its key within milliseconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +18,8 @@ from pathlib import Path
 import msgspec
 from zmq.utils import z85
 
+from stoker import connections
+from stoker.connections import UnprovenPlaces
 from stoker.errors import SessionError
 from stoker.log_files import SeldomLog
 from stoker.manager.core.state import State
@@ -26,20 +30,20 @@ from stoker.protocol.to_manager import FromPilot, PilotHello
 log = logging.getLogger("stoker.manager")
 
 _AGAIN_S = 0.2
-"""Unknown keys have the folder read again at most so often."""
+KEPT_FREE = 64
+"""Descriptors that connections leave to the manager itself: files, processes, the lease."""
+_LEAST, _MOST = 32, 4096
 
 
 class Role(enum.Enum):
-    """What a peer proved to be."""
+    """CLIENT: a peer with the session's client key. PILOT: with the key of a block, or the session's pilot key."""
 
     CLIENT = "client"
-    """It has the session's client key."""
     PILOT = "pilot"
-    """It has the key of a block, or the session's pilot key where there is one."""
 
 
 class User(msgspec.Struct, frozen=True):
-    """Who has a key. `block`: whose pilots it may speak for; empty: any."""
+    """The owner of a key. `block`: whose pilots it may speak for; empty: any."""
 
     role: Role
     block: str = ""
@@ -49,14 +53,11 @@ class User(msgspec.Struct, frozen=True):
 
     @staticmethod
     def parse(text: str) -> User:
-        """The inverse of `str`."""
         role, _, block = text.partition(" ")
         return User(Role(role), block)
 
 
 class KnownKeys:
-    """The public keys that are let in."""
-
     def __init__(self, folder: SessionFolder) -> None:
         self._folder = folder
         client = folder.read_key(Role.CLIENT.value).public
@@ -69,7 +70,6 @@ class KnownKeys:
         self._read()
 
     def user_of(self, public: bytes) -> User | None:
-        """Whose key this is; None if it is not let in."""
         if self._changes() != self._seen or (
             public not in self._users and time.monotonic() - self._read_at >= _AGAIN_S
         ):
@@ -89,9 +89,10 @@ class KnownKeys:
             except (SessionError, ValueError) as error:
                 self._lines.warning("", f"the session's pilot key cannot be read: {error}")
         try:
-            blocks = {name.removesuffix(".json") for name in os.listdir(self._folder.block_keys) if _is_key(name)}
-        except OSError:  # no block has been asked for yet
-            blocks = set()
+            names = [name for name in os.listdir(self._folder.block_keys) if name.endswith(".json")]
+        except OSError:  # no block was submitted yet
+            names = []
+        blocks = {name.removesuffix(".json") for name in names if not name.startswith(".")}
         for block in self._by_block.keys() - blocks:
             del self._by_block[block]
         for block in blocks - self._by_block.keys():
@@ -104,7 +105,7 @@ class KnownKeys:
 
 
 def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
-    """Why a key of this block may not speak for this pilot; empty: it may."""
+    """Return why a key of this block may not speak for this pilot; empty if it may."""
     first = messages[0] if messages else None
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
@@ -119,5 +120,71 @@ def _changed_ns(folder: Path) -> int:
         return 0
 
 
-def _is_key(name: str) -> bool:
-    return name.endswith(".json") and not name.startswith(".")
+# ---- silent connections
+
+Peer = tuple[str, int]
+
+
+class UnprovenConnections:
+    """Raises SessionError if this process may open too few files."""
+
+    def __init__(self) -> None:
+        limit = connections.descriptor_limit()
+        if limit < KEPT_FREE + _LEAST:  # every connection would be cut, and all programs and pilots would wait forever
+            raise SessionError(
+                f"a process may open {limit} files here (ulimit -n), and the manager needs at least "
+                f"{KEPT_FREE + _LEAST}, and one for each pilot and program; raise it, for example: ulimit -n 1024"
+            )
+        self.places: UnprovenPlaces[int] = UnprovenPlaces(most=max(_LEAST, min(_MOST, (limit - KEPT_FREE) // 2)))
+        self._ceiling = limit - KEPT_FREE
+        self._peers: dict[int, Peer] = {}
+        self._lines = SeldomLog(log)
+        self.cut = 0
+
+    def accepted(self, descriptor: int) -> None:
+        """Note a new connection. If it is one too many, cut another or this one."""
+        self.settled(descriptor)
+        peer = _peer_of(descriptor)
+        if peer is None:
+            return
+        self._peers[descriptor] = peer
+        self.places.add(descriptor, address=peer[0])
+        surplus = self.places.take_oldest() if descriptor >= self._ceiling else self.places.surplus()
+        if surplus is not None:
+            oldest, address = surplus
+            self.cut += 1
+            _shut(oldest, self._peers.pop(oldest))
+            known = len(self._peers) + 1
+            self._lines.warning(
+                address, f"{address} opens connections and proves no key: the oldest of {known} was cut"
+            )
+
+    def settled(self, descriptor: int) -> None:
+        """A connection has proven its key, or is closed. No-op if it is not known as unproven."""
+        if self.places.remove(descriptor):
+            del self._peers[descriptor]
+
+
+def _peer_of(descriptor: int) -> Peer | None:
+    """Return the other side of a connection, without a new descriptor; None if it is closed already."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        found = connection.getpeername()
+        return (found[0], found[1]) if isinstance(found, tuple) else None
+    except OSError:
+        return None
+    finally:
+        connection.detach()
+
+
+def _shut(descriptor: int, peer: Peer) -> None:
+    """End a connection, if the descriptor is still that connection: its number may belong to another by now."""
+    if _peer_of(descriptor) != peer:
+        return
+    connection = socket.socket(fileno=descriptor)
+    with contextlib.suppress(OSError):  # it ended by itself
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.detach()

@@ -1,9 +1,9 @@
-"""The manager's end of the advisor, a process that is asked and never waited for.
+"""Where the core's questions about costs go: the history of earlier sessions, and the advisor process.
 
-It is started a while after the first question, since a short session is over before an answer would help, and again
-when it has died. Its unanswered questions are asked once more then, one at a time, until one is answered; a question
-that was sent when it died twice is dropped. It is killed when it has answered nothing for a limit. Questions and
-answers are small messages on a socket pair, on which neither side waits for the other.
+The manager never waits for the advisor. It is started a while after the first question, since a short session is over
+before an answer would help, and again when it dies. Its unanswered questions are then asked once more, one at a time,
+until one is answered; a question that was with it at two deaths is dropped. Questions and answers are small messages on
+a socket pair, on which neither side waits for the other.
 """
 
 from __future__ import annotations
@@ -14,21 +14,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
 
 import msgspec
 
 from stoker import connections
-from stoker.manager.core.events import (
-    LONGEST_MESSAGE,
-    About,
-    AdviceArrived,
-    AskAdvice,
-    OfContext,
-    OfFunction,
-    OfPace,
-    decode_answer,
-    encode,
-)
+from stoker.contexts.folders import state_folder
+from stoker.contexts.measurements import AvailabilityStore, DeviceSet
+from stoker.contexts.performance import Estimate, PerformanceStore
+from stoker.manager.core import events
+from stoker.manager.core.events import About, AdviceArrived, AskAdvice, ContextAdvice, OfContext, OfPace
 from stoker.protocol.session import SessionFolder
 from stoker.retries import RetryPause
 
@@ -36,38 +32,113 @@ log = logging.getLogger("stoker.manager")
 
 ADVISOR = "stoker.manager.advice.main"
 MOST_OPEN = 512
-"""At most so many questions are open; a further one is not asked."""
 MOST_PACES = 64
-"""At most so many of them are about paces, which are asked about again and again."""
 MOST_TRIES = 2
 LIMIT_S = 180.0
 GATHER_S = 2.0
-"""So long after the first question it is started."""
 PAUSE_S = 2.0
-"""How long after its start one that died is started again at the soonest; doubles while it dies at once."""
+"""Seconds from the start of an advisor that died to the next start; doubles while it dies at once."""
 LONGEST_PAUSE_S = 300.0
 _SLOW_SENT = 2
-"""At most so many questions on sources are with the advisor at once: it answers them one after the other."""
+"""Questions on sources that are sent at once: the advisor answers them one after the other."""
 _SENT = 16
-"""At most so many questions are with it at once: the channel holds a bounded number of bytes."""
+"""Questions that are sent at once: the channel holds a bounded number of bytes."""
 
 
+def performance() -> PerformanceStore:
+    return PerformanceStore(state_folder() / "performance.sqlite")
+
+
+def availability() -> AvailabilityStore:
+    return AvailabilityStore(state_folder() / "availability.sqlite")
+
+
+class History:
+    """The user's stores. One that cannot be opened says so once and knows nothing."""
+
+    def __init__(self, *, session: str) -> None:
+        self._store = performance()
+        self._sources = availability()
+        self._session = session
+
+    def record(self, command: events.Record) -> None:
+        """Record a measurement. Runs are recorded as the mean of those since the last record."""
+        match command:
+            case events.RecordLoad():
+                self._store.record_load(
+                    command.recipe,
+                    kind=command.kind,
+                    load_s=command.load_s,
+                    start_s=command.start_s,
+                    resident_bytes=command.resident_bytes,
+                    peak_bytes=command.peak_bytes,
+                    device_bytes=command.device_bytes,
+                    slots=command.slots,
+                )
+            case events.RecordRuns(recipe=recipe, kind=kind, function=function, calls=calls, run_s=run_s):
+                if calls:
+                    mean_s = run_s / calls
+                    self._store.record_runs(
+                        recipe, kind=kind, function=function, run_s=[mean_s], calls=calls, items=command.items / calls
+                    )
+            case events.RecordPace(recipe=recipe, kind=kind, size=size, pace_s=pace_s):
+                self._store.record_pace(recipe, kind=kind, size=size, pace_s=pace_s)
+            case events.RecordSteps(recipe=recipe, kind=kind, times=times):
+                self._store.record_steps(recipe, kind=kind, times=times)
+            case events.RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
+                devices = DeviceSet(command.kind, command.devices, command.memory_bytes)
+                self._sources.record_wait(source, wait_s=wait_s, boot_s=boot_s, devices=devices)
+            case events.RecordStay(source=source, stay_s=stay_s, end=end, loss=loss):
+                self._sources.record_stay(source, stay_s=stay_s, ended=end.value, why=loss.value if loss else "")
+            case events.RecordPilots(source=source, pilots=pilots):
+                self._sources.record_count(source, session=self._session, pilots=pilots)
+            case _:
+                assert_never(command)
+
+    def answer(self, ask: AskAdvice) -> AdviceArrived | None:
+        """Answer from earlier sessions; only the advisor answers about other subjects than contexts."""
+        if not isinstance(ask.about, OfContext):
+            return None
+        known, steps = self._store.estimates(ask.about.recipe), self._store.step_times(ask.about.recipe)
+        for kind in steps:
+            known.setdefault(kind, Estimate())
+        if not known:
+            return None
+        by_kind = {
+            kind: ContextAdvice(
+                load_s=e.load_s + e.start_s,
+                load_sd_s=e.load_sd,
+                resident_bytes=e.resident_bytes if kind.startswith("cpu") else e.device_bytes,
+                peak_bytes=e.peak_bytes if kind.startswith("cpu") else e.device_bytes,
+                run_s=e.run_s,
+                run_sd_s=e.run_sd,
+                paces={size: measured.mean for size, measured in e.paces.items()},
+                slots=e.slots,
+                steps=steps.get(kind),
+            )
+            for kind, e in known.items()
+        }
+        return AdviceArrived(ask.about, events.CostAdvice(by_kind))
+
+    def close(self) -> None:
+        self._store.close()
+        self._sources.close()
+
+
+@dataclass(slots=True)
 class _Question:
-    __slots__ = ("about", "data", "tries")
-
-    def __init__(self, about: About, data: bytes) -> None:
-        self.about = about
-        self.data = data
-        self.tries = 0
+    about: About
+    data: bytes
+    tries: int = 0
 
     @property
     def is_slow(self) -> bool:
-        return isinstance(self.about, OfContext | OfFunction)
+        return isinstance(self.about, OfContext | events.OfFunction)
 
 
 class AdvisorLink:
-    """One session's advisor. `watch` and `unwatch` tell the manager's loop on which descriptor answers come. Times are
-    in seconds, on any clock that goes on. `limit_s`: it is killed when it has answered nothing for so long."""
+    """`watch` and `unwatch` tell the manager's loop which descriptor brings answers. Times are on a clock that does
+    not jump."""
 
     def __init__(
         self,
@@ -85,9 +156,8 @@ class AdvisorLink:
         self._sent: dict[About, _Question] = {}
         self._slow_sent = 0
         self._paces = 0
-        """Questions about paces, waiting or sent."""
         self._heard_at = 0.0
-        """When it was started, has answered, or was sent something while nothing was with it."""
+        """When it was started, has answered, or was sent the first of several questions."""
         self._one_at_a_time = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -95,10 +165,10 @@ class AdvisorLink:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def ask(self, question: AskAdvice, now: float) -> None:
-        """Ask, unless too much is asked already, or the subject is. A question that is too long is not asked."""
-        about, data = question.about, encode(question)
+        """Ask, unless too many questions are open, the subject is asked about already, or the question is too long."""
+        about, data = question.about, events.encode(question)
         is_pace = isinstance(about, OfPace)
-        if about in self._waiting or about in self._sent or len(data) > LONGEST_MESSAGE:
+        if about in self._waiting or about in self._sent or len(data) > events.LONGEST_MESSAGE:
             return
         if self.open >= MOST_OPEN or (is_pace and self._paces >= MOST_PACES):
             return
@@ -110,15 +180,13 @@ class AdvisorLink:
 
     @property
     def open(self) -> int:
-        """Questions that are not answered."""
         return len(self._waiting) + len(self._sent)
 
     def answers(self, now: float) -> list[AdviceArrived]:
-        """What has been found since the last look."""
         found: list[AdviceArrived] = []
         while self._channel is not None:
             try:
-                data = self._channel.recv(LONGEST_MESSAGE)
+                data = self._channel.recv(events.LONGEST_MESSAGE)
             except BlockingIOError:
                 break
             except OSError:
@@ -132,7 +200,7 @@ class AdvisorLink:
         return found
 
     def keep_up(self, now: float) -> None:
-        """Start it if something is asked, send it what there is room for, and end it if it does not answer."""
+        """Start the advisor if there are questions, send it what fits, and kill it if it does not answer."""
         if not self.open or (self._channel is None and (now < self._start_at or not self._start(now))):
             return
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:
@@ -144,22 +212,18 @@ class AdvisorLink:
 
     @property
     def due_in_s(self) -> float:
-        """How soon `keep_up` wants to be called again; infinite when nothing is asked."""
         return 1.0 if self.open else float("inf")
 
     def close(self) -> None:
-        """End the advisor."""
         self._close_channel()
         if self._process is not None:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
 
-    # ---- inside
-
     def _take(self, data: bytes, found: list[AdviceArrived], now: float) -> None:
         try:
-            answer = decode_answer(data)
+            answer = events.decode_answer(data)
         except msgspec.MsgspecError as error:
             log.warning("an answer of the advisor cannot be read: %s", error)
             return
@@ -178,25 +242,23 @@ class AdvisorLink:
         command = [sys.executable, "-P", "-m", ADVISOR, "--session", str(self._folder.path)]
         if self._process is not None:
             self._process.poll()
-        try:
-            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError as error:  # out of descriptors, for a while
-            log.warning("the advisor cannot be started (%s); it is tried again", error)
-            return False
-        try:
-            with its, open(self._folder.path / "advisor.log", "ab") as output:
-                self._process = subprocess.Popen(
-                    [*command, "--channel", str(its.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=[its.fileno()],
-                    start_new_session=True,
-                )
-        except OSError as error:  # out of descriptors, memory or processes, for a while
-            mine.close()
-            log.warning("the advisor cannot be started (%s); it is tried again", error)
-            return False
+        with contextlib.ExitStack() as on_failure:
+            try:
+                mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                on_failure.callback(mine.close)
+                with its, open(self._folder.path / "advisor.log", "ab") as output:
+                    self._process = subprocess.Popen(
+                        [*command, "--channel", str(its.fileno())],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        pass_fds=[its.fileno()],
+                        start_new_session=True,
+                    )
+            except OSError as error:  # out of descriptors, memory or processes, for a while
+                log.warning("the advisor cannot be started (%s); it is tried again", error)
+                return False
+            on_failure.pop_all()
         connections.restore_descriptor_limit(self._process.pid)
         mine.setblocking(False)
         self._channel, self._heard_at = mine, now
@@ -224,7 +286,6 @@ class AdvisorLink:
             question.tries += 1
 
     def _died(self, now: float) -> None:
-        """Its end of the channel is closed, or it is to end. What was with it is asked again, once."""
         self._close_channel()
         code = self._process.poll() if self._process is not None else None
         again = {about: question for about, question in self._sent.items() if question.tries < MOST_TRIES}

@@ -1,12 +1,9 @@
-"""Processes that a session needs beside its manager: the factory, which submits blocks, and the seed, which serves
-objects to pilots that share no file system with this machine. The manager starts them, and again when they die.
+"""Processes that a session needs besides its manager: the factory, which submits blocks, and the seed, which serves
+objects to pilots that share no file system with this machine.
 
-They find everything in the session folder, hold a lock in it so that there is one of each, and end by themselves when
-the session does: a manager that is killed leaves them running, and finds them again.
-
-The factory says hello to the manager. One that lives and does not would leave blocks unsubmitted without a word to
-anybody, so it is spoken of after `TOLD_S`, with what its log says last, and after as long as a beginning may take it is
-killed and another one started.
+They hold a lock in the session folder so that there is one of each, and end by themselves when the session does: a
+manager that is killed leaves them running, and finds them again. Status reports a factory that says no hello within
+`TOLD_S`, with the last line of its log; after its time limit it is killed and replaced.
 """
 
 from __future__ import annotations
@@ -33,23 +30,17 @@ log = logging.getLogger("stoker.manager")
 FACTORY = "stoker.manager.factory.main"
 SEED = "stoker.pilot.transfer.seed"
 CHECK_S = 1.0
-"""How often it is looked whether they live."""
 PAUSE_S = 2.0
-"""How long after its start one that died is started again at the soonest; doubles while it dies at once."""
 LONGEST_PAUSE_S = 60.0
 TOLD_S = 20.0
-"""A factory that has not been heard of for so long is told of."""
 HELLO_S = 120.0
-"""How long a factory may take until its hello, beside what commands of the one before it may take: a minute for that
-one to leave, and a minute on a busy machine."""
+"""A factory's time until its hello, in addition to the commands of the factory before it: a minute for that one to
+leave, and a minute on a busy machine."""
 _TAIL_BYTES = 4096
 _TIME_AND_LEVEL = re.compile(r"\d{4}-\S+ \S+ [A-Z]+ ")
 
 
 class Attendant:
-    """One such process. `is_heard`: whether the manager hears of it, for one that it should hear of within
-    `hello_limit_s` of its start."""
-
     def __init__(
         self,
         folder: SessionFolder,
@@ -67,14 +58,11 @@ class Attendant:
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._said_before = 0
-        """Bytes in its log that are older than its process."""
         self._quiet_since: float | None = None
-        """Since when it should be heard of and is not, in whatever process."""
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def keep_up(self, now: float) -> None:
-        """Start it if it does not run, end it if it lives without a word. `now` is in seconds, on a clock that does not
-        jump."""
+        """Start it if it does not run, kill it if it is silent for too long."""
         if self._is_heard():
             self._quiet_since = None
             if self._hello_limit_s < math.inf:  # it does its work, however soon it may be killed
@@ -88,7 +76,7 @@ class Attendant:
             if self._quiet_since is not None and now - max(self._quiet_since, self._started_at) > self._hello_limit_s:
                 log.warning("%s; after %.0f s of that it is killed", self._what_is_wrong(process), self._hello_limit_s)
                 process.kill()
-                self._started_at = now  # what even that does not end is not killed at every look
+                self._started_at = now  # if it survives even that, it is not killed at every check
             return
         if process is not None:
             if now - self._started_at < self._pause.seconds:
@@ -101,7 +89,6 @@ class Attendant:
             log.warning("the %s cannot be started (%s); it is tried again", self._name, error)
 
     def trouble(self, now: float) -> str:
-        """What keeps it from being heard of, once that has lasted; empty if nothing does."""
         if self._process is None or self._quiet_since is None or now - self._quiet_since < TOLD_S:
             return ""
         return self._what_is_wrong(self._process)
@@ -129,24 +116,20 @@ class Attendant:
 
 
 class Attendants:
-    """Those that the session needs. `is_factory_here`: whether a factory has said hello and is connected."""
-
     def __init__(self, folder: SessionFolder, sites: tuple[Site, ...], *, is_factory_here: Callable[[], bool]) -> None:
         self._factory: Attendant | None = None
         self._each: list[Attendant] = []
         if sites:
-            commands_s = max(site.provider.command_limit_s for site in sites)
-            limit_s = HELLO_S + commands_s
+            limit_s = HELLO_S + max(site.provider.command_limit_s for site in sites)
             self._factory = Attendant(folder, FACTORY, is_heard=is_factory_here, hello_limit_s=limit_s)
             self._each.append(self._factory)
         if any(not site.provider.shared_files or site.environment.kind is EnvironmentKind.PACKED for site in sites):
             self._each.append(Attendant(folder, SEED))
         self._check_at = 0.0
         self.factory_trouble = ""
-        """Why nobody submits blocks, as of the last check; empty while somebody does, or will soon."""
+        """Why no blocks are submitted, as of the last check; empty if they are, or will be soon."""
 
     def start_missing(self) -> None:
-        """Start the attendants that do not run."""
         now = time.monotonic()
         if not self._each or now < self._check_at:
             return
@@ -159,12 +142,10 @@ class Attendants:
 
     @property
     def wait_s(self) -> float:
-        """How soon `start_missing` wants to be called again; infinite when there is nothing to look after."""
-        return max(0.0, self._check_at - time.monotonic()) if self._each else float("inf")
+        return max(0.0, self._check_at - time.monotonic()) if self._each else math.inf
 
 
 def _last_line(file: Path, *, after: int) -> str:
-    """The last line of a log after its first `after` bytes, without its time; empty if there is none."""
     try:
         with file.open("rb") as data:
             size = data.seek(0, 2)
@@ -178,15 +159,14 @@ def _last_line(file: Path, *, after: int) -> str:
 
 
 def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
-    """The session's sites: those whose blocks are the manager's business. Raises ConfigError."""
     return tuple(load_site(file) for file in sorted(folder.sites.glob("*.toml")))
 
 
 def source_of(site: Site, *, kept: bool) -> Source:
-    """What the manager needs to know of a site. `kept`: the session outlives programs."""
+    """Return a site in the form that the manager needs. `kept`: the session outlives programs."""
     provider, pilot, policy = site.provider, site.pilot, site.policy
     slots = pilot.cpu_count or provider.gpu_count
-    if site.engine is Engine.TASKVINE:  # its pool is one pilot that stays; how many workers that has is its own affair
+    if site.engine is Engine.TASKVINE:  # its pool is one pilot that stays; the pool manages its own workers
         return Source(name=site.name, rule=Rule.FIXED, first=1, least=1, most=1, slots=slots * pilot.max_blocks)
     rules = {
         ProvisioningName.DEFAULT: Rule.FIXED if site.is_local else Rule.OPPORTUNISTIC,

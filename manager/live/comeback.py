@@ -1,14 +1,10 @@
-"""How a manager comes back from its journal: the newest snapshot, the events since, and what to do where they are not
-whole.
+"""How a manager comes back from its journal: the newest snapshot, the events since, and what to do if they are damaged.
 
-- A damaged record with whole ones behind it costs what it said: the core goes on with a hole (`RecordsLost`), and every
-  peer is asked anew. The damaged file stays beside the journal by another name, and nothing more is written to it.
-- Where the beginning cannot be read, or another version of Stoker decides otherwise than the one that wrote the
-journal,
-  the manager does not guess: it puts all files aside and begins anew with the ends that clients have not confirmed. Its
-  peers say anew what they hold (`pilots`).
-
-The commands that read a journal never change it; this does.
+- A damaged record with whole ones behind it loses its own event: the core continues with a hole (`RecordsLost`), and
+  every peer is asked again. The damaged file is kept under another name.
+- If the beginning cannot be read, or another version of Stoker decides otherwise than the writer of the journal, the
+  manager puts all files aside and starts a new core with the ends that clients have not confirmed. Its peers report
+  again what they hold.
 """
 
 from __future__ import annotations
@@ -17,18 +13,21 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from stoker.manager.core.events import FromPilot, ManagerRestarted
+from stoker.errors import SessionError
+from stoker.manager.core.events import Command, Event, FromPilot, ManagerRestarted, RecordsLost
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.live import segments
+from stoker.manager.live import records, snapshot
 from stoker.manager.live.decisions import check_of
 from stoker.manager.live.journal import MOST_CHECKS, JournalEnd
-from stoker.manager.live.past import JournalPast
-from stoker.manager.live.records import Decided, scan
+from stoker.manager.live.records import Damage, Decided, Segment, SegmentHead, scan
+from stoker.manager.live.snapshot import Unreadable, policies_modules
+from stoker.manager.policies import default_policies
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.to_manager import CallsEnded
 from stoker.units import show_bytes
@@ -36,11 +35,142 @@ from stoker.whole_files import draft_of, sync_folder
 
 log = logging.getLogger("stoker.manager")
 
+_NO_SNAPSHOT = "the snapshot that belongs before it is not there"
+
+
+class JournalPast:
+    """A journal's newest readable beginning, and the records that follow.
+
+    `since`: when the snapshot was made (0: no snapshot). `next_event`: its number. `unreadable`: snapshots that
+    cannot be read, and why. `lost`: damaged bytes so far. `is_comparable`: False between damage and the first manager
+    that came back without the damaged events: decisions in between rest on lost events.
+    """
+
+    def __init__(
+        self, journal: Path, session: str = "", policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
+    ) -> None:
+        self.journal = journal
+        self.core: Core | None = None
+        self._session, self._policies, self._watch = session, policies, watch
+        self.since = 0.0
+        self.unreadable: dict[Path, str] = {}
+        self.certain = snapshot.CertainFacts()
+        self.snapshot_bytes = 0
+        self.damage: list[tuple[Path, Damage]] = []
+        self.head: SegmentHead | None = None
+        self.whole = 0
+        self.bytes_read = 0
+        self.lost = 0
+        self.is_comparable = True
+        if not records.journal_exists(journal):
+            raise SessionError(f"no journal at {journal}: No such file or directory")
+        self._segments = records.list_segments(journal)
+        self._begin(policies_modules(policies))
+        self.next_event = self._segments[0].head.first if self._segments else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the files lead from a snapshot, or from the session's beginning, to its end."""
+        return self.core is not None or not self._segments or self._segments[0].head.number == 1
+
+    @property
+    def first_segment(self) -> int:
+        return self._segments[0].head.number if self._segments else 1
+
+    def head_number(self, path: Path) -> int:
+        return next((each.head.number for each in self._segments if each.path == path), 0)
+
+    def _begin(self, modules: frozenset[str]) -> None:
+        for number, path in records.list_snapshots(self.journal):
+            following = [each for each in self._segments if each.head.number >= number]
+            if not following or following[0].head.number != number:
+                continue  # a manager that was killed, or has lost the session, had not begun its segment
+            try:
+                found = snapshot.read(path)
+                if not self.unreadable:
+                    self.certain = found.certain
+                if following[0].head.mark not in ("", found.head.segment.mark):
+                    continue
+                self.core = snapshot.restored(found, modules=modules)
+            except Unreadable as error:
+                self.unreadable[path] = str(error)
+                continue
+            self.core.manager.watch = self._watch
+            self.since, self.snapshot_bytes = found.head.at, path.stat().st_size
+            self._segments = following
+            return
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if self.core is None:
+            self.core = Core(self._session, self._policies or default_policies(), now=now, watch=self._watch)
+            self.core.start()
+        return self.core.handle(event, now)
+
+    def events(self) -> Iterator[tuple[float, Event]]:
+        for now, record in self.records():
+            if not isinstance(record, Decided):
+                yield now, record
+
+    def replay(self) -> None:
+        """Handle all events."""
+        for now, event in self.events():
+            self.handle(event, now)
+
+    def records(self) -> Iterator[tuple[float, Event | Decided]]:
+        """Yield the events since then, and checks of the decisions on them. Damage is an event: `RecordsLost`."""
+        if not self.is_whole:
+            why = "; ".join(self.unreadable.values()) or _NO_SNAPSHOT
+            raise SessionError(f"{self.journal} does not tell how the session began: {why}")
+        now = self.since or self._began_at()
+        number = self.first_segment
+        for segment in self._segments:
+            if segment.head.number != number:
+                yield now, self._event(RecordsLost(0, f"segments {number} to {segment.head.number - 1} are missing"))
+            number = segment.head.number + 1
+            yield from self._of(segment, now)
+
+    def _began_at(self) -> float:
+        for segment in self._segments:
+            times = (at for _, at, record in scan(segment.path) if not isinstance(record, Damage))
+            if at := next(filter(None, times), 0.0):
+                return at
+        return self._segments[-1].path.stat().st_mtime if self._segments else 0.0
+
+    def _of(self, segment: Segment, now: float) -> Iterator[tuple[float, Event | Decided]]:
+        last = segment is self._segments[-1]
+        self.head, self.whole = segment.head, 0
+        if segment.head.mark:  # an old journal, or a damaged head, does not know
+            self.next_event = segment.head.first
+        for end, at, record in scan(segment.path):
+            if isinstance(record, Damage):
+                self.damage.append((segment.path, record))
+                if record.cut and last:
+                    return
+                yield now, self._event(RecordsLost(record.length, record.why))
+            elif isinstance(record, SegmentHead):
+                now = max(now, at)
+            elif isinstance(record, Decided):
+                yield at, record
+            else:
+                now = at
+                yield at, self._event(record)
+            self.bytes_read += end - self.whole
+            self.whole = end
+
+    def _event(self, event: Event) -> Event:
+        self.next_event += 1
+        if isinstance(event, RecordsLost):
+            self.lost += max(1, event.bytes)
+            self.is_comparable = False
+        elif isinstance(event, ManagerRestarted):  # a later damage may have hit what this manager still had
+            self.is_comparable = event.lost >= self.lost
+        return event
+
 
 class CameBack(msgspec.Struct):
-    """What a manager begins with. `core`: None where there was no journal, or it was put aside. `end`: where the
-    journal goes on. `ends`: those that a new core is to know. `notices`: what people should be told. `compact`: write a
-    snapshot soon. `lost`: bytes of the journal that were damaged."""
+    """What a manager begins with. `core`: None if there was no journal, or it was put aside. `end`: where the journal
+    continues. `ends`: call ends for a new core. `compact`: write a snapshot soon.
+    """
 
     core: Core | None = None
     end: JournalEnd | None = None
@@ -57,45 +187,44 @@ class _DecidesOtherwise(Exception):
 
 
 def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
-    """The core as it was after the journal's last event. Raises SessionError for a file that is no journal."""
-    for path in segments.leftovers(journal):
+    """Raises SessionError for a file that is no journal."""
+    for path in records.half_made_files(journal):
         path.unlink(missing_ok=True)
-    if not segments.exists(journal):
+    if not records.journal_exists(journal):
         return CameBack()
-    past = JournalPast(journal, policies=policies)
+    past = JournalPast(journal, session, policies)
+    is_from_snapshot = past.core is not None
     if not past.is_whole:
-        why = next(iter(past.unreadable.values()), "the snapshot that belongs before it is not there")
+        why = next(iter(past.unreadable.values()), _NO_SNAPSHOT)
         return _begin_anew(past, f"the journal does not tell how the session began ({why})")
     notices: list[str] = []
     try:
-        core = _replayed(past, session, policies, notices)
+        _replay(past, notices)
     except _DecidesOtherwise as error:
         return _begin_anew(past, str(error))
-    head = past.head or segments.new_head()
+    head = past.head or records.new_head()
     notices += _keep_damaged(past)
     if journal.exists():
-        end = JournalEnd(head, past.events, past.whole)
+        end = JournalEnd(head, past.next_event, past.whole)
     else:  # a manager was killed between an old segment and a new one
-        end = JournalEnd(segments.new_head(head.number + 1, first=past.events), past.events, 0)
-    if past.core is not None:
-        for path in segments.older(journal, past.first_segment):
+        end = JournalEnd(records.new_head(head.number + 1, first=past.next_event), past.next_event, 0)
+    if is_from_snapshot:
+        for path in records.older_files(journal, past.first_segment):
             path.unlink(missing_ok=True)
     notices += [f"{path.name}: this snapshot cannot be read ({why})" for path, why in past.unreadable.items()]
     return CameBack(
-        core,
+        past.core,
         end,
         notices=notices,
         snapshot_bytes=past.snapshot_bytes,
         tail_bytes=past.bytes_read,
-        compact=bool(past.damage) or head.stoker != segments.WRITER,
+        compact=bool(past.damage) or head.stoker != records.WRITER,
         lost=past.lost,
     )
 
 
-def _replayed(past: JournalPast, session: str, policies: Policies, notices: list[str]) -> Core | None:
-    """Give the events to the core, and compare its decisions with those that were made. Of a difference for which this
-    very version is to blame people are told; the manager goes on with what it decides now."""
-    core = past.core
+def _replay(past: JournalPast, notices: list[str]) -> None:
+    """A difference between two versions raises; a difference within this version is a fault, and gives a notice."""
     made: dict[int, int] = {}
     for now, record in past.records():
         if isinstance(record, Decided):
@@ -103,12 +232,9 @@ def _replayed(past: JournalPast, session: str, policies: Policies, notices: list
                 notices += _compare(past, record, made)
             made.clear()
             continue
-        number = past.events - 1
-        if core is None:
-            core = Core(session, policies, now=now)
-            core.start()
+        number = past.next_event - 1
         try:
-            check = check_of(core.handle(record, now))
+            check = check_of(past.handle(record, now))
         except Exception as error:
             log.exception("event %d of the journal cannot be replayed", number)
             raise _DecidesOtherwise(
@@ -118,31 +244,26 @@ def _replayed(past: JournalPast, session: str, policies: Policies, notices: list
             made.clear()
         if len(made) < MOST_CHECKS:
             made[number] = check
-    return core
 
 
 def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[str]:
-    for number, check in record.numbered():
-        if made.get(number, check) == check:
-            continue
-        by = past.head.stoker if past.head is not None else ""
-        where = f"event {number:,} of the journal"
-        if by != segments.WRITER:
-            raise _DecidesOtherwise(
-                f"Stoker {segments.WRITER} decides otherwise about {where} than Stoker {by or 'of before'}, which wrote"
-                " it"
-            )
-        text = f"a replay decides otherwise about {where} than the manager did: please report it, with the journal"
-        log.error("%s", text)
-        return [text]
-    return []
+    different = [number for number, check in record.numbered() if made.get(number, check) != check]
+    if not different:
+        return []
+    by = past.head.stoker if past.head is not None else ""
+    where = f"event {different[0]:,} of the journal"
+    if by != records.WRITER:
+        theirs = f"Stoker {by or 'of before'}, which wrote it"
+        raise _DecidesOtherwise(f"Stoker {records.WRITER} decides otherwise about {where} than {theirs}")
+    text = f"a replay decides otherwise about {where} than the manager did: please report it, with the journal"
+    log.error("%s", text)
+    return [text]
 
 
 def _keep_damaged(past: JournalPast) -> list[str]:
-    """Keep each damaged file, and begin another segment behind it; what to tell people."""
+    """Keep each damaged file, and let the journal continue in another segment. Returns notices for people."""
     notices, copies = [], set[Path]()
-    for place in past.damage:
-        damage, path = place.damage, place.path
+    for path, damage in past.damage:
         if damage.cut:
             log.info("%s: the last %d bytes are a record that was not written to its end", path, damage.length)
             continue
@@ -154,16 +275,16 @@ def _keep_damaged(past: JournalPast) -> list[str]:
             ending = f"could not be kept: {why}" if why else f"is kept as {kept.name}"
             notices.append(f"{text}; the damaged file {ending}")
         log.error("%s, at byte %d: %s", path, damage.at, notices[-1] if notices else text)
-    if past.head is not None and any(place.path == past.journal and not place.damage.cut for place in past.damage):
+    if past.head is not None and any(path == past.journal and not damage.cut for path, damage in past.damage):
         os.truncate(past.journal, past.whole)
-        past.journal.rename(segments.kept_path(past.journal, past.head.number))
+        past.journal.rename(records.kept_path(past.journal, past.head.number))
         sync_folder(past.journal.parent)
-    segments.remove_old_kept(past.journal, needed=copies)
+    records.remove_old_kept(past.journal, needed=copies)
     return notices
 
 
 def _keep(path: Path, name: Path) -> str:
-    """Give a file another name; where the file system has no hard links, copy it. Why that cannot be, or nothing."""
+    """Hard links may be missing. Returns why a file cannot be kept, or ""."""
     try:
         name.hardlink_to(path)
         return ""
@@ -179,16 +300,17 @@ def _keep(path: Path, name: Path) -> str:
 
 
 def _begin_anew(past: JournalPast, why: str) -> CameBack:
-    """Put everything aside, and begin with the ends that clients have not confirmed."""
+    """Put all files aside, and begin with the ends that clients have not confirmed."""
     ends = {end.call: end for client in past.certain.clients for end in client.ends}
-    for path in segments.everything(past.journal):
+    files = records.journal_files(past.journal)
+    for path in files:
         if path.suffix != ".snapshot":
             ends.update({end.call: end for end in _good_ends(path)})
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    for path in segments.everything(past.journal):
+    for path in files:
         name = path.name.removeprefix(past.journal.name)
         path.rename(path.with_name(f"{past.journal.name}.aside-{stamp}{name.replace('.', '-')}"))
-    segments.remove_old_kept(past.journal)
+    records.remove_old_kept(past.journal)
     kept = f"its files are kept as {past.journal.name}.aside-{stamp}*"
     notice = f"{why}: {kept}, and clients and pilots say anew what they hold"
     log.error("%s", notice)
@@ -196,7 +318,6 @@ def _begin_anew(past: JournalPast, why: str) -> CameBack:
 
 
 def _good_ends(path: Path) -> list[CallEnd]:
-    """Results in a segment: what a call's function returned holds whatever came of the rest."""
     return [
         end
         for _, _, record in scan(path)

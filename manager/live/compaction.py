@@ -1,11 +1,7 @@
-"""The journal is compacted while the session goes on: a forked process writes a snapshot of the core.
+"""The journal is compacted while the session continues: a forked process writes a snapshot of the core.
 
-Between two turns of the loop the journal begins a new segment and the manager forks (as Redis does for its snapshots):
-the child has the core as it was before the segment's first event, writes it beside the journal, and ends. It touches no
-socket, lock or thread of its parent. When it ended well, the parent removes what the snapshot replaces. A manager that
-is killed at any moment comes back from what is there (`segments`): the old snapshot and all segments, or the new one.
-
-What cannot be saved, such as a policy of the user's own that holds a lambda, is told once, and the journal grows on.
+Between two turns the journal begins a new segment and the manager forks (as Redis does): the child has the core as it
+was before the segment's first event. After its success the parent removes what the snapshot replaces.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import math
 import os
 import signal
 import time
@@ -22,26 +19,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.manager.core.reactor import Core
-from stoker.manager.live import segments, snapshot
+from stoker.manager.live import records, snapshot
 from stoker.manager.live.journal import Journal
-from stoker.manager.live.past import policies_modules
-from stoker.manager.live.pickled import Unsaveable
 from stoker.manager.live.records import SegmentHead
+from stoker.manager.live.snapshot import Unsaveable, policies_modules
 from stoker.retries import RetryPause
 from stoker.units import show_bytes
 
 log = logging.getLogger("stoker.manager")
 
 LEAST_BYTES = 16 << 20
-"""A journal that has grown by less since its last snapshot is left alone."""
 GROWTH = 2
-"""So is one that has grown by less than this many times the size of its last snapshot."""
+"""A journal is compacted when it has grown by both `LEAST_BYTES` and `GROWTH` times its last snapshot."""
 CHECK_S = 0.1
-"""How often a child is looked for, while there is one."""
 RETRY_S = (10.0, 3600.0)
-"""After a failure the next attempt waits so long, twice as long after each further one, and at most the second."""
 LIMIT_S = 1800.0
-"""A child that has written for so long is given up."""
 READ_BACK_BYTES = 64 << 20
 """A snapshot up to this size is read back before what it replaces is removed."""
 _SAVED, _FAILED, _UNSAVEABLE = 0, 1, 2
@@ -49,8 +41,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Compaction:
-    """Looks at the journal's size after each turn. `tell`: takes what people should know."""
-
     def __init__(
         self, journal: Journal, *, snapshot_bytes: int, tail_bytes: int, now: bool, tell: Callable[[str], None]
     ):
@@ -58,7 +48,7 @@ class Compaction:
         self._tell = tell
         self._snapshot_bytes = snapshot_bytes
         self._before = max(0, tail_bytes - journal.size)
-        """Bytes since the snapshot in segments that are not written any more."""
+        """Bytes since the snapshot in earlier segments."""
         self._now = now
         self._child = 0
         self._said = -1
@@ -69,11 +59,14 @@ class Compaction:
 
     @property
     def wait_s(self) -> float:
-        """How long until `advance` should be called though nothing happens."""
-        return CHECK_S if self._child else float("inf")
+        return CHECK_S if self._child else math.inf
+
+    @property
+    def _path(self) -> Path:
+        return records.snapshot_path(self._journal.path, self._segment.number)
 
     def advance(self, core: Core) -> None:
-        """Begin to compact if it is time, or see what has come of it. Everything that was decided is in the journal."""
+        """Begin to compact if it is time, or look at the child. All decisions must be in the journal."""
         if self._child:
             if time.monotonic() >= self._check_at:
                 self._check_at = time.monotonic() + CHECK_S
@@ -95,7 +88,6 @@ class Compaction:
             self._failed(f"no new segment can be begun: {error}")
             return
         self._before = before
-        path = segments.snapshot_path(self._journal.path, self._segment.number)
         self._said, child_says = os.pipe()
         self._started_at = time.monotonic()
         try:
@@ -108,11 +100,11 @@ class Compaction:
             self._failed(f"no process can be made for it: {error.strerror}")
             return
         if not self._child:
-            _write_and_exit(path, core, self._segment, child_says)
+            _write_and_exit(self._path, core, self._segment, child_says)
         os.close(child_says)
 
-    def _check_child(self, *, wait: bool = False) -> None:
-        pid, status = os.waitpid(self._child, 0 if wait else os.WNOHANG)
+    def _check_child(self) -> None:
+        pid, status = os.waitpid(self._child, os.WNOHANG)
         if not pid:
             if time.monotonic() - self._started_at > LIMIT_S:
                 os.kill(self._child, signal.SIGKILL)
@@ -132,10 +124,9 @@ class Compaction:
             self._failed(said or f"the process that wrote the snapshot ended with {code}")
 
     def _succeeded(self) -> None:
-        path = segments.snapshot_path(self._journal.path, self._segment.number)
-        self._snapshot_bytes, self._before = path.stat().st_size, 0
+        self._snapshot_bytes, self._before = self._path.stat().st_size, 0
         self._pause.reset()
-        for old in segments.older(self._journal.path, self._segment.number):
+        for old in records.older_files(self._journal.path, self._segment.number):
             old.unlink(missing_ok=True)
         took_s = time.monotonic() - self._started_at
         log.info("the journal was compacted: a snapshot of %s in %.1f s", show_bytes(self._snapshot_bytes), took_s)
@@ -146,33 +137,25 @@ class Compaction:
         log.warning("the journal was not compacted (%s); the next attempt is in %.0f s", why, pause_s)
 
     def close(self) -> None:
-        """End a child that still writes."""
         if self._child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
             os.close(self._said)
             self._child = 0
-            segments.snapshot_path(self._journal.path, self._segment.number).with_suffix(".snapshot.draft").unlink(
-                missing_ok=True
-            )
-
-
-def _close_all_but(kept: int) -> None:
-    """The journal's lock, the port and all connections are the parent's alone: nothing waits for this process."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != kept:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+            self._path.with_suffix(".snapshot.draft").unlink(missing_ok=True)
 
 
 def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> None:
-    """The child. It ends with its parent, and holds nothing of its parent's but the core."""
+    """The child dies with its parent. The journal's lock, the port and all connections stay with the parent."""
     code, said = _FAILED, ""
     try:
         gc.disable()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _close_all_but(says)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) != says:
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
         modules = policies_modules(core.policies)
         size = snapshot.write(path, core, segment, modules=modules)
         if size <= READ_BACK_BYTES:
@@ -180,7 +163,7 @@ def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> 
         code = _SAVED
     except Unsaveable as error:
         code, said = _UNSAVEABLE, str(error)
-    except BaseException as error:  # whatever it is: the parent goes on without a snapshot
+    except BaseException as error:  # in any case the parent continues without a snapshot
         said = f"{type(error).__name__}: {error}"
     finally:
         with contextlib.suppress(BaseException):

@@ -1,16 +1,11 @@
-"""What a core decided about an event, as a number of 32 bits: two cores that decide the same have the same number.
+"""A core's decisions about an event as a number of 32 bits: two cores that decide the same have the same number.
 
-The live shell writes these checks into the journal beside the events (`journal`), and `stoker replay` makes them again.
-What is checked is who is told what: which calls go to which library, what is loaded, stopped, fetched and asked for,
-which results go to whom, which timers are set. Left out is what decides nothing: texts for people, answers to
-questions, acknowledgements, what the shell put into a welcome (heartbeats), and measurements. Arguments, functions and
-results are named by their calls and keys, so nothing of a user's data, and no key of the session, goes into a check.
-Of many calls for one library their number counts, the last, and some between: they come from the head of one queue, so
-another one among them changes who is next, and soon a check. Results are counted, with the last of them: which they are
-is in the event that brought them. So a check costs the same for ten calls and for a thousand.
+A check covers each command and its receiver, without texts for people, answers to questions, acknowledgements and
+measurements. Arguments, functions and results are named by their calls and keys: no user data goes into a check.
 
-CRC-32 and not a digest: nobody is to be kept from forging a journal of his own, and a digest of each event would cost
-ten times as much. A wrong decision has the same check by chance once in four thousand million.
+A check costs the same for ten calls and for a thousand. Of many calls for one library it covers their number, the
+last, and some between: they come from the head of one queue, so another call among them soon changes a check. Of
+results it covers their number and the last: the rest are in the event that brought them.
 """
 
 from __future__ import annotations
@@ -21,22 +16,8 @@ from zlib import crc32
 
 import msgspec
 
-from stoker.manager.core.events import (
-    AskAdvice,
-    Command,
-    DiscardObject,
-    EndManager,
-    RecordLoad,
-    RecordPace,
-    RecordPilots,
-    RecordRuns,
-    RecordStay,
-    RecordSteps,
-    RecordWait,
-    SetTimer,
-    ToClient,
-    ToPilot,
-)
+from stoker.manager.core import events
+from stoker.manager.core.events import Command, ToClient, ToPilot
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol.to_client import Results
 from stoker.protocol.to_pilot import RunCalls
@@ -62,7 +43,7 @@ TO_PILOT: dict[type, _Brief] = {
     to_pilot.HelloAgain: lambda _: ("hello again",),
     to_pilot.Exit: lambda m: ("exit", m.drain, m.hand_on_s),
 }  # fmt: skip
-"""What of a message to a pilot is a decision; of calls to run see `check_of`."""
+"""The parts of a message to a pilot that are decisions; for calls to run see `check_of`."""
 
 TO_CLIENT: dict[type, _Brief] = {
     to_client.Rejected: lambda m: ("rejected", m.calls),
@@ -74,27 +55,27 @@ TO_CLIENT: dict[type, _Brief] = {
     to_client.ClientRefused: lambda _: ("refused",),
     to_client.SessionOver: lambda _: ("over",),
 }
-"""What of a message to a client is a decision; of results see `check_of`."""
+"""The parts of a message to a client that are decisions; for results see `check_of`."""
 
 OF_SHELL: dict[type, _Brief] = {
-    SetTimer: lambda c: (c.at, c.key),
-    AskAdvice: lambda c: ("advice", c.about),
-    DiscardObject: lambda c: ("discard", c.path),
-    EndManager: lambda _: ("end",),
+    events.SetTimer: lambda c: (c.at, c.key),
+    events.AskAdvice: lambda c: ("advice", c.about),
+    events.DiscardObject: lambda c: ("discard", c.path),
+    events.EndManager: lambda _: ("end",),
 }
-"""What of other commands is a decision."""
 
 NO_DECISIONS = frozenset(
     {
         to_pilot.Ack, to_client.Ack, to_client.ProgressReports, to_client.Status, to_client.Story, to_client.Calls,
         to_client.Pieces, to_pilot.AckPieces,
-        RecordLoad, RecordRuns, RecordPace, RecordSteps, RecordWait, RecordStay, RecordPilots,
+        events.RecordLoad, events.RecordRuns, events.RecordPace, events.RecordSteps, events.RecordWait,
+        events.RecordStay, events.RecordPilots,
     }
 )  # fmt: skip
 
 
 def check_of(commands: Sequence[Command]) -> int:
-    """The check of what a core answered to one event; 0 = it decided nothing."""
+    """Return the check of a core's commands for one event; 0 = it decided nothing."""
     said: list[object] = []
     for command in commands:
         if type(command) is ToPilot:

@@ -1,52 +1,91 @@
-"""The manager's ROUTER socket. It checks keys, reads and sends frames, and notices connections that break.
+"""The manager's ROUTER socket: checks keys, reads frames as events, sends frames, and notices connections that break.
 
-CURVE refuses a peer that has none of the session's key pairs before a byte of it is decoded. Every frame bears the
-owner of the key pair that its peer used, the client or a block (ZeroMQ's ZAP, RFC 27; `admission`). The socket's
-monitor names the connection that broke, so the manager notices a killed pilot at once and not by its silence.
+CURVE refuses a peer without one of the session's key pairs before a byte of it is decoded. Every frame bears the owner
+of the key pair that its peer used (ZeroMQ's ZAP, RFC 27). The socket's monitor names the connection that broke, so the
+manager notices a killed pilot at once.
+
+A frame is refused if it is not in the protocol, if its sender has no readable name, if it is the hello of another
+version or session, or if the key of one block sends it for a pilot of another.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import zmq
 
+from stoker.contexts.folders import state_folder
 from stoker.dealer import monitor_of, next_event
-from stoker.errors import SessionError
-from stoker.manager.live.admission import KnownKeys, User
-from stoker.manager.live.ports_taken import ports_taken
-from stoker.manager.live.unproven import UnprovenConnections
+from stoker.errors import ProtocolError, SessionError
+from stoker.log_files import SeldomLog
+from stoker.manager.core.events import FromClient, FromPilot
+from stoker.manager.core.state import State
+from stoker.manager.live import lease
+from stoker.manager.live.admission import KnownKeys, Role, UnprovenConnections, User, foreign
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.session import IDENTITY_MARK, SessionFolder
+from stoker.protocol.to_manager import AskCalls, AskStatus, AskStory, ClientHello
 
 log = logging.getLogger("stoker.manager")
 
 _ZAP = "inproc://zeromq.zap.01"
-_WATCHED = (
-    zmq.EVENT_ACCEPTED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
+_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 FRAME_LIMIT_BYTES = 64 * 1024 * 1024
 """The manager refuses larger frames: payloads over 1 MB travel as objects."""
 HANDSHAKE_MS = 5_000
-"""ZeroMQ closes a connection whose handshake takes longer."""
 PORTS = (21000, 21999)
-"""The first and the last port that the manager tries, unless the site names others."""
+TELL_S = 5.0
+"""The core hears of refused frames at most this often, unless a client speaks."""
+_MOST_NAMED = 5
+
+
+class PortsTakenError(SessionError):
+    """No port in the manager's range is free."""
+
+
+def ports_taken(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
+    """A restarted manager keeps its range: compute nodes may reach no other ports."""
+    first, last = ports
+    names = list(_sessions_on(ports, but=folder))
+    by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
+    text = f"the manager cannot listen on {interface}: ports {first}-{last} are all taken{by}"
+    if not folder.file.exists():
+        return PortsTakenError(f"{text}; give it others ([session] ports in the site file)")
+    session = folder.read().session
+    free = f"`stoker down {names[0]}`, or end another program" if names else "end a program"
+    again = f", then `stoker attach {session}`" if folder.launch.exists() else ""
+    return PortsTakenError(
+        f"{text}; session {session} keeps the ports of its site file: free one ({free} that listens there){again}",
+        session=session,
+    )
+
+
+def _sessions_on(ports: tuple[int, int], *, but: SessionFolder) -> Iterator[str]:
+    for link in sorted((state_folder() / "sessions").glob("*")):
+        folder = SessionFolder(link.resolve())
+        if folder.path == but.path.resolve():
+            continue
+        with suppress(SessionError, ValueError):  # gone, or damaged
+            holder, file = lease.read_if_whole(folder.lease), folder.read()
+            port = urlsplit(file.address).port or 0
+            if holder is not None and lease.is_alive(holder) and ports[0] <= port <= ports[1]:
+                yield file.session
 
 
 def name_of(identity: bytes) -> bytes:
-    """A peer's name. In a pilot's identity a secret follows it, so that no other connection replaces its own."""
+    """In a pilot's identity a secret follows its name, so that no other connection replaces its own."""
     return identity.partition(IDENTITY_MARK)[0]
 
 
 def text_of(name: bytes) -> str:
-    """A peer's name as text; empty if these bytes are no name, because there are none, or they are not printable UTF-8.
-    The identity that ZeroMQ makes for a peer that chose none is not printable."""
+    """Empty if the name is not printable UTF-8, as the identity that ZeroMQ makes for a peer that chose none."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -55,8 +94,6 @@ def text_of(name: bytes) -> str:
 
 
 class Doors:
-    """The socket, the check of its peers' keys, and its monitor."""
-
     def __init__(
         self,
         folder: SessionFolder,
@@ -66,8 +103,7 @@ class Doors:
         ports: tuple[int, int] = PORTS,
         any_port: bool = False,
     ) -> None:
-        """Listen on `address` if possible, else on a free one of these ports of `interface`, else, with `any_port`, on
-        any port. Raises SessionError if none of them is free."""
+        """Listen on `address` if possible, else on a free port of `interface`, else, with `any_port`, on any port."""
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
@@ -75,7 +111,7 @@ class Doors:
         self._users: dict[str, User] = {}
         """Users by their text, which ZeroMQ attaches to every frame."""
         self._identities: dict[bytes, bytes] = {}
-        """The identity of a peer's connection by the peer's name, where the two differ (`take`)."""
+        """The identity of a peer's connection by the peer's name, if the two differ (`take`)."""
         server = folder.read_key("server")
         self.router = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -103,7 +139,6 @@ class Doors:
         """Descriptors of broken connections. Frames that came over them may still wait to be read."""
         self._read_after_break: list[bytes] = []
         """Identities of peers whose frame was read from a broken connection: they look alive, and have left."""
-        self.turned_away = 0
 
     def _bind(
         self, folder: SessionFolder, address: str, interface: str, ports: tuple[int, int], *, any_port: bool
@@ -132,21 +167,20 @@ class Doors:
 
     @property
     def has_unread_connection(self) -> bool:
-        """True if a connection is open from which no frame was read: nobody knows yet which peer made it."""
+        """True if a connection is open from which no frame was read: its peer is not known yet."""
         return len(self._unproven.places) > 0
 
     def watch(self, fd: int) -> None:
-        """Have `wait` return when a descriptor becomes readable."""
         self._poller.register(fd, zmq.POLLIN)
 
     def unwatch(self, fd: int) -> None:
-        """Have `wait` no longer look at a descriptor."""
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait until something comes or time is up, and check the keys of new peers. Returns the names of the peers
-        whose connection broke. The caller handles them before it reads `frames`: a peer that is back already has a
-        frame there."""
+        """Wait for messages or `timeout_ms`; return the names of the peers whose connection broke.
+
+        The caller handles them before it reads `frames`: a peer that is back already has a frame there.
+        """
         late = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
         ready = dict(self._poller.poll(0 if late else timeout_ms))
@@ -157,8 +191,6 @@ class Doors:
         return self._names_of(broken)
 
     def _names_of(self, identities: Iterable[bytes]) -> list[str]:
-        """The names of the peers that use these connections. A connection that no peer took (`take`), or whose identity
-        is no name, has none."""
         pairs = [(name_of(identity), identity) for identity in identities]
         taken = [text_of(name) for name, identity in pairs if self._identities.get(name, name) == identity]
         return [name for name in taken if name]
@@ -170,19 +202,16 @@ class Doors:
             if event == zmq.EVENT_ACCEPTED:
                 self._closed.discard(descriptor)
                 self._unproven.accepted(descriptor)
-                continue
-            if event != zmq.EVENT_DISCONNECTED:
-                self.turned_away += 1
-                continue
-            self._closed.add(descriptor)
-            self._unproven.settled(descriptor)
-            peer = self._by_fd.pop(descriptor, None)
-            if peer is not None and self._fds.get(peer) == descriptor:
-                del self._fds[peer]
-                yield peer
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._closed.add(descriptor)
+                self._unproven.settled(descriptor)
+                peer = self._by_fd.pop(descriptor, None)
+                if peer is not None and self._fds.get(peer) == descriptor:
+                    del self._fds[peer]
+                    yield peer
 
     def frames(self, most: int = 2000) -> Iterator[tuple[User, bytes, Any]]:
-        """Frames that have come: the owner of the peer's key, the identity of the connection, the bytes."""
+        """Yield frames: the owner of the peer's key, the identity of the connection, the bytes."""
         router, again = self.router, zmq.Again
         for _ in range(most):
             try:
@@ -190,7 +219,6 @@ class Doors:
             except again:
                 return
             if len(parts) != 2:
-                self.turned_away += 1
                 continue
             peer, body = parts[0].bytes, parts[1]
             text = str(body.get("User-Id"))
@@ -222,7 +250,6 @@ class Doors:
             self._identities[name] = identity
 
     def forget(self, name: bytes) -> None:
-        """The manager has given up a peer: forget its connection."""
         self._identities.pop(name, None)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
@@ -230,7 +257,6 @@ class Doors:
         return self.answer(self._identities.get(peer, peer), frame)
 
     def answer(self, identity: bytes, frame: bytes) -> bool:
-        """Send a frame to the connection of this identity; False if there is none."""
         try:
             self.router.send_multipart([identity, frame], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -238,10 +264,75 @@ class Doors:
         return True
 
     def close(self) -> None:
-        """Send the last frames, for two seconds at most, and close."""
         if hasattr(self, "_monitor"):
             self.router.disable_monitor()
             self._monitor.close(0)
         self._zap.close(0)
         self.router.close()
         self._context.term()
+
+
+class EventReader:
+    """Decodes frames as events, and counts refusals. `state` is the core's, for reading."""
+
+    def __init__(self, doors: Doors, state: State, *, now: float) -> None:
+        self.log = SeldomLog(log)
+        self._doors = doors
+        self._state = state
+        self._read_client = wire.from_client()
+        self._read_pilot = wire.from_pilot()
+        self._refused: Counter[str] = Counter()
+        self._told_at = now
+
+    def event_of(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
+        """Return a frame's event; None if it is refused. `user`: the owner of the key that the peer used."""
+        role = user.role
+        try:
+            name = text_of(name_of(peer))
+            if not name:
+                raise ProtocolError("its identity is not the name of a peer: printable UTF-8, one character at least")
+            if role is Role.CLIENT:
+                asked = self._read_client(data)
+                return FromClient(ClientId(name), asked.sequence, asked.messages)
+            frame = self._read_pilot(data)
+        except ProtocolError as error:
+            self._refuse_unreadable(role, peer, data, error)
+            return None
+        event = FromPilot(PilotId(name), frame.sequence, frame.messages)
+        if user.block:
+            why = foreign(self._state, event.pilot, event.messages, block=user.block)
+            if why:
+                self._doors.answer(peer, wire.encode([to_pilot.PilotRefused(why)]))
+                self.count("frame with the key of another block")
+                self.log.warning(f"block {user.block}", f"refused a frame: {why}")
+                return None
+        return event
+
+    def _refuse_unreadable(self, role: Role, peer: bytes, data: memoryview, error: Exception) -> None:
+        stranger = wire.hello_of_another(data)
+        if stranger is not None:
+            why = wire.why_not(stranger, session=self._state.session)
+            refused = to_pilot.PilotRefused(why) if role is Role.PILOT else to_client.ClientRefused(why)
+            self._doors.answer(peer, wire.encode([refused]))
+        self.count(f"{role.value} of another version" if stranger else "frame that is not in the protocol")
+        self.log.warning(f"{role.value} {peer!r}", f"refused a frame of {role.value} {peer!r}: {error}")
+
+    def count(self, kind: str) -> None:
+        self._refused[kind] += 1
+
+    def take_refusals(self, now: float, *, at_once: bool) -> dict[str, int]:
+        if not self._refused or (not at_once and now - self._told_at < TELL_S):
+            return {}
+        counts, self._refused = dict(self._refused), Counter()
+        self._told_at = now
+        return counts
+
+
+def has_only_questions(messages: Sequence[object]) -> bool:
+    return bool(messages) and all(isinstance(message, AskStatus | AskStory | AskCalls) for message in messages)
+
+
+def is_from_observer(messages: Sequence[object]) -> bool:
+    hello = messages[0] if messages else None
+    is_hello = isinstance(hello, ClientHello) and hello.observer
+    return is_hello and (len(messages) == 1 or has_only_questions(messages[1:]))

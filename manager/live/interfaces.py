@@ -1,9 +1,8 @@
-"""At which address of this host the manager listens, so that compute nodes reach it.
+"""The address of this host that the manager listens on, so that compute nodes reach it.
 
 A login node has several networks: the world's, the cluster's, a fast one. A site file may name the right one
-(`interface = "ib0"`, or an address). Without a word (`auto`) it is the one that this host's own name leads to, which is
-how batch systems find their hosts; names that lead to the loopback (Debian's 127.0.1.1) do not count, and then it is
-the address from which this host would speak to the world.
+(`interface = "ib0"`, or an address). The default (`auto`) is the address that this host's own name leads to, as for
+batch systems. If the name leads to the loopback (Debian's 127.0.1.1), it is the host's address towards the world.
 """
 
 from __future__ import annotations
@@ -23,26 +22,31 @@ from stoker.errors import ConfigError
 AUTO = "auto"
 LOOPBACK = "127.0.0.1"
 _ANYWHERE = ("192.0.2.1", 9)
-"""An address of nobody (RFC 5737): a datagram socket that is connected to it sends nothing, and has chosen its way."""
+"""An unused address (RFC 5737): a datagram socket that connects to it chooses a route and sends nothing."""
 
 
 def resolve(interface: str) -> str:
-    """The address of this host that is meant by the name of a network (`ib0`), an address, or `auto`.
-
-    Raises ConfigError, which lists the networks of this host.
-    """
+    """Return the address for the name of a network (`ib0`), an address, or `auto`. Raises ConfigError."""
     there = networks()
     if interface == AUTO:
         return choose(there, named=_named(), towards_world=_towards_world())
     if interface in there:
         return there[interface]
-    if interface in there.values() or (_is_loopback(interface) and not _is_ipv6(interface)):
+    address = _address(interface)
+    is_v6 = address is not None and address.version == 6
+    if interface in there.values() or (address is not None and address.is_loopback and not is_v6):
         return interface
-    raise ConfigError(_unknown(interface, there))
+    known = ", ".join(f"{name} {each}" for name, each in there.items())
+    if is_v6:
+        raise ConfigError(
+            f"interface {interface!r} is an IPv6 address, and a manager listens on IPv4: name one of {known}"
+        )
+    close = difflib.get_close_matches(interface, there, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise ConfigError(f"interface {interface!r} is no network of this host ({socket.gethostname()} has {known}){hint}")
 
 
 def networks() -> dict[str, str]:
-    """The networks of this host that have an IPv4 address, by name; the loopback is among them."""
     found: dict[str, str] = {}
     for name, addresses in psutil.net_if_addrs().items():
         for each in addresses:
@@ -52,7 +56,6 @@ def networks() -> dict[str, str]:
 
 
 def choose(there: Mapping[str, str], *, named: Sequence[str], towards_world: str) -> str:
-    """What `auto` means, from a host's networks, the addresses that its name leads to, and its way to the world."""
     own = set(there.values())
     for address in (*named, towards_world):
         if address in own and not _is_loopback(address):
@@ -61,7 +64,6 @@ def choose(there: Mapping[str, str], *, named: Sequence[str], towards_world: str
 
 
 def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
-    """Whether something accepts connections at a ZeroMQ endpoint. It is not said to be a manager of ours."""
     where = urlsplit(address)
     if where.scheme == "ipc":
         return os.path.exists(where.path or where.netloc)
@@ -73,7 +75,7 @@ def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
 
 
 def no_way_to(address: str) -> str:
-    """Why this host's own network leads nowhere near a ZeroMQ endpoint; empty if it has a way there. Sends nothing."""
+    """Return why this host has no route to a ZeroMQ endpoint; empty if it has one. Sends nothing."""
     where = urlsplit(address)
     host = where.hostname or ""
     try:
@@ -106,23 +108,12 @@ def _towards_world() -> str:
 
 
 def _is_loopback(address: str) -> bool:
+    found = _address(address)
+    return found is not None and found.is_loopback
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(address).is_loopback
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(text).version == 6
-    except ValueError:
-        return False
-
-
-def _unknown(interface: str, there: Mapping[str, str]) -> str:
-    close = difflib.get_close_matches(interface, there, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    known = ", ".join(f"{name} {address}" for name, address in there.items())
-    if _is_ipv6(interface):
-        return f"interface {interface!r} is an IPv6 address, and a manager listens on IPv4: name one of {known}"
-    return f"interface {interface!r} is no network of this host ({socket.gethostname()} has {known}){hint}"
+        return None

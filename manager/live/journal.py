@@ -1,51 +1,124 @@
-"""Every event of a session, in order, on disk before anything that follows from it is said to anybody.
+"""The journal: every event of a session, in order, on disk before any message that follows from it leaves.
 
-Records of one turn of the loop are written with one `write(2)`: they survive a killed process. Surviving a host's crash
-is the option `sync`: then a thread calls fdatasync, one call for all turns that ended while the one before was under
-way (`syncing`). `safe` says how far the journal is safe; the loop says nothing that follows from later events.
+Records of one turn of the loop are written with one `write(2)`: they survive a killed process. With the option `sync`
+they survive a crash of the host: a thread calls fdatasync, once for all turns that ended during the call before.
 
-A disk that is full or fails does not end the session: what was not written is kept, the file is cut to its last whole
-record, and `flush` tries again (`trouble` says why). A record that was cut off by a crash is dropped when the journal
-is opened again. What else may be wrong with a file is `replay`'s business.
-
-Now and then a record says what the core decided about the events before it, a check each (`decisions`): so a replay
-knows where it decides otherwise. What a manager decided last before it was killed may lack its check.
+A full or failing disk does not end the session: the file is cut to its last whole record, the rest is kept in memory,
+and `flush` tries again. Now and then a record holds a check of each decision that the core made (`decisions`), so that
+a replay notices where it decides otherwise. The last decisions of a killed manager may lack their checks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
+import math
 import os
+import select
+import threading
 import time
 from array import array
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import msgspec
 
 from stoker import locks
 from stoker.errors import SessionError
-from stoker.manager.core.events import Event
-from stoker.manager.live import segments
-from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, as_bytes, encoded, scan
-from stoker.manager.live.syncing import Syncing
-from stoker.manager.live.taken import TakenError
+from stoker.manager.core.events import Command, Event, ToPilot
+from stoker.manager.live import records
+from stoker.manager.live.lease import TakenError
+from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, as_bytes, encoded, head_of, new_head, scan
+from stoker.protocol import to_pilot
+from stoker.protocol.ids import PilotId
+from stoker.protocol.status import JOURNAL
+from stoker.protocol.to_client import Status
+from stoker.units import show_seconds
 from stoker.whole_files import append_whole, sync_folder, write_all
 
+log = logging.getLogger("stoker.manager")
+
 CHECKS = 64
-"""Checks are written with the next turn once this many have gathered,"""
 CHECKS_S = 0.2
-"""or after this many seconds, whichever comes first."""
+"""Checks are written with the next turn after this many, or this many seconds."""
 MOST_CHECKS = 10_000
 """A turn of the loop has fewer events than this."""
 RETRY_S = 0.25
-"""A journal that could not be written is tried again this often."""
 SLOW = "its disk has not confirmed the last records"
-"""Why a journal is not safe whose disk reports no error."""
+"""The reason if a journal is not safe and its disk reports no error."""
+TELL_S = 3.0
+ENDING_S = 2.0
+"""A session that is to end waits this long for its journal; then it ends without the last records."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Synced(msgspec.Struct, frozen=True):
+    """The result of a sync: the safe position, how many turns it made safe, and the error."""
+
+    position: int
+    turns: int
+    error: OSError | None = None
+
+
+class Syncing:
+    """A thread that calls fdatasync; `wake_fd` becomes readable when one is done. All methods are for the loop's
+    thread."""
+
+    def __init__(self) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._asked = threading.Semaphore(0)
+        self._order: tuple[int, int, int] | None = None
+        self._result = Synced(0, 0)
+        self._under_way = False
+        """True from `begin` until `done` has read `wake_fd`, which the thread writes after the result: once a sync."""
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="stoker-sync", daemon=True)
+        self._thread.start()
+
+    def begin(self, fd: int, *, position: int, turns: int) -> None:
+        self._under_way, self._order = True, (fd, position, turns)
+        self._asked.release()
+
+    def done(self) -> Synced | None:
+        """Return the last result once, then results of 0 turns; None while a sync is under way."""
+        if self._under_way:
+            try:
+                os.eventfd_read(self.wake_fd)
+            except BlockingIOError:
+                return None
+            self._under_way = False
+        result, self._result = self._result, Synced(self._result.position, 0)
+        return result
+
+    def wait(self, timeout_s: float) -> None:
+        if self._under_way:
+            select.select([self.wake_fd], [], [], max(0.0, timeout_s))
+
+    def close(self) -> None:
+        self._closed = True
+        self._asked.release()
+        self._thread.join()
+        os.close(self.wake_fd)
+
+    def _work(self) -> None:
+        while True:
+            self._asked.acquire()
+            if self._closed or self._order is None:
+                return
+            fd, position, turns = self._order
+            try:
+                os.fdatasync(fd)
+                self._result = Synced(position, turns)
+            except OSError as error:
+                self._result = Synced(0, turns, error)
+            os.eventfd_write(self.wake_fd, 1)
 
 
 class JournalEnd(msgspec.Struct, frozen=True):
-    """Where writing goes on: the segment, how many events the journal has had, and the size of what is whole."""
+    """Where writing continues: the segment, the number of events so far, and the size of the whole part."""
 
     head: SegmentHead
     events: int
@@ -53,72 +126,62 @@ class JournalEnd(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """The writing side. `write` collects, `flush` puts on disk. Raises SessionError where another manager has it.
+    """`write` collects, `flush` puts on disk. Raises SessionError if another manager has the journal.
 
-    `end`: where the file is whole to (None: look). `position` counts bytes of this process, `safe` those of them that
-    are as safe as they are to be, `written` those that a killed process leaves behind.
+    `position` counts bytes of this process, `written` those that survive if it is killed, `safe` those that are as
+    safe as the journal makes them.
     """
 
     def __init__(self, path: Path, *, sync: bool = False, end: JournalEnd | None = None) -> None:
         self.path = path
         self.trouble = ""
-        """Why it cannot be written just now; empty while it can."""
+        """Why the journal cannot be written at the moment; empty while it can."""
         self.errno = 0
-        """The number of the last error."""
         self.position = self.written = self.safe = 0
         self._pending: list[bytes] = []
         self._checks, self._first = array("I"), 0
         self._checked_at = self._now = 0.0
         self._retry_at = 0.0
-        found = end or find_end(path)
+        found = end or find_end(path) or JournalEnd(new_head(), 0, 0)
         self._fd = _locked(path)
-        self.head = found.head if found is not None else segments.new_head()
-        self.events = found.events if found is not None else 0
-        """Written so far, those of managers before this one included."""
-        self.size = found.size if found is not None else 0
+        self.head, self.events, self.size = found.head, found.events, found.size
         self._unsynced: list[bytes] = []
-        """What was written since the last sync, a turn each: to be written again should the next one fail."""
-        if self.size:
-            os.ftruncate(self._fd, self.size)
-        else:
-            os.ftruncate(self._fd, 0)
+        """Data since the last sync, a turn each: to be written again if the next one fails."""
+        os.ftruncate(self._fd, self.size)
+        if not self.size:
             self._pending = [MAGIC, *encoded(0.0, self.head)]
         self._syncing = Syncing() if sync else None
 
     @property
     def is_synced(self) -> bool:
-        """Whether it survives a host's crash."""
+        """True if the journal survives a crash of the host."""
         return self._syncing is not None
 
     @property
     def wake_fd(self) -> int:
-        """Readable when `safe` may have grown; -1: it grows in `flush` alone."""
+        """Readable when `safe` may have grown; -1: it grows only in `flush`."""
         return self._syncing.wake_fd if self._syncing is not None else -1
 
     @property
     def pending_bytes(self) -> int:
-        """What waits for room on the disk."""
         return sum(map(len, self._pending)) if self.trouble else 0
 
     @property
     def wait_s(self) -> float:
-        """How long until `flush` should be called though nothing happened."""
-        return max(0.0, self._retry_at - time.monotonic()) if self.trouble else float("inf")
+        return max(0.0, self._retry_at - time.monotonic()) if self.trouble else math.inf
 
     def write(self, now: float, event: Event) -> None:
-        """Remember an event; `flush` makes it last."""
         self._now = now
         self.events += 1
         self._append(now, event)
 
     def take_back(self) -> None:
-        """Forget the event that was written last and is not on disk: the core could not handle it."""
+        """Remove the last event, which is not on disk yet: the core could not handle it."""
         self.position -= sum(map(len, self._pending[-2:]))
         del self._pending[-2:]
         self.events -= 1
 
     def decided(self, check: int) -> None:
-        """Remember what was decided about the event that was written last."""
         if not self._checks:
             self._first = self.events - 1
         self._checks.append(check)
@@ -129,14 +192,12 @@ class Journal:
         self.position += len(parts[0]) + len(parts[1])
 
     def _append_checks(self) -> None:
-        checks = self._checks
-        if not checks:
-            return
-        self._append(self._now, Decided(self._first, as_bytes(checks)))
-        self._checks, self._checked_at = array("I"), self._now
+        if self._checks:
+            self._append(self._now, Decided(self._first, as_bytes(self._checks)))
+            self._checks, self._checked_at = array("I"), self._now
 
     def flush(self) -> None:
-        """Put what was written on disk. Where that fails `trouble` says so, and it is tried again when it is due."""
+        """Put all events on disk. On failure set `trouble`, and try again in a later call."""
         if len(self._checks) >= CHECKS or self._now - self._checked_at >= CHECKS_S:
             self._append_checks()
         if self.trouble:
@@ -144,11 +205,8 @@ class Journal:
                 return
         elif not self._pending:
             if self._syncing is not None:
-                self._check_sync()
+                self._check_sync(self._syncing)
             return
-        self._write_pending()
-
-    def _write_pending(self) -> None:
         data = b"".join(self._pending)
         try:
             if self.trouble:
@@ -156,7 +214,7 @@ class Journal:
             append_whole(self._fd, data, at=self.size)
         except OSError as error:
             self._pending = [data]
-            self._failed(error, whole=self.size)
+            self._failed(error)
             return
         self._pending.clear()
         self.size += len(data)
@@ -166,19 +224,15 @@ class Journal:
             self.safe = self.position
             return
         self._unsynced.append(data)
-        self._check_sync()
+        self._check_sync(self._syncing)
 
-    def _failed(self, error: OSError, *, whole: int) -> None:
-        """It cannot be written: cut the file to what is whole, and try again later."""
+    def _failed(self, error: OSError) -> None:
         self.trouble, self.errno = error.strerror or str(error), error.errno or 0
         self._retry_at = time.monotonic() + RETRY_S
         with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, whole)
+            os.ftruncate(self._fd, self.size)
 
-    def _check_sync(self) -> None:
-        """See what has been synced, and have the rest synced if there is any."""
-        syncing = self._syncing
-        assert syncing is not None
+    def _check_sync(self, syncing: Syncing) -> None:
         done = syncing.done()
         if done is None:
             return
@@ -187,7 +241,7 @@ class Journal:
             self.written = self.safe
             self._pending = self._unsynced + self._pending
             self._unsynced = []
-            self._failed(done.error, whole=self.size)
+            self._failed(done.error)
             return
         del self._unsynced[: done.turns]
         self.safe = max(self.safe, done.position)
@@ -195,7 +249,6 @@ class Journal:
             syncing.begin(self._fd, position=self.position, turns=len(self._unsynced))
 
     def settle(self, *, within_s: float = 10.0) -> bool:
-        """Wait until all that was written is safe; False if it is not by then."""
         until = time.monotonic() + within_s
         self.flush()
         while (self.trouble or self.safe < self.position) and time.monotonic() < until:
@@ -207,15 +260,15 @@ class Journal:
         return not self.trouble and self.safe >= self.position
 
     def begin_segment(self) -> SegmentHead:
-        """Keep the file as an earlier segment, and go on in a new one. Everything must be safe. Raises OSError, and
-        then goes on in the old one; SessionError where another manager has the journal by now."""
+        """Raises OSError, and then continues in the old segment; SessionError if another manager has the journal by
+        now."""
         self._append_checks()
         if not self.settle():
             raise OSError(f"the journal {self.path} cannot be written: {self.trouble}")
         if not os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
             raise SessionError(f"{self.path.parent} has another manager by now; one session has one manager")
-        head = segments.new_head(self.head.number + 1, first=self.events)
-        draft = self.path.with_name(f"{self.path.name}.{segments.NEXT}")
+        head = new_head(self.head.number + 1, first=self.events)
+        draft = self.path.with_name(f"{self.path.name}.{records.NEXT}")
         start = b"".join([MAGIC, *encoded(self._now, head)])
         draft.unlink(missing_ok=True)
         fd = _locked(draft)
@@ -223,7 +276,7 @@ class Journal:
             write_all(fd, start)
             if self._syncing is not None:
                 os.fdatasync(fd)
-            kept = segments.kept_path(self.path, self.head.number)
+            kept = records.kept_path(self.path, self.head.number)
             os.rename(self.path, kept)
             try:
                 os.rename(draft, self.path)
@@ -240,7 +293,7 @@ class Journal:
         return head
 
     def close(self) -> None:
-        """Put what is left on disk and let go of the file. Raises SessionError where the disk does not take it."""
+        """Write the rest and close the file. Raises SessionError if the disk does not take it."""
         self._append_checks()
         safe = self.settle(within_s=2.0)
         if self._syncing is not None:
@@ -251,37 +304,149 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[tuple[float, Event]]:
-    """The events of one file of a journal, oldest first. Raises SessionError if it is none; see `scan` for damage."""
+    """Yield the events of one file of a journal, oldest first. Raises SessionError for another file; skips damage."""
     for now, record in read_checked(path):
         if not isinstance(record, Decided):
             yield now, record
 
 
 def read_checked(path: Path) -> Iterator[tuple[float, Event | Decided]]:
-    """The same, and what was decided about them: some time after the events that it is about."""
+    """Yield the events of one file, and checks of the decisions on them, which come some time later."""
     for _, now, record in scan(path):
         if not isinstance(record, Damage | SegmentHead):
             yield now, record
 
 
 def find_end(path: Path) -> JournalEnd | None:
-    """Where a file is whole to; None if it has no whole head. Raises SessionError if it is no journal."""
-    head = segments.head_of(path) if path.exists() else None
+    head = head_of(path) if path.exists() else None
     if head is None:
         return None
     end, events = len(MAGIC), head.first
     for at, _, record in scan(path):
-        if isinstance(record, Damage):
-            continue
-        end = at
-        events += not isinstance(record, Decided | SegmentHead)
+        if not isinstance(record, Damage):
+            end = at
+            events += not isinstance(record, Decided | SegmentHead)
     return JournalEnd(head, events, end)
 
 
 def _locked(path: Path) -> int:
-    """The file, opened to append to, with the lock that tells other managers to stay away. Raises SessionError."""
+    """Open a file to append to, with the lock that keeps other managers away. Raises SessionError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     if not locks.take(fd):
         os.close(fd)
         raise TakenError(f"{path.parent} already has a manager; one session has one manager")
     return fd
+
+
+class JournalTrouble:
+    """What people learn while the journal cannot be written: in `status`, in the log, and unasked in connected
+    programs."""
+
+    def __init__(self, journal: Journal, folder: Path) -> None:
+        self.text = ""
+        """The reason, with what to do; empty while the journal can be written."""
+        self._journal = journal
+        self._folder = folder
+        self._since = 0.0
+        self._told = ""
+
+    @property
+    def is_none(self) -> bool:
+        return not (self._journal.trouble or self.text or self._told)
+
+    def changed_notice(self, now: float) -> str:
+        """Return a notice for the session if trouble began or ended since the last call."""
+        if bool(self._journal.trouble) is bool(self.text):
+            return ""
+        if self._journal.trouble:
+            self._since, self.text = now, explain_journal_trouble(self._journal, self._folder)
+            log.warning("%s", self.text)
+            return f"the journal cannot be written ({self._journal.trouble}): calls and results wait"
+        self.text = ""
+        return f"the journal can be written again, after {show_seconds(now - self._since)}"
+
+    def is_untold(self, now: float) -> bool:
+        """True once after each change that programs must hear of."""
+        if self.text == self._told or (self.text and now - self._since < TELL_S):
+            return False
+        self._told = self.text
+        return True
+
+    def program_came(self) -> None:
+        if self.text:
+            self._told = ""
+
+    def added_to(self, status: Status) -> Status:
+        if not self.text:
+            return status
+        return msgspec.structs.replace(status, trouble={**status.trouble, JOURNAL: self.text})
+
+
+def explain_journal_trouble(journal: Journal, folder: Path) -> str:
+    cannot = f"the journal cannot be written ({journal.trouble})"
+    if journal.errno in _FULL:
+        return f"{cannot}: the disk of {folder} is full; calls and results wait until it has room: make room there"
+    if journal.errno == errno.EFBIG:
+        return (
+            f"{cannot}: {journal.path} is as large as this user's files may be (ulimit -f); calls and results wait"
+            f" until the limit is raised (an admin may have to): prlimit --pid {os.getpid()} --fsize=unlimited"
+        )
+    return f"{cannot}: calls and results wait until {journal.path} can be written"
+
+
+class HeldCommands:
+    """A queue of commands, each batch with the place in the journal that must be safe before they leave.
+
+    Calls for pilots need not wait for a sync: after a crash of this host the pilots report what runs there. But no
+    message to a pilot overtakes an earlier one, except acknowledgements.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._batches: deque[tuple[int, list[Command]]] = deque()
+        self._ordered: Counter[PilotId] = Counter()
+        self.ends_by = math.inf
+        """When the session ends although its journal cannot be written; infinite while it is not to end."""
+
+    def hold(self, commands: list[Command]) -> None:
+        """Hold commands until the journal is safe up to its present position."""
+        if commands:
+            self._batches.append((self._journal.position, commands))
+
+    def split(self, commands: list[Command]) -> tuple[list[Command], list[Command]]:
+        """Split commands: some may leave before the journal is synced."""
+        is_written = self._journal.position <= self._journal.written
+        now: list[Command] = []
+        later: list[Command] = []
+        for command in commands:
+            if not _keeps_order(command):
+                later.append(command)
+            elif is_written and type(command.message) is to_pilot.RunCalls and not self._ordered[command.pilot]:
+                now.append(command)
+            else:
+                self._ordered[command.pilot] += 1
+                later.append(command)
+        return now, later
+
+    def may_leave(self, now: float, *, ending: bool) -> bool:
+        """True if the oldest batch is safe, or if the `ending` session has waited long enough for its journal."""
+        if not self._batches:
+            return False
+        if ending:
+            self.ends_by = min(self.ends_by, now + ENDING_S)
+        return now >= self.ends_by or self._batches[0][0] <= self._journal.safe
+
+    def release(self) -> list[Command]:
+        commands = self._batches.popleft()[1]
+        if self._ordered:
+            for command in commands:
+                if _keeps_order(command):
+                    self._ordered[command.pilot] -= 1
+            if not self._batches:
+                self._ordered.clear()
+        return commands
+
+
+def _keeps_order(command: Command) -> TypeGuard[ToPilot]:
+    """True for a message to a pilot that later ones must not overtake."""
+    return type(command) is ToPilot and type(command.message) is not to_pilot.Ack

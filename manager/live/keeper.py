@@ -1,41 +1,91 @@
-"""Keeps a manager running that no program watches: the parent of a detached session's manager.
+"""Keeps a detached session's manager running: its parent process starts it again when it dies.
 
-A manager that dies is started again, and goes on from its journal. One that ends by itself is not: its session is over,
-or somebody else runs it. A manager that dies again and again, and does nothing meanwhile, is left alone (`restarts`);
-`stoker attach` tries once more. A start that fails counts as a death.
+A manager that dies again and again without progress is left alone; `stoker attach` tries once more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-
-from stoker.manager.live.ports_taken import NO_PORT
-from stoker.manager.live.restarts import Restarts, after
 
 log = logging.getLogger("stoker.manager")
 
 FAILED = 4
-"""The exit status of a manager that cannot go on, and whose journal is whole: a restart goes on from it."""
+"""Exit status of a manager that cannot go on and whose journal is whole: a restart resumes from it."""
+NO_PORT = 5
+"""Exit status of a restarted manager without a free port in its range."""
+
+MOST_DEATHS = 5
+WINDOW_S = 60.0
+"""After `MOST_DEATHS` deaths without progress within this time the manager is left alone."""
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
 _POLL_S = 0.1
 
 
+class RestartProgress:
+    """The manager's side: it touches a file once in its life, when the first call has ended."""
+
+    def __init__(self, path: Path, *, done: int) -> None:
+        self._path = path
+        self._done_before = done
+        self._is_said = False
+
+    def report_first_end(self, done: int) -> None:
+        if not self._is_said and done > self._done_before:
+            self._is_said = True
+            with contextlib.suppress(OSError):  # a full disk: the keeper sees no progress
+                self._path.touch(mode=0o600)
+
+
+class Restarts:
+    """The keeper's side: whether and when to restart after each death. Progress clears the count of deaths."""
+
+    def __init__(self, progress: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._progress = progress
+        self._clock = clock
+        self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+        self._before = self._seen()
+
+    def started(self) -> None:
+        self._before = self._seen()
+
+    def died(self) -> float | None:
+        """Return the seconds until the next start; None after too many deaths."""
+        now = self._clock()
+        if self._seen() != self._before:
+            self._deaths.clear()
+        self._deaths.append(now)
+        recent = sum(now - at < WINDOW_S for at in self._deaths)
+        if recent >= MOST_DEATHS:
+            return None
+        return min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** (recent - 2)) if recent > 1 else 0.0
+
+    def _seen(self) -> int:
+        try:
+            return self._progress.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+
+def after_pause(pause_s: float) -> str:
+    return f" in {pause_s:g} s" if pause_s else ""
+
+
 def keep(command: Sequence[str], *, progress: Path) -> int:
-    """Run a manager until it ends by itself; its exit status. SIGTERM ends the manager, but not the session.
-    `progress`: the file that a manager touches when it has done something. If the very first manager finds no free port
-    it is not started again: the command that waits for it tells a person, who can free one."""
+    """Run a manager until it ends by itself; return its exit status. SIGTERM ends the manager but not the session."""
     restarts = Restarts(progress)
     stopped, is_first = False, True
     process: subprocess.Popen[bytes] | None = None
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
         nonlocal stopped
-        del number, frame
         stopped = True
         if process is not None:
             process.terminate()
@@ -57,7 +107,7 @@ def keep(command: Sequence[str], *, progress: Path) -> int:
         if pause_s is None:
             log.critical("the manager %s, again and again; `stoker attach` starts it once more", how)
             break
-        log.warning("the manager %s; it is started again with its journal%s", how, after(pause_s))
+        log.warning("the manager %s; it is started again with its journal%s", how, after_pause(pause_s))
         until = time.monotonic() + pause_s
         while not stopped and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _POLL_S))

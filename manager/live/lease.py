@@ -1,20 +1,13 @@
-"""The lease of a session's manager: a small file that says who runs the session, so that nobody else does.
+"""The lease of a session's manager: a small file that names the one process that may run the session.
 
-A cluster has several login nodes that see one session folder. Locks are not trusted across hosts (some network file
-systems grant them to everybody), nor are clocks: a file's age says nothing to a host whose clock differs. So the holder
-changes the file every few seconds, a counter in it, by atomic rename; and whoever wants the session looks.
+A cluster has several login nodes that see one session folder, and neither locks nor clocks are trusted across hosts.
+So the holder replaces the file every few seconds, with a new counter in it.
 
-- On the holder's own machine the process is asked for: its id, and when it was started, since ids come back. One that
-  is dead is followed at once; one that lives keeps the session, however still it is.
-- From another machine the holder counts as dead when the content of the file has not changed for `PATIENCE_S` of the
-  watcher's own clock. Two watchers may come to that at the same moment: both write, wait, and the one whose name is in
-  the file has it.
-- A holder that was only frozen (a suspended login node, a file system that hung) reads the file before it renews it,
-  finds another name there, and stops at once. Until it has read its own name again it takes no frame and says nothing
-  (`wait_until_sure`). What it may have been writing goes into a journal that nobody reads: whoever follows a holder on
-  another machine goes on with a copy of its journal.
-
-The lease of a session that is over says so, and is never followed.
+- On the holder's own machine the process is looked up by its id and start time. A dead holder is followed at once.
+- From another machine the holder counts as dead when the file has not changed for `PATIENCE_S` of the watcher's clock.
+  Two watchers may decide that at the same moment: both write, wait, and the one whose token is in the file wins.
+- A holder that was frozen reads the file before it renews it, finds another token and stops. Until it has read its own
+  token again it handles no frame. A follower on another machine continues with a copy of the journal.
 """
 
 from __future__ import annotations
@@ -37,35 +30,41 @@ import msgspec
 from stoker import locks
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
-from stoker.manager.live.taken import TakenError
 from stoker.protocol.session import SessionFolder
 from stoker.whole_files import draft_of, write_all
 
 log = logging.getLogger("stoker.manager")
 
+TAKEN_OVER = 3
+"""Exit status of a manager that found that another one runs its session."""
 RENEW_S = 3.0
 PATIENCE_S = 30.0
-"""A lease that has not changed for so long, seen from another machine, is up."""
+"""From another machine, a lease that has not changed for this long is free."""
 SURE_S = 15.0
-"""A holder that has not read its own name for so long acts no more until it has: somebody may follow it soon."""
+"""A holder that has not read its own token for this long does nothing until it has."""
 _POLL_S = 0.02
 SETTLE_S = 2.0
-"""How long one who follows on another machine waits for somebody who does the same."""
 ROOM_S = 60.0
-"""How long a manager that comes back waits for room to write its lease."""
 _ROOM_POLL_S = 0.25
 _MOST_BYTES = 1 << 16
-"""No lease is longer."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
-"""Without a descriptor, or without room on the disk, the lease is renewed in the file that is there."""
+"""Errors after which the lease is renewed in the file that is open already."""
+
+
+class TakenError(SessionError):
+    """Another manager runs the session."""
+
+
+class NoRoomError(SessionError):
+    """The disk is too full to write the lease. That may pass."""
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
-    """The content of a lease. `machine` is the same for processes that can see each other's ids; `started` is in the
-    kernel's ticks since boot. `over` says why the session has ended; empty while it has not. `unwritten`: why the last
-    records of its journal are not written; empty if they are."""
+    """`machine` is the same for processes that can see each other's ids; `started` is in the kernel's ticks since boot.
+    `over`: why the session has ended. `unwritten`: why the journal lacks its last records.
+    """
 
     host: str
     machine: str
@@ -81,8 +80,7 @@ class LeaseHolder(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """A lease that is held, and renewed until it is released. `on_lost` hears, on a thread of its own, who has it now
-    (None: the session folder is gone)."""
+    """`follows`: the holder before, if that one did not end the session."""
 
     def __init__(
         self, path: Path, holder: LeaseHolder, *, follows: LeaseHolder | None, renew_s: float = RENEW_S
@@ -90,29 +88,27 @@ class Lease:
         self.path = path
         self.holder = holder
         self.follows = follows
-        """Who had it before, if that one did not end the session."""
+        self.renewed: Callable[[], None] = lambda: None
+        """Called after each renewal, on the lease's thread. It may raise OSError."""
         self._renew_s = renew_s
         self._sure_at = _clock()
-        """When it was known last that nobody else has it."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._file = -1
-        """The lease's file, open: by it the lease is renewed when no descriptor is left, or the disk is full."""
-        self.renewed: Callable[[], None] = lambda: None
-        """Called after each renewal, on the lease's thread. It may raise OSError."""
+        """The lease's open file: it is renewed in place when no descriptor is left, or the disk is full."""
 
     @property
     def from_elsewhere(self) -> bool:
-        """Whether the one before ran on another machine: it may be alive after all."""
+        """True if the holder before ran on another machine: it may be alive after all."""
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
-        """Renew it from now on."""
+        """`on_lost` is called on the lease's thread with the new holder (None: the session folder is gone)."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 
     def wait_until_sure(self) -> None:
-        """Return at once while it is known that nobody else has the lease; else when that is known again."""
+        """Wait until it is certain that no other manager has the lease; mostly it is."""
         if _clock() - self._sure_at <= SURE_S:
             return
         log.warning("this manager or its file system was frozen: it waits until it knows that the session is its own")
@@ -120,8 +116,7 @@ class Lease:
             time.sleep(_POLL_S)
 
     def release(self, *, over: str = "", unwritten: str = "") -> None:
-        """Release the lease. `over`: why the session has ended, if it has: no other manager starts then. `unwritten`:
-        why the journal lacks its last records."""
+        """Release the lease. `over`: why the session has ended, if it has: no other manager starts then."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -141,7 +136,6 @@ class Lease:
                 self._file = -1
 
     def _say_over(self, holder: LeaseHolder) -> None:
-        """Write that the session is over; on a full disk into the file that is there. Raises OSError."""
         try:
             os.close(_write(self.path, holder))
         except OSError as error:
@@ -164,7 +158,6 @@ class Lease:
                 return
 
     def _renew_once(self) -> LeaseHolder | None:
-        """Renew it; returns the holder that has it now, if that is another. Raises OSError, SessionError."""
         try:
             there = self._read()
             if there is not None and there.token != self.holder.token:
@@ -175,7 +168,8 @@ class Lease:
         except OSError as error:
             if error.errno not in _NO_NEW_FILE or self._file < 0:
                 raise
-            self._renew_in_place()
+            self._write_in_place(msgspec.structs.replace(self.holder, counter=self.holder.counter + 1))
+            self._sure_at = _clock()
         self.renewed()
         return None
 
@@ -187,74 +181,61 @@ class Lease:
             raise
 
     def write(self) -> None:
-        """Write the lease, and keep the new file open: no descriptor may be left at the next time. Raises OSError."""
+        """Write the lease to a new file, and keep that open for a time without descriptors. Raises OSError."""
         fresh = _write(self.path, self.holder)
         before, self._file = self._file, fresh
         if before >= 0:
             os.close(before)
 
     def write_over_the_dead(self) -> bool:
-        """Write the lease into the file of a holder that is dead for certain, as a full disk allows. False if that
-        cannot be. Starters on this machine follow each other, and one on another machine replaces the file."""
+        """Write into the file of a dead holder, as a full disk allows. False if that is not possible."""
         if self.follows is None or is_alive(self.follows) is not False:
             return False
-        data = msgspec.json.encode(self.holder)
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return False
-        before = os.read(file, _MOST_BYTES)
         try:
-            if os.pwrite(file, data, 0) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.ftruncate(file, len(data))
-            mine, there = os.fstat(file), os.stat(self.path)
-            if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
-                raise FileNotFoundError(errno.ENOENT, "another file is there")
+            _overwrite(file, self.path, msgspec.json.encode(self.holder), before=os.read(file, _MOST_BYTES))
         except OSError:
-            with contextlib.suppress(OSError):
-                os.pwrite(file, before, 0)
-                os.ftruncate(file, len(before))
             os.close(file)
             return False
         self._file = file
         return True
 
-    def _renew_in_place(self) -> None:
-        """Renew it by the file that is open. Raises OSError."""
-        self._write_in_place(msgspec.structs.replace(self.holder, counter=self.holder.counter + 1))
-        self._sure_at = _clock()
-
     def _write_in_place(self, holder: LeaseHolder) -> None:
-        """Write it into the file that is open. Raises OSError; the file is then as it was."""
-        mine, there = os.fstat(self._file), os.stat(self.path)
-        if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
+        """Write into the open file. Raises OSError; the content is then as it was."""
+        if not os.path.samestat(os.fstat(self._file), os.stat(self.path)):
             # Another holder wrote a lease of its own: to read it takes a descriptor, and this one is of no more use.
             os.close(self._file)
             self._file = -1
             raise OSError(errno.EMFILE, "another file is there, and none can be opened or written")
-        data = msgspec.json.encode(holder)  # never shorter than before: its counter grows, or a reason is added
-        if os.pwrite(self._file, data, 0) < len(data):
-            before = msgspec.json.encode(self.holder)
-            os.pwrite(self._file, before, 0)
-            os.ftruncate(self._file, len(before))
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _overwrite(self._file, self.path, msgspec.json.encode(holder), before=msgspec.json.encode(self.holder))
         self.holder = holder
         os.fsync(self._file)
 
 
+def _overwrite(file: int, path: Path, data: bytes, *, before: bytes) -> None:
+    """Write over an open lease, or leave it as it was. Raises OSError, also if `path` is another file by now."""
+    try:
+        if os.pwrite(file, data, 0) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(file, len(data))
+        if not os.path.samestat(os.fstat(file), os.stat(path)):
+            raise OSError(errno.ESTALE, "another file is there")
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.pwrite(file, before, 0)
+            os.ftruncate(file, len(before))
+        raise
+
+
 def _clock() -> float:
-    """Seconds, those included in which the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def lease_file(folder: SessionFolder) -> Path:
-    """Where a session's lease lies."""
     return folder.lease
-
-
-class NoRoomError(SessionError):
-    """The lease cannot be written, because its disk is full. That may pass."""
 
 
 def take(
@@ -265,16 +246,20 @@ def take(
     renew_s: float = RENEW_S,
     room_s: float = 0.0,
 ) -> Lease:
-    """Take the lease at `path`, as soon as nobody holds it.
+    """Wait up to `patience_s` for a holder on another machine that may be dead, and up to `room_s` for room on the
+    disk.
 
-    Waits up to `patience_s` for a holder on another machine that may be dead, and up to `room_s` for room on the disk.
-    Raises SessionError when the session has a manager that lives, or is over, and NoRoomError.
+    Raises SessionError if the session has a live manager or is over, and NoRoomError.
     """
     with _one_at_a_time(path):
         before = read(path)
         if before is not None:
             _wait_until_free(path, before, patience_s=patience_s)
-        lease = Lease(path, _myself(), follows=before, renew_s=renew_s)
+        pid = os.getpid()
+        mine = LeaseHolder(
+            socket.gethostname(), locks.machine(), pid, started=locks.started(pid), token=secrets.token_hex(8)
+        )
+        lease = Lease(path, mine, follows=before, renew_s=renew_s)
         _write_first(lease, room_s=room_s)
         if lease.from_elsewhere:
             time.sleep(settle_s)
@@ -285,7 +270,6 @@ def take(
 
 
 def _write_first(lease: Lease, *, room_s: float) -> None:
-    """Write a lease for the first time, as soon as there is room. Raises SessionError."""
     path, until, is_said = lease.path, time.monotonic() + room_s, False
     while True:
         try:
@@ -310,7 +294,7 @@ def _write_first(lease: Lease, *, room_s: float) -> None:
 
 
 def read(path: Path) -> LeaseHolder | None:
-    """Who holds the lease at `path`; None if nobody does. Raises SessionError for a file that is no lease, OSError."""
+    """Return the holder of the lease at `path`, or None. Raises SessionError for a damaged lease, OSError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -322,13 +306,12 @@ def read(path: Path) -> LeaseHolder | None:
 
 
 def unwritten(path: Path) -> str:
-    """Why the last records of the journal of a session that is over are not written; empty if they are."""
+    """Return why the journal of an ended session lacks its last records; empty if it does not."""
     holder = read_if_whole(path)
     return holder.unwritten if holder is not None else ""
 
 
 def read_if_whole(path: Path) -> LeaseHolder | None:
-    """Who holds the lease at `path`; None if nobody does, or it cannot be read."""
     try:
         return read(path)
     except (OSError, SessionError):
@@ -336,7 +319,7 @@ def read_if_whole(path: Path) -> LeaseHolder | None:
 
 
 def is_alive(holder: LeaseHolder) -> bool | None:
-    """Whether a holder's process lives; None if it is on another machine, where only its silence can tell."""
+    """True if a holder's process lives; None if it is on another machine, where only its silence can tell."""
     if holder.over:
         return False
     if holder.machine != locks.machine():
@@ -345,9 +328,9 @@ def is_alive(holder: LeaseHolder) -> bool | None:
 
 
 def copy_journal(journal: Path) -> None:
-    """Go on with a copy of a journal, so that what somebody still appends to the old one is never read."""
+    """Replace a journal by a copy, so that late writes of the old manager are never read."""
     if journal.exists():
-        # `segments` knows a draft that a killed manager leaves by its ending.
+        # A restart knows a draft that a killed manager leaves by its ending.
         with draft_of(journal, draft=journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")) as draft:
             shutil.copyfile(journal, draft)
             draft.chmod(0o600)
@@ -378,7 +361,7 @@ def _taken(path: Path, holder: LeaseHolder | None) -> TakenError:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Starters on one machine follow each other. Where the file system has no locks the lease alone must do."""
+    """Starters on one machine take turns. On a file system without locks only the lease protects the session."""
     with open(path.with_suffix(".lock"), "ab") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -386,7 +369,6 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, holder: LeaseHolder) -> int:
-    """Write a lease, whole or not at all; returns the file, open. Raises OSError."""
     file = -1
     try:
         with draft_of(path, draft=path.with_suffix(f".{holder.token}")) as draft:
@@ -397,14 +379,3 @@ def _write(path: Path, holder: LeaseHolder) -> int:
             os.close(file)
         raise
     return file
-
-
-def _myself() -> LeaseHolder:
-    pid = os.getpid()
-    return LeaseHolder(
-        host=socket.gethostname(),
-        machine=locks.machine(),
-        pid=pid,
-        started=locks.started(pid),
-        token=secrets.token_hex(8),
-    )

@@ -10,24 +10,38 @@ import math
 import os
 from collections.abc import Iterator
 
+import msgspec
+
 from stoker.manager.core.nouns import PilotState
 from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role
-from stoker.manager.live.patience import Patience
 
 CHECK_S = 0.5
-"""The manager notices silence this late, at most."""
 _FIRST_CLIENT = (Role.CLIENT, "")
 """Stands for the first client, whose name is not known yet."""
 
 PeerKey = tuple[Role, str]
-"""A peer's role and name."""
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """The manager's time limits, in seconds.
+
+    `silence_s`: a pilot that says nothing for longer is lost. `pilot_back_s`, `client_back_s`: for a new connection
+    after one broke; `restart_s`: after a restart of the manager. `pilot_lease_s`: a pilot waits this long for a lost
+    manager. `idle_s`: a detached session ends after this time without clients and calls (0 = never).
+    """
+
+    heartbeat_s: float = 5.0
+    silence_s: float = 15.0
+    pilot_back_s: float = 1.0
+    client_back_s: float = 5.0
+    first_client_s: float = 120.0
+    restart_s: float = 20.0
+    pilot_lease_s: float = 60.0
+    idle_s: float = 0.0
 
 
 class PeerWatch:
-    """When each peer was heard, and until when an absent one may come back. `parent`: the process id of the program
-    that started this one; 0 = not known."""
-
     def __init__(self, patience: Patience, *, parent: int = 0) -> None:
         self._patience = patience
         self._parent = parent
@@ -36,7 +50,6 @@ class PeerWatch:
         self._check_at = 0.0
 
     def heard(self, role: Role, name: str, now: float) -> None:
-        """A peer has sent a frame."""
         peer = (role, name)
         self._heard_at[peer] = now
         if self._back_by:
@@ -45,7 +58,7 @@ class PeerWatch:
                 self._back_by.pop(_FIRST_CLIENT, None)
 
     def cut(self, role: Role, name: str, now: float) -> bool:
-        """A connection of this name broke. True if a peer of this role used it: it has a moment to come back."""
+        """A connection of this name broke. True if a peer of this role used it: it has a moment to reconnect."""
         if (role, name) not in self._heard_at:
             return False
         self._back_by[role, name] = now + self._back_s(role)
@@ -55,29 +68,22 @@ class PeerWatch:
         return self._patience.pilot_back_s if role is Role.PILOT else self._patience.client_back_s
 
     def expect_all_back(self, state: State, now: float) -> None:
-        """A restarted manager waits for the pilots and clients that its journal names."""
-        until = now + self._patience.restart_s
-        for pilot in state.pilots.values():
-            if pilot.state is not PilotState.GONE:
-                self._back_by[Role.PILOT, pilot.id] = until
-        for client in state.clients.values():
-            if not client.gone:
-                self._back_by[Role.CLIENT, client.id] = until
+        pilots = [(Role.PILOT, pilot.id) for pilot in state.pilots.values() if pilot.state is not PilotState.GONE]
+        clients = [(Role.CLIENT, client.id) for client in state.clients.values() if not client.gone]
+        self._back_by |= dict.fromkeys([*pilots, *clients], now + self._patience.restart_s)
 
     def expect_first_client(self, now: float) -> None:
-        """A new session ends if no client joins it."""
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
     def excuse_silence(self, now: float, *, may_be_back: bool = True) -> None:
-        """The manager reads no messages at the moment: count every peer as heard. If an absent peer `may_be_back`, with
-        a hello that is not read yet, each has the time of a broken connection from now on."""
+        """The manager reads no messages at the moment. If an absent peer `may_be_back`, each has the time of a broken
+        connection."""
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_be_back:
             for peer, until in self._back_by.items():
                 self._back_by[peer] = max(until, now + self._back_s(peer[0]))
 
     def due_at(self) -> float:
-        """When `overdue` is to be called next; infinite if nothing is awaited."""
         soonest = self._check_at if self._heard_at else math.inf
         return min(soonest, *self._back_by.values()) if self._back_by else soonest
 

@@ -1,28 +1,24 @@
-"""Is a session's manager there? One answer for all that ask: programs that join, commands, lists of sessions.
+"""Is a session's manager there? And `session.json`, by which programs find it.
 
-An open port does not tell. The manager may be gone, and another session's manager, or any program, may have its port by
-now. So, in this order:
+An open port is no proof: another program may have the port by now. So, in this order:
 
 - The lease: a session that is over has no manager.
-- The port: where nothing accepts connections, no manager can be reached.
-- The lease again: of a manager on this machine it names the process, which must live and listen on that port itself. No
-  answer is waited for: a manager that is busy, or frozen, is there.
-- Of a manager elsewhere (on another machine, or on this one before it was started anew) the lease settles nothing, and
-  the same holds where there is no lease, or a damaged one. Then a sign of life is waited for: a CURVE handshake, which
-  only a manager with the session's secret key completes, or a renewed lease. A manager that is too busy to shake hands
-  renews its lease all the same, on a thread of its own.
+- The port: if nothing accepts connections there, no manager can be reached.
+- The lease again: it names the process of a manager on this machine, which must live and listen on that port. A busy or
+  frozen manager is there.
+- For a manager on another machine, or without a readable lease, Stoker waits for a sign of life: a CURVE handshake,
+  which only a manager with the session's secret key completes, or a renewed lease.
 
-A wrong "no" costs time, and never makes a second manager: who starts one waits for the lease (`lease.take`).
+A wrong "no" costs time, and never makes a second manager: a new manager waits for the lease (`lease.take`).
 """
 
 from __future__ import annotations
 
-import enum
+import contextlib
 import logging
 import os
 import select
 import time
-from types import TracebackType
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -38,15 +34,44 @@ from stoker.protocol.session import SessionFile, SessionFolder
 log = logging.getLogger("stoker.manager")
 
 SIGN_S = 2 * lease.RENEW_S + 1
-"""A manager elsewhere gives a sign of life within this: it renews its lease twice."""
+"""A manager elsewhere gives a sign of life within this time: it renews its lease twice."""
 _POLL_S = 0.25
-"""How often the lease is read meanwhile."""
 _RECONNECT_MS = (500, 1000)
 
 
+class SessionAddress:
+    """Keeps `session.json` up to date. `before`: the file of an earlier manager."""
+
+    def __init__(self, folder: SessionFolder, file: SessionFile, *, before: SessionFile | None) -> None:
+        self._folder = folder
+        self._file = file
+        try:
+            folder.write(file)
+        except OSError:  # a full disk: the same file may stay; its new time tells that a manager listens
+            if before != file:
+                raise
+            os.utime(folder.file)
+
+    def write_again(self) -> None:
+        folder = self._folder
+        try:
+            if folder.read() == self._file:
+                return
+        except SessionError as error:
+            what = str(error) if folder.file.exists() else f"{folder.file} was removed"
+            log.warning("%s; it is written again", what)
+        folder.write(self._file)
+
+
+def check_folder(folder: SessionFolder) -> None:
+    """Raise SessionError unless the folder can hold a session."""
+    if not folder.key_file("server").exists():
+        raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` makes one")
+
+
 def is_up(folder: SessionFolder) -> bool:
-    """True if the session's manager is there, and its address leads to it. Takes up to `SIGN_S` where the lease names
-    no process of this machine. Raises SessionError for a `session.json` that cannot be read."""
+    """True if the session's manager is there, and its address leads to it. Takes up to `SIGN_S`. Raises
+    SessionError."""
     if not folder.file.exists() or folder.over():
         return False
     file = folder.read()
@@ -60,8 +85,7 @@ def is_up(folder: SessionFolder) -> bool:
 
 
 def elsewhere(folder: SessionFolder) -> str:
-    """` (pid 7 on login2)`, for people: the manager of another machine that runs the session; empty for one of this
-    machine, or none."""
+    """Return ` (pid 7 on login2)`, for people; empty if the manager is here, or nowhere."""
     holder = lease.read_if_whole(folder.lease)
     return f" ({holder})" if holder is not None and lease.is_alive(holder) is None else ""
 
@@ -81,71 +105,29 @@ def _listens_at(pid: int, address: str) -> bool:
 
 
 def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHolder | None) -> bool:
-    """True if the session's manager shakes hands at its address, or renews its lease, within `SIGN_S`."""
     until = time.monotonic() + SIGN_S
     try:
-        handshake = Handshake(folder, file)
+        pair = folder.read_key("client")
+        keys = Keys(file.server_key, pair.public, pair.secret)
+        name = f"client-{uuid4().hex[:12]}"
+        dealer = Dealer(file.address, name=name, keys=keys, log=log, reconnect_ms=_RECONNECT_MS)
     except (SessionError, zmq.ZMQError) as error:  # its keys are lost, or damaged: no program can join it
         log.warning("session %s: its manager cannot be asked whether it is there: %s", file.session, error)
         return False
-    with handshake:
-        while (answer := handshake.wait(_POLL_S)) is not HandshakeResult.OURS:
+    poll = select.poll()
+    poll.register(dealer.filenos()[1], select.POLLIN)
+    is_foreign = False
+    with contextlib.closing(dealer):
+        while True:
+            for change in dealer.changes():
+                if change is ConnectionChange.MADE:
+                    return True
+                is_foreign |= change is not ConnectionChange.BROKEN
             there = lease.read_if_whole(folder.lease)
             if there is not None and there != holder:
                 is_renewed = holder is not None and there.token == holder.token
                 return not there.over if is_renewed else is_up(folder)
-            if time.monotonic() > until or (holder is None and answer is HandshakeResult.FOREIGN):
+            if time.monotonic() > until or (holder is None and is_foreign):
                 return False
-    return True
-
-
-class HandshakeResult(enum.Enum):
-    """What came of a handshake."""
-
-    NONE = "none"
-    """There was no answer yet."""
-    OURS = "ours"
-    """The manager of the session answered."""
-    FOREIGN = "foreign"
-    """A program answered that is not the session's manager, or does not take its client's key."""
-
-
-class Handshake:
-    """A connection to a session's address that says nothing: that its handshake succeeds is all. A context manager.
-
-    Raises SessionError, zmq.ZMQError for keys that are lost or damaged.
-    """
-
-    def __init__(self, folder: SessionFolder, file: SessionFile) -> None:
-        pair = folder.read_key("client")
-        keys = Keys(file.server_key, pair.public, pair.secret)
-        name = f"client-{uuid4().hex[:12]}"
-        self._answer = HandshakeResult.NONE
-        self._dealer = Dealer(file.address, name=name, keys=keys, log=log, reconnect_ms=_RECONNECT_MS)
-
-    def __enter__(self) -> Handshake:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._dealer.close()
-
-    def wait(self, timeout_s: float) -> HandshakeResult:
-        """What came of it so far; waits for the next answer if there is none."""
-        if not self._note() and not self._dealer.readable():
-            poll = select.poll()
-            poll.register(self._dealer.filenos()[1], select.POLLIN)
-            poll.poll(timeout_s * 1000)
-            self._note()
-        return self._answer
-
-    def _note(self) -> bool:
-        """Take note of what has happened; whether that settled something."""
-        before = self._answer
-        for change in self._dealer.changes():
-            if change is ConnectionChange.MADE:
-                self._answer = HandshakeResult.OURS
-            elif change is not ConnectionChange.BROKEN and self._answer is HandshakeResult.NONE:
-                self._answer = HandshakeResult.FOREIGN
-        return self._answer is not before
+            if not dealer.readable():
+                poll.poll(_POLL_S * 1000)

@@ -1,12 +1,18 @@
-"""Records in a journal's file: how one is written, and how they are read from a file that a disk has damaged.
+"""The files of a journal, and the records in them.
+
+    journal                    the segment that is being written
+    journal.000007             an earlier one
+    journal.000008.snapshot    the core as it was before the first event of segment 8
+    journal.next, *.draft      half made; removed at the next start
+    journal.damaged-*, journal.aside-*    kept for people, the last three of each; never read
+
+The newest whole snapshot and the segments from its number on are always complete, even if a process was killed in
+between. Without a snapshot, the segments from the first one on are.
 
 A record is `length (4 bytes) | crc32 (4 bytes) | MessagePack [now, event]`, little endian. A file begins with a line
-that says what it is, and a record that says which segment of the journal it is (`SegmentHead`; `segments` has the
-rest).
-
-A record whose checksum is wrong, or that cannot be decoded, is damaged. The reader looks for the next whole record
-behind it: each begins with the two bytes that MessagePack has for a pair with a time in front, and its checksum must
-fit. Where no whole record follows, the file was cut off there.
+that names the format, and a `SegmentHead` record. Behind a damaged record the reader looks for the next whole one: it
+begins with MessagePack's two bytes for a pair with a time in front, and its checksum fits. Without one, the file was
+cut off there.
 """
 
 from __future__ import annotations
@@ -14,41 +20,56 @@ from __future__ import annotations
 import mmap
 import operator
 import re
+import secrets
 import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
 
 from stoker.errors import SessionError
 from stoker.manager.core.events import Event
+from stoker.protocol.wire import VERSION
+from stoker.startup import RELEASE
 
 HEAD = struct.Struct("<II")
 MAGIC = b"stoker journal 2\n"
 OLD_MAGIC = b"stoker journal 1\n"
-"""A journal of before there were segments: one file, which does not say by which Stoker it was written."""
+"""A journal from before there were segments: one file, which does not name the Stoker that wrote it."""
 _OTHER_MAGIC = re.compile(rb"stoker journal [0-9]+(\n|\Z)")
 _PAIR_WITH_TIME = b"\x92\xcb"
 
+NEXT = "next"
+KEPT = 3
+_STAMP = len("20261231-235959")
+_NUMBERED = re.compile(r"journal\.(\d{6,})")
+_SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
+
+WRITER = f"{RELEASE} (protocol {VERSION})"
+"""The version that writes a segment: another version may decide otherwise about its events."""
+
+# ---- records
+
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
-    """What was decided about the journal's events from number `first` on (from 0): 4 bytes each, little endian."""
+    """Checks of the decisions on the journal's events from number `first` on (from 0): 4 bytes each, little endian."""
 
     first: int
     checks: bytes
 
     def numbered(self) -> Iterator[tuple[int, int]]:
-        """The events' numbers, and their checks."""
-        return enumerate(_numbers(self.checks), self.first)
+        numbers = array("I", self.checks[: len(self.checks) // 4 * 4])
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return enumerate(numbers, self.first)
 
 
 class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
-    """The first record of a segment. `number` counts from 1; `first` is the number of the segment's first event; `mark`
-    is drawn anew for each segment, and a snapshot names the segment that follows it by this too; `stoker` is the
-    version that began the segment."""
+    """`number` counts from 1; `first`: the number of its first event; `mark`: random, also in the snapshot that
+    belongs before the segment; `stoker`: the version that began it."""
 
     number: int
     first: int
@@ -57,8 +78,7 @@ class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Bytes that are no record. `tail`: nothing whole follows. `cut`: they look like a record that was not written to
-    its end, as a killed process leaves it."""
+    """`tail`: no whole record follows. `cut`: it looks like a record that a killed process did not write to its end."""
 
     at: int
     length: int
@@ -74,30 +94,18 @@ _decode = msgspec.msgpack.Decoder(tuple[float, Record]).decode
 
 
 def encoded(now: float, record: Record) -> tuple[bytes, bytes]:
-    """A record's bytes: its head and its body."""
     body = _encode((now, record))
     return HEAD.pack(len(body), zlib.crc32(body)), body
 
 
 def as_bytes(checks: array[int]) -> bytes:
-    """Checks as `Decided` has them."""
     if sys.byteorder == "big":
         checks.byteswap()
     return checks.tobytes()
 
 
-def _numbers(checks: bytes) -> array[int]:
-    numbers = array("I", checks[: len(checks) // 4 * 4])
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
-
-
 def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
-    """Each record of a file and each damaged part: where it ends in the file, its time, and itself.
-
-    Raises SessionError if there is no such file, it is no journal, or another version of Stoker wrote it.
-    """
+    """Yield each record and each damaged part of a file: where it ends, its time, and itself. Raises SessionError."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -105,6 +113,7 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
     with file:
         size = path.stat().st_size
         magic = file.read(len(MAGIC))
+        at = len(MAGIC)
         if magic not in (MAGIC, OLD_MAGIC):
             if size <= len(MAGIC) and MAGIC.startswith(magic):
                 return
@@ -116,8 +125,6 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
             at = size if whole is None else whole
             file.seek(at)
             yield at, 0.0, Damage(0, at, whole is None, cut=False, why="its first line is damaged")
-        else:
-            at = len(MAGIC)
         now = 0.0
         while at < size:
             head = file.read(HEAD.size)
@@ -141,12 +148,12 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
 
 
 def _was_magic(first: bytes) -> bool:
-    """Whether a damaged disk may have made this of a journal's first line. A page that was never written is zero."""
+    """A page that was never written is zero."""
     return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
 
 def _next_whole(path: Path, start: int) -> int | None:
-    """Where the first whole record begins at or behind `start`, or None."""
+    """Return where the first whole record begins at or behind `start`."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         size, at = len(data), start + HEAD.size
         while (at := data.find(_PAIR_WITH_TIME, at)) >= 0:
@@ -155,3 +162,108 @@ def _next_whole(path: Path, start: int) -> int | None:
                 return at - HEAD.size
             at += 1
     return None
+
+
+# ---- files
+
+
+class Segment(msgspec.Struct, frozen=True):
+    path: Path
+    head: SegmentHead
+
+
+def new_head(number: int = 1, *, first: int = 0) -> SegmentHead:
+    return SegmentHead(number, first, secrets.token_hex(8), WRITER)
+
+
+def kept_path(journal: Path, number: int) -> Path:
+    return journal.with_name(f"{journal.name}.{number:06d}")
+
+
+def snapshot_path(journal: Path, number: int) -> Path:
+    return journal.with_name(f"{journal.name}.{number:06d}.snapshot")
+
+
+def journal_exists(journal: Path) -> bool:
+    """True if there is a segment; only an earlier one if a manager was killed between two segments."""
+    return journal.exists() or any(_numbered(journal, _NUMBERED))
+
+
+def list_segments(journal: Path) -> list[Segment]:
+    """Oldest first. Raises SessionError."""
+    found: dict[int, Segment] = {}
+    for path in (*(path for _, path in _numbered(journal, _NUMBERED)), journal):
+        head = head_of(path) if path.exists() else None
+        if head is not None:
+            found[head.number] = Segment(path, head)
+            if path == journal and head.mark:  # a file with a later number does not belong to it
+                found = {number: segment for number, segment in found.items() if number <= head.number}
+    return [found[number] for number in sorted(found)]
+
+
+def list_snapshots(journal: Path) -> list[tuple[int, Path]]:
+    return sorted(_numbered(journal, _SNAPSHOT), reverse=True)
+
+
+def head_of(path: Path) -> SegmentHead | None:
+    """Return a segment's first record; if that is damaged, only its number; None if the file ends before it."""
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) == OLD_MAGIC:
+            return SegmentHead(1, 0, "", "")
+    is_empty = True
+    for _, _, record in scan(path):
+        is_empty = False
+        if isinstance(record, SegmentHead):
+            return record
+        if not isinstance(record, Damage) or record.at:  # behind a damaged first line the record may be whole
+            break
+    if is_empty:
+        return None
+    if name := _NUMBERED.fullmatch("journal" + path.suffix):
+        return SegmentHead(int(name[1]), 0, "", "")
+    after = max((number + 1 for number, _ in _numbered(path, _NUMBERED)), default=1)
+    return SegmentHead(max([after, *(number for number, _ in list_snapshots(path))]), 0, "", "")
+
+
+def half_made_files(journal: Path) -> Iterator[Path]:
+    for path in _beside(journal):
+        if path.name.endswith(".draft") or path.name == f"{journal.name}.{NEXT}":
+            yield path
+
+
+def older_files(journal: Path, than: int) -> Iterator[Path]:
+    for number, path in (*_numbered(journal, _NUMBERED), *list_snapshots(journal)):
+        if number < than:
+            yield path
+
+
+def journal_files(journal: Path) -> list[Path]:
+    numbered = [path for _, path in (*_numbered(journal, _NUMBERED), *list_snapshots(journal))]
+    return [path for path in (journal, *numbered) if path.exists()]
+
+
+def _numbered(journal: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
+    for path in _beside(journal):
+        if name := pattern.fullmatch("journal" + path.name.removeprefix(journal.name)):
+            yield int(name[1]), path
+
+
+def _beside(journal: Path) -> list[Path]:
+    try:
+        return sorted(journal.parent.glob(f"{journal.name}.*"))
+    except OSError as error:
+        raise SessionError(f"no journal at {journal}: {error.strerror}") from error
+
+
+def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:
+    """A `needed` file is a copy of a segment that is still read: without it the damage would be reported again."""
+    damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
+    for path in damaged[:-KEPT]:
+        if path not in needed:
+            path.unlink(missing_ok=True)
+    aside: dict[str, list[Path]] = {}
+    for path in journal.parent.glob(f"{journal.name}.aside-*"):
+        aside.setdefault(path.name.partition(".aside-")[2][:_STAMP], []).append(path)
+    for stamp in sorted(aside)[:-KEPT]:
+        for path in aside[stamp]:
+            path.unlink(missing_ok=True)

@@ -1,9 +1,13 @@
-"""The way back from a journal: the same events, in order, at the same times, give the same manager."""
+"""Replays of a journal: the same events, in order, at the same times, give the same manager.
+
+`verify` compares each decision with the recorded one. A difference means that something else went into a decision (a
+clock, chance, the order of a set), or that other code or policies ran the session. The replay stops there.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -11,61 +15,38 @@ import msgspec
 
 from stoker.errors import SessionError
 from stoker.manager.core import report, story
-from stoker.manager.core.events import Command, Event
+from stoker.manager.core.events import (
+    Command,
+    Event,
+    FromClient,
+    FromPilot,
+    ManagerRestarted,
+    RecordsLost,
+    ToClient,
+    ToPilot,
+)
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.live.chosen import policies_of
-from stoker.manager.live.past import JournalPast
+from stoker.manager.live.comeback import JournalPast
+from stoker.manager.live.decisions import NO_DECISIONS, check_of
+from stoker.manager.live.journal import MOST_CHECKS
 from stoker.manager.live.records import Decided
-from stoker.manager.policies import default_policies
+from stoker.manager.live.session_policies import policies_of
 from stoker.protocol import to_client
 from stoker.protocol.calls import ListedState
 from stoker.protocol.ids import parse_call
 from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_manager import ClientHello, PilotHello
+from stoker.tracebacks import lines_of_user_code
 
 log = logging.getLogger(__name__)
 
-
-class Replay:
-    """A replay of what a journal has. `core`: as it is after the events that were given so far; None before the first.
-    `since`: events before this time are not in the journal any more, because it was compacted; 0 = all are."""
-
-    def __init__(
-        self, path: Path, session: str, policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
-    ) -> None:
-        self._policies = policies or default_policies()
-        self._session, self._watch = session, watch
-        self._past = JournalPast(path, watch=watch, policies=self._policies)
-        self.core = self._past.core
-        self.since = self._past.since
-
-    def events(self) -> Iterator[tuple[float, Event]]:
-        """Each event, before `core` is given it: the caller hands it to `handle`."""
-        for now, record in self._past.records():
-            if not isinstance(record, Decided):
-                yield now, record
-
-    def handle(self, event: Event, now: float) -> list[Command]:
-        """What the core decides about an event."""
-        if self.core is None:
-            self.core = Core(self._session, self._policies, now=now, watch=self._watch)
-            self.core.start()
-        return self.core.handle(event, now)
-
-
-def replay(
-    path: Path, session: str, policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
-) -> Core | None:
-    """The core as it was after the journal's last event, or None if the journal is empty. Its commands were carried out
-    long ago and are dropped. `watch`: calls whose story is wanted even though they have ended."""
-    again = Replay(path, session, policies, watch=watch)
-    for now, event in again.events():
-        again.handle(event, now)
-    return again.core
+_SHOWN = 12
+_LONGEST = 200
 
 
 def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Story:
-    """What `stoker explain` says of a session that is over, or of a call that has ended. Raises SessionError."""
+    """Return the story of a session that is over, or of a call that has ended. Raises SessionError."""
     try:
         watch = frozenset({int(parse_call(subject))})
     except ValueError:
@@ -79,10 +60,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """The story that a live manager tells, or that of its journal, which remembers calls that the manager forgot.
-
-    A journal that cannot be read at this moment (it is empty still, or was compacted just now) changes nothing.
-    """
+    """Return the live manager's story, or the journal's, which has calls that the manager forgot."""
     if told.found:
         return told
     try:
@@ -94,19 +72,164 @@ def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Stor
 
 
 def status_of_ended_session(folder: SessionFolder) -> to_client.Status:
-    """What `stoker status` says of a session that is over. Raises SessionError."""
-    return report.session_status(_replayed(folder, frozenset())[0].state)
+    return report.session_status(_replayed(folder)[0].state)
 
 
 def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedState | None) -> to_client.Calls:
-    """What `stoker calls` says of a session that is over. Raises SessionError."""
-    return report.list_calls(_replayed(folder, frozenset())[0].state, limit=limit, only=only)
+    return report.list_calls(_replayed(folder)[0].state, limit=limit, only=only)
 
 
-def _replayed(folder: SessionFolder, watch: frozenset[int]) -> tuple[Core, float]:
-    again = Replay(folder.journal, folder.read().session, policies_of(folder), watch=watch)
-    for now, event in again.events():
-        again.handle(event, now)
-    if again.core is None:
+def _replayed(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tuple[Core, float]:
+    past = JournalPast(folder.journal, folder.read().session, policies_of(folder), watch=watch)
+    past.replay()
+    if past.core is None:
         raise SessionError(f"the journal of {folder.path} is empty: nothing has happened in the session")
-    return again.core, again.since
+    return past.core, past.since
+
+
+# ---- verifying
+
+
+class FirstDifference(msgspec.Struct, frozen=True):
+    """The first event with another decision. `event`: its number from 0; `decides`: the present decision."""
+
+    event: int
+    after_s: float
+    happened: tuple[str, ...]
+    decides: tuple[str, ...]
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """`checked`: events whose decisions the journal knows; `restarts`: managers that came back; `since`: earlier
+    events are no longer in the journal (0: all are); `lost`: damaged parts."""
+
+    session: str
+    events: int
+    checked: int
+    restarts: int
+    lasted_s: float
+    difference: FirstDifference | None = None
+    since: float = 0.0
+    lost: int = 0
+
+    @property
+    def is_old(self) -> bool:
+        """True if the journal has no checks: it was written by a version before they existed."""
+        return self.events > 0 and not self.checked
+
+
+class _Made(msgspec.Struct, frozen=True):
+    check: int
+    now: float
+    event: Event
+    commands: Sequence[Command]
+
+
+def verify(
+    path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
+) -> Replayed:
+    """Replay a journal and compare decisions. `tell` hears now and then the number of events, and their time in
+    seconds.
+
+    Raises SessionError if there is no journal, it is empty, or a policy raises.
+    """
+    past = JournalPast(path, session, policies)
+    made: dict[int, _Made] = {}
+    events = checked = restarts = lost = 0
+    began = last = past.since
+    found: FirstDifference | None = None
+    records = past.records()
+    for now, record in records:
+        if isinstance(record, Decided):
+            if past.is_comparable:
+                found, here = _compare(record, made, began)
+                checked += here
+            made.clear()
+            if found is not None:
+                break
+            continue
+        number, began = past.next_event - 1, began or now
+        try:
+            commands = past.handle(record, now)
+        except Exception as error:
+            lines = lines_of_user_code(error)
+            if not lines:  # a fault of the core, not of a policy
+                raise
+            where = f"session {session}: event {number:,}, {now - began:.3f} s after the start"
+            then = "as it did not" if _was_decided(number, records) else "as it did"
+            text = f"{where}: the policy raises {type(error).__name__}, {then} when the session lived"
+            raise SessionError("\n".join([text, *lines]), session=session, event=number) from error
+        lost += isinstance(record, RecordsLost)
+        if isinstance(record, ManagerRestarted):
+            made.clear()
+            restarts += 1
+        if len(made) < MOST_CHECKS:
+            made[number] = _Made(check_of(commands), now, record, commands)
+        events, last = events + 1, now
+        if tell is not None and not events % 10_000:
+            tell(events, now - began)
+    if past.core is None:
+        raise SessionError(f"the journal {path} is empty: nothing has happened in the session")
+    return Replayed(session, events, checked, restarts, last - began, found, past.since, lost)
+
+
+def _was_decided(event: int, records: Iterator[tuple[float, Event | Decided]]) -> bool:
+    checks = (record for _, record in records if isinstance(record, Decided))
+    return any(number == event for record in checks for number, _ in record.numbered())
+
+
+def _compare(record: Decided, made: dict[int, _Made], began: float) -> tuple[FirstDifference | None, int]:
+    same = 0
+    for number, check in record.numbered():
+        mine = made.get(number)
+        if mine is None:
+            continue
+        if mine.check != check:
+            decides = _shortened([_command(each) for each in mine.commands if _decides(each)]) or ("nothing",)
+            return FirstDifference(number, mine.now - began, _shortened(_event(mine.event)), decides), same
+        same += 1
+    return None, same
+
+
+def session_in(path: Path) -> tuple[Path, str]:
+    """Return the journal at a path, which may be its session's folder, and its session. Raises SessionError."""
+    if path.is_dir():
+        folder = SessionFolder(path)
+        return folder.journal, folder.read().session
+    past = JournalPast(path)
+    if past.core is not None:
+        return path, past.core.state.session
+    for _, event in past.records():
+        if isinstance(event, FromClient | FromPilot) and event.messages:
+            hello = event.messages[0]
+            if isinstance(hello, ClientHello | PilotHello):
+                return path, hello.session
+    raise SessionError(
+        f"the journal {path} does not say which session it is of: no program or pilot has said hello in it"
+    )
+
+
+def _decides(command: Command) -> bool:
+    said = command.message if isinstance(command, ToPilot | ToClient) else command
+    return type(said) not in NO_DECISIONS
+
+
+def _command(command: Command) -> str:
+    match command:
+        case ToPilot(pilot=whom, message=said) | ToClient(client=whom, message=said):
+            return f"{whom}: {said}"
+        case _:
+            return str(command)
+
+
+def _event(event: Event) -> list[str]:
+    if isinstance(event, FromClient):
+        return [f"{event.client} said {message}" for message in event.messages]
+    if isinstance(event, FromPilot):
+        return [f"{event.pilot} said {message}" for message in event.messages]
+    return [str(event)]
+
+
+def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
+    shown = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in lines[:_SHOWN]]
+    return (*shown, *([f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []))

@@ -1,14 +1,8 @@
 """The manager's one loop.
 
-A turn: wait until something comes or is due; read every socket; give each frame to the core; write the turn's events
-to the journal with one write; then send one frame a peer. Nothing is delayed to form a batch: batches form by
-themselves while a turn is under way.
-
-The commands of a turn wait until its events are safe in the journal (`HeldCommands`): they leave at once, after a sync,
-or when the disk has room again. Meanwhile the loop goes on, and answers questions.
-
-Time counts from the epoch, so that times in the journal and in stories mean the same after a restart; it does not jump
-when somebody sets the wall clock (`clock`).
+A turn: wait until a message comes or work is due; read every socket; give each frame to the core; write the turn's
+events to the journal with one write; then send one frame a peer. Batches form by themselves while a turn is under way.
+Commands wait until their events are safe in the journal (`HeldCommands`). Meanwhile the loop answers questions.
 """
 
 from __future__ import annotations
@@ -16,63 +10,58 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
+from stoker.log_files import SeldomLog
 from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
-from stoker.manager.core.events import (
-    AskAdvice,
-    Command,
-    DiscardObject,
-    EndManager,
-    Record,
-    SetTimer,
-    ToClient,
-    ToPilot,
-)
+from stoker.manager.core.clients import refusal_of
+from stoker.manager.core.events import Command, Event, ToClient, ToPilot
 from stoker.manager.core.pilot_reports import is_heartbeat, must_be_recorded
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.sending import are_pieces
-from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
+from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role, User
-from stoker.manager.live.advisor import LIMIT_S, AdvisorLink
+from stoker.manager.live.advisor import LIMIT_S, AdvisorLink, History
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
-from stoker.manager.live.clock import Clock
+from stoker.manager.live.clock import CLIENT_ACK_S, PILOT_ACK_S, Acks, Clock, TimerHeap
 from stoker.manager.live.comeback import come_back
 from stoker.manager.live.compaction import Compaction
-from stoker.manager.live.core_failures import CoreFailedError, refusal_after
 from stoker.manager.live.decisions import check_of
-from stoker.manager.live.discarding import discard_result
-from stoker.manager.live.doors import PORTS, Doors, name_of
-from stoker.manager.live.event_reader import EventReader, has_only_questions, is_from_observer
-from stoker.manager.live.held_commands import HeldCommands
-from stoker.manager.live.history import History
-from stoker.manager.live.journal import Journal
-from stoker.manager.live.journal_trouble import JournalTrouble
-from stoker.manager.live.notice_log import NoticeLog
-from stoker.manager.live.patience import Patience
-from stoker.manager.live.peer_watch import PeerWatch
-from stoker.manager.live.restarts import RestartProgress
-from stoker.manager.live.session_address import SessionAddress
-from stoker.manager.live.session_end import EndRequest, IdleCheck
-from stoker.manager.live.timers import TimerHeap
+from stoker.manager.live.doors import PORTS, Doors, EventReader, has_only_questions, is_from_observer, name_of
+from stoker.manager.live.journal import HeldCommands, Journal, JournalTrouble
+from stoker.manager.live.keeper import RestartProgress
+from stoker.manager.live.peer_watch import Patience, PeerWatch
+from stoker.manager.live.presence import SessionAddress
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 from stoker.protocol.to_manager import ClientHello
+from stoker.tracebacks import lines_of_user_code
+from stoker.units import show_seconds
 
 log = logging.getLogger("stoker.manager")
 
 FULL_BYTES = 256 << 20
 """While this many bytes wait for room on the disk, the manager reads no messages."""
 FULL_S = 0.1
+MOST_FAILURES, FAILURES_S = 20, 600.0
+"""The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`, and then no refusal is written."""
+_LONGEST_REASON = 500
+_discard_log = SeldomLog(log)
+
+
+class CoreFailedError(Exception):
+    """The core raised on this event; a refusal replaces it in the journal, and the manager restarts."""
 
 
 class ManagerServer:
-    """A manager process: the core, its doors, journal and history. `sure` returns once no other manager can run the
-    session; `parent` is the process id of the program that started this one (0 = not known)."""
+    """`sure` returns once no other manager can run the session; `parent`: the program that started this one (0 = not
+    known)."""
 
     def __init__(
         self,
@@ -94,7 +83,6 @@ class ManagerServer:
         self._wait_until_sure = sure
         self._timers = TimerHeap()
         self._ended = ""
-        """Why the session is over; empty while it goes on."""
         self._acks = {Role.CLIENT: Acks(CLIENT_ACK_S), Role.PILOT: Acks(PILOT_ACK_S)}
         self._peers = PeerWatch(patience, parent=parent)
         before = folder.read() if folder.file.exists() else None
@@ -120,11 +108,10 @@ class ManagerServer:
         self._reader = EventReader(self.doors, self.core.state, now=now)
         self._held = HeldCommands(self.journal)
         self._passing: list[Command] = []
-        """What this turn's frames of pieces lead to."""
         self._trouble = JournalTrouble(self.journal, folder.path)
         self._carry_out(self.core.start())
         self._progress = RestartProgress(folder.progress, done=self.core.state.done)
-        self._notice_log = NoticeLog()
+        self._logged: dict[str, float] = {}
         first: list[Command] = []
         if back.ends:
             self._give(events.EndsKept(back.ends), now, first)
@@ -146,7 +133,6 @@ class ManagerServer:
         self._define_session(now)
 
     def run(self) -> str:
-        """Serve until the session is over; returns why."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)
@@ -172,7 +158,7 @@ class ManagerServer:
             self._start_attendants(now, commands)
             for advice in self.advisor.answers(now):
                 self._give(advice, now, commands)
-            self._notice_log.copy_new(self.core.state.notices)
+            self._log_new_notices(self.core.state.notices)
             self._end_turn(commands)
             self._progress.report_first_end(self.core.state.done)
             self.compaction.advance(self.core)
@@ -180,8 +166,7 @@ class ManagerServer:
         return self._ended
 
     def _wait_for_room(self, now: float, commands: list[Command]) -> None:
-        """Read no messages for a moment. Peers do not count as silent meanwhile, nor as absent if one of them may have
-        made a new connection, and `stoker down` has a file to say that the session is to end."""
+        """Read no messages for a moment; peers do not count as silent meanwhile."""
         time.sleep(FULL_S)
         self._peers.excuse_silence(now, may_be_back=self.doors.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
@@ -200,35 +185,34 @@ class ManagerServer:
         if event is None:
             return
         self.doors.take(name_of(peer), peer)
-        if are_pieces(event):
-            self._pass_on(event, now)
-            return
         if isinstance(event, events.FromPilot):
             self._peers.heard(Role.PILOT, event.pilot, now)
+        else:
+            self._peers.heard(Role.CLIENT, event.client, now)
+        if are_pieces(event):
+            self._pass_on(event, now)
+        elif isinstance(event, events.FromPilot):
             known = event.pilot in self.core.state.pilots
             if not is_heartbeat(event):
                 self._give(event, now, commands)
             elif not known or must_be_recorded(self.core.state, event, now):
                 self._give(event, now, commands, keep=known)
-            return
-        self._peers.heard(Role.CLIENT, event.client, now)
+        else:
+            self._from_client(event, now, commands)
+
+    def _from_client(self, event: events.FromClient, now: float, commands: list[Command]) -> None:
         self._tell_refusals(now, commands, at_once=True)
         if not event.sequence and is_from_observer(event.messages):  # welcome it although the disk may be full
             welcome: list[Command] = []
             self._give(event, now, welcome)
             self._carry_out(welcome)
-        else:
-            self._give(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
-            if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
-                self._trouble.program_came()
+            return
+        self._give(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
+        if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
+            self._trouble.program_came()
 
     def _pass_on(self, event: events.FromPilot | events.FromClient, now: float) -> None:
-        """Note what is to be sent for pieces: it leaves when the turn's frames are read, before the journal is
-        written."""
-        if isinstance(event, events.FromPilot):
-            self._peers.heard(Role.PILOT, event.pilot, now)
-        else:
-            self._peers.heard(Role.CLIENT, event.client, now)
+        """The commands leave when the turn's frames are read, before the journal is written."""
         try:
             self._passing += self.core.pass_on(event, now)
         except Exception as error:
@@ -236,12 +220,12 @@ class ManagerServer:
             self._reader.count("pieces that the manager could not pass on")
 
     def _tell_refusals(self, now: float, commands: list[Command], *, at_once: bool = False) -> None:
-        """Tell the core how many frames were refused: the session's status shows it."""
         if counts := self._reader.take_refusals(now, at_once=at_once):
             self._give(events.FramesRefused(counts), now, commands)
 
-    def _give(self, event: events.Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        if not keep:  # the answer to a question need not wait for the disk
+    def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
+        """`keep`: write the event to the journal; False for a question, which need not wait."""
+        if not keep:
             self._carry_out(self._answer(event, now))
             return
         self.journal.write(now, event)
@@ -257,8 +241,7 @@ class ManagerServer:
         self.journal.decided(check_of(decided))
         commands += decided
 
-    def _answer(self, event: events.Event, now: float) -> list[Command]:
-        """The core's answer to an event that changes nothing and is not in the journal."""
+    def _answer(self, event: Event, now: float) -> list[Command]:
         try:
             return self.core.handle(event, now)
         except Exception as error:
@@ -296,7 +279,6 @@ class ManagerServer:
             self._give(events.SessionEnded(why), now, commands)
 
     def _start_attendants(self, now: float, commands: list[Command]) -> None:
-        """Start the processes that the session needs, and tell the core if no factory says hello."""
         self.attendants.start_missing()
         trouble = self.attendants.factory_trouble
         if trouble != self.core.state.factory_trouble:
@@ -315,7 +297,6 @@ class ManagerServer:
     # ---- what goes out
 
     def _end_turn(self, commands: list[Command]) -> None:
-        """Write the turn's events to disk, and carry out the commands whose events are safe there."""
         self.journal.flush()
         if self.journal.is_synced:
             ready, commands = self._held.split(commands)
@@ -329,7 +310,6 @@ class ManagerServer:
             self._carry_out(self._held.release())
 
     def _tell_of_journal(self) -> None:
-        """Tell the session and its programs if the journal cannot be written, or can be again."""
         trouble, now = self._trouble, self.clock.now()
         if notice := trouble.changed_notice(now):
             self._notice(notice)
@@ -339,16 +319,24 @@ class ManagerServer:
             self._carry_out(ToClient(client.id, told) for client in clients)
 
     def _notice(self, text: str) -> None:
-        """Add a notice that `status` shows."""
         commands: list[Command] = []
         self._give(events.Noticed(text), self.clock.now(), commands)
         self._held.hold(commands)
 
+    def _log_new_notices(self, notices: Mapping[str, float]) -> None:
+        logged = self._logged
+        if len(notices) == len(logged) and notices == logged:
+            return
+        for text, at in notices.items():
+            if logged.get(text) != at:
+                log.warning("%s", text)
+        self._logged = dict(notices)
+
     def _carry_out(self, commands: Iterable[Command]) -> None:
-        """Do what the core decided. Messages to one peer leave as one frame, with its acknowledgements."""
+        """Messages to one peer leave as one frame, with its acknowledgements."""
         frames: dict[str, list[object]] = {}
         peer: str
-        advice: list[AskAdvice] = []
+        advice: list[events.AskAdvice] = []
         for command in commands:
             match command:
                 case ToPilot(peer, message) | ToClient(peer, message):
@@ -362,15 +350,15 @@ class ManagerServer:
                         self._acks[Role.CLIENT].add(peer, message, self.clock.now())
                     else:
                         frames.setdefault(peer, []).append(message)
-                case SetTimer(at, key):
+                case events.SetTimer(at, key):
                     self._timers.set(key, at=at)
-                case AskAdvice():
+                case events.AskAdvice():
                     advice.append(command)
-                case _ if isinstance(command, Record):
+                case _ if isinstance(command, events.Record):
                     self.history.record(command)
-                case DiscardObject(path):
+                case events.DiscardObject(path):
                     discard_result(self.folder, path)
-                case EndManager(reason):
+                case events.EndManager(reason):
                     self._ended = reason
         for peer, messages in frames.items():
             for acks in self._acks.values():
@@ -380,8 +368,7 @@ class ManagerServer:
         for ask in advice:
             self._advise(ask)
 
-    def _advise(self, ask: AskAdvice) -> None:
-        """Say what history has of a context at once, and ask the advisor, which answers when it can."""
+    def _advise(self, ask: events.AskAdvice) -> None:
         self.advisor.ask(ask, self.clock.now())
         answer = self.history.answer(ask)
         if answer is not None:
@@ -392,7 +379,6 @@ class ManagerServer:
     # ---- the beginning
 
     def _define_session(self, now: float) -> None:
-        """Tell the core where pilots come from, and start the processes that this needs."""
         sites = sites_of(self.folder)
         state = self.core.state
         models_s = [float(site.advice.time_limit_s) for site in sites if site.advice.url]
@@ -404,8 +390,6 @@ class ManagerServer:
             self._give(events.SessionDefined(sources, lease_s=self.patience.pilot_lease_s), now, commands)
             self._end_turn(commands)
 
-    # ---- after a restart
-
     def _come_back(self, now: float, *, lost: int) -> None:
         commands: list[Command] = []
         state = self.core.state
@@ -414,9 +398,61 @@ class ManagerServer:
         self._peers.expect_all_back(state, now)
         self._give(events.ManagerRestarted(lost), now, commands)
         self._end_turn(commands)
-        log.warning(
-            "came back from the journal: %d calls open, %d done, %d pilots",
-            len(state.calls),
-            state.done,
-            len(state.pilots),
-        )
+        counts = len(state.calls), state.done, len(state.pilots)
+        log.warning("came back from the journal: %d calls open, %d done, %d pilots", *counts)
+
+
+def refusal_after(error: Exception, event: Event, *, failed_at: Iterable[float], now: float) -> Event | None:
+    """Return the refusal that replaces an event in the journal; None if the core has failed too often."""
+    if sum(now - at < FAILURES_S for at in failed_at) >= MOST_FAILURES:
+        return None
+    lines = lines_of_user_code(error)
+    where = f" ({lines[0].strip()})" if lines else ""
+    return refusal_of(event, f"{type(error).__name__}: {error}{where}"[:_LONGEST_REASON])
+
+
+def discard_result(folder: SessionFolder, path: str) -> None:
+    """Remove a result file that no program will read. Its name comes from a pilot: no other file is removed."""
+    file = Path(path)
+    if file.parent != folder.objects or not file.name.startswith("result-"):
+        return
+    try:
+        file.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:  # a name may hold a zero, or be too long
+        _discard_log.warning("results", f"cannot remove a result that no program reads, {path!r:.300}: {error}")
+
+
+class IdleCheck:
+    """`limit_s`: 0 = the session may be idle forever."""
+
+    def __init__(self, limit_s: float, *, now: float) -> None:
+        self._limit_s = limit_s
+        self._used_at = self._checked_at = now
+
+    def why_end(self, state: State, now: float) -> str:
+        if not (state.kept and self._limit_s and now - self._checked_at >= min(self._limit_s / 4, 60)):
+            return ""
+        self._checked_at = now
+        if state.calls or any(not client.gone and not client.observer for client in state.clients.values()):
+            self._used_at = now
+        elif now - self._used_at >= self._limit_s:
+            return f"no program has used it for {show_seconds(now - self._used_at)}"
+        return ""
+
+
+class EndRequest:
+    """The file that `stoker down` touches if the manager may be unable to read messages."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self._path = folder.asked_to_end
+        self._touched_ns = 0
+
+    def is_new(self) -> bool:
+        """True if the file was touched since the last call. A file that a killed `stoker down` left does not change."""
+        before = self._touched_ns
+        try:
+            with self._path.open("rb") as file:  # opened: a network file system then looks again
+                self._touched_ns = os.fstat(file.fileno()).st_mtime_ns
+        except OSError:
+            self._touched_ns = 0
+        return 0 != before != self._touched_ns != 0

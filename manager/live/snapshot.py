@@ -1,39 +1,248 @@
-"""Snapshots of a core: what a manager comes back from, instead of all events since the session began.
+"""Snapshots of a core: a manager restarts from the last one instead of all events since the session began.
 
-A file has a line that says what it is, lengths and checksums, and three parts: a head (which Stoker wrote it, before
-which segment of the journal it belongs, and the fields of every class in it), what is certain (see `CertainFacts`), and
-the core itself (`pickled`). A manager reads the core only if it would write the same fields. Otherwise, as after an
-upgrade, it does not guess: what is certain is in messages that every version reads, and the rest is asked of the peers.
+A file has three parts: a head (the Stoker that wrote it, and the fields of each class), facts that are certain, and
+the pickled core. A manager reads the core only if it would write the same fields. Otherwise, as after an upgrade, it
+uses the certain facts, and the peers report the rest.
+
+The state is a graph with cycles and shared identity. Its nouns (plain objects, and Structs that change) are written
+one after the other, each as the values of its fields, in which other nouns are references: so the depth of a pickle
+does not grow with the graph. Only classes of the core, of policies, messages and a few containers are written or
+loaded.
 """
 
 from __future__ import annotations
 
+import enum
+import io
 import os
+import pickle
 import struct
+import sys
 import zlib
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
+from stoker.errors import StokerError
 from stoker.manager.core.reactor import Core
+from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
-from stoker.manager.live import pickled
-from stoker.manager.live.pickled import Layout, Unreadable
 from stoker.manager.live.records import SegmentHead
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import ClientId
 from stoker.startup import RELEASE
 from stoker.whole_files import draft_of
 
+_PACKAGES = ("stoker.manager.core.", "stoker.manager.policies", "stoker.protocol.", "stoker.pilot.core")
+_MODULES = frozenset(
+    {
+        "stoker.contexts.inference.adapter", "stoker.contexts.recipe", "stoker.contexts.step_times",
+        "stoker.chance",
+    }
+)  # fmt: skip
+_CONTAINERS = frozenset({OrderedDict, deque, defaultdict, Counter, set, frozenset, bytearray, complex, range})
+_LOADED = {(each.__module__, each.__qualname__): each for each in _CONTAINERS}
+_ABSENT = "stoker: this field was never set"
+_AT_ONCE = 500
+
+Layout = dict[str, list[str]]
+"""The fields of each class, in the order in which they are written; "*" stands for its `__dict__`."""
+
+# ---- pickles
+
+
+class Unsaveable(StokerError):
+    """The state holds something that a snapshot cannot keep."""
+
+
+class Unreadable(StokerError):
+    """A snapshot is damaged, or this version of Stoker does not know its content."""
+
+
+def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
+    """Write an object and everything that it refers to. `modules`: of a user's policies.
+
+    Raises Unsaveable, OSError.
+    """
+    pickler = _Pickler(file, modules)
+    try:
+        pickler.dump(root)
+        written = 0
+        while written < len(pickler.nouns):
+            some = pickler.nouns[written : written + _AT_ONCE]
+            written += len(some)
+            pickler.dump([pickler.state_of(each) for each in some])
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise Unsaveable(f"it cannot be written: {error}") from error
+    return pickler.layout
+
+
+def load(data: bytes | memoryview, layout: Layout, *, modules: Iterable[str] = ()) -> Any:
+    loader = _NounUnpickler(io.BytesIO(data), modules)
+    try:
+        loader.compare(layout)
+        root = loader.load()
+        filled = 0
+        while filled < len(loader.nouns):
+            states = loader.load()
+            for noun, state in zip(loader.nouns[filled : filled + len(states)], states, strict=True):
+                loader.fill(noun, state)
+            filled += len(states)
+    except Unreadable:
+        raise
+    except Exception as error:  # a pickle of another version may fail in any way
+        raise Unreadable(f"{type(error).__name__}: {error}") from error
+    return root
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: BinaryIO, modules: Iterable[str]) -> None:
+        super().__init__(file, protocol=5)
+        self._modules = _MODULES | frozenset(modules)
+        self.nouns: list[object] = []
+        self.layout: Layout = {}
+        self._kinds: dict[type, bool] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        noun = self._kinds.get(kind)
+        if noun is None:
+            noun = self._kind(kind, obj)
+        if not noun:
+            return NotImplemented
+        self.nouns.append(obj)
+        return new_noun, (kind,)
+
+    def _kind(self, kind: type, obj: object) -> bool:
+        if obj is new_noun or kind in _CONTAINERS:
+            return False
+        if issubclass(kind, type):
+            if not _is_allowed(obj.__module__, self._modules) and obj not in _CONTAINERS:
+                raise Unsaveable(f"it holds the class {obj.__module__}.{getattr(obj, '__qualname__', obj)}")
+            return False
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if not _is_allowed(kind.__module__, self._modules) or "<locals>" in name:
+            raise Unsaveable(f"it holds {name}: {obj!r:.80}")
+        is_enum, is_struct = issubclass(kind, enum.Enum), issubclass(kind, msgspec.Struct)
+        is_value = issubclass(kind, tuple) or (is_struct and kind.__struct_config__.frozen)  # type: ignore[attr-defined]
+        noun = not is_enum and not is_value
+        if noun and not is_struct and kind.__eq__ is not object.__eq__:
+            raise Unsaveable(f"it holds {name}, which compares by value and may change")
+        if not is_enum:
+            self.layout[_name(kind)] = fields_of(kind)
+        self._kinds[kind] = noun
+        return noun
+
+    def state_of(self, noun: object) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+        names = [name for name in self.layout[_name(type(noun))] if name != "*"]
+        return tuple([getattr(noun, name, _ABSENT) for name in names]), getattr(noun, "__dict__", None)
+
+
+class _NounUnpickler(pickle.Unpickler):
+    def __init__(self, file: BinaryIO, modules: Iterable[str]) -> None:
+        super().__init__(file)
+        self._modules = _MODULES | frozenset(modules)
+        self.nouns: list[Any] = []
+        self._fields: dict[type, list[str]] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (new_noun.__module__, new_noun.__qualname__):
+            return self._new_noun
+        if container := _LOADED.get((module, name)):
+            return container
+        found = _class(module, name) if _is_allowed(module, self._modules) else None
+        if found is None:
+            raise Unreadable(f"{module}.{name} is nothing that a snapshot may hold")
+        return found
+
+    def compare(self, layout: Layout) -> None:
+        for name, fields in layout.items():
+            module, _, inner = name.partition(":")
+            found = _class(module, inner) if _is_allowed(module, self._modules) else None
+            if found is None:
+                raise Unreadable(f"there is no class {inner} in {module}")
+            if fields_of(found) != fields:
+                raise Unreadable(f"{inner} has other fields now")
+
+    def _new_noun(self, kind: type) -> Any:
+        if issubclass(kind, msgspec.Struct):
+            noun: Any = kind(**dict.fromkeys(kind.__struct_fields__))
+        else:
+            noun = kind.__new__(kind)
+        self.nouns.append(noun)
+        return noun
+
+    def fill(self, noun: Any, state: tuple[tuple[Any, ...], dict[str, Any] | None]) -> None:
+        kind = type(noun)
+        names = self._fields.get(kind)
+        if names is None:
+            names = self._fields[kind] = [name for name in fields_of(kind) if name != "*"]
+        values, more = state
+        put = setattr if isinstance(noun, msgspec.Struct) else object.__setattr__
+        for name, value in zip(names, values, strict=True):
+            if type(value) is not str or value != _ABSENT:
+                put(noun, name, value)
+        if more is not None:
+            noun.__dict__.update(more)
+
+
+def new_noun(kind: type) -> object:
+    """Stands in a pickle for "a new object of this class"; the unpickler replaces it."""
+    raise Unreadable(f"a {kind} outside of a snapshot")
+
+
+def fields_of(kind: type) -> list[str]:
+    if issubclass(kind, msgspec.Struct):
+        return list(kind.__struct_fields__)
+    slots: list[str] = []
+    bare = True
+    for each in reversed(kind.__mro__[:-1]):
+        own = each.__dict__.get("__slots__")
+        if own is None:
+            bare = False
+        slots += [own] if isinstance(own, str) else own or ()
+    return [name for name in slots if name not in ("__weakref__", "__dict__")] + ([] if bare else ["*"])
+
+
+def _is_allowed(module: str, modules: frozenset[str]) -> bool:
+    return module in modules or module.startswith(_PACKAGES)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _class(module: str, name: str) -> type | None:
+    found: Any = sys.modules.get(module)
+    if found is None and module.startswith("stoker."):
+        __import__(module)
+        found = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and found.__module__ == module else None
+
+
+def policies_modules(policies: Policies | None) -> frozenset[str]:
+    """Return the modules of policies, which may be a user's own, and all imported modules of their packages."""
+    if policies is None:
+        return frozenset()
+    own = {type(seam).__module__ for seam in (policies.dispatch, policies.residency, policies.provisioning)}
+    packages = {name.partition(".")[0] for name in own} - {"stoker"}
+    return frozenset(own | {name for name in list(sys.modules) if name.partition(".")[0] in packages})
+
+
+# ---- files
+
 _MAGIC = b"stoker snapshot 1\n"
 _PARTS = struct.Struct("<QIQIQI")
-"""Length and CRC-32 of the head, of what is certain, and of the core."""
+"""Length and CRC-32 of the head, of the certain facts, and of the core."""
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """What a snapshot says of itself. `segment` is the one that follows; `at`: the time of the last event before it."""
+    """`segment`: the segment that follows; `at`: the time of the last event before it."""
 
     session: str
     stoker: str
@@ -52,14 +261,12 @@ class Unconfirmed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CertainFacts(msgspec.Struct, frozen=True):
-    """What holds whatever another version thinks of the rest."""
+    """Facts that hold even if another version cannot read the core."""
 
     clients: list[Unconfirmed] = []
 
 
 class CoreSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot's parts. `core` is still bytes, with a checksum that fits or not: `restored` makes one of it."""
-
     head: SnapshotHead
     certain: CertainFacts
     core: bytes
@@ -67,21 +274,12 @@ class CoreSnapshot(msgspec.Struct, frozen=True):
 
 
 def certain_of(state: State) -> CertainFacts:
-    """What is certain of a state."""
-    return CertainFacts(
-        [
-            Unconfirmed(client.id, client.number, client.first_unacked, list(client.unacked))
-            for client in state.clients.values()
-            if not client.observer
-        ]
-    )
+    clients = [client for client in state.clients.values() if not client.observer]
+    return CertainFacts([Unconfirmed(c.id, c.number, c.first_unacked, list(c.unacked)) for c in clients])
 
 
 def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str] = ()) -> int:
-    """Write a snapshot to a draft, make it last, and give it its name. Returns its size in bytes.
-
-    Raises Unsaveable (see `pickled`), OSError.
-    """
+    """Write and sync a snapshot. Returns its size in bytes. Raises Unsaveable, OSError."""
     state = core.state
     with (
         draft_of(path, draft=path.with_name(f"{path.name}.draft")) as draft,
@@ -92,22 +290,19 @@ def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str
         certain = msgspec.msgpack.encode(certain_of(state))
         file.write(certain)
         body = _Counted(file)
-        layout = pickled.dump(core, body, modules=modules)  # type: ignore[arg-type]
+        layout = dump(core, body, modules=modules)  # type: ignore[arg-type]
         head = msgspec.msgpack.encode(SnapshotHead(state.session, RELEASE, segment, state.now, layout))
         file.write(head)
         size = file.tell()
         file.seek(len(_MAGIC))
-        file.write(
-            _PARTS.pack(len(head), zlib.crc32(head), len(certain), zlib.crc32(certain), body.length, body.checksum)
-        )
+        sums = len(head), zlib.crc32(head), len(certain), zlib.crc32(certain), body.length, body.checksum
+        file.write(_PARTS.pack(*sums))
         file.flush()
         os.fsync(file.fileno())
     return size
 
 
 class _Counted:
-    """A file that counts what is written, for a pickler."""
-
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.length = self.checksum = 0
@@ -119,7 +314,7 @@ class _Counted:
 
 
 def read(path: Path) -> CoreSnapshot:
-    """A snapshot's parts. Raises Unreadable where the head is damaged, or what is certain."""
+    """Return a snapshot's parts. Raises Unreadable if the head or the certain facts are damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -145,10 +340,9 @@ def read(path: Path) -> CoreSnapshot:
 
 
 def restored(snapshot: CoreSnapshot, *, modules: Iterable[str] = ()) -> Core:
-    """The core of a snapshot. Raises Unreadable."""
     if not snapshot.is_whole:
         raise Unreadable("the core in it is damaged")
-    core = pickled.load(snapshot.core, snapshot.head.layout, modules=modules)
+    core = load(snapshot.core, snapshot.head.layout, modules=modules)
     if not isinstance(core, Core):
         raise Unreadable("the snapshot holds no core")
     return core

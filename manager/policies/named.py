@@ -1,7 +1,7 @@
 """The policies that ship, by name: what a scenario compares, and what a site file deploys.
 
-A name stands for an answer at every seam. `stoker.manager.live.own_policies` finds policies in a file or a module of
-the user's own, as the baselines of papers in `benchmarks/baselines/` are.
+A name stands for an answer at every seam. `stoker.manager.live.session_policies` finds policies in a file or a module
+of the user's own, as the baselines of papers in `benchmarks/baselines/` are.
 """
 
 from __future__ import annotations

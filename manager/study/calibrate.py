@@ -49,7 +49,7 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
-from stoker.manager.live.replay import Replay
+from stoker.manager.live.comeback import JournalPast
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
@@ -288,7 +288,7 @@ class RecordedSession:
 def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSession:
     """The session of a journal, which `policies` ran. Raises SessionError if it has no calls that ran to an end."""
     found = RecordedSession(session)
-    again = Replay(path, session, policies)
+    again = JournalPast(path, session, policies)
     if again.core is not None:
         found.begin(again.core.state, since=again.since)
     for now, event in again.events():

@@ -29,8 +29,7 @@ from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.attendants import source_of
-from stoker.manager.live.chosen import agreed, policies_for
-from stoker.manager.live.own_policies import find
+from stoker.manager.live.session_policies import agreed, find, policies_for
 from stoker.manager.policies import LoadWhereWanted
 from stoker.manager.policies.prompt_tuner.residency import WarmPools
 from stoker.manager.sim.awareness import limited

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.live.policy_files import PACKAGES, copy_policy, name_of_copy
+from stoker.manager.live.session_policies import PACKAGES, copy_policy, name_of_copy
 from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.comparison import PolicyRow
 from stoker.manager.study.figures import Figures

@@ -20,8 +20,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.manager.live.own_policies import find
-from stoker.manager.live.raised import raised
+from stoker.manager.live.session_policies import find
 from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.bound import lower_bound
 from stoker.manager.sim.check import in_order, refuse_impossible
@@ -36,6 +35,7 @@ from stoker.manager.study.measures import measure
 from stoker.manager.study.plots import Curves, curves_of
 from stoker.manager.study.scenario import CallDetail, Scenario, label
 from stoker.manager.study.traces import arrivals_of
+from stoker.tracebacks import lines_of_user_code
 from stoker.units import show_seconds
 
 # ---- processes
@@ -222,7 +222,7 @@ def _do(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Pat
     except OSError as error:
         raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
     except Exception as error:  # a policy of somebody's own may raise anything
-        lines = "\n".join(raised(error)) or traceback.format_exc()
+        lines = "\n".join(lines_of_user_code(error)) or traceback.format_exc()
         raise SimulationError(f"{run} failed:\n{lines}", policy=run.policy, seed=run.seed) from error
 
 

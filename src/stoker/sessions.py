@@ -22,8 +22,8 @@ import msgspec
 from stoker.contexts import payloads
 from stoker.manager.cli.ask import Observer
 from stoker.manager.executor.detached import JOINS, KeptSession, kept_session
-from stoker.manager.live.chosen import honoured_in, policy_in_words
 from stoker.manager.live.clock import Clock
+from stoker.manager.live.session_policies import honoured_in, policy_in_words
 from stoker.protocol.calls import CallForecast, CallProgress, Features, ListedCall, ListedState
 from stoker.protocol.session import (
     WRITTEN_EVERY_S,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ from stoker.errors import StokerError
 OF_A_CALL = "call c-"
 """Prefix of the note that Stoker adds to an exception of a call."""
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = "stoker."
 _APPS = os.path.join(_OURS, "apps") + os.sep
 
 
@@ -47,6 +49,18 @@ def _in_notebook(shell: Any, kind: Any, error: BaseException, trace: Any, tb_off
     del trace
     trim(error)
     shell.showtraceback((kind, error, error.__traceback__), tb_offset=tb_offset, running_compiled_code=True)
+
+
+def lines_of_user_code(error: BaseException) -> list[str]:
+    """Return the lines of a traceback from its first frame outside Stoker on; empty if there is no such frame."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    begins = [
+        at for at, (frame, _) in enumerate(frames) if not frame.f_globals.get("__name__", "").startswith(_PACKAGE)
+    ]
+    if not begins:
+        return []
+    own = traceback.StackSummary.extract(iter(frames[begins[0] :]))
+    return "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip().splitlines()
 
 
 def trim(error: BaseException) -> None:

@@ -1,14 +1,4 @@
-"""Disturbs a session on a cluster: its processes, sockets, disks, clocks, and the batch system.
-
-A seed decides what is done, when and to whom: a plan of steps is drawn from it that does not depend on what happens.
-Each step has a way, a rank and a length; the victim is the one of that rank among the candidates, in an order that
-depends on their places and ages and not on process ids. A cluster is never twice the same, so a replay is the same plan
-over a session that goes a little differently.
-
-A way is a function of `chaos_processes`, `chaos_sockets`, `chaos_disks`, `chaos_clocks` or `chaos_scheduler`. It does
-one thing to one victim and says to whom, or says nothing where it could not. What lasts (a frozen process, a cut cable)
-is undone later, and no two such things that exclude each other are under way at a time.
-"""
+"""Disturbs a session on a cluster: its processes, sockets, disks, clocks, and the batch system."""
 
 from __future__ import annotations
 
@@ -42,7 +32,6 @@ class Step(NamedTuple):
         return span[0] + self.length * (span[1] - span[0])
 
     def of(self, candidates: Sequence[T]) -> T:
-        """The candidate that the step's rank stands for."""
         return candidates[int(self.rank * len(candidates))]
 
 
@@ -86,7 +75,6 @@ class Stage:
         self._held[key] = time.monotonic() + seconds, undo
 
     def restore(self, now: float) -> None:
-        """Undo what is due."""
         for key, (at, undo) in list(self._held.items()):
             if at <= now:
                 del self._held[key]
@@ -94,8 +82,7 @@ class Stage:
 
 
 class Chaos:
-    """Does one thing after the other. `done` counts the ways in which it could, `missed` those that found no victim;
-    `log` is what was done to whom, for people. `check` raises when it makes no sense to go on."""
+    """Does one thing after the other."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""Faults of clocks: somebody sets the clock of a machine, forth or back, and sets it right again.
-
-The environment that the session runs in gets a module (`PATCH`) by which every Python process reads its machine's wall
-clock: the true one, and as many seconds as one file a machine says. The other clocks run on, as they do on a machine.
-"""
+"""Faults of clocks: somebody sets the clock of a machine, forth or back, and sets it right again."""
 
 from __future__ import annotations
 
@@ -38,7 +34,6 @@ class Clocks:
         self._folder = folder
 
     def ways(self) -> dict[str, Way]:
-        """Every way by its name."""
         nodes = self._stage.cluster.shape.nodes
         return {
             "clock of the head": Way(200, lambda step: self._set(HEAD, step)),
@@ -46,7 +41,6 @@ class Clocks:
         }
 
     def _set(self, machine: str, step: Step) -> str:
-        """By a second to an hour, back or forth."""
         key = f"clock of {machine}"
         if not self._stage.is_free(key):
             return ""

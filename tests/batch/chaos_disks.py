@@ -1,8 +1,4 @@
-"""Faults of disks: full for seconds, wiped, read-only, with files that were cut short.
-
-The session's folder and each machine's scratch lie on small file systems of their own (`disks`). One that is made as
-small as what it holds is full at once, and has room again when it is made larger.
-"""
+"""Faults of disks: full for seconds, wiped, read-only, with files that were cut short."""
 
 from __future__ import annotations
 
@@ -52,7 +48,6 @@ class Disks:
         self._wiped = 0
 
     def ways(self) -> dict[str, Way]:
-        """Every way by its name."""
         return {
             "full scratch": Way(200, self._fill_scratch),
             "full journal": Way(200, lambda step: self._fill(self._disk, "the session's disk", step)),
@@ -65,7 +60,6 @@ class Disks:
         }
 
     def scratch(self, node: str) -> Path:
-        """A machine's disk."""
         return self._stage.world.scratch / node
 
     def _fill_scratch(self, step: Step) -> str:

@@ -1,9 +1,4 @@
-"""Faults of processes: killed, told to end, frozen; one, or all of a machine.
-
-Two things would rightly end calls as failed, so they are left out: a call that dies with its library or pilot again and
-again is a poison call, and a manager that dies five times within a minute ends its session. So what runs calls is
-killed only while each of them runs for the first time; it is stopped for the look, so that none begins meanwhile.
-"""
+"""Faults of processes: killed, told to end, frozen; one, or all of a machine."""
 
 from __future__ import annotations
 
@@ -25,14 +20,11 @@ MANAGERS_A_MINUTE = 3
 
 
 class Processes:
-    """The ways that signals have."""
-
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._managers: deque[float] = deque(maxlen=MANAGERS_A_MINUTE)
 
     def ways(self) -> dict[str, Way]:
-        """Every way by its name."""
         victims = self._stage.victims
         factory, seed = "stoker.manager.factory.main", "stoker.pilot.transfer.seed"
         return {
@@ -159,7 +151,6 @@ class Processes:
         return not full or time.monotonic() - self._managers[0] > 60
 
     def manager_was_killed(self) -> None:
-        """Count one."""
         self._managers.append(time.monotonic())
 
     def _kill_client(self, name: str) -> str:

@@ -1,15 +1,4 @@
-"""What the chaos test disturbs: a program on the head that joins a session and uses it until a file appears.
-
-    python chaos_program.py SESSION NAME FOLDER
-
-The program `mixed` has calls of several kinds under way: plain ones that print, gangs of two, and long ones that report
-progress and leave checkpoints. Any other one maps over numbers: every few seconds it goes on to another context, whose
-file has to come to the pilots; some calls have arguments and results that travel as objects. Programs that run at the
-same time use the same contexts.
-
-In FOLDER lie `ran`, to which calls write when they begin and end; `stop`, the file that ends the programs; `NAME.now`,
-how many results of which kind there are; and at the end `NAME.json`, what came of all.
-"""
+"""What the chaos test disturbs: a program on the head that joins a session and uses it until a file appears."""
 
 from __future__ import annotations
 
@@ -49,8 +38,6 @@ KEPT = 20
 
 
 class Found:
-    """What came of the calls of this program."""
-
     def __init__(self) -> None:
         self.asked = Counter[str]()
         self.results = Counter[str]()
@@ -59,26 +46,22 @@ class Found:
         self._told_at = 0.0
 
     def result(self, kind: str, number: int, *, right: bool, got: object) -> None:
-        """A call has its result."""
         self.results[kind] += 1
         if not right:
             self.wrong.append(f"{name}-{kind}-{number}: {got!r}"[:400])
         self.tell()
 
     def failure(self, kind: str, number: int, error: BaseException) -> None:
-        """A call has failed, which none here rightly does."""
         self.results[kind] += 1
         self.failed.append(f"{name}-{kind}-{number}: {type(error).__name__}: {error}"[:2000])
         self.tell()
 
     def tell(self) -> None:
-        """Say how far it is, now and then."""
         if time.monotonic() - self._told_at > 0.5:
             self._told_at = time.monotonic()
             write(f"{name}.now", self.results)
 
     def end(self) -> None:
-        """Say what came of all."""
         write(f"{name}.now", self.results)
         missing = {kind: self.asked[kind] - self.results[kind] for kind in self.asked}
         write(
@@ -195,7 +178,6 @@ def steps(seven: int, number: int) -> int:
 
 
 def take(peer: socket.socket, count: int) -> bytes:
-    """So many bytes of the other rank. Raises OSError."""
     heard = b""
     while len(heard) < count:
         more = peer.recv(count - len(heard))

@@ -28,8 +28,7 @@ PROGRAM = Path(__file__).with_name("chaos_program.py")
 
 
 class Scene:
-    """A session over a cluster and this machine: `start` it, then its clients. Everything lies in `world.path`, the
-    session in `disk`."""
+    """A session over a cluster and this machine: `start` it, then its clients."""
 
     def __init__(self, cluster: Cluster, world: World, *, disk: Path) -> None:
         self.world, self.cluster, self.disk = world, cluster, disk
@@ -79,7 +78,6 @@ class Scene:
         return found.group(1)
 
     def stoker(self, *arguments: str, limit_s: float = 180.0) -> subprocess.CompletedProcess[str]:
-        """What a command says."""
         process = self.world.spawn(self._command(*arguments), folder=self.world.path, PATH=self._path)
         try:
             out, err = process.communicate(timeout=limit_s)
@@ -113,7 +111,6 @@ class Scene:
                 raise RuntimeError(f"{name} has ended by itself ({process.returncode}): {self.said(name)}")
 
     def said(self, name: str) -> str:
-        """The end of what a client has printed."""
         log = self.work / f"{name}.log"
         return log.read_text(errors="replace")[-4000:] if log.exists() else ""
 
@@ -147,7 +144,6 @@ class Scene:
         return found
 
     def status(self) -> dict[str, Any]:
-        """The session's status."""
         said = self.stoker("status", self.session, "--json")
         found: dict[str, Any] = json.loads(said.stdout)["status"] if said.returncode == 0 else {"error": said.stderr}
         return found
@@ -161,7 +157,6 @@ class Scene:
         return json.dumps(found)[:2000] if found else ""
 
     def end(self) -> list[str]:
-        """End the session; what is left of it."""
         left = []
         ended = self.stoker("down", self.session)
         if ended.returncode:

@@ -1,8 +1,4 @@
-"""Faults of the batch system: jobs that it ends, daemons that hang and die, nodes that go, commands that fail.
-
-The session finds Slurm's commands in a folder of wrappers (`wrap`), each of which does first what a file says: fail,
-hang, be late, or do its work and say that it has failed.
-"""
+"""Faults of the batch system: jobs that it ends, daemons that hang and die, nodes that go, commands that fail."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from pathlib import Path
 from batch.chaos import Stage, Step, Way
 from batch.chaos_processes import Processes
 from batch.chaos_victims import node_of
-from batch.lab.needs import PATH
+from batch.lab.commands import PATH
 
 HANGS_S = (1.0, 5.0)
 GONE_S = (1.0, 4.0)
@@ -44,7 +40,6 @@ class Scheduler:
         self._mood = mood
 
     def ways(self) -> dict[str, Way]:
-        """Every way by its name."""
         return {
             "preemption": Way(70, self._of_node(self._preempt)),
             "scancel": Way(80, self._of_job("scancel")),
@@ -61,8 +56,6 @@ class Scheduler:
     # ---- jobs and nodes: whoever runs calls there is innocent
 
     def _of_node(self, hit: Callable[[Step, str], bool]) -> Callable[[Step], str]:
-        """Do something to a node that has a pilot."""
-
         def do(step: Step) -> str:
             if not self._is_there():
                 return ""
@@ -93,7 +86,6 @@ class Scheduler:
         return True
 
     def _crash(self, step: Step, node: str) -> bool:
-        """A node loses power, and comes back."""
         key = f"state of {node}"
         if not self._stage.is_free(key):
             return False
@@ -148,7 +140,6 @@ class Scheduler:
         return f"for {step.between(GONE_S):.1f} s"
 
     def _kill_slurmd(self, step: Step) -> str:
-        """Jobs of its node live on."""
         node = step.of(self._cluster.shape.nodes)
         key = f"state of {node}"
         if not self._stage.is_free(key) or not self._cluster.machines[node].runs("slurmd"):

@@ -1,8 +1,4 @@
-"""Faults of the network: strangers at every port that listens, connections that are reset, cables that are cut.
-
-Nodes and head have networks of their own, so strangers knock from inside of the head's (`chaos_stranger`). Sockets of
-the session's processes are taken hold of by `pidfd_getfd`: a connection is reset as the kernel would do it.
-"""
+"""Faults of the network: strangers at every port that listens, connections that are reset, cables that are cut."""
 
 from __future__ import annotations
 
@@ -31,16 +27,12 @@ _STRANGER = Path(__file__).with_name("chaos_stranger.py")
 
 
 class End(NamedTuple):
-    """One TCP socket of a process."""
-
     pid: int
     descriptor: int
     port: int
 
 
 class Sockets:
-    """The ways that networks have."""
-
     def __init__(self, stage: Stage, *, seed: int) -> None:
         self._stage = stage
         self._seed = seed
@@ -55,11 +47,9 @@ class Sockets:
         )
 
     def close(self) -> None:
-        """Send the stranger away."""
         self._stranger.communicate(timeout=60)
 
     def ways(self) -> dict[str, Way]:
-        """Every way by its name."""
         return {
             "garbage": Way(1400, lambda step: self._knock("garbage", step)),
             "much garbage": Way(200, lambda step: self._knock("flood", step)),
@@ -179,7 +169,6 @@ def _taken(end: End) -> Iterator[int | None]:
 
 
 def _descriptors(pid: int) -> Iterator[tuple[int, str]]:
-    """Sockets that a process has open: descriptor and inode."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):

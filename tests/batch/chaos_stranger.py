@@ -1,11 +1,4 @@
-"""A stranger on the head's network: `python -I -S chaos_stranger.py`.
-
-Orders come on stdin, JSON, one a line; each is answered with `connected` or why not. When stdin closes it goes.
-
-    garbage   random bytes, and away          flood     a megabyte of them
-    silent    nothing, for `hold_s`           half      the beginning of ZeroMQ's greeting, and then nothing
-    hello     ZeroMQ's greeting and a made-up key        reset   a few bytes, and the connection is reset
-"""
+"""A stranger on the head's network: `python -I -S chaos_stranger.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +16,6 @@ MOST = 400
 
 
 def knock(order: dict, held: list) -> str:
-    """Do what one order says; what came of it."""
     chance = random.Random(order["seed"])
     try:
         connection = socket.create_connection((order["host"], order["port"]), timeout=0.5)
@@ -52,7 +44,6 @@ def knock(order: dict, held: list) -> str:
 
 
 def release(held: list) -> None:
-    """Close what was held for long enough, for ever."""
     while True:
         time.sleep(0.2)
         now = time.monotonic()
@@ -62,7 +53,6 @@ def release(held: list) -> None:
 
 
 def main() -> None:
-    """Obey until stdin closes."""
     held: list = []
     threading.Thread(target=release, args=(held,), daemon=True).start()
     for line in sys.stdin:

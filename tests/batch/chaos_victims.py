@@ -14,8 +14,7 @@ HEAD = "head"
 
 
 class Ran:
-    """What calls have written: name, node, process, and whether the call `begins` or `ends` there. The file grows all
-    the while, so only what is new is read."""
+    """What calls have written: name, node, process, and whether the call `begins` or `ends` there."""
 
     def __init__(self, path: Path) -> None:
         self.ends = 0
@@ -26,7 +25,6 @@ class Ran:
         self._last: dict[tuple[str, str], tuple[str, bool]] = {}
 
     def look(self) -> None:
-        """Read what is new."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -41,16 +39,13 @@ class Ran:
             self._last[node, process] = name, what == "ends"
 
     def names(self) -> set[str]:
-        """Calls that have begun somewhere."""
         return set(self._begun)
 
     def begun(self) -> int:
-        """How often a call has begun."""
         return self._begun.total()
 
     def is_innocent(self, node: str, process: str) -> bool:
-        """True if this process runs nothing, or a call that has begun once only. False if it never ran anything: it
-        may be loading."""
+        """True if this process runs nothing, or a call that has begun once only."""
         self.look()
         name, ended = self._last.get((node, process), ("", False))
         return bool(name) and (ended or self._begun[name] == 1)
@@ -64,7 +59,6 @@ class Victims:
         self._world = world
 
     def pilots(self) -> list[tuple[str, int]]:
-        """A pilot is called as its node is."""
         return _in_order(self._world.pilots())
 
     def managers(self) -> list[tuple[str, int]]:
@@ -72,15 +66,12 @@ class Victims:
         return _in_order(pid for pid in self._world.of("stoker.manager.main") if "--kept" not in command_of(pid))
 
     def keepers(self) -> list[tuple[str, int]]:
-        """The manager's parent, that starts it again."""
         return _in_order(pid for pid in self._world.of("stoker.manager.main") if "--kept" in command_of(pid))
 
     def of(self, module: str) -> list[tuple[str, int]]:
-        """Processes of a module."""
         return _in_order(self._world.of(module))
 
     def everything(self) -> list[tuple[str, int]]:
-        """Every process of the session."""
         return _in_order(self._world.processes())
 
     def clients(self, name: str) -> list[int]:
@@ -88,7 +79,6 @@ class Victims:
         return [pid for pid in self._world.processes() if name in command_of(pid)]
 
     def zygotes(self) -> list[tuple[str, int]]:
-        """Those that fork libraries."""
         both = self._world.of(_ZYGOTE)
         return _in_order(pid for pid in both if parent(pid) not in both)
 
@@ -99,7 +89,6 @@ class Victims:
         return [(where, pid) for where, pid in found if node in ("", where)]
 
     def libraries_of(self, zygote: int) -> list[int]:
-        """Its forks."""
         return [pid for pid in self._world.of(_ZYGOTE) if parent(pid) == zygote]
 
     def is_innocent(self, library: int) -> bool:
@@ -108,12 +97,10 @@ class Victims:
 
 
 def node_of(pid: int) -> str:
-    """The node that a process is on."""
     return _environ(pid, "SLURMD_NODENAME") or HEAD
 
 
 def _in_order(pids: Iterable[int]) -> list[tuple[str, int]]:
-    """By node and age; the name is the node's."""
     alive = [pid for pid in pids if is_alive(pid)]
     found = sorted((node_of(pid), _started_at(pid), pid) for pid in alive)
     return [(node, pid) for node, _, pid in found]
@@ -142,7 +129,6 @@ def parent(pid: int) -> int:
 
 
 def _started_at(pid: int) -> int:
-    """In clock ticks since the machine started."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
     except OSError:

@@ -1,8 +1,4 @@
-"""Watches a session while it is disturbed: whether results come, and what its processes take.
-
-No result of any kind for `limit_s` is a stall. Then what the session says of itself is written down, before anything is
-ended: `status`, the calls that wait, their stories, every log.
-"""
+"""Watches a session while it is disturbed: whether results come, and what its processes take."""
 
 from __future__ import annotations
 
@@ -45,7 +41,6 @@ class Growth:
         self.age_s = 0.0
 
     def sample(self, *, fds: int, rss: int, age_s: float) -> None:
-        """One more look at it."""
         self.age_s = age_s
         if age_s < YOUNG_S:
             self.fds, self.rss = max(self.fds, fds), max(self.rss, rss)
@@ -63,8 +58,7 @@ class Growth:
 
 
 class Watch(threading.Thread):
-    """Looks every second. `stalled` says why it makes no sense to go on; `longest` is the longest time without a result
-    of one kind, with what was done meanwhile. `log` gives the latest faults."""
+    """Looks every second."""
 
     def __init__(self, scene: Scene, *, limit_s: float, folder: Path, log: Callable[[], list[str]]) -> None:
         super().__init__(name="chaos-watch", daemon=True)
@@ -80,17 +74,14 @@ class Watch(threading.Thread):
         self._seen: dict[str, tuple[int, float]] = {}
 
     def check(self) -> None:
-        """Raise if the session has stalled."""
         if self.stalled:
             raise StalledError(self.stalled)
 
     def stop(self) -> None:
-        """Stop looking."""
         self._over.set()
         self.join()
 
     def run(self) -> None:
-        """Look until it is over."""
         sample_at = 0.0
         while not self._over.wait(1.0):
             now = time.monotonic()
@@ -116,7 +107,6 @@ class Watch(threading.Thread):
                 self.stalled = f"no result of {kind} for {now - since:.0f} s; see {self._folder / 'stall'}"
 
     def evidence(self, folder: Path) -> None:
-        """Write down what the session says of itself."""
         folder.mkdir(parents=True, exist_ok=True)
         scene = self._scene
         (folder / "faults").write_text("\n".join(self._log()))
@@ -169,7 +159,6 @@ class Watch(threading.Thread):
         return found
 
     def grown(self) -> list[str]:
-        """Processes that have taken ever more."""
         return [said for each in self.growth.values() if (said := each.too_much())]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from batch.lab import needs
+from batch.lab import commands
 from batch.lab.cluster import Cluster
 from batch.lab.shape import Shape
 from faults.world import World
@@ -16,7 +16,7 @@ from faults.world import World
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[Cluster]:
     """Four nodes with a GPU each, of two types, on this machine's network. Tests take it as `slurm`."""
-    if why := needs.missing_for_slurm():
+    if why := commands.missing_for_slurm():
         pytest.skip(why)
     with Cluster(Shape()) as cluster:
         yield cluster
@@ -37,9 +37,9 @@ def make_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Shape], 
     with contextlib.ExitStack() as all_of_them:
 
         def make(shape: Shape) -> Cluster:
-            checks = [needs.missing_for_slurm()]
-            checks += [needs.missing_for_namespaces()] if shape.namespaces else []
-            checks += [needs.missing_for_accounting()] if shape.accounting else []
+            checks = [commands.missing_for_slurm()]
+            checks += [commands.missing_for_namespaces()] if shape.namespaces else []
+            checks += [commands.missing_for_accounting()] if shape.accounting else []
             if why := next(filter(None, checks), ""):
                 pytest.skip(why)
             cluster = all_of_them.enter_context(Cluster(shape))

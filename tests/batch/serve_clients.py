@@ -1,12 +1,4 @@
-"""Clients of a gateway that is disturbed: what they ask, which answers are right, and which errors are excused.
-
-A *request* is a question and all the sendings that it takes; its last sending decides. A sending is excused, and sent
-again, only if it ended with a broken or refused connection while the gateway was down or was being killed: its time
-overlaps an `Outage`, from the kill -9 until the next gateway has printed its address. One that began before the kill
-was *cut*, and what it had received must be the beginning of the right text; one that began later was *never accepted*.
-Everything else that is no whole answer with the right text has failed: any other broken connection, a status other than
-200 (503 with `Retry-After` as well), an error event, a stream without its end, a token too many or too few.
-"""
+"""Clients of a gateway that is disturbed: what they ask, which answers are right, and which errors are excused."""
 
 from __future__ import annotations
 
@@ -40,7 +32,6 @@ class Question:
     tokens: int
 
     def body(self, *, stream: bool) -> dict[str, Any]:
-        """The request's body."""
         body = {"model": "small", "max_tokens": self.tokens, "temperature": 0, "stream": stream}
         usage = {"stream_options": {"include_usage": True}} if stream else {}
         return {**body, **usage, "messages": [{"role": "user", "content": self.prompt}]}
@@ -75,8 +66,6 @@ class BadAnswer(Exception):
 
 @dataclass
 class Tally:
-    """What came of all requests, streamed or not."""
-
     ended: Counter[str] = field(default_factory=Counter)
     failed: list[dict[str, Any]] = field(default_factory=list)
     cut: Counter[str] = field(default_factory=Counter)
@@ -93,7 +82,6 @@ class Tally:
 
 
 def percentiles(numbers: list[float]) -> dict[str, float]:
-    """The median, the 99th percentile and the most."""
     found = sorted(numbers)
     places = {"p50": len(found) // 2, "p99": len(found) * 99 // 100, "most": len(found) - 1}
     return {name: round(found[place], 3) for name, place in places.items()} if found else {}
@@ -140,8 +128,8 @@ def _take(chunk: dict[str, Any], answer: Answer) -> None:
 
 
 class Clients:
-    """Clients that ask steadily, half of them with streams, and pause for `pause_s` at the most between two questions.
-    `right` is what each question's answer must be."""
+    """Clients that ask steadily, half of them with streams, and pause for `pause_s` at the most between two
+    questions."""
 
     def __init__(self, url: str, *, clients: int, seed: int, pause_s: float = 0.5) -> None:
         self.url = url

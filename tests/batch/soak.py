@@ -1,12 +1,4 @@
-"""`make soak`: ten thousand faults over a real Slurm and local pilots, with nobody to watch.
-
-    python -m batch.soak --faults 10000 --every 0.36 --folder runs/soak
-
-Programs use the session all the while. At the end, also after Ctrl-C, each call must have had its right result once,
-and nothing may be left: processes, jobs, folders, shared memory. FOLDER/record.json says what was done and what came of
-it, the exit status whether all was well. `--resume` goes on with the plan of the record in FOLDER, over a new session,
-and adds to its figures. STOKER_SOAK_SEED (or `--seed`) does the same again, as far as real processes do.
-"""
+"""`make soak`: ten thousand faults over a real Slurm and local pilots, with nobody to watch."""
 
 from __future__ import annotations
 
@@ -33,7 +25,7 @@ from batch.chaos_scheduler import Scheduler
 from batch.chaos_sockets import Sockets
 from batch.chaos_victims import HEAD, Ran
 from batch.chaos_watch import Watch
-from batch.lab import needs
+from batch.lab import commands
 from batch.lab.cluster import Cluster
 from batch.lab.commands import until
 from batch.lab.shape import LabError
@@ -200,12 +192,10 @@ class Soak:
         record["ok"] = whole and "error" not in record and not any(bad)
 
     def write(self) -> None:
-        """Write the record."""
         (self.folder / "record.json").write_text(json.dumps(self.record, indent=1, default=str) + "\n")
 
 
 def told(record: dict[str, Any]) -> list[str]:
-    """A record in a few lines."""
     stall = record.get("longest_stall", {})
     figures = ("lost", "twice", "many_wrong", "many_failed")
     lines = [
@@ -221,7 +211,6 @@ def told(record: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it by hand."""
     parser = argparse.ArgumentParser(prog="make soak", description="Disturb a session on a real Slurm.")
     parser.add_argument("--faults", type=int, default=10_000, help="how many (default 10,000, about an hour)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="at most so long")
@@ -233,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("runs/soak"), help="for the record, and evidence")
     parser.add_argument("--resume", action="store_true", help="go on with the plan of the record in the folder")
     given = parser.parse_args(arguments)
-    if why := needs.missing_for_namespaces():
+    if why := commands.missing_for_namespaces():
         print(f"no soak here: {why}", file=sys.stderr)
         return 2
     before = json.loads((given.folder / "record.json").read_text()) if given.resume else None

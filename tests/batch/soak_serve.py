@@ -1,14 +1,4 @@
-"""`make soak-serve`: clients of `stoker serve` over a real Slurm whose jobs come and go, with nobody to watch.
-
-    python -m batch.soak_serve --minutes 30 --folder runs/soak-serve
-
-Two jobs of three minutes hold a small model. Every 30 s one of them is preempted by another job (and requeued) or
-cancelled, in turn: the one that began last, so that the other lives to its walltime. After two fifths of the time the
-manager is killed with SIGKILL, after seven tenths the gateway, which is started again as a person would. All the while
-clients ask steadily, half of them with streams; `serve_clients` says what is an answer and what is excused. The bars:
-no request without a stream has failed, 99.9 % of the streams have ended whole with each token once, and the gateway
-has had one address. FOLDER/record.json says what was done and what came of it, the exit status whether all was well.
-"""
+"""`make soak-serve`: clients of `stoker serve` over a real Slurm whose jobs come and go, with nobody to watch."""
 
 from __future__ import annotations
 
@@ -28,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from batch.lab import needs
+from batch.lab import commands
 from batch.lab.cluster import Cluster
 from batch.lab.commands import until
 from batch.lab.shape import LabError, Shape
@@ -124,11 +114,9 @@ class ServeSoak:
         until(both, limit_s=HOT_S, what="the model hot on both nodes")
 
     def note(self, what: str) -> None:
-        """Something has been done, now."""
         self.record["events"].append([round(time.monotonic() - self._begun, 1), what])
 
     def _keep(self, world: World, gateway: RunningGateway) -> None:
-        """Keep the logs, for whoever looks why something failed."""
         logs = self.folder / "logs"
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir(parents=True)
@@ -159,7 +147,6 @@ class Disturbance:
         self.done: Counter[str] = Counter()
 
     def run(self, *, seconds: float) -> None:
-        """Disturb for so long."""
         every_s = self._soak.record["every_s"]
         plan = [(every_s * number, self._take_a_job) for number in range(1, int(seconds / every_s) + 1)]
         plan += [(seconds * MANAGER_AT, self._kill_manager), (seconds * GATEWAY_AT, self._kill_gateway)]
@@ -213,7 +200,6 @@ class Disturbance:
 
 
 def told(record: dict[str, Any]) -> list[str]:
-    """A record in a few lines."""
     ended = record.get("ended", {})
     lines = [
         f"soak of the gateway {'is well' if record['ok'] else 'FAILED'}: seed {record['seed']},"
@@ -228,7 +214,6 @@ def told(record: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it by hand."""
     parser = argparse.ArgumentParser(prog="make soak-serve", description="Disturb a gateway over a real Slurm.")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="how long clients ask (default %(default)s)")
     parser.add_argument("--every", type=float, default=EVERY_S, help="seconds between preemptions (%(default)s)")
@@ -237,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6)))
     parser.add_argument("--folder", type=Path, default=Path("runs/soak-serve"), help="for the record, and logs")
     given = parser.parse_args(arguments)
-    if why := needs.missing_for_slurm():
+    if why := commands.missing_for_slurm():
         print(f"no soak here: {why}", file=sys.stderr)
         return 2
     print(f"soak of the gateway: {given.minutes:g} minutes; the same again: STOKER_SOAK_SEED={given.seed}", flush=True)

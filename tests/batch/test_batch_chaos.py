@@ -1,8 +1,4 @@
-"""Everything at once on a real cluster: at the end every call has exactly one outcome, and nothing is left running.
-
-It is `make soak` (see `soak`) for STOKER_SOAK_S seconds (default 20), with the seed STOKER_SOAK_SEED (default: by
-chance; it is printed).
-"""
+"""Everything at once on a real cluster: at the end every call has exactly one outcome, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from batch.chaos import Chaos, Way, plan
 from batch.chaos_scene import PROGRAMS
 from batch.chaos_victims import Ran
 from batch.chaos_watch import LIBRARY_FDS, MORE_BYTES, MORE_FDS, YOUNG_S, Growth, own_fds
-from batch.lab import needs
+from batch.lab import commands
 
 SECONDS = float(os.environ.get("STOKER_SOAK_S") or 20)
 SEED = int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6))
@@ -41,8 +37,6 @@ def test_a_seed_decides_what_is_done_and_when_and_to_whom():
 
 
 class Idle:
-    """A stage on which nothing is under way."""
-
     def restore(self, now: float) -> None:
         pass
 
@@ -58,7 +52,6 @@ def test_faults_are_counted_and_those_that_found_no_victim_are_not():
 
 
 def test_descriptors_for_hot_libraries_are_no_growth_of_a_pilot():
-    """A pilot that nobody had hit for half an hour kept forty contexts hot."""
     words = ["sh", "-c", "exec 5>&1 6>&1 7>&1 8>&1 9>&1; sleep 100 & echo; wait"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as parent:
         parent.stdout.readline()
@@ -116,7 +109,7 @@ def test_a_process_that_takes_ever_more_is_told(more_fds: int, more_rss: int, sa
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 900)
 def test_every_call_ends_once_whatever_happens(tmp_path: Path, capfd, monkeypatch):
-    if why := needs.missing_for_namespaces():
+    if why := commands.missing_for_namespaces():
         pytest.skip(why)
     monkeypatch.chdir(tmp_path)  # commands on the head begin where this process is
     with capfd.disabled():

@@ -39,8 +39,7 @@ def test_a_hung_slurmctld_answers_when_it_goes_on(slurm):
     assert slurm.queue() == []
 
 
-def test_a_cancelled_preempted_job_is_over_and_a_node_may_be_one_of_its_own(make_cluster, tmp_path):
-    """One special cluster for all that needs one: CANCEL, and machines with networks of their own."""
+def test_cancelled_preempted_job_is_over(make_cluster, tmp_path):
     cluster = make_cluster(Shape(gpus=("a10:2", ""), preempt=Preempt.CANCEL, namespaces=True))
     out = tmp_path / "out"
     job = cluster.submit(
@@ -68,7 +67,6 @@ def _reaches_the_head(cluster, node: str) -> bool:
 
 
 def test_nothing_is_left_of_a_cluster_whose_maker_was_killed(shared_cluster, tmp_path):
-    """Daemons, jobs that left their session, and the folder go when the process that made the lab is gone."""
     program = (
         "import sys, time\n"
         "from batch.lab.cluster import Cluster\n"
@@ -95,7 +93,6 @@ def test_nothing_is_left_of_a_cluster_whose_maker_was_killed(shared_cluster, tmp
 
 
 def _of(folder: str) -> list[int]:
-    """Processes that were given a cluster's configuration."""
     mark = f"SLURM_CONF={folder}/etc/slurm.conf\0".encode()
     found = []
     for entry in Path("/proc").iterdir():

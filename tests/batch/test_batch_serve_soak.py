@@ -17,7 +17,7 @@ if not all(map(find_spec, ("httpx", "starlette", "uvicorn", "prometheus_client",
 
 import httpx
 from batch import soak_serve
-from batch.lab import needs
+from batch.lab import commands
 from batch.serve_clients import Clients, Outage, Question
 
 SECONDS = float(os.environ.get("STOKER_SOAK_S") or 90)
@@ -29,7 +29,7 @@ QUESTION = Question("Why?", 3)
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 900)
 def test_answers_are_whole_and_right_whatever_is_taken_away(tmp_path: Path, monkeypatch):
-    if why := needs.missing_for_slurm():
+    if why := commands.missing_for_slurm():
         pytest.skip(why)
     monkeypatch.chdir(tmp_path)
     soak = soak_serve.ServeSoak(tmp_path / "record", seed=SEED, every_s=30.0, walltime="2 min", clients=4, pause_s=3.0)
@@ -63,7 +63,6 @@ def answers(*replies):
 
 
 def stream(*texts, end=True):
-    """A stream of these pieces."""
     chunks = [{"choices": [{"delta": {"content": text}, "finish_reason": None}]} for text in texts]
     if end:
         chunks.append({"choices": [{"delta": {}, "finish_reason": "length"}]})
@@ -94,7 +93,7 @@ def test_anything_else_has_failed(reply, why):
     assert why in clients.tally.failed[0]["why"]
 
 
-def test_what_breaks_while_the_gateway_is_down_is_sent_again_and_its_last_sending_decides():
+def test_requests_are_sent_again_after_the_gateway_was_down():
     clients, ask = answers(httpx.ReadError("reset"), httpx.ConnectError("refused"), stream("a", "b", "c"))
     clients.outages.append(Outage(killed_at=0.0))
     ask()

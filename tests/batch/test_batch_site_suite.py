@@ -24,7 +24,6 @@ NOT_TRIED = {
 
 @pytest.mark.slow
 def test_every_promise_holds_on_slurm(make_cluster, world):
-    """Each node has a scratch folder of its own, as real nodes have; so files have to travel."""
     make_cluster(Shape(gpus=("", "")))
     scratch = world.path / "nodes"
     own = f"export STOKER_SCRATCH={scratch}/$SLURMD_NODENAME; mkdir -p $STOKER_SCRATCH"
@@ -39,7 +38,6 @@ def test_every_promise_holds_on_slurm(make_cluster, world):
 
 
 def prove(site: Path, home: Path, *options: str) -> dict[str, Any]:
-    """The page of `stoker doctor SITE --tests --json`."""
     command = [sys.executable, "-m", "stoker.manager.cli.entry", "doctor", str(site), "--tests", "--json", *options]
     done = subprocess.run(
         command,

@@ -74,7 +74,6 @@ def _expected(batch: SlurmBatch, job: str) -> BatchJobStatus | None:
 
 
 def test_why_a_job_will_never_start(slurm, batch_of):
-    """Slurm takes these, and holds them back."""
     batch = batch_of(partition="phys", account="chem")
     job = batch.submit(B1)
     assert "phys allows phys" in until(lambda: batch.query([job])[job].reason, what="a reason")
@@ -147,7 +146,6 @@ def test_a_slurmctld_that_is_away_is_trouble(slurm, batch_of):
 
 @pytest.mark.parametrize("accounting", [False, True], ids=["squeue", "sacct"])
 def test_preempted_for_good_lost_with_its_node_or_forgotten(make_cluster, batch_of, accounting):
-    """With accounting and without: what Slurm says of jobs that are over, and of those that it does not remember."""
     cluster = make_cluster(
         Shape(
             gpus=("a10:1", "a10:1", "a10:1"),

@@ -38,7 +38,6 @@ def stream(world):
 
 
 def ran_on(world, nodes: set[str]) -> list[float]:
-    """When calls ended on these nodes."""
     words = [line.split() for line in count_lines(world.path / "ran")]
     return [float(at) for node, at, _ in words if node in nodes]
 
@@ -72,7 +71,6 @@ def test_a_pilot_works_through_the_grace_time_and_ends_clean(make_cluster, world
 @pytest.mark.long
 @pytest.mark.slow
 def test_pilots_of_several_nodes_leave_when_the_grace_time_begins(make_cluster, world, stream):
-    """Slurm tells steps of srun at once; what they run ends first, nothing is lost, and the block is let go early."""
     cluster = make_cluster(Shape(gpus=("a10:1",) * 4, preempt=Preempt.CANCEL, grace_s=60))
     site = write_site(world.path, provider={"gpus": "a10:1", "nodes": 2})
     with stoker.load(site, run_dir=str(world.runs)) as session:
@@ -92,5 +90,4 @@ def test_pilots_of_several_nodes_leave_when_the_grace_time_begins(make_cluster, 
 
 
 def _first(cluster, job: str) -> str:
-    """One of a job's nodes."""
     return "n" + cluster.job(job)["NodeList"].removeprefix("n").strip("[]").split("-")[0].split(",")[0]

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
+import pytest
 from batch.lab.commands import OVER, until
 from batch.lab.shape import Shape
 from batch.sessions import status_when, write_site
+from faults.world import World
 
 import stoker
+
+# ---- test batch slurm jobs
 
 
 @stoker.context
@@ -47,7 +55,6 @@ def two_at_once(world):
 
 
 def test_what_a_site_asks_for_is_what_its_pilots_get(slurm, world):
-    """A type of GPU, a walltime (Slurm 22.05 does not tell its jobs), shell and options; from an odd folder."""
     folder = world.path / 'it\'s a "path"'
     folder.mkdir()
     provider = {
@@ -91,7 +98,6 @@ def test_a_block_of_two_nodes_brings_two_pilots(slurm, world):
 
 
 def test_a_block_that_is_an_array_brings_a_pilot_a_task(slurm, world):
-    """It counts as one block. A task that is lost costs its pilot alone, and all of them are gone at the end."""
     site = write_site(world.path, provider={"gpus": "1", "options": ["--array=0-3"]})
     with stoker.load(site, run_dir=str(world.runs)) as session:
         calls = [met_by(world.path / "met", number, count=4) for number in range(4)]
@@ -110,7 +116,6 @@ def test_a_block_that_is_an_array_brings_a_pilot_a_task(slurm, world):
 
 
 def test_a_pilot_offers_the_gpus_that_slurm_granted_and_no_others(make_cluster, world, monkeypatch):
-    """Two of four, and not the first: somebody else has that."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "driver")
     cluster = make_cluster(Shape(gpus=("a10:4",)))
     cluster.wait(cluster.submit("sleep 1000", "--gres=gpu:1"), "RUNNING")
@@ -124,3 +129,65 @@ def test_a_pilot_offers_the_gpus_that_slurm_granted_and_no_others(make_cluster, 
         given = two_at_once(world)
         assert {facts["CUDA_VISIBLE_DEVICES"] for facts in given} == {"1,2"}
         assert {facts["visible"] for facts in given} == {"GPU-n1-1", "GPU-n1-2"}, "each call the one of its device"
+
+
+# ---- test batch slurm probe
+
+
+def probe(world: World, command: list[str], *, wait_s: int) -> subprocess.CompletedProcess[str]:
+    words = [*command, sys.executable, "-m", "stoker.manager.cli.entry", "doctor", "lab.toml"]
+    process = world.spawn([*words, "--probe", "--wait", str(wait_s)], folder=world.path)
+    out, err = process.communicate(timeout=180)
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def test_a_pilot_that_waits_in_the_queue_proves_nothing(slurm, world):
+    write_site(world.path)
+    for node in slurm.shape.nodes:
+        slurm.submit("sleep 600", "--partition=main", f"--nodelist={node}", "--exclusive")
+    until(lambda: set(slurm.nodes().values()) == {"allocated"}, what="every node in use")
+    said = probe(world, [], wait_s=25)
+    assert said.returncode == 1, said.stdout
+    assert re.search(r"the probe still waits in the queue after .*: (Resources|Priority|Nodes)", said.stdout), (
+        said.stdout
+    )
+    assert "try again when the cluster is less busy" in said.stdout
+    until(lambda: not [job for job in slurm.queue() if "stoker" in job[1]], what="the probe's job is cancelled")
+    assert world.left() == []
+
+
+def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
+    monkeypatch.chdir(world.path)  # commands on the head begin where this process is
+    cluster = make_cluster(Shape(gpus=("a10:1",), namespaces=True))
+    write_site(world.path, session={"interface": "127.0.0.1"})  # of the head: a node has its own
+    said = probe(world, cluster.on_head(), wait_s=30)
+    assert said.returncode == 1, said.stdout
+    assert "the probe runs, and its pilot has not reached 127.0.0.1:" in said.stdout
+    assert "name the network that they share: [session] interface" in said.stdout
+    until(lambda: not [job for job in cluster.queue() if "stoker" in job[1]], what="the probe's job is cancelled")
+    until(lambda: world.left() == [], what="nothing left")
+
+
+@pytest.mark.long
+def test_a_pilot_that_finds_no_gpu_of_those_that_were_asked_for(make_cluster, world):
+    make_cluster(Shape(gpus=("a10:1",)))
+    write_site(world.path, provider={"gpus": "1"}, pilot={"devices": "auto"})
+    said = probe(world, [], wait_s=60)
+    assert said.returncode == 1, said.stdout
+    assert "compute nodes reach this host, but" in said.stdout
+    assert "asked for 1 GPU, the pilot found none (NVML missing" in said.stdout
+    until(lambda: world.left() == [], what="nothing left")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM])
+def test_probe_ended_by_a_signal_leaves_no_job(slurm, world, how):
+    write_site(world.path, provider={"options": ["--begin=now+600"]})
+    words = [sys.executable, "-m", "stoker.manager.cli.entry", "doctor", "lab.toml", "--probe", "--wait", "100"]
+    process = world.spawn(words, folder=world.path)
+    until(lambda: [job for job in slurm.queue() if "stoker" in job[1]], what="the probe's job is in the queue")
+    process.send_signal(how)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + how, out + err
+    until(lambda: not [job for job in slurm.queue() if "stoker" in job[1]], what="the probe's job is cancelled")
+    until(lambda: world.left() == [], what="nothing left")

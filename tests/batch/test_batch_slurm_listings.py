@@ -33,8 +33,6 @@ echo '*** maintenance on 12 December ***'
 
 
 class Site:
-    """A site's own `squeue` and `sbatch`, first on PATH."""
-
     def __init__(self, world, monkeypatch: pytest.MonkeyPatch, *, said: str = "&") -> None:
         self.folder = world.path / "site"
         self.folder.mkdir()
@@ -85,7 +83,6 @@ def jobs_of(session, slurm) -> list[str]:
 @pytest.mark.parametrize("how", ["hide", "cache"])
 @pytest.mark.parametrize("full", [True, False], ids=["full", "free"])
 def test_a_list_that_lags_costs_no_job(slurm, world, monkeypatch, how, full):
-    """The list does not show the block's job for as long as the test runs, its end included."""
     others = fill(slurm) if full else []
     site = Site(world, monkeypatch)
     site.put(how)
@@ -117,7 +114,6 @@ def test_a_pending_job_that_the_list_lacks_is_cancelled_at_the_end(slurm, world,
 @pytest.mark.parametrize("said", ["&", "thank you"], ids=["sentence", "no id"])
 @pytest.mark.parametrize("victim", ["stoker.manager.factory.main", "stoker.manager.main"], ids=["factory", "manager"])
 def test_killed_while_sbatch_answers_nothing_is_submitted_twice(slurm, world, monkeypatch, victim, said):
-    """`sbatch` prints lines of the site's own, and has made its job; the list does not show the job."""
     site = Site(world, monkeypatch, said=said)
     site.put("hang")
     site.put("hide")

@@ -13,6 +13,9 @@ from faults.world import count_lines, note
 
 import stoker
 
+# ---- test batch slurm losses
+
+
 CALLS, FREE = 60, 10
 """There are `CALLS` calls. All but the first `FREE` wait until the test has seen the loss and lets them run."""
 
@@ -24,7 +27,6 @@ def log_of(path):
 
 @pytest.fixture
 def go(world):
-    """The file that lets the later calls run."""
     return world.path / "go"
 
 
@@ -49,7 +51,6 @@ def load(world, **sections):
 
 
 def nodes_of(world) -> set[str]:
-    """Where calls have run."""
     return {line.split()[1] for line in count_lines(world.path / "ran")}
 
 
@@ -78,7 +79,7 @@ def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, 
 
 
 @pytest.mark.long
-def test_preempted_and_cancelled_without_grace_another_block_takes_its_place(make_cluster, world, stream, go):
+def test_preempted_block_without_grace_is_replaced(make_cluster, world, stream, go):
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), preempt=Preempt.CANCEL))
     with load(world, provider={"gpus": "a10:1"}) as session:
         results = stream()
@@ -113,7 +114,6 @@ def test_a_job_that_somebody_cancels_is_replaced(slurm, world, stream, go):
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world, stream, go):
-    """Its jobs are dead at once; Slurm notices some seconds later, and requeues."""
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), node_timeout_s=10))
     with load(world, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"gpus": "a10:1"}) as session:
         status_when(session, lambda status: len(status.pilots) == 2, what="two pilots")
@@ -151,7 +151,6 @@ def test_a_job_that_is_put_back_into_the_queue_and_held_is_replaced(slurm, world
 
 @pytest.mark.long
 def test_a_node_whose_prolog_fails_does_not_stop_the_others(make_cluster, world, stream, go):
-    """Slurm drains it, and puts its jobs back into the queue, held."""
     prolog = world.path / "prolog.sh"
     prolog.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n1 ]\n')
     prolog.chmod(0o755)
@@ -182,7 +181,6 @@ def test_a_draining_node_keeps_its_pilot_and_gets_no_other(slurm, world, stream,
 
 @pytest.mark.long
 def test_an_end_of_the_session_leaves_no_job_behind_whatever_they_do(slurm, world, stream):
-    """One runs, one waits."""
     slurm.update_node(["n2", "n3", "n4"], "DRAIN")
     with load(world, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"options": ["--exclusive"]}) as session:
         results = stream()
@@ -190,3 +188,37 @@ def test_an_end_of_the_session_leaves_no_job_behind_whatever_they_do(slurm, worl
         phases = lambda status: sorted(block.phase for block in status.jobs)  # noqa: E731
         status_when(session, lambda status: phases(status) == ["pending", "running"], what="one running, one waiting")
     until(lambda: not slurm.queue(), what="no job left")
+
+
+# ---- test batch slurm walltime
+
+
+WALLTIME_CALLS = 120
+"""Of half a second each: longer than the first pilot may live."""
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_pilot_is_done_before_its_walltime_and_another_goes_on(make_cluster, world):
+    cluster = make_cluster(Shape(gpus=("a10:1",)))
+    site = write_site(world.path, provider={"walltime": "1 min", "gpus": "1"})
+
+    @stoker.app(context=log_of(str(world.path / "ran")))
+    def work(log, number):
+        note(log, number)
+        time.sleep(0.5)
+        return number
+
+    with stoker.load(site, run_dir=str(world.runs)) as session:
+        status = status_when(session, lambda status: status.pilots, what="the first pilot")
+        [block], [pilot] = status.jobs, status.pilots
+        assert list(stoker.map(work, range(WALLTIME_CALLS))) == list(range(WALLTIME_CALLS))
+        assert set(count_lines(world.path / "ran").values()) == {1}
+        ended = cluster.wait(block.job, *OVER, limit_s=60)
+        assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0")
+        status = session.status()
+        assert (status.done, status.failed, status.lost_pilots) == (WALLTIME_CALLS, 0, 0)
+        assert status.ended_blocks == {"done": 1}
+        [successor] = status.jobs
+        assert successor.job != block.job
+        assert "its walltime is over in" in " ".join(line.text for line in session.explain(pilot.pilot).lines)

@@ -31,7 +31,6 @@ if __name__ == "__main__":
 
 
 def run(world, *command: str) -> str:
-    """What a command prints that ends well."""
     process = world.spawn(list(command), folder=world.path / "empty")
     out, err = process.communicate(timeout=180)
     assert process.returncode == 0, out + err
@@ -44,7 +43,6 @@ def stoker(world, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_what_init_writes_is_all_that_it_takes(slurm, world):
-    """The cluster is full at first, so that there is something to understand."""
     world.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "driver")  # its nodes have GPUs, and a driver
     for node in slurm.shape.nodes:
         slurm.submit("sleep 1000", "--partition=main", "--exclusive", f"--nodelist={node}", "--time=60")

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from batch.lab.commands import until
+from batch.lab.shape import Shape
 from batch.sessions import block_when, status_when, write_site
 
 import stoker
 from stoker.errors import StokerError
+
+# ---- test batch slurm troubles
 
 
 def load(world, **sections):
@@ -21,14 +31,13 @@ def double(number):
 
 
 def test_what_slurm_refuses_fails_the_calls_in_its_own_words(slurm, world):
-    """Nothing waits for a block that will never be."""
     with load(world, provider={"partition": "gpu"}):
         with pytest.raises(StokerError, match="Invalid partition name specified") as caught:
             stoker.app()(double)(1).result(60)
         assert "lab" in str(caught.value), "which site it is"
 
 
-def test_a_full_cluster_shows_why_a_block_waits_and_when_it_should_start(slurm, world):
+def test_full_cluster_shows_why_a_block_waits_and_until_when(slurm, world):
     for node in slurm.shape.nodes:
         slurm.submit("sleep 1000", "--partition=main", "--exclusive", f"--nodelist={node}", "--time=7")
     until(lambda: all(line[2] == "RUNNING" for line in slurm.queue()), what="a full cluster")
@@ -54,8 +63,7 @@ def test_a_partition_that_is_down_says_so(slurm, world):
 
 
 @pytest.mark.long
-def test_a_slurmctld_that_hangs_is_told_and_the_block_is_submitted_when_it_goes_on(slurm, world):
-    """It accepts connections and is silent; what there is is asked first, so that nothing is submitted meanwhile."""
+def test_hanging_slurmctld_is_trouble_until_it_answers(slurm, world):
     slurm.freeze("slurmctld")
     with load(world, provider={"command_limit": "4 s"}) as session:
         call = stoker.app()(double)(5)
@@ -70,7 +78,6 @@ def test_a_slurmctld_that_hangs_is_told_and_the_block_is_submitted_when_it_goes_
 
 @pytest.mark.long
 def test_sbatch_that_hangs_is_told_and_no_block_is_submitted_twice(slurm, world, monkeypatch):
-    """It is given up, and its job is there all the same."""
     slow = world.path / "slow"
     slow.mkdir()
     made = slow / "made"
@@ -103,3 +110,177 @@ def test_pilots_go_on_while_slurmctld_is_away(slurm, world):
         slurm.start("slurmctld")
         status = status_when(session, lambda status: not status.trouble, what="the trouble's end")
         assert (status.lost_pilots, len(status.pilots), len(status.jobs)) == (0, 1, 1)
+
+
+# ---- test batch slurm away
+
+
+AWAY_S = 60.0
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_slurmctld_is_away_for_a_minute(make_cluster, world):
+    cluster = make_cluster(Shape(gpus=("a10:1", "a10:1")))
+    site = write_site(world.path, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"gpus": "1"})
+    with stoker.load(site, run_dir=str(world.runs)) as session:
+        status = status_when(session, lambda status: len(status.pilots) == 2, what="two pilots")
+        cluster.have_jobs_written()
+        cluster.kill("slurmctld")
+        gone_at = time.monotonic()
+        away = "Unable to contact slurm controller"  # a squeue that was under way may report a reset connection before
+        status_when(session, lambda status: away in status.trouble.get("lab", ""), what=away)
+        cluster.crash("n2")
+        rounds = 0
+        while time.monotonic() - gone_at < AWAY_S:
+            assert list(stoker.map(double, range(20))) == [2 * number for number in range(20)]
+            rounds += 1
+            time.sleep(2)
+        status = session.status()
+        assert status.trouble["lab"]
+        assert (status.done, status.failed, len(status.pilots)) == (20 * rounds, 0, 1)
+        kept = {block.job for block in status.jobs}
+        cluster.start("slurmctld")
+        cluster.start("n2")
+        status_when(session, lambda status: not status.trouble, what="the trouble's end", limit_s=60)
+        status_when(session, lambda status: len(status.pilots) == 2, what="two pilots again", limit_s=90)
+        until(lambda: len(cluster.queue()) == 2, what="two jobs, however often Slurm was asked")
+        assert kept & {block.job for block in session.status().jobs}, "the block that was not lost"
+        assert session.status().lost_pilots == 1
+
+
+def test_down_names_slurm_and_the_jobs_that_it_could_not_cancel(make_cluster, world):
+    def stoker_says(*arguments: str) -> tuple[int, str]:
+        process = world.spawn([sys.executable, "-m", "stoker.manager.cli.entry", *arguments], folder=world.path)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out + err
+
+    cluster = make_cluster(Shape(gpus=("a10:1",)))
+    site = write_site(world.path, pilot={"init_blocks": 1, "max_blocks": 1}, provider={"gpus": "1"})
+    code, said = stoker_says("up", str(site))
+    assert code == 0, said
+    session = re.search(r"session (\w+) is up", said)[1]
+    until(lambda: "1 here" in stoker_says("status", session)[1], what="a pilot")
+    [[job, *_]] = cluster.queue()
+    cluster.have_jobs_written()
+    cluster.kill("slurmctld")
+    code, said = stoker_says("down", session, "--wait", "1")
+    assert code == 1
+    away = "(?:slurm controller|Connection reset)"
+    assert re.search(rf"left  perhaps jobs {job} of site lab: .*{away}.*; end it: scancel {job}\n", said), said
+    assert re.search(r"left  its job submitter \(pid \d+\), which keeps trying to cancel them\n", said), said
+    cluster.start("slurmctld")
+    until(lambda: stoker_says("down", session)[0] == 0, what="the end of the session")
+    assert cluster.queue() == []
+
+
+# ---- test batch slurm full
+
+
+TRIES = 4
+"""So many refusals would end every call that waits: three are enough."""
+
+
+@contextmanager
+def waiting_call(world, **provider) -> Iterator[tuple]:
+    """A session, with a call for which no pilot can be had yet."""
+    site = write_site(world.path, provider=provider)
+    with stoker.load(site, run_dir=str(world.runs)) as session:
+        yield session, stoker.app()(lambda number: 2 * number)(4)
+
+
+def our_jobs(cluster) -> list[str]:
+    return [line[0] for line in cluster.queue() if line[1].startswith("stoker")]
+
+
+@pytest.mark.slow
+def test_too_many_jobs_of_this_user(make_cluster, world):
+    limits = {"AccountingStorageEnforce": "associations,limits"}
+    cluster = make_cluster(Shape(gpus=("a10:1",), accounting=True, settings=limits))
+    cluster.run("sacctmgr", "-i", "add", "account", "phys")
+    cluster.run("sacctmgr", "-i", "add", "user", cluster.place.user, "account=phys", "MaxSubmitJobs=1")
+    taken = ["sbatch", "--parsable", "--account=phys", "--output=/dev/null", "--wrap=sleep 1000"]
+    until(lambda: cluster.ask(*taken).returncode == 0, what="slurmctld to hear of the account")
+    with waiting_call(world, account="phys") as (session, call):
+        trouble = status_when(session, lambda status: status.trouble, what="trouble").trouble["lab"]
+        assert trouble.startswith("AssocMaxSubmitJobLimit; Batch job submission failed: ")
+        until(lambda: refusals(cluster) > TRIES, limit_s=60, what="the same, tried again and again")
+        assert not call.done()
+        cluster.cancel(*(line[0] for line in cluster.queue()))
+        assert call.result(60) == 8
+        assert not session.status().trouble
+        assert len(our_jobs(cluster)) == 1
+
+
+def refusals(cluster) -> int:
+    log = (cluster.place.logs / "slurmctld.log").read_text(errors="replace")
+    return log.count("exceeded association/QOS limit")
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_too_many_jobs_of_all_users(make_cluster, world):
+    cluster = make_cluster(Shape(gpus=("a10:1",), settings={"MaxJobCount": "2", "MinJobAge": "2"}))
+    filler = cluster.submit("sleep 1000", "--partition=main")
+    with waiting_call(world, command_limit="3 s") as (session, call):
+        trouble = status_when(session, lambda status: status.trouble, what="trouble").trouble["lab"]
+        said = "Slurm temporarily unable to accept job, sleeping and retrying"
+        assert trouble.startswith(f"sbatch has not answered for 3 s, after it had said: {said}: ")
+        assert "MaxJobCount" in trouble
+        assert not call.done()
+        cluster.cancel(filler)
+        assert call.result(60) == 8
+        status_when(session, lambda status: not status.trouble, what="the trouble's end")
+        assert len(our_jobs(cluster)) == 1, "however often it was tried"
+
+
+# ---- test batch slow node
+
+
+RATE = ["root", "tbf", "rate", "800kbit", "burst", "16kb", "latency", "20s"]
+ANSWER_BYTES = 40_000
+CALLS = 80
+
+PROGRAM = """
+import json, os, sys, time
+from collections import Counter
+import stoker
+
+@stoker.app()
+def answer(number):
+    time.sleep(0.05)
+    return os.environ["SLURMD_NODENAME"], bytes([number]) * {size}
+
+with stoker.load(sys.argv[1], run_dir=sys.argv[2]) as session:
+    while len(session.status(60).pilots) < 2:
+        time.sleep(0.1)
+    got = list(stoker.map(answer, range({calls})))
+    status = session.status(60)
+assert [content for _, content in got] == [bytes([number]) * {size} for number in range({calls})]
+nodes = Counter(node for node, _ in got)
+print(json.dumps([nodes, status.lost_pilots, status.rerun_calls, status.failed]))
+"""
+
+
+@pytest.mark.long
+def test_slow_node_is_kept_and_gets_fewer_calls(make_cluster, world, monkeypatch):
+    monkeypatch.chdir(world.path)  # commands on the head begin where this process is
+    cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), namespaces=True))
+    slow = cluster.machines["n1"].inside("tc", "qdisc", "add", "dev", "eth0", *RATE)
+    subprocess.run(slow, check=True, capture_output=True)
+    subprocess.run(cluster.on_head("tc", "qdisc", "add", "dev", "vn1", *RATE), check=True, capture_output=True)
+    site = write_site(
+        world.path,
+        provider={"gpus": "1"},
+        pilot={"init_blocks": 2, "max_blocks": 2},
+        session={"interface": "10.77.0.1", "heartbeat": "5 s"},
+    )
+    (world.path / "program.py").write_text(PROGRAM.format(size=ANSWER_BYTES, calls=CALLS))
+    python = [sys.executable, str(world.path / "program.py"), str(site), str(world.runs)]
+    program = world.spawn(cluster.on_head(*python), folder=world.path)
+    out, err = program.communicate(timeout=180)
+    assert program.returncode == 0, err
+    nodes, lost, again, failed = json.loads(out.splitlines()[-1])
+    assert (lost, again, failed) == (0, 0, 0)
+    assert set(nodes) == {"n1", "n2"}
+    assert nodes["n1"] < nodes["n2"]

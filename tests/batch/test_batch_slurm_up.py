@@ -69,7 +69,7 @@ def test_a_dry_run_prints_what_would_be_submitted_and_submits_nothing(slurm, wor
     assert slurm_jobs() == []
 
 
-def test_a_session_of_two_sites_keeps_contexts_hot_between_programs_and_leaves_nothing(slurm, world):
+def test_session_of_two_sites_keeps_contexts_hot(slurm, world):
     write_site(world.path, provider={"gpus": "a10:1"})
     write_site(world.path, name="titan", provider={"gpus": "titanx:1"}, pilot={"init_blocks": 0})
     said = stoker(world, "up", "lab.toml", "titan.toml")
@@ -126,7 +126,7 @@ def test_a_dry_run_where_slurm_cannot_be_asked_says_so(world, monkeypatch):
     assert "Slurm could not be asked whether it takes this: sbatch has not answered for 1 s" in said.stdout
 
 
-def test_a_site_that_slurm_refuses_says_why_and_stays_only_where_that_was_asked_for(slurm, world):
+def test_refused_site_says_why_and_stays_only_on_request(slurm, world):
     write_site(world.path, provider={"partition": "nowhere"})
     said = stoker(world, "up", "lab.toml")
     assert (said.returncode, said.stdout) == (1, "")

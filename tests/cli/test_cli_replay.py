@@ -12,7 +12,7 @@ from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli.replay import render
 from stoker.manager.live import journal
-from stoker.manager.live.verify import Replayed
+from stoker.manager.live.replay import Replayed
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec

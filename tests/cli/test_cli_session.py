@@ -24,7 +24,7 @@ from stoker.manager.cli import ask
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.core.libraries import LOAD_TRIES
 from stoker.manager.live import interfaces, lease
-from stoker.manager.live.chosen import keep_policies
+from stoker.manager.live.session_policies import keep_policies
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Printed

@@ -14,8 +14,8 @@ from stoker.manager.core import actions
 from stoker.manager.core.events import Command, Event
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Action, Policies
-from stoker.manager.live import pickled
-from stoker.manager.live.past import policies_modules
+from stoker.manager.live import snapshot
+from stoker.manager.live.comeback import policies_modules
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.validate import validate
 
@@ -68,8 +68,8 @@ def restored(core: Core) -> Core:
     """A core as a snapshot brings it back."""
     file = io.BytesIO()
     modules = policies_modules(core.policies)
-    layout = pickled.dump(core, file, modules=modules)
-    again = pickled.load(file.getvalue(), layout, modules=modules)
+    layout = snapshot.dump(core, file, modules=modules)
+    again = snapshot.load(file.getvalue(), layout, modules=modules)
     assert isinstance(again, Core)
     assert picture(again) == picture(core)
     return again

@@ -10,7 +10,7 @@ import pytest
 from stoker.manager.cli.plan import plan, render
 from stoker.manager.cli.replay import render as render_replay
 from stoker.manager.cli.replay import replay
-from stoker.manager.live.verify import Replayed
+from stoker.manager.live.replay import Replayed
 from stoker.manager.study import evidence
 from stoker.manager.study.evidence import Reason, Sureness, Work
 from stoker.manager.study.plan import SEEDS, PlanForecast, Range, RunPlan

@@ -17,8 +17,7 @@ from sim.worlds import calls, model, source, world
 
 from stoker.config import load_site
 from stoker.manager import policies
-from stoker.manager.live.chosen import check_policies
-from stoker.manager.live.own_policies import SEAMS, find
+from stoker.manager.live.session_policies import SEAMS, check_policies, find
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation

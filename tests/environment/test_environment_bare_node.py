@@ -25,7 +25,7 @@ from fake_manager import FakeManager, recipe
 
 from stoker.manager.environment.archive import Packed
 from stoker.manager.environment.carrying import carry, starter_command, starter_files
-from stoker.manager.factory import block_keys
+from stoker.manager.factory import pilot_command
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.to_manager import ObjectsHere
 from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
@@ -118,7 +118,7 @@ def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python
     carry(manager.folder, site, packed)
     for path in starter_files(manager.folder, site):
         shutil.copytree(path, node.folder / path.name, dirs_exist_ok=True)
-    block_keys.issue(manager.folder, "b7")
+    pilot_command.issue_block_key(manager.folder, "b7")
     assert not list((node.folder / "session").rglob("pilot.json")), "a node gets the key of its own block alone"
     shutil.copy(manager.folder.block_key_file("b7"), node.folder)
     options = ["--devices", "cpu:1", "--scratch", str(node.folder), "--block", "b7", "--walltime-s", "600"]

@@ -39,7 +39,6 @@ class FakeSlurm:
         draft.replace(file)
 
     def controller(self, *, up: bool) -> None:
-        """slurmctld comes and goes."""
         away = "Unable to contact slurm controller (connect failure)"
         said = {
             "sbatch": f"sbatch: error: Batch job submission failed: {away}",
@@ -59,7 +58,6 @@ class FakeSlurm:
         return {job["id"]: job for job in (json.loads(file.read_text()) for file in files)}
 
     def put(self, job: str, **facts: Any) -> None:
-        """Make or change a job, as Slurm would."""
         file = self.folder / f"job-{job}.json"
         before = json.loads(file.read_text()) if file.exists() else {"id": job, "state": "PENDING"}
         draft = file.with_suffix(".draft")
@@ -67,13 +65,11 @@ class FakeSlurm:
         draft.replace(file)
 
     def asked(self, command: str) -> list[list[str]]:
-        """The arguments of every run of this command."""
         file = self.folder / "commands.log"
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         return [arguments for _, name, arguments in lines if name == command]
 
     def hanging(self) -> list[int]:
-        """Process groups of commands that hang."""
         groups = [int(file.read_text()) for file in self.folder.glob("hangs-*")]
         return [group for group in groups if _is_alive(group)]
 

@@ -1,11 +1,4 @@
-"""What a fake `sbatch`, `squeue`, `scancel`, `scontrol` or `sacct` does: as Slurm 22.05, over a folder of jobs.
-
-Standard library alone, and quick to start: tests run it some hundred times. The folder is in FAKE_SLURM; beside the
-jobs it may hold `COMMAND.fault`, a JSON object: `hang` (for good, before or after the work is done), `held` (it does
-not answer before the fault is gone), `code` and `err` (to fail with), `before` and `after` (lines around its own),
-`silent` (it prints nothing of what it knows); and `runs`, which says that jobs run as processes
-of this machine as soon as they are submitted.
-"""
+"""What a fake `sbatch`, `squeue`, `scancel`, `scontrol` or `sacct` does: as Slurm 22.05, over a folder of jobs."""
 
 import contextlib
 import fcntl

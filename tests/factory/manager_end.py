@@ -44,7 +44,6 @@ class ManagerEnd:
         self.folder.write(SessionFile("k3v9", wire.VERSION, self.doors.address, key))
 
     def leave(self) -> None:
-        """Be gone."""
         if self.doors is not None:
             self.doors.close()
             self.doors = None
@@ -60,7 +59,6 @@ class ManagerEnd:
         self.tell(to_client.CancelBlocks(tuple(map(BlockId, blocks)), reason))
 
     def turn(self) -> None:
-        """Hear what has come."""
         assert self.doors is not None
         self.doors.wait(20)
         for _, peer, data in self.doors.frames():
@@ -129,7 +127,6 @@ class ManagerEnd:
         return process
 
     def ended(self, process: subprocess.Popen[bytes], *, seconds: float = 60.0) -> int:
-        """Its exit code."""
         self.until(lambda: process.poll() is not None, what="the factory's end", seconds=seconds)
         return int(process.returncode)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from live.peers import until
 
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandResult, CommandRunner, clean_environment
+from stoker.manager.factory.local import LocalBatch
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import BlockId
+
+# ---- test factory commands
 
 
 @pytest.fixture
@@ -82,7 +88,7 @@ def test_large_answers_fit(tmp_path: Path) -> None:
     assert len(said.out) == 3_000_001
 
 
-def test_what_slurm_said_to_this_process_and_the_users_defaults_are_hidden() -> None:
+def test_slurm_variables_of_this_process_are_hidden() -> None:
     given = {"PATH": "/bin", "SLURM_JOB_ID": "1", "SBATCH_PARTITION": "x", "SQUEUE_FORMAT": "%i", "SLURM_CONF": "/c"}
     assert clean_environment(given) == {"PATH": "/bin", "SLURM_CONF": "/c"}
 
@@ -104,7 +110,6 @@ def test_why_it_failed_in_its_own_words(err: str, words: str) -> None:
 
 
 def test_a_command_holds_the_lock_of_its_factory(tmp_path: Path) -> None:
-    """Whoever comes after a factory that was killed must be able to wait for what it left running."""
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -135,3 +140,95 @@ def _free(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+# ---- test factory local
+
+
+B0, B1 = BlockId("b0"), BlockId("b1")
+
+
+class Place:
+    """A session's folder, and what stands in for a pilot: a program with a pilot's command line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "submit").mkdir(parents=True)
+        self.program = "import time; time.sleep(300)"
+        self.made: list[LocalBatch] = []
+
+    def batch(self) -> LocalBatch:
+        batch = LocalBatch(session="k3v9", folder=self.folder / "submit", command=self.command)
+        self.made.append(batch)
+        return batch
+
+    def command(self, block: BlockId) -> str:
+        words = ["stoker.pilot.main", "--session", str(self.folder), "--block", block]
+        return shlex.join([sys.executable, "-c", self.program, *words])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path / "ses sion")
+    yield place
+    batch = place.batch()
+    batch.cancel(list(batch.find()))
+    until(lambda: not batch.find(), what="the end of what was started")
+
+
+def test_started_watched_and_ended(place: Place) -> None:
+    batch = place.batch()
+    job = batch.submit(B0)
+    assert batch.query([job])[job].phase is BlockPhase.RUNNING, "from its first moment on"
+    batch.cancel([job])
+    until(lambda: batch.query([job])[job].phase is BlockPhase.ENDED, what="the end")
+
+
+def test_why_it_ended(place: Place) -> None:
+    batch = place.batch()
+    place.program = "import sys; sys.exit('no such folder')"
+    job = batch.submit(B0)
+    look = until(lambda: (looked := batch.query([job])[job]).phase is BlockPhase.ENDED and looked, what="the end")
+    assert look.reason == "exit code 1: no such folder"
+
+
+def test_another_factory_finds_what_runs(place: Place) -> None:
+    job = place.batch().submit(B1)
+    other = place.batch()
+    until(lambda: other.find() == {job: B1}, what="the pilot to be there")
+    other.cancel([job])
+    until(lambda: not other.find(), what="the end")
+    assert other.query([job])[job].reason == "its process is gone"
+
+
+def test_another_factory_finds_a_pilot_in_its_worker_init(place: Place, tmp_path: Path) -> None:
+    init = f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    first = LocalBatch(session="k3v9", folder=place.folder / "submit", command=place.command, worker_init=init)
+    job = first.submit(B1)
+    until((tmp_path / "begun").exists, what="worker_init")
+    assert place.batch().find() == {job: B1}
+    (tmp_path / "go").touch()
+    until(lambda: place.program in psutil.Process(int(job)).cmdline(), what="the pilot")
+    assert place.batch().find() == {job: B1}
+
+
+def test_pilots_of_other_sessions_are_none_of_ours(place: Place, tmp_path: Path) -> None:
+    other = Place(tmp_path / "other")
+    batch = other.batch()
+    job = batch.submit(B0)
+    until(lambda: batch.find(), what="the other's pilot")
+    assert not place.batch().find()
+    batch.cancel([job])
+    until(lambda: not batch.find(), what="its end")
+
+
+def test_worker_init_runs_before_a_local_pilot(
+    place: Place,
+) -> None:
+    place.program = "import os, sys; sys.exit(f'{os.getpid()} of {os.environ[chr(83)]}')"
+    (place.folder / "activate").write_text("export S=${1-'two words'}\n")
+    init = f"source {shlex.quote(str(place.folder / 'activate'))}"
+    batch = LocalBatch(session="k3v9", folder=place.folder / "submit", command=place.command, worker_init=init)
+    job = batch.submit(B0)
+    look = until(lambda: (looked := batch.query([job])[job]).phase is BlockPhase.ENDED and looked, what="the end")
+    assert look.reason == f"exit code 1: {job} of two words"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Any
 
 import pytest
 from factory.toy_batch import Clock, ToyBatch
 
 from stoker.errors import ConfigError
 from stoker.manager.factory.batch import Batch, BatchJobStatus
-from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
-from stoker.manager.factory.submission_tries import MOST_UNANSWERED
+from stoker.manager.factory.keeper import MOST_UNANSWERED, BlockKeeper, FactoryUpdate
 from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
@@ -64,6 +64,11 @@ class Desk:
         self.clock.now += seconds
         return self.settle()
 
+    def see(self, seconds: float, *facts: Any, **more: Any) -> list[FactoryUpdate]:
+        """Some seconds later, when job 1 has this status."""
+        self.batch.statuses["1"] = BatchJobStatus(*facts, **more)
+        return self.later(seconds)
+
     def order(self, *blocks: BlockId) -> list[FactoryUpdate]:
         self.keeper.order(blocks)
         return self.settle()
@@ -80,12 +85,9 @@ def told(news: list[FactoryUpdate]) -> list[tuple[str, BlockPhase, str]]:
 
 def test_a_block_goes_its_way(desk: Desk) -> None:
     assert told(desk.order(B0)) == [(B0, PENDING, "")]
-    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 600)
-    assert desk.later(1) == [BlockUpdate(B0, PENDING, "1", "Priority", 600)]
-    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
-    assert told(desk.later(10)) == [(B0, RUNNING, "on n1")]
-    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "preempted by Slurm")
-    assert told(desk.later(10)) == [(B0, ENDED, "preempted by Slurm")]
+    assert desk.see(1, PENDING, "Priority", 600) == [BlockUpdate(B0, PENDING, "1", "Priority", 600)]
+    assert told(desk.see(10, RUNNING, "on n1")) == [(B0, RUNNING, "on n1")]
+    assert told(desk.see(10, ENDED, "preempted by Slurm")) == [(B0, ENDED, "preempted by Slurm")]
     assert desk.keeper.due_in() is None
 
 
@@ -93,10 +95,10 @@ def test_what_has_not_changed_is_not_said_again(desk: Desk) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 600)
     desk.later(1)
-    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 590)
-    assert desk.later(10) == []
-    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 4000)
-    assert [each.expected_in_s for each in desk.later(10) if isinstance(each, BlockUpdate)] == [4000]
+    assert desk.see(10, PENDING, "Priority", 590) == []
+    assert [
+        each.expected_in_s for each in desk.see(10, PENDING, "Priority", 4000) if isinstance(each, BlockUpdate)
+    ] == [4000]
 
 
 def test_a_requeued_job_is_pending_again(desk: Desk) -> None:
@@ -112,16 +114,16 @@ def test_the_manager_hears_why_a_job_runs_no_longer(desk: Desk) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     desk.later(1)
-    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "BeginTime", again="queued again by Slurm")
-    assert desk.later(10) == [BlockUpdate(B0, PENDING, "1", "queued again by Slurm: BeginTime")]
-    desk.batch.statuses["1"] = BatchJobStatus(
-        PENDING, "BeginTime", loss=LossReason.PREEMPTED, again="preempted by Slurm"
-    )
-    assert desk.later(10) == [BlockUpdate(B0, PENDING, "1", "preempted by Slurm: BeginTime", loss=LossReason.PREEMPTED)]
-    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n2")
-    assert desk.later(10) == [BlockUpdate(B0, RUNNING, "1", "on n2")]
-    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "cancelled", loss=LossReason.CANCELLED)
-    assert desk.later(10) == [BlockUpdate(B0, ENDED, "1", "cancelled", loss=LossReason.CANCELLED)]
+    assert desk.see(10, PENDING, "BeginTime", again="queued again by Slurm") == [
+        BlockUpdate(B0, PENDING, "1", "queued again by Slurm: BeginTime")
+    ]
+    assert desk.see(10, PENDING, "BeginTime", loss=LossReason.PREEMPTED, again="preempted by Slurm") == [
+        BlockUpdate(B0, PENDING, "1", "preempted by Slurm: BeginTime", loss=LossReason.PREEMPTED)
+    ]
+    assert desk.see(10, RUNNING, "on n2") == [BlockUpdate(B0, RUNNING, "1", "on n2")]
+    assert desk.see(10, ENDED, "cancelled", loss=LossReason.CANCELLED) == [
+        BlockUpdate(B0, ENDED, "1", "cancelled", loss=LossReason.CANCELLED)
+    ]
 
 
 def test_what_the_manager_had_cancelled_is_no_loss(desk: Desk) -> None:
@@ -130,8 +132,9 @@ def test_what_the_manager_had_cancelled_is_no_loss(desk: Desk) -> None:
     desk.later(1)
     desk.keeper.cancel([B0], "idle")
     desk.settle()
-    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "cancelled", loss=LossReason.CANCELLED)
-    assert desk.later(10) == [BlockUpdate(B0, ENDED, "1", "cancelled: idle")]
+    assert desk.see(10, ENDED, "cancelled", loss=LossReason.CANCELLED) == [
+        BlockUpdate(B0, ENDED, "1", "cancelled: idle")
+    ]
 
 
 def test_an_order_that_is_heard_twice_is_one(desk: Desk) -> None:
@@ -199,7 +202,6 @@ def test_job_is_found_that_listings_show_20_seconds_late(desk: Desk) -> None:
 
 
 def test_after_a_kill_a_late_job_is_not_submitted_again(desk: Desk) -> None:
-    """The factory was killed between `sbatch` and its report, and the listing is old."""
     desk.batch.put(B0)
     desk.batch.hides = True
     desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
@@ -264,7 +266,6 @@ def test_job_that_was_cancelled_is_over_when_a_listing_lacks_it(desk: Desk) -> N
 
 @pytest.mark.parametrize("hides", [False, True])
 def test_the_end_cancels_jobs_that_no_listing_shows(desk: Desk, hides: bool) -> None:
-    """One whose id is known, and one whose submission got no answer."""
     desk.order(B0)
     desk.batch.lossy = desk.batch.hides = hides
     desk.order(B1)
@@ -316,7 +317,6 @@ def until_submitted(desk: Desk, *, times: int) -> list[float]:
 
 
 def test_a_block_whose_jobs_are_hidden_is_not_submitted_for_ever(desk: Desk) -> None:
-    """A site that hides jobs filled the queue: one block of one job was submitted every few seconds, without end."""
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     pauses = until_submitted(desk, times=99)
@@ -332,7 +332,7 @@ def test_a_block_whose_jobs_are_hidden_is_not_submitted_for_ever(desk: Desk) -> 
     ]
 
 
-def test_after_that_each_block_has_one_try_until_a_submission_is_answered(desk: Desk) -> None:
+def test_each_later_block_has_one_try_until_an_answer(desk: Desk) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     until_submitted(desk, times=99)
@@ -345,7 +345,7 @@ def test_after_that_each_block_has_one_try_until_a_submission_is_answered(desk: 
     assert desk.keeper.trouble == ""
 
 
-def test_while_submissions_wait_for_an_answer_jobs_are_watched_and_cancelled(desk: Desk) -> None:
+def test_jobs_are_watched_while_submissions_wait(desk: Desk) -> None:
     desk.order(B0)
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B1)
@@ -367,7 +367,6 @@ def test_a_batch_system_that_is_away_or_full_gives_no_block_up(desk: Desk) -> No
 
 
 def test_a_job_that_arrived_late_makes_no_second_block(desk: Desk) -> None:
-    """A command that was killed at its limit may be carried out after the search."""
     desk.order(B0)
     late = desk.batch.put(B0)
     desk.later(61)
@@ -407,19 +406,7 @@ def test_of_two_jobs_of_a_block_the_running_one_stays(desk: Desk) -> None:
     assert desk.batch.cancelled == [waiting]
 
 
-def test_no_job_is_touched_before_the_manager_has_spoken(desk: Desk) -> None:
-    def make() -> Batch:
-        return desk.batch
-
-    desk.batch.put(B0, BatchJobStatus(RUNNING))
-    desk.keeper = BlockKeeper("lab", make=make, owners={}, poll_s=10, lag_s=60, clock=desk.clock)
-    assert desk.keeper.due_in() is None
-    assert desk.keeper.step() == []
-    assert not desk.batch.cancelled
-
-
 def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: Desk) -> None:
-    """A manager that has lost a part of its journal: it takes the block for its own, or has it cancelled."""
     stray = desk.batch.put(B2, BatchJobStatus(RUNNING, "on n1"))
     assert desk.settle() == [BlockUpdate(B2, RUNNING, stray, "on n1", source="lab")]
     assert not desk.batch.cancelled
@@ -439,7 +426,6 @@ def test_before_it_has_heard_which_blocks_there_are_it_touches_nothing(desk: Des
 
 
 def test_jobs_of_another_site_are_left_alone(desk: Desk) -> None:
-    """Two sites may use one batch system."""
     desk.owners[B2] = "other"
     desk.batch.put(B2, BatchJobStatus(RUNNING))
     desk.settle()
@@ -460,8 +446,7 @@ def test_cancel_before_and_after_the_submission(desk: Desk) -> None:
     assert (B1, ENDED, "cancelled before it was submitted: no call could use it") in told(desk.settle())
     assert desk.batch.submitted == [B0]
     assert desk.batch.cancelled == ["1"]
-    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "cancelled")
-    assert told(desk.later(1)) == [(B0, ENDED, "cancelled: no call could use it")]
+    assert told(desk.see(1, ENDED, "cancelled")) == [(B0, ENDED, "cancelled: no call could use it")]
 
 
 def test_a_cancel_without_effect_is_repeated(desk: Desk) -> None:
@@ -482,7 +467,7 @@ def test_a_block_that_ended_well_while_it_was_cancelled_is_done(desk: Desk) -> N
     assert (B0, ENDED, "done") in told([*desk.settle(), *desk.later(1)])
 
 
-def test_a_manager_that_has_lost_a_part_of_its_journal_is_told_all_of_it_again(desk: Desk) -> None:
+def test_manager_with_a_lost_journal_part_hears_all_again(desk: Desk) -> None:
     desk.order(B0, B1, B2)
     desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     desk.batch.statuses["3"] = BatchJobStatus(ENDED, "exit code 1")
@@ -497,7 +482,7 @@ def test_a_manager_that_has_lost_a_part_of_its_journal_is_told_all_of_it_again(d
     assert desk.batch.submitted == [B0, B1, B2]
 
 
-def test_the_end_of_a_block_is_told_again_to_a_manager_that_has_lost_it(desk: Desk) -> None:
+def test_manager_that_lost_a_blocks_end_hears_it_again(desk: Desk) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = BatchJobStatus(ENDED, "exit code 1")
     desk.later(10)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered
-from stoker.manager.factory.listed import ListedBatch
-from stoker.manager.factory.listings import ListedJob, read_grid_engine, read_lsf, read_pbs
+from stoker.manager.factory.listed import ListedBatch, ListedJob, read_grid_engine, read_lsf, read_pbs
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import Duration, Provider, ProviderKind, Site
@@ -146,8 +145,6 @@ kinds = pytest.mark.parametrize("kind", list(COMMANDS), ids=lambda kind: kind.va
 
 
 class World:
-    """A batch system's commands, which a test may replace."""
-
     def __init__(self, folder: Path, kind: ProviderKind) -> None:
         self.bin = folder / "bin"
         self.bin.mkdir()
@@ -304,7 +301,7 @@ Sat Nov 21 10:00:05: Starting (Pid 4711);
         (ProviderKind.LSF, BHIST.format(more="Sat Nov 21: Exited; TERM_OWNER: job killed"), ENDED, "cancelled"),
     ],
 )
-def test_accounting_tells_of_a_job_that_is_not_listed(
+def test_accounting_knows_unlisted_jobs(
     world: World, kind: ProviderKind, text: str, phase: BlockPhase | None, reason: str
 ) -> None:
     job = world.batch.submit(BlockId("b0"))

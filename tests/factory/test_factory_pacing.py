@@ -12,9 +12,8 @@ from factory.toy_batch import Clock, ToyBatch
 
 from stoker.manager.factory import pacing
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble
-from stoker.manager.factory.batches import SharedBudget
 from stoker.manager.factory.keeper import BlockKeeper
-from stoker.manager.factory.pacing import Listing, Pacer
+from stoker.manager.factory.pacing import Listing, Pacer, SharedBudget
 from stoker.manager.factory.slurm import SlurmBatch
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import BlockId
@@ -24,8 +23,6 @@ HOUR_S = 3600.0
 
 
 class Limiter:
-    """What some sites put before their scheduler."""
-
     def __init__(self, clock: Clock) -> None:
         self.clock, self.tokens, self.at = clock, 40.0, clock.now
         self.requests, self.refused = 0, 0
@@ -99,7 +96,6 @@ class World:
         self.clock.now += seconds
 
     def run(self, seconds: float) -> None:
-        """Step whoever is due, as their threads do."""
         until = self.clock.now + seconds
         turns = 0
         while self.clock.now < until:
@@ -117,7 +113,7 @@ class World:
 
 
 @pytest.mark.parametrize("sources", [1, 3])
-def test_a_hundred_blocks_are_submitted_watched_and_cancelled_without_a_refusal(sources: int) -> None:
+def test_hundred_blocks_stay_within_the_request_budget(sources: int) -> None:
     world = World(sources=sources)
     blocks = [BlockId(f"b{n}") for n in range(100)]
     for n, keeper in enumerate(world.keepers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -15,13 +16,16 @@ from factory.manager_end import ManagerEnd
 from live.peers import until as wait_until
 
 from stoker.config import write_sites
-from stoker.manager.factory.factory import Ending
+from stoker.manager.factory.factory import Ending, note_jobs_left
 from stoker.manager.live import lease
 from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, KnownBlock
 from stoker.protocol.ids import BlockId
 from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Provider, ProviderKind, Session, Site
+
+# ---- test factory process
+
 
 PENDING, RUNNING, ENDED, REFUSED = BlockPhase.PENDING, BlockPhase.RUNNING, BlockPhase.ENDED, BlockPhase.REFUSED
 
@@ -105,10 +109,9 @@ def test_sbatch_that_hangs_is_told_and_submits_nothing_twice(manager: ManagerEnd
     assert [job["name"] for job in slurm.jobs().values()] == ["stoker-k3v9-b0", "stoker-k3v9-b1"]
 
 
-def test_a_job_that_listings_lack_is_lost_after_the_listing_lag(
+def test_job_that_listings_lack_is_lost_after_the_lag(
     manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
 ) -> None:
-    """With a long lag it is not; it is cancelled all the same when the session ends."""
     write_sites(folder.sites, [slurm_site(), slurm_site("slow", listing_lag_s=Duration(3600))])
     factory = manager.start_factory()
     manager.submit("b0")
@@ -126,7 +129,6 @@ def test_a_job_that_listings_lack_is_lost_after_the_listing_lag(
 
 
 def test_a_hanging_site_holds_up_no_other(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
-    """Here the other one refuses, at once, while `sbatch` of the first hangs."""
     pbs = Site(name="other", provider=Provider(kind=ProviderKind.PBS))
     write_sites(folder.sites, [slurm_site(command_limit_s=Duration(60)), pbs])
     manager.start_factory()
@@ -137,10 +139,9 @@ def test_a_hanging_site_holds_up_no_other(manager: ManagerEnd, folder: SessionFo
     assert "no qsub on its PATH" in manager.hear("b1", REFUSED).reason
 
 
-def test_killed_while_listings_lag_nothing_is_submitted_twice(
+def test_nothing_is_submitted_twice_while_listings_lag(
     manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
 ) -> None:
-    """The answer of `sbatch` is on its way back, between a banner's lines, and `squeue` does not show the job yet."""
     write_sites(folder.sites, [slurm_site(listing_lag_s=Duration(3600))])
     factory = manager.start_factory()
     slurm.fault("squeue", silent=True)
@@ -163,9 +164,7 @@ def test_killed_while_listings_lag_nothing_is_submitted_twice(
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"] * 2
 
 
-def test_the_end_cancels_a_job_whose_id_nobody_knows(
-    manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
-) -> None:
+def test_end_cancels_a_job_without_a_known_id(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
     write_sites(folder.sites, [slurm_site(listing_lag_s=Duration(3600))])
     factory = manager.start_factory()
     for command in ("squeue", "sbatch"):
@@ -180,7 +179,6 @@ def test_the_end_cancels_a_job_whose_id_nobody_knows(
 @pytest.mark.long
 @pytest.mark.parametrize("moment", ["idle", "before", "after"])
 def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, slurm: FakeSlurm, moment: str) -> None:
-    """`before` and `after`: while a submission is on its way to Slurm, and while its answer is on its way back."""
     factory = manager.start_factory()
     if moment != "idle":
         slurm.fault("sbatch", hang=moment)
@@ -256,7 +254,7 @@ def test_jobs_that_cannot_be_cancelled_are_named(manager: ManagerEnd, slurm: Fak
     assert job in (folder.path / "factory.log").read_text()
 
 
-def test_a_job_that_is_just_being_submitted_at_the_end_is_cancelled_too(
+def test_job_under_submission_at_the_end_is_cancelled(
     manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder
 ) -> None:
     write_sites(folder.sites, [slurm_site(command_limit_s=Duration(60))])
@@ -272,7 +270,7 @@ def test_a_job_that_is_just_being_submitted_at_the_end_is_cancelled_too(
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 
 
-def test_a_batch_system_that_hangs_at_the_end_is_named_with_what_it_may_have(
+def test_batch_system_that_hangs_at_the_end_is_named(
     manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder
 ) -> None:
     write_sites(folder.sites, [slurm_site(command_limit_s=Duration(600))])
@@ -310,7 +308,6 @@ def test_nothing_secret_is_on_a_command_line(manager: ManagerEnd, slurm: FakeSlu
 
 
 def test_a_session_that_ended_while_the_factory_was_away_is_cleared(manager: ManagerEnd, slurm: FakeSlurm) -> None:
-    """Its predecessor was killed a moment before, and nobody is left to tell it."""
     manager.leave()
     lease.take(lease.lease_file(manager.folder)).release(over="the program is done")
     slurm.put("900", name="stoker-k3v9-b1", state="RUNNING", folder=str(manager.folder.submit))
@@ -318,3 +315,26 @@ def test_a_session_that_ended_while_the_factory_was_away_is_cleared(manager: Man
     assert manager.ended(factory) == Ending.OVER
     assert slurm.jobs()["900"]["state"] == "CANCELLED"
     assert (manager.folder.path / "jobs-left").read_text() == ""
+
+
+# ---- test factory jobs left
+
+
+def test_jobs_that_are_left_are_a_line_a_site(tmp_path: Path) -> None:
+    file = tmp_path / "jobs-left"
+    note_jobs_left(file, ["lab: 7 8", "other: 9"])
+    assert file.read_text() == "lab: 7 8\nother: 9\n"
+    note_jobs_left(file, [])
+    assert file.read_text() == ""
+
+
+def test_a_full_disk_does_not_say_that_no_job_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "jobs-left"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3, hard))
+        note_jobs_left(file, ["lab: 7 8"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not file.exists()
+    assert "jobs-left cannot be written: File too large" in caplog.text

@@ -5,17 +5,33 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from stoker.config import load_site, load_sites, read_python_path, read_sites, site_text, write_sites
 from stoker.errors import ConfigError
 from stoker.manager.factory.batches import SUBMIT_COMMANDS, dry_run, make_batch
 from stoker.manager.factory.pilot_command import pilot_command, walltime_s
-from stoker.manager.factory.providers import render
+from stoker.manager.factory.submitting import job_id_in_sentence, job_id_on_own_line, render
 from stoker.protocol.session import SessionFolder
-from stoker.site import Duration, Environment, Pilot, Provider, ProviderKind, Site, Size
+from stoker.site import (
+    Duration,
+    Environment,
+    EnvironmentKind,
+    Pilot,
+    Policy,
+    Provider,
+    ProviderKind,
+    ProvisioningName,
+    Session,
+    Site,
+    Size,
+)
+
+# ---- test factory scripts
 
 
 def site(kind: ProviderKind = ProviderKind.SLURM, *, pilot: Pilot | None = None, **provider: object) -> Site:
@@ -90,7 +106,6 @@ def test_one_node_is_the_pilot_itself_several_are_a_step() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "with blank", 'quo\'te "s"', "new\nline", "$HOME `id` \\n", "100% é"])
 def test_a_session_folder_of_any_name_reaches_the_pilot(tmp_path: Path, name: str) -> None:
-    """The script is run by a real shell, with a program in the pilot's place that prints what it was given."""
     folder = SessionFolder(tmp_path / name)
     folder.submit.mkdir(parents=True)
     pilot = tmp_path / "pilot"
@@ -169,7 +184,6 @@ def test_grid_engine_has_no_blocks_of_several_nodes() -> None:
 def test_no_batch_system_is_asked_for_a_script(
     kind: ProviderKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parsl's SlurmProvider runs `sacct` when it is made."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "exec pilot" in render(site(kind), job="j", command="pilot")
 
@@ -199,7 +213,6 @@ SYSTEMS = {
 def test_every_kind_has_a_batch_system_of_its_own(
     kind: ProviderKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that `make_batch` does not name would be asked in the words of another."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for command in {*SUBMIT_COMMANDS.values(), "kubectl"}:
@@ -214,3 +227,126 @@ def test_every_kind_has_a_batch_system_of_its_own(
     )
     made = make_batch(wanted, session="k3v9", folder=SessionFolder(tmp_path / "session"))
     assert type(made).__name__ == SYSTEMS[kind]
+
+
+# ---- test factory job ids
+
+
+SLURM, PBS, LSF, SGE = ProviderKind.SLURM, ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "id"),
+    [
+        (SLURM, "Welcome!\nSubmitted batch job 12 on cluster blue\n2026\n", "12"),
+        (SLURM, "sbatch: lua: Submitted batch job 12\r\nbye\n", "12"),
+        (SLURM, "Submitted batch job 12\nSubmitted batch job 13\n", ""),
+        (SGE, 'budget ok\nYour job 303 ("stoker-k3v9-b0") has been submitted\n', "303"),
+        (SGE, 'Your job-array 303.1-10:1 ("stoker-k3v9-b0") has been submitted\n', "303"),
+        (LSF, "hello\nJob <201> is submitted to queue <gpu>.\nbye 12\n", "201"),
+        (LSF, "Job <201> is submitted to default queue <normal>.\n", "201"),
+        (LSF, "201\n", ""),
+        (PBS, "11.head\n", ""),
+    ],
+)
+def test_a_sentence_names_the_id_wherever_it_stands(kind: ProviderKind, text: str, id: str) -> None:
+    assert job_id_in_sentence(kind, text) == id
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "id"),
+    [
+        (PBS, "checking your budget ... OK\n11.head.site.org\nhave a nice day\n", "11.head.site.org"),
+        (PBS, "11[].head\n", "11[].head"),
+        (PBS, "\x1b[32m11.head\x1b[0m\r\n", "11.head"),
+        (PBS, "11.head\n12.head\n", ""),
+        (PBS, "version 2.3\n", ""),
+        (SGE, "qsub: checking your project budget ... OK\n101\n", "101"),
+        (SGE, "101.1-10:1\n", "101"),
+        (SGE, "2026\n101\n", ""),
+        (SGE, "budget ok\n", ""),
+        (SLURM, "12;blue\n", "12"),
+        (LSF, "201\n", ""),
+    ],
+)
+def test_a_line_counts_if_it_alone_is_an_id(kind: ProviderKind, text: str, id: str) -> None:
+    assert job_id_on_own_line(kind, text) == id
+
+
+# ---- test factory parsl parts
+
+
+PROGRAM = """
+import sys
+from stoker.manager.factory.parsl_parts import import_in_parts
+import_in_parts()
+from stoker.manager.factory.submitting import render
+from stoker.site import Provider, ProviderKind, Site
+site = Site(name="lab", provider=Provider(kind=ProviderKind.SLURM))
+assert "#SBATCH --job-name=x" in render(site, job="x", command="true")
+print([name for name in ("parsl.dataflow.dflow", "parsl.executors", "parsl.monitoring") if name in sys.modules])
+import parsl
+print(parsl.Config.__name__, parsl.providers.SlurmProvider.__name__, type(parsl).__name__)
+from parsl import python_app
+print(parsl.python_app is python_app, "parsl.executors" in sys.modules)
+"""
+
+
+def test_providers_are_imported_without_the_rest_of_parsl() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[]", "Config SlurmProvider module", "True True"]
+
+
+# ---- test factory site files
+
+
+FULL = Site(
+    name="big-lab",
+    provider=Provider(
+        kind=ProviderKind.SLURM,
+        partition="back\\fill",
+        account='the "big" lab',
+        walltime_s=Duration(5400.5),
+        gpus="a10:2",
+        memory_bytes=Size(7_500_000_001),
+        options=("--nice=1", "--comment='é\U0001f600'"),
+        worker_init="module load x\nexport A='b'\t# c",
+    ),
+    pilot=Pilot(scratch="$TMPDIR", max_blocks=9),
+    session=Session(lease_s=Duration(90), interface="ib0"),
+    policy=Policy(provisioning=ProvisioningName.DEMAND),
+    environment=Environment(kind=EnvironmentKind.PACKED, python="python3"),
+)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    write_sites(tmp_path / "sites", [FULL, Site.default()], python_path="/a:/b c")
+    assert read_sites(tmp_path / "sites") == {"big-lab": FULL, "local": Site.default()}
+    assert read_python_path(tmp_path / "sites") == "/a:/b c"
+
+
+def test_every_site_file_that_ships_survives(tmp_path: Path) -> None:
+    files = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
+    assert files
+    for file in files:
+        site = load_site(file)
+        (tmp_path / "copy.toml").write_text(site_text(site))
+        again = load_site(tmp_path / "copy.toml")
+        assert site_text(again) == site_text(site)
+
+
+def test_a_site_brings_those_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "a.toml").write_text('name = "a"\nsites = ["more/b.toml"]\n')
+    (tmp_path / "more" / "b.toml").write_text('name = "b"\nsites = ["c.toml", "../a.toml"]\n')
+    (tmp_path / "more" / "c.toml").write_text('name = "c"\n')
+    assert [site.name for site in load_sites(tmp_path / "a.toml")] == ["a", "b", "c"]
+    assert [site.name for site in load_sites()] == ["local"]
+
+
+def test_two_sites_of_one_name(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('name = "a"\nsites = ["b.toml"]\n')
+    (tmp_path / "b.toml").write_text('name = "a"\n')
+    with pytest.raises(ConfigError, match="two sites of the session are called a"):
+        load_sites(tmp_path / "a.toml")

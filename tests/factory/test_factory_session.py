@@ -113,7 +113,6 @@ def another(folder: Path, module: str, *, than: Sequence[psutil.Process]) -> psu
 
 
 def fail(slurm: FakeSlurm, job: dict[str, Any]) -> None:
-    """The node of a job is gone."""
     os.killpg(job["pid"], signal.SIGKILL)
     slurm.put(job["id"], state="NODE_FAIL")
 
@@ -131,10 +130,7 @@ def test_a_factory_that_is_killed_is_followed_by_another(slurm: FakeSlurm, tmp_p
     assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
 
 
-def test_a_block_that_is_wanted_when_the_factory_has_just_come_again_is_submitted(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    """For some seconds the manager knows two factories: the end of the one that was killed is not certain yet."""
+def test_block_is_submitted_right_after_a_factory_restart(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     on_demand = site(tmp_path, pilot="init_blocks = 0", policy="opportunistic")
     with stoker.load(on_demand, run_dir=str(tmp_path / "runs")) as session:
@@ -148,10 +144,7 @@ def test_a_block_that_is_wanted_when_the_factory_has_just_come_again_is_submitte
 
 
 @pytest.mark.long
-def test_managers_that_die_in_their_first_moments_leave_one_factory_and_it_serves(
-    slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    """Each has started a factory a moment before, which is alone from then on."""
+def test_managers_that_die_early_leave_one_working_factory(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
         assert block_of_this().result(120) == ("b1", True)

@@ -18,8 +18,8 @@ from factory.manager_end import ManagerEnd
 from live.peers import until
 
 from stoker.config import write_sites
-from stoker.manager.factory import factory as factory_module
-from stoker.manager.factory import turn
+from stoker.manager.factory import factory as factory_factory
+from stoker.manager.factory import main
 from stoker.manager.factory.factory import Ending, Factory
 from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, KnownBlock
@@ -56,7 +56,6 @@ def said(folder: SessionFolder, *parts: str) -> None:
 
 
 def gone_parent() -> str:
-    """The id of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait(30)
     return str(process.pid)
@@ -70,9 +69,7 @@ def test_a_factory_says_from_its_first_moment_what_it_does(manager: ManagerEnd, 
     said(folder, "knows of 0 blocks")
 
 
-def test_one_that_waits_names_who_is_in_its_way_and_leaves_with_its_manager(
-    manager: ManagerEnd, folder: SessionFolder
-) -> None:
+def test_waiting_factory_names_the_holder_and_leaves(manager: ManagerEnd, folder: SessionFolder) -> None:
     first = manager.start_factory()
     second = manager.start_factory("--parent", gone_parent(), wait=False)
     assert manager.ended(second) == Ending.OVER
@@ -94,7 +91,6 @@ def test_one_that_is_stopped_is_killed_by_the_next(manager: ManagerEnd, folder: 
 def test_a_lock_that_somebody_else_holds_ends_the_factory_with_a_word(
     manager: ManagerEnd, folder: SessionFolder
 ) -> None:
-    """Whoever is no factory is not killed."""
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
     words = [sys.executable, "-c", code, str(folder.path / "factory.lock")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
@@ -108,13 +104,12 @@ def test_a_lock_that_somebody_else_holds_ends_the_factory_with_a_word(
 
 
 def test_an_orphan_from_its_first_moment_leaves_when_it_finds_a_manager(manager: ManagerEnd) -> None:
-    """Its manager was killed while it began; the next one has started another."""
     orphan = manager.start_factory("--parent", gone_parent(), wait=False)
     assert manager.ended(orphan) == Ending.OVER
     assert manager.hellos == []
 
 
-def test_a_command_that_outlives_its_factory_is_named_and_ended_when_it_has_taken_too_long(
+def test_command_that_outlives_its_factory_is_killed_in_time(
     manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
 ) -> None:
     first = manager.start_factory()
@@ -132,10 +127,7 @@ def test_a_command_that_outlives_its_factory_is_named_and_ended_when_it_has_take
     manager.hear("b0", BlockPhase.PENDING)
 
 
-def test_factories_that_are_killed_one_after_the_other_do_not_begin_to_wait_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The soak found it: each waited for half a minute, and was killed before that was over."""
+def test_killed_factories_do_not_restart_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "commands.lock"
     with file.open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -143,11 +135,11 @@ def test_factories_that_are_killed_one_after_the_other_do_not_begin_to_wait_anew
     try:
         time.sleep(0.6)
         waits: list[float] = []
-        wait = turn._wait
+        wait = main._wait
         monkeypatch.setattr(
-            turn, "_wait", lambda lock, *, limit_s: (waits.append(limit_s), wait(lock, limit_s=limit_s))[1]
+            main, "_wait", lambda lock, *, limit_s: (waits.append(limit_s), wait(lock, limit_s=limit_s))[1]
         )
-        turn.wait_for_commands(file, limit_s=0.5)
+        main.wait_for_commands(file, limit_s=0.5)
         assert waits[0] == 0.0, "the command has had its time before"
         assert command.wait(10) == -signal.SIGKILL
     finally:
@@ -181,7 +173,7 @@ class Running:
 def test_a_manager_that_answers_no_hello_hears_it_again(
     manager: ManagerEnd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(factory_module, "HELLO_LIMIT_S", 0.5)
+    monkeypatch.setattr(factory_factory, "HELLO_LIMIT_S", 0.5)
     manager.answers = False
     running = Running(manager, site())
     manager.until(lambda: len(manager.hellos) > 1, what="two hellos")
@@ -217,7 +209,7 @@ def let_go(file: Path) -> None:
 def test_a_batch_system_that_does_not_open_is_trouble_until_it_does(
     manager: ManagerEnd, hanging_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factory_module, "OPEN_LIMIT_S", 0.5)
+    monkeypatch.setattr(factory_factory, "OPEN_LIMIT_S", 0.5)
     manager.known = ASKED
     running = Running(manager, site(ProviderKind.CONDOR, packed=True, shared_files=False))
     manager.hear_trouble("its batch system has not opened")

@@ -20,8 +20,7 @@ class Clock:
 
 
 class ToyBatch:
-    """`down`: what it says instead of answering. `lossy`: it takes a job and says that it did not answer.
-    `noisy`: it takes a job and does not say its id. `hides`: no job is found."""
+    """`down`: what it says instead of answering."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, BlockId] = {}

@@ -19,14 +19,12 @@ def world(tmp_path) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def shared_world(tmp_path_factory) -> Iterator[World]:
-    """A world for the tests of one file."""
     with World(tmp_path_factory.mktemp("world")).entered() as world:
         yield world
 
 
 @pytest.fixture
 def session(world):
-    """A session of this machine for one test."""
     with stoker.load(run_dir=str(world.runs)) as session:
         yield session
 

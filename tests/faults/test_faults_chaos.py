@@ -5,27 +5,26 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from faults.world import World, count_lines, is_alive, kill, note
+from faults.world import World, count_lines, is_alive, kill, note, until
 
 import stoker
+from stoker.protocol.session import SessionFolder
 
-pytestmark = pytest.mark.long
+# ---- test faults chaos
+
 
 CALLS = 2_000
 
 
 class Chaos(threading.Thread):
-    """Kills a library, the pilot or the manager every now and then, until it is stopped. `done` says what it did.
-
-    Two things would rightly end calls as failed, so they are left out: a call that was running in two killed libraries
-    is a poison call, and a manager that dies five times within a minute ends its session.
-    """
+    """Kills a library, the pilot or the manager every now and then, until it is stopped."""
 
     def __init__(self, world: World, seed: int, *, log: Path, every_s: tuple[float, float]) -> None:
         super().__init__(name="chaos", daemon=True)
@@ -80,9 +79,10 @@ def slow_to_load(log):
     return 3
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
-def test_every_call_ends_once_with_its_result_while_everything_dies(world, tmp_path, seed):
+def test_every_call_ends_once_while_everything_dies(world, tmp_path, seed):
     log = str(tmp_path / "log")
 
     def work(context, number):
@@ -110,3 +110,26 @@ def test_every_call_ends_once_with_its_result_while_everything_dies(world, tmp_p
         assert status.failed == 0
         assert status.done == CALLS
         assert session.executor.outstanding() == 0
+
+
+# ---- test faults by hand
+
+
+def test_a_pilot_that_is_started_by_hand_serves_and_leaves_no_key(session, world, tmp_path):
+    @stoker.app
+    def where(number):
+        time.sleep(0.05)
+        return os.environ.get("BY_HAND", "")
+
+    folder = SessionFolder(session.folder)
+    keys = set(folder.block_keys.iterdir())
+    command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(folder.path), "--devices", "cpu:1"]
+    pilot = world.spawn(command, folder=tmp_path / "elsewhere", BY_HAND="by hand")
+    until(lambda: len(session.status().pilots) == 2, why="both pilots")
+    [mine] = set(folder.block_keys.iterdir()) - keys
+    assert mine.stat().st_mode & 0o777 == 0o600
+    assert {each.block for each in session.status().pilots} >= {mine.stem}
+    until(lambda: "by hand" in set(stoker.map(where, range(20))), limit_s=30, why="a call on it")
+    pilot.terminate()
+    assert pilot.wait(20) == 0
+    assert set(folder.block_keys.iterdir()) == keys

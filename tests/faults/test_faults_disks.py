@@ -14,10 +14,15 @@ from pathlib import Path
 
 import pytest
 from faults.world import until
+from live.peers import session_folder
 
 import stoker
-from stoker.manager.factory import block_keys
+from stoker.errors import SessionError
+from stoker.manager.executor import client, membership
+from stoker.manager.factory import pilot_command
 from stoker.protocol.session import SessionFolder
+
+# ---- test faults disks
 
 
 def _can_mount() -> bool:
@@ -81,8 +86,7 @@ def filling_its_disk(path: Path, then: str) -> tuple[subprocess.CompletedProcess
 @pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
 @pytest.mark.parametrize("then", ["os.kill(os.getpid(), signal.SIGKILL)", "session.stop()"])
-def test_nothing_stays_when_a_program_whose_disk_is_full_is_killed_or_ends(world, tmp_path, then):
-    """Its manager and its pilot stayed until somebody made room."""
+def test_full_disk_program_leaves_nothing_when_it_ends(world, tmp_path, then):
     ran, disk = filling_its_disk(tmp_path, then)
     assert f"the disk of {disk}/runinfo/000/stoker is full" in ran.stdout, ran.stderr
     assert f"stoker: the journal cannot be written (No space left on device): the disk of {disk}" in ran.stderr
@@ -109,7 +113,6 @@ session.stop()
 @pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
 def test_a_manager_that_is_killed_while_the_disk_is_full_comes_back(world, tmp_path):
-    """It waited for room to write its lease, and its program lost all calls if that took minutes."""
     ran, _ = filling_its_disk(tmp_path, KILLS_ITS_MANAGER)
     assert ran.returncode == 0, ran.stderr
     assert "is full; calls and results wait" in ran.stdout.splitlines()[-1]
@@ -134,7 +137,7 @@ def test_a_node_with_a_small_disk_costs_no_call_and_is_told(session, tmp_path):
         return context + number
 
     mount = 'mount -t tmpfs -o size=4m none "$0"; exec "$@"'
-    block_keys.issue(SessionFolder(session.folder), "small")
+    pilot_command.issue_block_key(SessionFolder(session.folder), "small")
     pilot = [sys.executable, "-m", "stoker.pilot.main", "--session", str(session.folder), "--devices", "cpu:1"]
     pilot += ["--block", "small"]
     with (
@@ -155,3 +158,75 @@ def test_a_node_with_a_small_disk_costs_no_call_and_is_told(session, tmp_path):
         status = session.status()
         assert (status.failed, status.lost_pilots) == (0, 0)
         session.stop()
+
+
+# ---- test faults removed
+
+
+PROGRAM = """
+import os, sys, time
+import stoker
+
+def remove(folder):
+    # By one step: a removal file by file fails where somebody just writes another.
+    os.rename(folder, f"{folder}.gone")
+
+def wait(number):
+    time.sleep(max(0.05, number - 500))
+    return number
+
+session = stoker.load(run_dir=sys.argv[1])
+print(list(stoker.map(wait, range(3))), flush=True)
+results = iter(stoker.map(wait, range(400)))
+if sys.argv[2] == "in a loop":
+    next(results)
+    remove(sys.argv[1])
+    for _ in results:
+        pass
+elif sys.argv[2] == "in a future":
+    future = stoker.app(wait)(600)
+    remove(sys.argv[1])
+    try:
+        future.result()
+    except Exception as error:
+        raise error.__cause__ or error
+else:
+    results.close()
+    remove(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("when", ["in a loop", "in a future", "before the end"])
+def test_a_run_folder_that_is_removed_ends_the_session_with_its_reason(world, when):
+    program = world.start(PROGRAM, str(world.runs), when)
+    said, complaint = program.communicate(timeout=60)
+    assert said == "[0, 1, 2]\n"
+    world.empty()
+    assert not world.runs.exists()
+    assert "FileNotFoundError" not in complaint
+    if when == "before the end":
+        assert (program.returncode, complaint) == (0, "")
+    else:
+        assert program.returncode == 1
+        last = complaint.splitlines()[-1]
+        assert "SessionError: the session folder " in last
+        assert " was removed while the session ran: the session is over" in last
+
+
+def test_program_hears_that_its_session_folder_is_gone(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(membership, "AWAY_S", 1.0)
+    folder = session_folder(tmp_path / "session")
+    command = [sys.executable, "-m", "stoker.manager.main", "--session", str(folder.path), "--detached"]
+    with subprocess.Popen(command) as manager:
+        until(folder.file.exists)
+        joined = client.Link(folder)
+        try:
+            joined.wait_joined(20)
+            shutil.rmtree(folder.path)
+            assert manager.wait(20) == 3
+            question = joined.ask_status()
+            with pytest.raises(SessionError, match="was removed while the session ran"):
+                question.result(20)
+        finally:
+            manager.kill()
+            joined.close()

@@ -26,7 +26,6 @@ init_blocks = 2
 
 @pytest.fixture
 def site(tmp_path):
-    """A site of two pilots with two devices each."""
     (tmp_path / "two.toml").write_text(TWO)
     return tmp_path / "two.toml"
 
@@ -98,7 +97,7 @@ def test_an_app_that_takes_its_pilots_along_is_poison_and_good_calls_end(world, 
 
 
 @pytest.mark.long
-def test_a_call_longer_than_the_walltime_fails_after_two_tries_and_says_what_to_do(world, site, monkeypatch):
+def test_call_longer_than_the_walltime_fails_after_two_tries(world, site, monkeypatch):
     monkeypatch.setenv("PBS_WALLTIME", "8")  # each pilot of this machine ends 8 s after its start
 
     @stoker.app()
@@ -125,9 +124,7 @@ def test_a_call_longer_than_the_walltime_fails_after_two_tries_and_says_what_to_
 
 
 @pytest.mark.parametrize("with_context", [True, False])
-def test_short_calls_do_not_wait_behind_a_long_one_while_a_device_is_idle(world, site, with_context):
-    """The calls before it were short, so those after it are prefetched into its library at first."""
-
+def test_short_calls_do_not_wait_behind_a_long_one(world, site, with_context):
     @stoker.context(memory="100 MB")
     def box():
         return 1
@@ -148,9 +145,7 @@ def test_short_calls_do_not_wait_behind_a_long_one_while_a_device_is_idle(world,
 
 
 @pytest.mark.long
-def test_short_calls_do_not_wait_behind_one_that_keeps_the_interpreter_to_itself(world, site):
-    """A regular expression that goes through all ways to match never lets another thread of its process run."""
-
+def test_short_calls_do_not_wait_behind_one_that_holds_the_gil(world, site):
     @stoker.app()
     def matches(text):
         return re.match(r"(a+)+$", text) is not None

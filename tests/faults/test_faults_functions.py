@@ -185,9 +185,7 @@ def test_what_a_call_forks_does_not_outlive_its_library(shared, shared_world):
     until(lambda: not any(is_alive(pid) for pid in (library, child, forked)))
 
 
-def test_a_forked_child_that_returns_into_the_library_does_not_answer_for_it(shared):
-    """A function that forgets `os._exit` in its child: the parent's answer counts, once."""
-
+def test_forked_child_does_not_answer_for_the_library(shared):
     @stoker.app()
     def forgets():
         return os.getpid() if os.fork() else -1
@@ -204,8 +202,6 @@ def test_a_forked_child_that_returns_into_the_library_does_not_answer_for_it(sha
 
 
 def test_a_call_runs_where_it_may_and_clears_up(shared, tmp_path):
-    """Temporary files, a changed folder, umask and environment and a closed descriptor do not reach the next call."""
-
     @stoker.app()
     def messes(path):
         os.makedirs(os.path.join(tempfile.gettempdir(), "deep/er"))

@@ -35,8 +35,7 @@ def loaded(log):
 
 
 def work(context, number, folder, held=None):
-    """A ring of two that passes a number there and back at each step; it fails as soon as the other is gone. After
-    `held` steps it waits for the file `go`."""
+    """A ring of two that passes a number there and back at each step; it fails as soon as the other is gone."""
     from stoker.contexts import saved_state
 
     place = stoker.gang()
@@ -114,7 +113,7 @@ def checkpoint_is_told(future):
     until(told, why="the checkpoint")
 
 
-def test_a_gang_over_two_pilots_goes_on_after_one_of_them_is_killed(world, site, tmp_path, steps):
+def test_gang_continues_after_a_pilot_is_killed(world, site, tmp_path, steps):
     loads = tmp_path / "loads"
     with stoker.load(site, run_dir=str(world.runs)):
         gang = stoker.app(context=loaded(str(loads)), gang=2)(work)
@@ -150,7 +149,7 @@ def late_to_meet(context, number, folder):
 
 
 @pytest.mark.long
-def test_a_manager_that_is_killed_between_grant_and_start_costs_nothing(world, site, tmp_path, steps):
+def test_manager_killed_between_grant_and_start_costs_nothing(world, site, tmp_path, steps):
     with stoker.load(site, run_dir=str(world.runs)):
         gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(late_to_meet)
         future = gang(1, str(tmp_path))

@@ -1,7 +1,4 @@
-"""Ctrl-C at any moment: asks nothing, ends soon, leaves no process and no half-written file; the next run goes on.
-
-A terminal sends SIGINT to every process of its foreground group; so do these tests.
-"""
+"""Ctrl-C at any moment: asks nothing, ends soon, leaves no process and no half-written file; the next run goes on."""
 
 from __future__ import annotations
 
@@ -128,7 +125,6 @@ def start_run(world):
 
 
 def kept(world):
-    """Results so far, each of them whole."""
     found = []
     for file in world.path.glob("runs/*/results.jsonl.part"):
         found += [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]

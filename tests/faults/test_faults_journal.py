@@ -7,13 +7,17 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from faults.world import count_lines, kill, note, until
 
 import stoker
 from stoker.manager.core.state import JOURNAL_LOST
+from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, encoded, scan
+from stoker.protocol.wire import VERSION
 
-pytestmark = pytest.mark.long
+# ---- test faults journal
+
 
 CALLS = 120
 
@@ -60,6 +64,7 @@ def test_every_call_ends_once_and_contexts_stay_hot(session, world, tmp_path, ke
     assert JOURNAL_LOST in [line.text for line in status.notices]
 
 
+@pytest.mark.long
 def test_large_arguments_and_results_survive(session, world, tmp_path):
     def double(data):
         time.sleep(0.05)
@@ -72,3 +77,79 @@ def test_large_arguments_and_results_survive(session, world, tmp_path):
     got += results
     assert [each[0] for each in got] == list(range(30))
     assert all(len(each) == 4_000_000 for each in got)
+
+
+# ---- test faults journal damage
+
+
+DAMAGE_CALLS = 90
+
+
+def stopped(world):
+    manager = world.manager()
+    kill([manager], signal.SIGSTOP)
+    return manager
+
+
+def work_on(log):
+    @stoker.app(context=loaded(log))
+    def work(context, number):
+        note(log, number)
+        time.sleep(0.02)
+        return number * number
+
+    return [work(number) for number in range(DAMAGE_CALLS)]
+
+
+def some_are_done(futures, session):
+    until(lambda: sum(future.done() for future in futures) >= DAMAGE_CALLS // 3, limit_s=60)
+    until(lambda: all(each.hot == len(session.status().libraries) for each in session.status().contexts))
+
+
+def all_end_once(futures, session, log, *, again):
+    assert [future.result(60) for future in futures] == [number * number for number in range(DAMAGE_CALLS)]
+    runs = count_lines(log)
+    runs.pop("loaded")
+    assert set(runs) == {str(number) for number in range(DAMAGE_CALLS)}
+    assert sum(count - 1 for count in runs.values()) <= again, "what has ended is not run again"
+    status = session.status()
+    assert (status.failed, status.cancelled, status.queued, status.running) == (0, 0, 0, 0)
+    return [line.text for line in status.notices]
+
+
+def test_a_damaged_record_costs_what_it_said(session, world, tmp_path):
+    log, journal = tmp_path / "log", session.folder / "journal"
+    futures = work_on(str(log))
+    some_are_done(futures, session)
+    manager = stopped(world)
+    data = bytearray(journal.read_bytes())
+    ends = [end for end, _, _ in scan(journal)]
+    for end in ends[len(ends) // 3 :: len(ends) // 3]:
+        data[end - 4] ^= 0x10
+    journal.write_bytes(data)
+    kill([manager])
+    notices = all_end_once(futures, session, log, again=DAMAGE_CALLS // 3)
+    assert [text for text in notices if "damaged" in text]
+    assert [path for path in Path(session.folder).glob("journal.damaged-*") if path.read_bytes() == data]
+
+
+@pytest.mark.parametrize("version", ["0.0.9", f"{stoker.__version__} (protocol {VERSION - 1})"])
+def test_a_version_that_decides_otherwise_begins_with_what_is_certain(session, world, tmp_path, version):
+    log, journal = tmp_path / "log", session.folder / "journal"
+    futures = work_on(str(log))
+    some_are_done(futures, session)
+    manager = stopped(world)
+    other = bytearray(MAGIC)
+    for _, now, record in scan(journal):
+        assert not isinstance(record, Damage)
+        if isinstance(record, SegmentHead):
+            record = msgspec.structs.replace(record, stoker=version)
+        elif isinstance(record, Decided):
+            record = msgspec.structs.replace(record, checks=bytes(byte ^ 1 for byte in record.checks))
+        other += b"".join(encoded(now, record))
+    journal.write_bytes(other)
+    kill([manager])
+    notices = all_end_once(futures, session, log, again=DAMAGE_CALLS // 3)
+    assert [text for text in notices if "decides otherwise" in text and version in text]
+    (aside,) = Path(session.folder).glob("journal.aside-*")
+    assert aside.read_bytes() == other

@@ -44,7 +44,7 @@ def test_a_library_in_a_call_is_killed_once_and_the_call_runs_again(session, wor
     assert all(sum(line.startswith(f"{n} on") for line in begun) == 1 for n in range(1, 40))
 
 
-def test_a_library_that_is_killed_when_idle_is_loaded_again_and_no_call_fails(session, world, tmp_path):
+def test_library_killed_when_idle_is_loaded_again(session, world, tmp_path):
     log = str(tmp_path / "log")
 
     @stoker.app(context=loaded(log))
@@ -62,7 +62,6 @@ def test_a_library_that_is_killed_when_idle_is_loaded_again_and_no_call_fails(se
 
 
 def test_a_pilot_is_lost_with_its_calls_and_another_block_goes_on(world, tmp_path):
-    """Losing a pilot spends no call's retry, however often it happens; the executor starts another block."""
     begun, go = tmp_path / "begun", tmp_path / "go"
 
     with stoker.load(run_dir=str(world.runs), strategy_period=0.2) as session:
@@ -88,8 +87,7 @@ def test_a_pilot_is_lost_with_its_calls_and_another_block_goes_on(world, tmp_pat
 
 
 @pytest.mark.long
-def test_a_pilot_that_is_told_to_go_before_anybody_has_looked_at_its_block(session, world):
-    """As a preempted one is. It was there, so its block did not fail: the executor starts another."""
+def test_pilot_ended_before_its_block_was_queried(session, world):
     assert stoker.app()(abs)(-1).result(60) == 1
     pilot = world.pilot()
     kill([pilot], signal.SIGTERM)
@@ -99,7 +97,7 @@ def test_a_pilot_that_is_told_to_go_before_anybody_has_looked_at_its_block(sessi
     assert (status.gone_pilots, status.losses, status.failed) == (1, {"told to end by a signal": 1}, 0)
 
 
-def test_the_manager_is_killed_in_a_stream_of_calls_and_finished_work_is_not_run_again(session, world, tmp_path):
+def test_killed_manager_repeats_no_finished_call(session, world, tmp_path):
     log = str(tmp_path / "log")
 
     @stoker.app(context=loaded(log))
@@ -126,7 +124,6 @@ def test_the_manager_is_killed_in_a_stream_of_calls_and_finished_work_is_not_run
 
 @pytest.mark.long
 def test_a_pilot_that_freezes_is_given_up_and_taken_back_when_it_wakes(world, tmp_path):
-    """Its calls may run elsewhere; its context is hot still, and each call ends once."""
     site, begun = tmp_path / "site.toml", tmp_path / "begun"
     site.write_text('[session]\nheartbeat = "0.3 s"\nlease = "60 s"\n')
 
@@ -191,7 +188,7 @@ def test_pilot_and_manager_are_killed_together(world, tmp_path):
 
 
 @pytest.mark.long
-def test_a_manager_that_dies_again_and_again_ends_the_session_with_its_log(session, world):
+def test_manager_that_dies_repeatedly_ends_the_session(session, world):
     @stoker.app()
     def wait():
         time.sleep(60)
@@ -257,8 +254,7 @@ def test_the_client_is_killed_and_nothing_is_left_of_its_session(world):
 
 
 @pytest.mark.long
-def test_manager_and_client_are_killed_together_and_pilots_end_by_themselves(world, tmp_path):
-    """Nobody is left to tell the pilot: its lease ends it."""
+def test_pilots_end_without_manager_and_client(world, tmp_path):
     site = tmp_path / "site.toml"
     site.write_text('[session]\nheartbeat = "0.5 s"\nlease = "2 s"\n')
     program = world.start(CLIENT.replace("stoker.load()", f"stoker.load({str(site)!r})"))
@@ -322,7 +318,6 @@ with stoker.load() as session:
 
 @pytest.mark.long
 def test_a_program_that_forks_keeps_its_session(world):
-    """A child that ends ends nothing of its parent's; one that calls is told why it cannot."""
     program = world.start(FORKS)
     out, err = program.communicate(timeout=60)
     lines = out.splitlines()
@@ -333,9 +328,7 @@ def test_a_program_that_forks_keeps_its_session(world):
 
 
 @pytest.mark.long
-def test_a_manager_that_is_killed_again_and_again_while_calls_end_is_not_given_up(session, world):
-    """Fifteen kills, a second and a half apart: more than five in a minute are too many only if nothing is done."""
-
+def test_manager_that_makes_progress_is_always_restarted(session, world):
     @stoker.app()
     def work(number):
         time.sleep(0.05)
@@ -354,7 +347,6 @@ def test_a_manager_that_is_killed_again_and_again_while_calls_end_is_not_given_u
 
 
 def test_a_program_that_is_killed_before_it_joins_leaves_nothing(world):
-    """Its manager listens by then, and its first block may have been submitted."""
     program = world.start(
         f"""
 import os, signal

@@ -121,7 +121,7 @@ def test_a_loader_that_fails_says_what_where_and_what_it_printed(shared, loader,
     assert any(said in line.text for line in story.lines)
 
 
-def test_a_loader_that_always_fails_fails_all_its_calls_and_is_tried_again_for_later_ones(shared, tmp_path):
+def test_failed_loader_is_tried_again_for_later_calls(shared, tmp_path):
     flag = tmp_path / "weights"
 
     @stoker.context
@@ -175,8 +175,6 @@ def test_a_loader_that_prints_megabytes_and_calls_that_do(shared):
 
 
 def test_children_of_a_loader_end_with_their_library_at_the_latest(shared, shared_world):
-    """Threads, children, and children that have left their session are a loader's own business while it lives."""
-
     @stoker.context
     def forks():
         import subprocess
@@ -218,7 +216,7 @@ def _session(pid):
         return 0
 
 
-def test_a_context_that_no_device_can_hold_fails_at_once_and_names_what_is_there(shared):
+def test_context_that_fits_no_device_fails_at_once(shared):
     [pilot] = shared.status().pilots
     devices = len(pilot.devices)
     for needs, named in (

@@ -94,7 +94,7 @@ def test_a_lock_by_name_lasts_as_long_as_its_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_without")
-def test_a_pilot_finds_the_folders_of_dead_ones_and_leaves_those_of_living_ones(tmp_path: Path) -> None:
+def test_pilot_removes_folders_of_dead_pilots_only(tmp_path: Path) -> None:
     dead, living = tmp_path / "pilot-dead", tmp_path / "pilot-living"
     other = _sleeper()
     for folder in (dead, living):
@@ -124,6 +124,5 @@ def _sleeper() -> subprocess.Popen[bytes]:
 
 
 def _name(file: Path, pid: int) -> None:
-    """Have a process hold the lock by its name."""
     holder = locks._Named(locks.machine(), pid, locks.started(pid) or 1, file.stat().st_ino)
     locks._name_of(file).write_bytes(msgspec.json.encode(holder))

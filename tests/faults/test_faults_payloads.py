@@ -55,7 +55,7 @@ def test_a_300_mb_argument_and_result(shared, shared_world):
     assert flipped[0] == 5, "what comes back can be written to"
 
 
-def test_large_arguments_are_kept_until_every_call_with_them_has_ended(shared):
+def test_large_arguments_stay_until_their_last_call_ends(shared):
     shared_data = os.urandom(3_000_000)
 
     @stoker.app()
@@ -83,7 +83,6 @@ def test_large_results_nobody_takes_are_removed_too(shared):
 
 
 def test_a_call_with_a_large_argument_survives_its_library(shared, tmp_path):
-    """The file lies there for the second try."""
     flag = tmp_path / "died"
 
     @stoker.app()
@@ -107,8 +106,6 @@ class Unpicklable:
 
 
 class UnopenableThere:
-    """Pickles, and cannot be opened in a library."""
-
     def __reduce__(self):
         return _open, (os.getpid(),)
 
@@ -208,8 +205,6 @@ class Own(Exception):
 
 
 class Raises:
-    """Raises this when it is unpickled anywhere but here."""
-
     def __init__(self, error):
         self.error = error
         self.home = os.getpid()
@@ -252,7 +247,7 @@ def test_a_package_that_is_missing_there_is_no_fault_of_the_program(shared, erro
     assert f"{type(error).__name__}: {error}" in str(caught.value)
 
 
-def test_a_generator_that_is_returned_comes_as_the_list_of_what_it_yields(shared):
+def test_returned_generator_becomes_a_list(shared):
     assert stoker.app()(returns)("generator").result(60) == [0, 1, 2]
 
 
@@ -425,7 +420,6 @@ def test_functions_of_main_of_cells_lambdas_and_methods(world):
 
 
 def test_nothing_is_unpickled_by_the_manager_or_the_pilot(shared, shared_world, tmp_path):
-    """What travels is opened where it runs and nowhere else."""
     opened = tmp_path / "opened"
 
     class Tells:
@@ -460,8 +454,6 @@ def test_calls_that_end_while_nobody_holds_their_future(shared):
 
 @pytest.mark.long
 def test_many_results_at_once_survive_a_killed_manager(shared, shared_world):
-    """Results that the client has not acknowledged come again, and only once."""
-
     def make(number):
         return number, b"x" * 20_000
 
@@ -492,7 +484,7 @@ def named(name):
     ],
     ids=str,
 )
-def test_what_cannot_be_sent_is_named_where_it_is_asked_for_and_stops_no_later_call(shared, asked, said):
+def test_option_that_cannot_be_sent_is_named(shared, asked, said):
     app = parsl.python_app(lambda value, parsl_resource_specification={}: value)  # Parsl's way
     with pytest.raises(errors.ConfigError, match=said):
         app(1, parsl_resource_specification=asked).result(60)
@@ -521,7 +513,7 @@ def long_list(data):
     return len(data)
 
 
-def test_what_is_too_large_for_a_frame_is_refused_and_stops_no_later_call(shared):
+def test_values_too_large_for_a_frame_are_refused(shared):
     data = bytes(100_000_000)
     with pytest.raises(errors.SerializationError, match=r"100 MB, and at most .* travel with a function"):
         stoker.app()(lambda: len(data))().result(60)

@@ -18,14 +18,12 @@ COUNT, HELD = 600, 500
 
 @pytest.fixture
 def quick(world):
-    """A session that starts another pilot soon."""
     with stoker.load(run_dir=str(world.runs), strategy_period=0.2) as session:
         yield session
 
 
 @pytest.fixture
 def go(tmp_path):
-    """The file that lets the last pieces come."""
     return tmp_path / "go"
 
 
@@ -47,7 +45,6 @@ def count(log, number, go=None):
 
 @stoker.app
 def who(log, go):
-    """Other pieces in each run."""
     note(log, "begun")
     for each in range(COUNT):
         if each == HELD:
@@ -75,7 +72,7 @@ def test_a_pilot_is_killed_while_its_call_yields(quick, world, tmp_path, go):
 
 
 @pytest.mark.long
-def test_a_library_is_killed_while_its_calls_yield_and_a_future_has_the_whole_list(session, world, tmp_path, go):
+def test_future_of_a_killed_stream_has_the_whole_list(session, world, tmp_path, go):
     log = tmp_path / "log"
 
     @stoker.app
@@ -149,7 +146,6 @@ def test_a_second_run_may_differ_where_the_program_says_so(quick, world, tmp_pat
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_a_reader_whose_program_ends_leaves_nothing_that_waits(world, how):
-    """Killed, it had not read what came, and its call waits for it; or it waits for a piece, and is interrupted."""
     program = world.start(
         "import stoker, os\n"
         "def endless():\n"

@@ -1,9 +1,4 @@
-"""What the tests of faults share: which processes a session has, and how to run programs that are to be killed.
-
-Every process of a test is found by a word in its environment (`/proc/<pid>/environ`), which children inherit however
-often they fork, change their session or are adopted: the scratch folder that the test alone uses. What is signalled is
-what was found that way and nothing else.
-"""
+"""What the tests of faults share: which processes a session has, and how to run programs that are to be killed."""
 
 from __future__ import annotations
 
@@ -27,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, why: str = "") -> T:
-    """Wait until something is true; its value."""
     for more in polls(limit_s):
         if value := true():
             return value
@@ -36,7 +30,6 @@ def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, why: str = "") 
 
 
 def command_of(pid: int) -> list[str]:
-    """A process's command line; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
@@ -44,7 +37,6 @@ def command_of(pid: int) -> list[str]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
@@ -89,23 +81,18 @@ class World:
         return found
 
     def of(self, module: str) -> list[int]:
-        """Processes that run `python -m MODULE`."""
         return [pid for pid in self.processes() if module in command_of(pid)]
 
     def manager(self) -> int:
-        """The one manager."""
         return until(lambda: _only(self.of("stoker.manager.main")), why="one manager")
 
     def pilot(self) -> int:
-        """The one pilot."""
         return until(lambda: _only(self.of("stoker.pilot.main")), why="one pilot")
 
     def pilots(self) -> list[int]:
-        """Pilots that are here just now."""
         return _leaders(self.of("stoker.pilot.main"))
 
     def pilot_folders(self) -> list[Path]:
-        """What pilots keep on local disk while they live."""
         return list(self.scratch.glob("stoker-*/pilot-*"))
 
     def left(self, *, folders: bool = True) -> list[str]:
@@ -196,7 +183,6 @@ def count_lines(path: Path) -> dict[str, int]:
 
 
 def note(path: str, line: Any) -> None:
-    """Append a line, whole, from any process."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(descriptor, f"{line}\n".encode())

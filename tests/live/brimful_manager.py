@@ -1,7 +1,4 @@
-"""A manager that reads no more messages when a few bytes wait for room on its disk.
-
-python tests/live/brimful_manager.py --session DIR ...
-"""
+"""A manager that reads no more messages when a few bytes wait for room on its disk."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """A manager whose core has a fault: it raises on calls of the function `boom`, after it has accepted them, and in the
-story of `boom`.
-
-python tests/live/failing_manager.py --session DIR ...
-"""
+story of `boom`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""A manager on a host whose wall clock somebody sets while it runs: by as many seconds as the file $CLOCK_AHEAD says.
-
-CLOCK_AHEAD=file python tests/live/jumping_manager.py --session DIR ...
-"""
+"""A manager on a host whose wall clock somebody sets while it runs: by as many seconds as the file $CLOCK_AHEAD
+says."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A manager that compacts its journal early, and stops for good at one step of it: what a kill at that step leaves.
-
-    python pausing_manager.py STEP MARK MANAGER'S ARGUMENTS …
-
-STEP is where it stops, after it has made the file MARK; `none`: nowhere.
-"""
+"""A manager that compacts its journal early, and stops for good at one step of it: what a kill at that step leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from stoker.manager import main
-from stoker.manager.live import compaction, pickled, segments, snapshot
+from stoker.manager.live import compaction, records, snapshot
 from stoker.manager.live.journal import Journal
 
 STEPS = (
@@ -35,8 +30,6 @@ def stop(mark: Path) -> None:
 
 
 def stop_at(step: str, mark: Path) -> None:
-    """Put the stop before what comes at this step."""
-
     def before(place: Any, name: str, *, skip: int = 0) -> None:
         real, calls = getattr(place, name), [0]
 
@@ -55,13 +48,13 @@ def stop_at(step: str, mark: Path) -> None:
     elif step == "before the fork":
         before(os, "fork")
     elif step == "half a snapshot":
-        before(pickled._Pickler, "state_of", skip=20)
+        before(snapshot._Pickler, "state_of", skip=20)
     elif step == "no name":
         own: Any = SimpleNamespace(**vars(os))  # session.json is synced too
         snapshot.os = own
         before(own, "fsync")
     elif step == "before removal":
-        before(segments, "older")
+        before(records, "older_files")
 
 
 if __name__ == "__main__":

@@ -14,14 +14,15 @@ import msgspec
 import zmq
 from polling import PATIENCE_S, polls
 
+from stoker.contexts.recipe import BARE
 from stoker.dealer import Keys, open_socket
+from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol import wire
+from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import KeyPair, SessionFolder
 
 
 def until(true: Callable[[], Any], *, seconds: float = PATIENCE_S, what: str = "it") -> Any:
-    """Poll until something is true."""
     for _ in polls(seconds):
         found = true()
         if found:
@@ -89,6 +90,26 @@ class Peer:
 
         return until(found, seconds=seconds, what=f"{self.name} hearing {kind.__name__}")
 
+    def define(self, code: bytes = b"code") -> bytes:
+        return self.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", code))  # type: ignore[arg-type]
+
+    def submit(self, *calls: int, payload: bytes = b"arguments", recipe: str = "bare") -> bytes:
+        return self.send(say.Submit("f", recipe, [CallSpec(call, payload) for call in calls]))  # type: ignore[arg-type]
+
+    def status(self) -> to_client.Status:
+        self.send(say.AskStatus(), numbered=False)
+        found: to_client.Status = self.hear(to_client.Status)
+        return found
+
+    def serve(self, library: int = 1) -> None:
+        """Be ready with the library that a pilot is to start."""
+        self.hear(to_pilot.StartLibrary)
+        self.send(say.LibraryReady(library, 0.1, 0.2))  # type: ignore[arg-type]
+
+    def end(self, *calls: int, library: int = 1, payload: bytes = b"result") -> None:
+        ends = [CallEnd(call, True, payload, 0.001) for call in calls]  # type: ignore[arg-type]
+        self.send(say.CallsEnded(library, ends))  # type: ignore[arg-type]
+
     def silent(self, seconds: float = 0.3) -> bool:
         return not self.listen(seconds)
 
@@ -97,9 +118,18 @@ class Peer:
         self._context.term()
 
 
+Peers = Callable[..., Peer]
+
+
+def welcomed(peers: Peers, *roles: str) -> list[Peer]:
+    made = [peers(role) for role in roles]
+    for peer in made:
+        peer.hear(to_client.ClientWelcome if peer.role == "client" else to_pilot.PilotWelcome)
+    return made
+
+
 class Manager:
-    """A real manager process on a session folder; `script`: a program that makes it otherwise than it is. A pilot that
-    says nothing for three times `heartbeat_s` is lost: long, since pilots that tests play send no heartbeats."""
+    """A real manager process on a session folder; `script`: a program that makes it otherwise than it is."""
 
     def __init__(
         self, folder: SessionFolder, *, script: Path | None = None, heartbeat_s: float = 20.0, name: str = "test"
@@ -114,17 +144,8 @@ class Manager:
     def start(self) -> None:
         before = self.folder.file.stat().st_mtime_ns if self.folder.file.exists() else 0
         log = self.folder.manager_log.stat().st_size if self.folder.manager_log.exists() else 0
-        self.process = subprocess.Popen(
-            [
-                *self.command,
-                "--session",
-                str(self.folder.path),
-                "--name",
-                self.name,
-                "--heartbeat",
-                f"{self.heartbeat_s:g}",
-            ]
-        )
+        options = ["--session", str(self.folder.path), "--name", self.name, "--heartbeat", f"{self.heartbeat_s:g}"]
+        self.process = subprocess.Popen([*self.command, *options])
         until(
             lambda: (
                 self.folder.file.exists()

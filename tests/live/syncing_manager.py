@@ -1,7 +1,4 @@
-"""A manager whose disk syncs when it is told to: an fdatasync waits for the file GO, and is a line in SYNCED.
-
-python syncing_manager.py GO SYNCED MANAGER'S ARGUMENTS …
-"""
+"""A manager whose disk syncs when it is told to: an fdatasync waits for the file GO, and is a line in SYNCED."""
 
 from __future__ import annotations
 

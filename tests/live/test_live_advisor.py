@@ -46,8 +46,6 @@ def until(true: Callable[[], bool], *, why: str) -> None:
 
 
 class Watched:
-    """What the manager's loop would look at."""
-
     def __init__(self) -> None:
         self.fds: set[int] = set()
 
@@ -68,8 +66,6 @@ def link(tmp_path: Path) -> Iterator[Made]:
 
 @pytest.fixture
 def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Another program in the advisor's place."""
-
     def be(what: str) -> None:
         (tmp_path / "odd_advisor.py").write_text(ODD)
         (tmp_path / "what").write_text(what)
@@ -90,7 +86,7 @@ def found(link: AdvisorLink, count: int, *, now: float) -> list[AdviceArrived]:
     return have
 
 
-def test_nothing_runs_before_something_is_asked_and_each_question_is_answered(
+def test_advisor_starts_with_the_first_question(
     link: Made,
 ) -> None:
     made, watched = link
@@ -181,7 +177,7 @@ def test_too_many_questions_and_too_long_ones_are_not_asked(link: Made, odd: Cal
     assert made.open == advisor.MOST_OPEN
 
 
-def test_the_loop_is_not_woken_for_ever_by_an_idle_advisor_that_has_died(link: Made) -> None:
+def test_dead_idle_advisor_does_not_wake_the_loop(link: Made) -> None:
     made, watched = link
     made.ask(question(1), -advisor.GATHER_S)
     made.keep_up(0.0)

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
-from live.peers import Peer, until
+from live.peers import Peers, until, welcomed
+from polling import PATIENCE_S
 
 from stoker.config import write_sites
-from stoker.manager.live.attendants import FACTORY, TOLD_S, Attendant
+from stoker.errors import SessionError
+from stoker.manager.executor.processes import ManagerProcess
+from stoker.manager.live import keeper
+from stoker.manager.live.attendants import FACTORY, PAUSE_S, TOLD_S, Attendant
+from stoker.manager.live.keeper import MOST_DEATHS, RestartProgress, Restarts
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.session import SessionFolder
 from stoker.site import Provider, ProviderKind, Site
 
-Peers = Callable[..., Peer]
+# ---- test live attendants
+
+
 LIMIT_S = 100.0
 
 
@@ -33,7 +43,6 @@ def site(folder: SessionFolder) -> Site:
 
 
 def factories(folder: SessionFolder) -> list[psutil.Process]:
-    """Living factories of a session, of whatever parent."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
@@ -67,14 +76,13 @@ class Turned:
         return process.pid
 
     def look(self, after_s: float = 0.0) -> str:
-        """Turn the clock and look; what is told then."""
         self.now += after_s
         self.attendant.keep_up(self.now)
         return self.attendant.trouble(self.now)
 
 
 @pytest.mark.usefixtures("site", "_nobody_stays")
-def test_a_factory_that_lives_without_a_word_is_told_of_killed_and_followed(
+def test_silent_factory_is_reported_killed_and_replaced(
     folder: SessionFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     turned = Turned(folder)
@@ -150,12 +158,10 @@ def impatient(folder: SessionFolder, site: Site) -> Iterator[subprocess.Popen[by
 
 @pytest.mark.usefixtures("_nobody_stays", "impatient")
 def test_status_and_stories_tell_why_no_block_is_submitted(peers: Peers) -> None:
-    client = peers("client")
-    client.hear(to_client.ClientWelcome)
+    [client] = welcomed(peers, "client")
 
     def trouble() -> str:
-        client.send(say.AskStatus(), numbered=False)
-        return str(client.hear(to_client.Status).trouble.get("factory", ""))
+        return str(client.status().trouble.get("factory", ""))
 
     until(lambda: "another factory" in trouble(), what="the trouble in the status", seconds=30)
     assert trouble().startswith("blocks are not submitted: the factory (pid ")
@@ -171,10 +177,170 @@ def test_status_and_stories_tell_why_no_block_is_submitted(peers: Peers) -> None
 
 @pytest.mark.usefixtures("site", "_nobody_stays")
 def test_a_log_of_another_time_is_not_told(folder: SessionFolder) -> None:
-    """What an earlier factory wrote is not why this one is silent."""
     (folder.path / "factory.log").write_text("2026-01-01 00:00:00,000 INFO somebody else's word\n")
     turned = Turned(folder)
     os.kill(turned.pid, signal.SIGSTOP)
     words = turned.look(TOLD_S + 1)
     assert "lives and has not said hello" in words
     assert "somebody else's word" not in words
+
+
+# ---- test live restarts
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
+    restarts.started()
+    progress = RestartProgress(file, done=7)
+    progress.report_first_end(7)
+    if does:
+        progress.report_first_end(8)
+        os.utime(file, ns=(0, restarts._before + 1))  # file systems may be coarse
+    return restarts.died()
+
+
+def test_one_that_does_nothing_is_left_alone_after_growing_pauses(tmp_path: Path) -> None:
+    restarts = Restarts(tmp_path / "progress", clock=Clock())
+    pauses = [lives(restarts, tmp_path / "progress", does=False) for _ in range(MOST_DEATHS)]
+    assert pauses == [0.0, 1.0, 2.0, 4.0, None]
+
+
+def test_manager_with_progress_is_always_restarted(tmp_path: Path) -> None:
+    restarts = Restarts(tmp_path / "progress", clock=Clock())
+    assert [lives(restarts, tmp_path / "progress", does=True) for _ in range(50)] == [0.0] * 50
+
+
+def test_deaths_that_are_long_ago_do_not_count(tmp_path: Path) -> None:
+    clock = Clock()
+    restarts = Restarts(tmp_path / "progress", clock=clock)
+    for _ in range(20):
+        assert lives(restarts, tmp_path / "progress", does=False) is not None
+        clock.now += 20.0
+
+
+def test_progress_is_said_once_in_a_life(tmp_path: Path) -> None:
+    file = tmp_path / "progress"
+    progress = RestartProgress(file, done=3)
+    progress.report_first_end(3)
+    assert not file.exists()
+    progress.report_first_end(4)
+    file.unlink()
+    progress.report_first_end(5)
+    assert not file.exists()
+
+
+def test_a_disk_without_room_for_the_word_harms_nothing(tmp_path: Path) -> None:
+    RestartProgress(tmp_path / "no folder" / "progress", done=0).report_first_end(1)
+
+
+@pytest.mark.parametrize("says_hello", [True, False])
+def test_factory_that_said_hello_restarts_without_pause(folder: SessionFolder, says_hello: bool) -> None:
+    attendant = Attendant(folder, "this", is_heard=lambda: says_hello, hello_limit_s=100.0)
+    now, pids = 1000.0, set()
+    for _ in range(4):
+        attendant.keep_up(now)
+        process = attendant._process
+        assert process is not None
+        process.wait(PATIENCE_S)
+        pids.add(process.pid)
+        now += PAUSE_S + 0.01
+    assert len(pids) == (4 if says_hello else 3)
+
+
+SLEEPS = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+
+
+@pytest.fixture
+def lost() -> queue.SimpleQueue[SessionError]:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def sleeper(folder: SessionFolder, lost: queue.SimpleQueue[SessionError]) -> Iterator[ManagerProcess]:
+    """The process of a manager that has listened, which only sleeps."""
+    folder.file.touch()
+    manager = ManagerProcess(folder, on_lost=lost.put, command=SLEEPS)
+    yield manager
+    manager.end(grace_s=0)
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.put(record.getMessage())
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    heard, log = Heard(), logging.getLogger("stoker")
+    log.addHandler(heard)
+    yield heard
+    log.removeHandler(heard)
+
+
+def forbid_start(folder: SessionFolder) -> None:
+    folder.manager_log.unlink()
+    folder.manager_log.mkdir()
+
+
+def test_manager_start_is_retried(folder: SessionFolder, sleeper: ManagerProcess, heard: Heard) -> None:
+    first = sleeper.pid
+    forbid_start(folder)
+    os.kill(first, signal.SIGKILL)
+    assert "was killed by signal 9; it is started again with" in heard.said.get(timeout=PATIENCE_S)
+    said = heard.said.get(timeout=PATIENCE_S)
+    assert "the manager could not be started" in said
+    assert "it is started again in 1 s" in said
+    folder.manager_log.rmdir()
+    until(lambda: sleeper.pid != first and sleeper.is_running())
+
+
+def test_manager_that_never_starts_is_given_up(
+    folder: SessionFolder,
+    sleeper: ManagerProcess,
+    lost: queue.SimpleQueue[SessionError],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "PAUSE_S", 0.01)
+    forbid_start(folder)
+    os.kill(sleeper.pid, signal.SIGKILL)
+    assert "the manager could not be started ([Errno 21]" in str(lost.get(timeout=PATIENCE_S))
+
+
+@pytest.fixture
+def _sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_sigterm")
+@pytest.mark.parametrize("comes", [True, False])
+def test_keeper_retries_a_failed_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, comes: bool
+) -> None:
+    monkeypatch.setattr(keeper, "PAUSE_S", 0.01)
+    program = tmp_path / "manager"
+
+    class Mends(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if comes:
+                program.symlink_to("/bin/true")
+
+    log, mends = logging.getLogger("stoker.manager"), Mends()
+    log.addHandler(mends)
+    try:
+        assert keeper.keep([str(program)], progress=tmp_path / "progress") == (0 if comes else 1)
+    finally:
+        log.removeHandler(mends)
+    assert caplog.text.count("the manager could not be started") == (1 if comes else MOST_DEATHS)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import zmq
-from live.peers import Manager, Peer, pilot_hello, until
+from live.peers import Manager, Peer, Peers, pilot_hello, until, welcomed
 
-from stoker.manager.factory import block_keys
-from stoker.protocol import to_client, to_pilot
+from stoker.manager.factory import pilot_command
 from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot
 from stoker.protocol.session import SessionFolder
-
-Make = Callable[..., Peer]
 
 
 @pytest.fixture
-def of_block(folder: SessionFolder, manager: Manager, peers: Make) -> Make:
+def of_block(folder: SessionFolder, manager: Manager, peers: Peers) -> Peers:
     """A peer with the key of a block, which says hello as a pilot of `says`."""
     del manager
 
     def make(block: str, name: str, *, says: str | None = None, hello: bool = True) -> Peer:
-        block_keys.issue(folder, block)
+        pilot_command.issue_block_key(folder, block)
         peer = peers("pilot", hello=False, key=folder.read_block_key(block), name=name)
         if hello:
             peer.send(pilot_hello(peer.session, block=block if says is None else says), numbered=False)
@@ -31,19 +27,16 @@ def of_block(folder: SessionFolder, manager: Manager, peers: Make) -> Make:
     return make
 
 
-def known(peers: Make) -> dict[str, str]:
-    """The manager's pilots: name and block."""
-    client = peers("client")
-    client.hear(to_client.ClientWelcome)
-    client.send(say.AskStatus(), numbered=False)
-    return {pilot.pilot: pilot.block for pilot in client.hear(to_client.Status).pilots}
+def known(peers: Peers) -> dict[str, str]:
+    [client] = welcomed(peers, "client")
+    return {pilot.pilot: pilot.block for pilot in client.status().pilots}
 
 
 def test_keys_are_of_one_block_and_closed_to_others(folder: SessionFolder) -> None:
     for block in ("b1", "b2"):
-        block_keys.issue(folder, block)
+        pilot_command.issue_block_key(folder, block)
     first = folder.read_block_key("b1")
-    block_keys.issue(folder, "b1")
+    pilot_command.issue_block_key(folder, "b1")
     assert folder.read_block_key("b1") == first
     assert first != folder.read_block_key("b2")
     assert folder.block_key_file("b1").stat().st_mode & 0o077 == 0
@@ -52,13 +45,13 @@ def test_keys_are_of_one_block_and_closed_to_others(folder: SessionFolder) -> No
         folder.block_key_file("../client")
 
 
-def test_a_key_that_is_issued_while_the_manager_runs_is_let_in(of_block: Make, peers: Make) -> None:
+def test_a_key_that_is_issued_while_the_manager_runs_is_let_in(of_block: Peers, peers: Peers) -> None:
     for number in range(3):
         of_block(f"b{number}", f"n{number}~{number:016x}").hear(to_pilot.PilotWelcome)
     assert known(peers) == {"n0": "b0", "n1": "b1", "n2": "b2"}
 
 
-def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Make, peers: Make, folder: SessionFolder) -> None:
+def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Peers, peers: Peers, folder: SessionFolder) -> None:
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)
     for identity in ("n1~fedcba9876543210", "n1"):
@@ -76,11 +69,11 @@ def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Make, peers: Make,
     assert "with the key of another block" not in folder.manager_log.read_text()
 
 
-def test_a_revoked_key_is_let_in_no_more(of_block: Make, peers: Make, folder: SessionFolder) -> None:
+def test_a_revoked_key_is_let_in_no_more(of_block: Peers, peers: Peers, folder: SessionFolder) -> None:
     of_block("b1", "n1~0123456789abcdef").hear(to_pilot.PilotWelcome)
     pair = folder.read_block_key("b1")
-    block_keys.revoke(folder, "b1")
-    block_keys.revoke(folder, "b1")
+    pilot_command.revoke_block_key(folder, "b1")
+    pilot_command.revoke_block_key(folder, "b1")
     late = peers("pilot", hello=False, key=pair, name="n9~0123456789abcdef")
     watch = late.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
     late.send(pilot_hello(late.session, block="b1"), numbered=False)
@@ -89,8 +82,8 @@ def test_a_revoked_key_is_let_in_no_more(of_block: Make, peers: Make, folder: Se
     assert known(peers) == {"n1": "b1"}
 
 
-def test_a_manager_that_is_started_again_knows_the_keys_in_use(
-    of_block: Make, peers: Make, manager: Manager, folder: SessionFolder
+def test_restarted_manager_knows_the_keys_in_use(
+    of_block: Peers, peers: Peers, manager: Manager, folder: SessionFolder
 ) -> None:
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)
@@ -105,7 +98,7 @@ def test_a_manager_that_is_started_again_knows_the_keys_in_use(
     until(lambda: known(peers) == {"n1": "b1"}, what="the pilot is known again")
 
 
-def test_a_connection_under_another_secret_does_not_end_the_pilots_own(of_block: Make, peers: Make) -> None:
+def test_connection_with_another_secret_keeps_the_pilots(of_block: Peers, peers: Peers) -> None:
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)
     thief = of_block("b2", "n1~fedcba9876543210", says="b2")

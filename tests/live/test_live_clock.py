@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live.peers import Peer, pilot_hello, until
+from live.peers import Peer, Peers, pilot_hello, until, welcomed
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.live.clock import Clock
@@ -19,8 +19,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallOptions, CallSpec, FailureKind, ListedState, Objective
 from stoker.protocol.ids import CallId, FunctionKey, RecipeKey
 from stoker.protocol.session import SessionFolder, changed_at
-
-Peers = Callable[..., Peer]
 
 
 class JumpingManager:
@@ -57,8 +55,7 @@ def manager(folder: SessionFolder, tmp_path: Path) -> Iterator[JumpingManager]:
 
 @pytest.mark.parametrize("jump_s", [-3600, 3600])
 def test_an_hour_that_nobody_lived_through_changes_nothing(manager: JumpingManager, peers: Peers, jump_s: int) -> None:
-    client = peers("client")
-    client.hear(to_client.ClientWelcome)
+    [client] = welcomed(peers, "client")
     stays, leaves = peers("pilot", hello=False), peers("pilot", hello=False)
     for pilot in (stays, leaves):
         pilot.send(pilot_hello(pilot.session, ends_in_s=1800.0), numbered=False)
@@ -69,8 +66,7 @@ def test_an_hour_that_nobody_lived_through_changes_nothing(manager: JumpingManag
 
     def here() -> list[str]:
         stays.send(say.Heartbeat(), numbered=False)
-        client.send(say.AskStatus(), numbered=False)
-        return [pilot.pilot for pilot in client.hear(to_client.Status).pilots]
+        return [pilot.pilot for pilot in client.status().pilots]
 
     until(lambda: here() == [stays.name], what="the other pilot is given up")
     turns_until = time.monotonic() + 1.5  # a few looks for silent pilots and walltimes that are over
@@ -97,8 +93,7 @@ def waiting_due_in_s(client: Peer) -> list[float | None]:
 
 @pytest.mark.parametrize("jump_s", [-7200, 7200])
 def test_a_deadline_is_over_when_its_seconds_have_passed(manager: JumpingManager, peers: Peers, jump_s: int) -> None:
-    client = peers("client")
-    client.hear(to_client.ClientWelcome)
+    [client] = welcomed(peers, "client")
     manager.jump(jump_s)
     submit(client, 60.0, 0.2)
     ends = client.hear(to_client.Results).ends
@@ -107,11 +102,10 @@ def test_a_deadline_is_over_when_its_seconds_have_passed(manager: JumpingManager
 
 
 @pytest.mark.parametrize("jump_s", [-7200, 7200])
-def test_a_manager_that_is_started_again_under_another_wall_clock_keeps_the_deadlines(
+def test_deadlines_survive_a_restart_with_another_wall_clock(
     manager: JumpingManager, peers: Peers, jump_s: int
 ) -> None:
-    client = peers("client")
-    client.hear(to_client.ClientWelcome)
+    [client] = welcomed(peers, "client")
     submit(client, 60.0)
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)  # it is in the journal
     [before] = waiting_due_in_s(client)
@@ -125,9 +119,7 @@ def test_a_manager_that_is_started_again_under_another_wall_clock_keeps_the_dead
     assert before - 30 < after < before
 
 
-def test_a_clock_goes_on_where_the_one_before_is_while_the_machine_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clock_continues_while_the_machine_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "clock"
     first, really = Clock(file=file), time.time
     monkeypatch.setattr(time, "time", lambda: really() + 7200)
@@ -137,7 +129,7 @@ def test_a_clock_goes_on_where_the_one_before_is_while_the_machine_runs(
 
 
 @pytest.mark.parametrize("kept", [b"", b"{", b"\xff", b'{"monotonic": "another machine", "ahead_s": 1.0}'])
-def test_a_clock_of_another_machine_or_that_cannot_be_read_is_not_gone_on_with(tmp_path: Path, kept: bytes) -> None:
+def test_foreign_or_damaged_clock_is_ignored(tmp_path: Path, kept: bytes) -> None:
     file = tmp_path / "clock"
     file.write_bytes(kept)
     assert Clock(file=file).now() == pytest.approx(time.time(), abs=5)

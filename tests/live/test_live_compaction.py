@@ -12,15 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 from live.pausing_manager import STEPS
-from live.peers import Manager, Peer, pilot_hello, until
+from live.peers import Manager, Peers, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli.session_choice import story_of
 from stoker.manager.core import story
-from stoker.manager.live import segments
-from stoker.manager.live.replay import replay, status_of_ended_session, story_of_ended_session
-from stoker.manager.live.verify import session_in, verify
+from stoker.manager.core.reactor import Core
+from stoker.manager.live import records
+from stoker.manager.live.comeback import JournalPast
+from stoker.manager.live.replay import session_in, status_of_ended_session, story_of_ended_session, verify
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.validate import validate
 from stoker.protocol import to_client, to_pilot, wire
@@ -28,8 +29,13 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
 
-Peers = Callable[..., Peer]
 PAYLOAD = b"x" * 300
+
+
+def replay(folder: SessionFolder) -> Core | None:
+    past = JournalPast(folder.journal, "test")
+    past.replay()
+    return past.core
 
 
 class Compacting(Manager):
@@ -98,7 +104,6 @@ class Work:
         self.submit_frame(say.Submit("f", "bare", specs))  # type: ignore[arg-type]
 
     def turn(self) -> None:
-        """Take what came, and do the calls."""
         for message in self.pilot.listen(0.01):
             if isinstance(message, to_pilot.StartLibrary):
                 self.library = message.library
@@ -158,7 +163,7 @@ class Work:
             self.pilot.socket.send(frame)
 
 
-def test_a_journal_is_compacted_while_its_session_goes_on(
+def test_journal_is_compacted_while_its_session_runs(
     compacting: Callable[[str], Compacting], peers: Peers, folder: SessionFolder
 ) -> None:
     manager = compacting("none")
@@ -171,9 +176,11 @@ def test_a_journal_is_compacted_while_its_session_goes_on(
     work.hold = True
     work.submit(5)
     work.until(lambda: work.held, what="a call is sent")
-    assert [path for path in folder.path.glob("journal.*") if not segments.snapshots(folder.journal)] == []
-    work.until(lambda: len(segments.snapshots(folder.journal)) == 1, what="the compaction that is under way is over")
-    (snapshot,) = [path for _, path in segments.snapshots(folder.journal)]
+    assert [path for path in folder.path.glob("journal.*") if not records.list_snapshots(folder.journal)] == []
+    work.until(
+        lambda: len(records.list_snapshots(folder.journal)) == 1, what="the compaction that is under way is over"
+    )
+    (snapshot,) = [path for _, path in records.list_snapshots(folder.journal)]
     assert sum(path.stat().st_size for path in (snapshot, folder.journal)) < 60_000, "what has ended is not kept"
     _, live, over = story_of(str(folder.path), "3")
     assert not over
@@ -183,7 +190,7 @@ def test_a_journal_is_compacted_while_its_session_goes_on(
     found = verify(folder.journal, session=session_in(folder.journal)[1], policies=default_policies())
     assert found.difference is None
     assert found.since > 0
-    core = replay(folder.journal, "test")
+    core = replay(folder)
     assert core is not None
     validate(core.state)
     assert (core.state.done, len(core.state.calls)) == (240, 5)
@@ -205,7 +212,7 @@ def test_a_journal_is_compacted_while_its_session_goes_on(
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
-def test_a_manager_that_is_killed_while_it_compacts_loses_nothing(
+def test_manager_killed_while_it_compacts_loses_nothing(
     compacting: Callable[[str], Compacting], peers: Peers, folder: SessionFolder, step: str
 ) -> None:
     manager = compacting(step)
@@ -240,7 +247,7 @@ def test_a_manager_that_is_killed_while_it_compacts_loses_nothing(
     assert found.difference is None
 
 
-def test_a_child_that_is_killed_costs_nothing(
+def test_killed_snapshot_child_costs_nothing(
     compacting: Callable[[str], Compacting], peers: Peers, folder: SessionFolder
 ) -> None:
     manager = compacting("half a snapshot")
@@ -252,10 +259,10 @@ def test_a_child_that_is_killed_costs_nothing(
     until(lambda: "was not compacted" in folder.manager_log.read_text(), what="that is seen")
     work.submit(20)
     work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
-    assert len(segments.segments(folder.journal)) == 2
+    assert len(records.list_segments(folder.journal)) == 2
     work.client.send(say.EndSession("test is over"))
     assert manager.ended() == 0
-    core = replay(folder.journal, "test")
+    core = replay(folder)
     assert core is not None
     assert core.state.done == 180
 
@@ -269,10 +276,10 @@ def test_a_segment_without_its_snapshot_says_so(tmp_path: Path, folder: SessionF
     book.begin_segment()
     book.write(2.0, TimerFired("b"))
     book.close()
-    assert len(segments.segments(folder.journal)) == 2
-    segments.kept_path(folder.journal, 1).unlink()
+    assert len(records.list_segments(folder.journal)) == 2
+    records.kept_path(folder.journal, 1).unlink()
     with pytest.raises(SessionError, match="does not tell how the session began"):
-        replay(folder.journal, "test")
+        replay(folder)
 
 
 def _lives(pid: int) -> bool:

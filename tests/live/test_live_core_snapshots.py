@@ -17,13 +17,12 @@ from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.live import journal, pickled, segments, snapshot
-from stoker.manager.live.comeback import come_back
+from stoker.manager.live import journal, records, snapshot
+from stoker.manager.live.comeback import JournalPast, come_back, policies_modules
 from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.decisions import check_of
-from stoker.manager.live.past import JournalPast, policies_modules
-from stoker.manager.live.pickled import Unreadable, Unsaveable
 from stoker.manager.live.records import SegmentHead
+from stoker.manager.live.snapshot import Unreadable, Unsaveable
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.manager.policies.slinfer import slinfer
 from stoker.protocol.ids import CallId, RecipeKey
@@ -99,22 +98,22 @@ class Evil:
 )
 def test_nothing_but_nouns_and_messages_is_written_or_loaded(thing: object) -> None:
     with pytest.raises(Unsaveable):
-        pickled.dump([thing], io.BytesIO())
+        snapshot.dump([thing], io.BytesIO())
     try:
         data = pickle.dumps(thing)
     except (pickle.PicklingError, TypeError, AttributeError):
         return
     with pytest.raises(Unreadable):
-        pickled.load(data, {})
+        snapshot.load(data, {})
 
 
 def test_a_class_with_other_fields_is_not_read(toy: Toy, tmp_path: Path) -> None:
     found = snapshot.read(saved(toy.core, tmp_path / "journal.000002.snapshot"))
     layout = {**found.head.layout, "stoker.manager.core.nouns:Client": ["id", "shoe_size"]}
     with pytest.raises(Unreadable, match="Client has other fields"):
-        pickled.load(found.core, layout)
+        snapshot.load(found.core, layout)
     with pytest.raises(Unreadable, match="no class Janitor"):
-        pickled.load(found.core, {**found.head.layout, "stoker.manager.core.state:Janitor": ["id"]})
+        snapshot.load(found.core, {**found.head.layout, "stoker.manager.core.state:Janitor": ["id"]})
 
 
 @pytest.mark.parametrize("make", [default_policies, slinfer])
@@ -141,7 +140,7 @@ def lived(path: Path, toy: Toy, *, cut_at: int, policies: Policies | None = None
     for number, (now, event) in enumerate(toy.past):
         if number == cut_at:
             head = book.begin_segment()
-            snapshot.write(segments.snapshot_path(path, head.number), core, head, modules=policies_modules(policies))
+            snapshot.write(records.snapshot_path(path, head.number), core, head, modules=policies_modules(policies))
         book.write(now, event)
         book.decided(check_of(core.handle(event, now)))
         book.flush()
@@ -151,11 +150,11 @@ def lived(path: Path, toy: Toy, *, cut_at: int, policies: Policies | None = None
 def test_a_manager_begins_at_the_newest_snapshot_that_it_can_read(toy: Toy, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     lived(path, toy, cut_at=20).close()
-    shot = segments.snapshot_path(path, 2)
+    shot = records.snapshot_path(path, 2)
     whole = shot.read_bytes()
     past = JournalPast(path, policies=default_policies())
     assert past.core is not None
-    assert past.events == 20
+    assert past.next_event == 20
 
     shot.write_bytes(whole[:-20])
     came = come_back(path, "k3v9", default_policies())
@@ -167,8 +166,8 @@ def test_a_manager_begins_at_the_newest_snapshot_that_it_can_read(toy: Toy, tmp_
 def test_where_the_beginning_is_lost_what_is_certain_is_kept(toy: Toy, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     lived(path, toy, cut_at=len(toy.past) - 5).close()
-    segments.kept_path(path, 1).unlink()
-    shot = segments.snapshot_path(path, 2)
+    records.kept_path(path, 1).unlink()
+    shot = records.snapshot_path(path, 2)
     data = bytearray(shot.read_bytes())
     size = len(data)
     found = snapshot.read(shot)
@@ -181,13 +180,11 @@ def test_where_the_beginning_is_lost_what_is_certain_is_kept(toy: Toy, tmp_path:
     assert unconfirmed <= {end.call for end in came.ends} <= {toy.ids[name] for name in toy.ended}
     assert came.ends
     assert "does not tell how the session began" in came.notices[0]
-    assert not segments.exists(path)
+    assert not records.journal_exists(path)
     assert [each for each in tmp_path.glob("journal.aside-*") if each.stat().st_size == size]
 
 
 class Lambdas(HottestFirst):
-    """A policy that holds what nobody can save."""
-
     def __init__(self) -> None:
         self.rank = lambda call: CallId(call)
 
@@ -208,25 +205,21 @@ def test_a_policy_that_cannot_be_saved_is_told_of_once(tmp_path: Path) -> None:
     (text,) = told
     assert "not compacted" in text
     assert "function" in text
-    assert segments.snapshots(book.path) == []
+    assert records.list_snapshots(book.path) == []
     work._now = True
     work.advance(core)
     assert work.wait_s == float("inf"), "it is not tried again"
-    assert len(segments.segments(book.path)) == 2
+    assert len(records.list_segments(book.path)) == 2
     work.close()
     book.close()
 
 
 class Idle(LoadWhereWanted):
-    """Loads nothing."""
-
     def wanted(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
         return ()
 
 
 class Raises(LoadWhereWanted):
-    """Fails when it is asked."""
-
     def wanted(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
         raise ZeroDivisionError("of the user's own")
 

@@ -13,13 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live.peers import until
+from live.peers import session_folder, until
+from polling import PATIENCE_S
 
 from stoker.connections import split_address
 from stoker.manager.cli.ask import Observer
 from stoker.manager.live import lease
-from stoker.manager.live.unproven import UnprovenConnections
+from stoker.manager.live.admission import UnprovenConnections
 from stoker.protocol.session import SessionFolder, find_session
+
+# ---- test live crowds
+
 
 SITE = """
 name = "one"
@@ -47,7 +51,6 @@ STRANGERS = 1000
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """This process may open what its strangers need."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4096
     if before[1] != resource.RLIM_INFINITY and before[1] < wanted:
@@ -102,7 +105,7 @@ def _is_cut(made: socket.socket) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("hard", [1024, 0], ids=["hard limit 1,024", "soft limit 1,024"])
-def test_a_thousand_silent_connections_disturb_no_session(
+def test_thousand_silent_connections_disturb_no_session(
     hard: int, tmp_path: Path, many_files: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
@@ -157,7 +160,7 @@ def _seconds_of_status(folder: SessionFolder) -> float:
 
 
 @pytest.mark.long
-def test_of_too_many_silent_connections_the_oldest_of_the_address_with_most_is_cut() -> None:
+def test_oldest_silent_connection_of_the_busiest_address_is_cut() -> None:
     places = UnprovenConnections()
     places.places.most = 4
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.2", 0)) as other:
@@ -185,7 +188,7 @@ def _ends(made: socket.socket) -> bool:
         return False
 
 
-def test_a_connection_that_took_the_number_of_a_cut_one_is_left_alone() -> None:
+def test_connection_with_a_reused_descriptor_is_not_cut() -> None:
     places = UnprovenConnections()
     places.places.most = 1
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -247,12 +250,12 @@ def test_a_lease_is_renewed_when_no_descriptor_is_left(tmp_path: Path) -> None:
         holder.communicate()
 
 
-def test_a_manager_that_may_open_too_few_files_says_so_and_cuts_nobody() -> None:
+def test_too_low_descriptor_limit_is_an_error() -> None:
     program = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 from stoker.errors import SessionError
-from stoker.manager.live.unproven import UnprovenConnections
+from stoker.manager.live.admission import UnprovenConnections
 try:
     UnprovenConnections()
 except SessionError as error:
@@ -260,3 +263,31 @@ except SessionError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert "may open 64 files here (ulimit -n)" in done.stdout, done.stderr
+
+
+# ---- test live doors
+
+
+CLOSES = """
+import socket, sys, time
+from stoker.connections import split_address
+from stoker.manager.live.doors import Doors
+from stoker.protocol.session import SessionFolder
+
+doors = Doors(SessionFolder(sys.argv[1]), any_port=True)
+where = split_address(doors.address.removeprefix("tcp://"))
+for _ in range(int(sys.argv[2])):
+    with socket.create_connection(where):
+        pass
+time.sleep(1)
+doors.close()
+"""
+CONNECTIONS = 1200
+"""Each is two or three events; a monitor of pyzmq's holds two thousand, and libzmq waits with a lock for the next."""
+
+
+def test_manager_ends_with_thousands_of_unread_events(tmp_path: Path) -> None:
+    folder = session_folder(tmp_path / "session")
+    command = [sys.executable, "-c", CLOSES, str(folder.path), str(CONNECTIONS)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from live.peers import Manager, Peer, until
+from live.peers import Manager, Peer, Peers, until, welcomed
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.live import keeper
@@ -16,8 +16,6 @@ from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec, FailureKind
 from stoker.protocol.session import SessionFolder
-
-Peers = Callable[..., Peer]
 
 
 @pytest.fixture
@@ -47,8 +45,7 @@ def submit(client: Peer, call: int, function: str = "good") -> bytes:
 
 
 def ended_by(manager: Manager, client: Peer, frame: bytes) -> int:
-    """The manager's exit code. The frame goes again as long as it lives: what is sent while a connection is made may
-    be lost with it."""
+    """The manager's exit code."""
     for _ in range(20):
         try:
             return manager.ended(seconds=2.0)
@@ -57,9 +54,8 @@ def ended_by(manager: Manager, client: Peer, frame: bytes) -> int:
     return manager.ended()
 
 
-def test_a_message_that_makes_the_core_raise_costs_its_calls_and_nothing_else(failing: Manager, peers: Peers) -> None:
-    client, pilot = peers("client"), peers("pilot")
-    client.hear(to_client.ClientWelcome)
+def test_message_that_crashes_the_core_costs_its_calls(failing: Manager, peers: Peers) -> None:
+    client, pilot = welcomed(peers, "client", "pilot")
     client.send(
         say.DefineRecipe(BARE),
         say.DefineFunction("good", "good", b""),  # type: ignore[arg-type]
@@ -84,15 +80,14 @@ def test_a_message_that_makes_the_core_raise_costs_its_calls_and_nothing_else(fa
     pilot.send(say.CallsEnded(1, [CallEnd(1, True, b"result")]))  # type: ignore[arg-type]
     assert [each.call for each in client.hear(to_client.Results).ends] == [1]
     assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [3]
-    client.send(say.AskStatus(), numbered=False)
-    status = client.hear(to_client.Status)
+    status = client.status()
     assert "division by zero" in status.notices[-1].text
     assert "Traceback" in failing.folder.manager_log.read_text()
     assert failing.process is not None
     assert failing.process.poll() is None, "the message that came again is not taken again"
 
 
-def test_a_client_whose_messages_make_it_raise_again_and_again_is_refused(failing: Manager, peers: Peers) -> None:
+def test_client_that_crashes_the_core_repeatedly_is_refused(failing: Manager, peers: Peers) -> None:
     client = peers("client")
     client.hear(to_client.ClientWelcome)  # it is the first: the numbers of its calls say so
     other = peers("client")
@@ -106,11 +101,9 @@ def test_a_client_whose_messages_make_it_raise_again_and_again_is_refused(failin
 
 
 def test_a_question_that_cannot_be_answered_costs_nothing(failing: Manager, peers: Peers) -> None:
-    client = peers("client")
-    client.hear(to_client.ClientWelcome)
+    [client] = welcomed(peers, "client")
     client.send(say.AskStory("boom"), numbered=False)
-    client.send(say.AskStatus(), numbered=False)
-    assert client.hear(to_client.Status).refused == {"question that the manager could not answer": 1}
+    assert client.status().refused == {"question that the manager could not answer": 1}
 
 
 def _devices() -> tuple[say.DeviceFacts, ...]:

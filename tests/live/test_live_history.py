@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from live.peers import Manager, Peer, until
+from live.peers import Manager, Peers, until, welcomed
 
 from stoker.contexts.measurements import Availability
 from stoker.manager.core.events import (
@@ -19,14 +17,12 @@ from stoker.manager.core.events import (
     RecordStay,
     RecordWait,
 )
-from stoker.manager.live.history import History, availability, performance
-from stoker.protocol import to_client
+from stoker.manager.live.advisor import History, availability, performance
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import PilotEnd
 from stoker.protocol.ids import RecipeKey
 from stoker.protocol.session import SessionFolder
 
-Peers = Callable[..., Peer]
 SITE = """
 name = "here"
 [provider]
@@ -77,14 +73,12 @@ def test_each_record_has_its_place() -> None:
 
 @pytest.fixture
 def folder(folder: SessionFolder) -> SessionFolder:
-    """A session whose pilots come from a source."""
     (folder.sites / "here.toml").write_text(SITE)
     return folder
 
 
-def test_a_source_is_recorded_while_the_manager_runs(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
-    client = peers("client")
-    client.hear(to_client.ClientWelcome)
+def test_source_is_recorded_while_the_manager_runs(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
+    [client] = welcomed(peers, "client")
     until(lambda: of("here").waits, seconds=60, what="a pilot of the source")
     client.send(say.EndSession("test is over"))
     assert manager.ended(seconds=30) == 0

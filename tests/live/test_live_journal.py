@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import random
+import zlib
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live.peers import Manager, Peer
+from live.peers import Manager, Peers
 
+from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
-from stoker.manager.core.events import Event, FromPilot, PilotCut, PilotLost, TimerFired
-from stoker.manager.live import journal
-from stoker.protocol import to_client, to_pilot
+from stoker.manager.core.events import (
+    Event,
+    FromClient,
+    FromPilot,
+    ManagerRestarted,
+    Noticed,
+    PilotCut,
+    PilotLost,
+    RecordsLost,
+    TimerFired,
+)
+from stoker.manager.core.reactor import Core
+from stoker.manager.live import comeback, journal
+from stoker.manager.live.comeback import JournalPast, come_back
+from stoker.manager.live.decisions import check_of
+from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, scan
+from stoker.manager.live.replay import verify
+from stoker.manager.policies import default_policies
+from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.session import SessionFolder
+
+# ---- test live journal
+
 
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(PilotCut, st.text()), st.builds(PilotLost, st.text(), st.text()), st.builds(TimerFired, st.text())
@@ -43,18 +65,6 @@ def test_any_cut_loses_only_what_comes_after_it(
     assert list(journal.read(path)) == [*kept, (99.0, PilotCut("after"))]
 
 
-def test_a_flipped_bit_ends_the_journal_there(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    book = journal.Journal(path)
-    for now in range(3):
-        book.write(float(now), TimerFired(f"key {now}"))
-    book.close()
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
-    assert [now for now, _ in journal.read(path)] == [0.0, 1.0]
-
-
 def test_another_file_is_not_taken_for_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_text("this is somebody's diary, not a journal")
@@ -68,7 +78,7 @@ def test_another_file_is_not_taken_for_a_journal(tmp_path: Path) -> None:
 # ---- what is written
 
 
-def test_plain_heartbeats_are_not_written(manager: Manager, peers: Callable[..., Peer], folder: SessionFolder) -> None:
+def test_plain_heartbeats_are_not_written(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     client, pilot, stranger = peers("client"), peers("pilot"), peers("pilot", hello=False)
     pilot.hear(to_pilot.PilotWelcome)
     client.hear(to_client.ClientWelcome)
@@ -90,5 +100,350 @@ def test_plain_heartbeats_are_not_written(manager: Manager, peers: Callable[...,
         assert beat() == 0
     assert beat(refused_frames=2) == 1
     assert beat(refused_frames=2) == 1
-    client.send(say.AskStatus(), numbered=False)
-    assert client.hear(to_client.Status).refused["frames refused by pilots"] == 2
+    assert client.status().refused["frames refused by pilots"] == 2
+
+
+# ---- test live journal damage
+
+
+def written(path: Path, *, events: int = 40) -> list[tuple[float, Event]]:
+    """A journal of as many events, each of another length."""
+    book = journal.Journal(path)
+    given: list[tuple[float, Event]] = []
+    for number in range(events):
+        given.append((float(number), Noticed(f"event {number} " + "x" * (number * 7 % 50))))
+        book.write(*given[-1])
+        book.decided(0)
+        book.flush()
+    book.close()
+    return given
+
+
+def bounds(path: Path) -> list[tuple[int, int]]:
+    out, start = [], len(MAGIC)
+    for end, _, record in scan(path):
+        if isinstance(record, Noticed):
+            out.append((start, end))
+        start = end
+    return out
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 39), st.floats(0, 0.999), st.integers(0, 7))
+def test_a_flipped_bit_costs_one_record(
+    tmp_path_factory: pytest.TempPathFactory, which: int, where: float, bit: int
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal"
+    given = written(path)
+    start, end = bounds(path)[which]
+    data = bytearray(path.read_bytes())
+    data[start + int(where * (end - start))] ^= 1 << bit
+    path.write_bytes(data)
+    assert list(journal.read(path)) == given[:which] + given[which + 1 :]
+    past = JournalPast(path)
+    told = [record for _, record in past.records() if isinstance(record, Noticed | RecordsLost)]
+    if which < 39:  # behind the last event there are only checks
+        assert [isinstance(record, RecordsLost) for record in told] == [n == which for n in range(40)]
+    assert sum(damage.length for _, damage in past.damage) == end - start
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1_000_000), st.integers(1, 600), st.sampled_from(("zeros", "ones", "noise", "gone", "again")))
+def test_no_reader_fails_whatever_became_of_a_part(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, length: int, how: str
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal"
+    given = written(path)
+    data, where = path.read_bytes(), bounds(path)
+    chance = random.Random(seed)
+    at = chance.randrange(len(MAGIC), len(data))
+    part = {
+        "zeros": bytes(length), "ones": b"\xff" * length, "noise": chance.randbytes(length), "gone": b"",
+        "again": data[at - length if at > length else 0 : at],
+    }[how]  # fmt: skip
+    path.write_bytes(data[:at] + part + data[at + length :])
+    read = list(journal.read(path))
+    untouched = [each for each, (start, end) in zip(given, where, strict=True) if end <= at or start >= at + length]
+    assert all(each in read for each in untouched)
+    came = come_back(path, "test", default_policies())
+    book = journal.Journal(path, end=came.end)
+    book.write(99.0, TimerFired("after"))
+    book.close()
+    assert list(journal.read(path))[-1] == (99.0, TimerFired("after"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x92\xcb" + bytes(8) + b"\x92\xa7noticed\xa2\xff\xfe",  # no text
+        b"\x92\xcb" + bytes(8) + b"\x92\xa7noticed" + b"\x91" * 4000,  # deeper than anybody reads
+        b"\x92\xcb" + bytes(8) + b"\x92\xa5later\x01",  # an event of a later version
+        b"\x92\xcb" + bytes(8),
+    ],
+)
+def test_a_record_that_cannot_be_decoded_is_damage(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "journal"
+    given = written(path, events=3)
+    data = path.read_bytes()
+    at = bounds(path)[1][0]
+    path.write_bytes(data[:at] + HEAD.pack(len(body), zlib.crc32(body)) + body + data[at:])
+    assert list(journal.read(path)) == given
+    assert [record.length for _, _, record in scan(path) if isinstance(record, Damage)] == [HEAD.size + len(body)]
+
+
+def damaged(folder: Path) -> Path:
+    path = folder / "journal"
+    written(path)
+    data = bytearray(path.read_bytes())
+    data[bounds(path)[5][0] + 12] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def no_links(*_: object) -> None:
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+
+def test_damage_is_told_and_its_file_kept(tmp_path: Path) -> None:
+    path = damaged(tmp_path)
+    data = path.read_bytes()
+    came = come_back(path, "test", default_policies())
+    assert came.core is not None
+    assert came.compact
+    (notice,) = came.notices
+    assert "damaged" in notice
+    (copy,) = tmp_path.glob("journal.damaged-*")
+    assert copy.name in notice
+    assert copy.read_bytes() == data
+    assert come_back(path, "test", default_policies()).notices == [], "it is told once"
+
+
+def test_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        (tmp_path / f"journal.damaged-{number:06d}-17").touch()
+        for name in ("", "-000001", "-000002-snapshot"):
+            (tmp_path / f"journal.aside-20260{number}01-000000{name}").touch()
+    path = damaged(tmp_path)
+    come_back(path, "test", default_policies())
+    assert [kept.name[:22] for kept in sorted(tmp_path.glob("journal.damaged-*"))] == [
+        "journal.damaged-000001",  # that of this journal: it would be told again
+        "journal.damaged-000003",
+        "journal.damaged-000004",
+        "journal.damaged-000005",
+    ]
+    stamps = {kept.name[14:22] for kept in tmp_path.glob("journal.aside-*")}
+    assert stamps == {"20260301", "20260401", "20260501"}
+    assert len(list(tmp_path.glob("journal.aside-*"))) == 9
+    assert come_back(path, "test", default_policies()).notices == []
+
+
+def test_damaged_file_is_kept_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = damaged(tmp_path)
+    before = path.read_bytes()
+    monkeypatch.setattr(comeback.shutil, "copyfile", no_room)
+    came = come_back(path, "test", default_policies())
+    journal.Journal(path, end=came.end).close()
+    (kept,) = tmp_path.glob("journal.damaged-*")
+    assert kept.read_bytes() == before, "nothing more is written to it"
+    assert [kept.name in notice for notice in came.notices] == [True]
+
+
+def test_notice_says_that_a_damaged_file_was_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = damaged(tmp_path)
+    monkeypatch.setattr(Path, "hardlink_to", no_links)
+    with monkeypatch.context() as full:
+        full.setattr(comeback.shutil, "copyfile", no_room)
+        (notice,) = come_back(path, "test", default_policies()).notices
+    assert notice.endswith("the damaged file could not be kept: No space left on device")
+    assert not list(tmp_path.glob("journal.damaged-*")), "no half of it"
+    (notice,) = come_back(path, "test", default_policies()).notices
+    (kept,) = tmp_path.glob("journal.damaged-*")
+    assert notice.endswith(f"is kept as {kept.name}"), "it is tried again by the next manager"
+
+
+def test_a_file_that_is_damaged_and_cut_off_replays_the_same_ever_after(tmp_path: Path) -> None:
+    path = damaged(tmp_path)
+    path.write_bytes(path.read_bytes()[:-5])
+    for _ in range(3):
+        came = come_back(path, "test", default_policies())
+        assert came.core is not None
+        assert came.core.state.refused == {"damaged records of the journal": 1}
+        book = journal.Journal(path, end=came.end)
+        book.write(100.0, Noticed("later"))
+        book.close()
+
+
+def test_a_damaged_end_that_was_not_cut_off_is_a_hole(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    came = come_back(path, "test", default_policies())
+    assert came.lost > 0
+    assert [list(JournalPast(path).records())[-1][1].__class__, len(came.notices)] == [RecordsLost, 1]
+
+
+class Managed:
+    """A journal with what its managers decided, as they write it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.core = Core("test", default_policies())
+        self.core.start()
+        self.book = journal.Journal(path)
+        self.now = 0.0
+
+    def give(self, event: Event, *, wrong: bool = False) -> None:
+        self.now += 1.0
+        self.book.write(self.now, event)
+        self.book.decided(check_of(self.core.handle(event, self.now)) + wrong)
+        self.book.flush()
+
+    def hello(self, client: str, *, wrong: bool = False) -> None:
+        self.give(FromClient(client, 0, [say.ClientHello(wire.VERSION, "test")]), wrong=wrong)  # type: ignore[arg-type]
+
+    def damage(self, word: bytes) -> None:
+        with self.path.open("r+b") as file:
+            at = file.read().index(word)
+            file.seek(at)
+            file.write(b"?")
+
+    def restart(self) -> list[str]:
+        """Another manager comes back from the journal; what it tells people."""
+        self.book.close()
+        came = come_back(self.path, "test", default_policies())
+        assert came.core is not None
+        self.core, self.book = came.core, journal.Journal(self.path, end=came.end)
+        self.give(ManagerRestarted(came.lost))
+        return came.notices
+
+
+def test_decisions_before_a_later_damage_are_not_compared(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    live = Managed(path)
+    live.hello("ana")
+    live.hello("bob")
+    assert live.restart() == []
+    live.hello("carl")
+    live.damage(b"client-hello")
+    (notice,) = live.restart()
+    assert "damaged" in notice
+    live.hello("dora")
+    assert live.restart() == [], "what was decided without the record is compared again"
+    assert verify(path, session="test", policies=default_policies()).difference is None
+    live.hello("emil", wrong=True)
+    (notice,) = live.restart()
+    assert "a replay decides otherwise" in notice
+
+
+def test_checks_that_are_damaged_do_not_shift_the_numbers_of_events(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    live = Managed(path)
+    live.hello("ana")
+    live.hello("bob")
+    assert live.restart() == []
+    live.hello("carl")
+    live.damage(b"decided")
+    (notice,) = live.restart()
+    assert "damaged" in notice
+    live.hello("dora")
+    assert live.restart() == []
+    assert verify(path, session="test", policies=default_policies()).difference is None
+
+
+def test_a_cut_record_is_no_damage_that_people_are_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    path.write_bytes(path.read_bytes()[:-5])
+    came = come_back(path, "test", default_policies())
+    assert came.notices == []
+    assert list(tmp_path.glob("journal.damaged-*")) == []
+
+
+def test_a_damaged_head_does_not_hide_the_segment(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    given = written(path)
+    data = bytearray(path.read_bytes())
+    data[len(MAGIC) + 15] ^= 1
+    path.write_bytes(data)
+    assert list(journal.read(path)) == given
+    assert come_back(path, "test", default_policies()).core is not None
+
+
+@pytest.mark.parametrize("spoilt", ["a bit of the first line", "the first line and the head", "the first page"])
+def test_a_damaged_beginning_costs_what_it_said_and_not_the_session(tmp_path: Path, spoilt: str) -> None:
+    path = tmp_path / "journal"
+    given = written(path, events=400)
+    data = bytearray(path.read_bytes())
+    if spoilt == "a bit of the first line":
+        data[3] ^= 4
+    else:
+        size = 4096 if spoilt == "the first page" else len(MAGIC) + 40
+        data[:size] = bytes(size)
+    path.write_bytes(data)
+    here = list(journal.read(path))
+    assert here
+    assert here == given[-len(here) :]
+    assert (len(here) < len(given)) is (spoilt == "the first page")
+    came = come_back(path, "test", default_policies())
+    assert came.core is not None
+    assert list(came.core.state.notices)[-1].startswith(here[-1][1].text)
+    assert any("damaged" in notice for notice in came.notices)
+    assert came.lost > 0
+    assert abs(came.core.state.started_at - here[0][0]) <= 1.0
+
+
+def test_a_journal_of_zero_bytes_alone_is_one_whose_records_are_lost(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    path.write_bytes(bytes(path.stat().st_size))
+    written_at = path.stat().st_mtime
+    came = come_back(path, "test", default_policies())
+    assert came.lost > 0
+    assert came.core is not None
+    assert came.core.state.started_at == written_at
+    book = journal.Journal(path, end=came.end)
+    book.write(1.0, Noticed("it goes on"))
+    book.flush()
+    book.close()
+    assert [event for _, event in journal.read(path)] == [Noticed("it goes on")]
+
+
+def test_damage_before_the_snapshot_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    (tmp_path / "journal.000009").write_bytes(bytes(4096))  # of a later number than the one that is written
+    came = come_back(path, "test", default_policies())
+    assert (came.lost, came.notices) == (0, [])
+
+
+def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    path.write_bytes(b"stoker journal 3\n" + path.read_bytes()[len(MAGIC) :])
+    with pytest.raises(SessionError, match="not a journal of this version"):
+        come_back(path, "test", default_policies())
+
+
+def test_frames_behind_a_hole_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    book = journal.Journal(path)
+    book.write(0.0, FromClient("ana", 0, [say.ClientHello(wire.VERSION, "test")]))  # type: ignore[arg-type]
+    for number in range(1, 6):
+        recipe = say.DefineRecipe(BARE) if number == 1 else say.DefineFunction(f"f{number}", "f", b"code")  # type: ignore[arg-type]
+        book.write(float(number), FromClient("ana", number, [recipe]))  # type: ignore[arg-type]
+    book.close()
+    ends = [end for end, _, record in scan(path) if not isinstance(record, SegmentHead)]
+    data = bytearray(path.read_bytes())
+    data[ends[2] - 3] ^= 1  # what defines f2
+    path.write_bytes(data)
+    core = come_back(path, "test", default_policies()).core
+    assert core is not None
+    assert list(core.state.functions) == ["f3", "f4", "f5"]
+    assert core.state.clients["ana"].inbox.last == 5  # type: ignore[index]
+    assert core.state.clients["ana"].inbox.has_hole  # type: ignore[index]

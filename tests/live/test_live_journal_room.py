@@ -5,26 +5,34 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import select
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from live.peers import Manager, Peer, until
+from live.peers import Manager, Peer, Peers, until, welcomed
+from polling import PATIENCE_S
 
-from stoker.contexts.recipe import BARE
+from stoker.config import load_sites
 from stoker.manager.cli import ask, down
 from stoker.manager.core.events import FromClient, TimerFired
+from stoker.manager.executor.processes import manager_options
 from stoker.manager.live import journal, lease
-from stoker.manager.live.journal_trouble import words
-from stoker.manager.live.patience import Patience
+from stoker.manager.live.journal import explain_journal_trouble
+from stoker.manager.live.peer_watch import Patience
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.calls import CallEnd
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import JOURNAL
 
-Peers = Callable[..., Peer]
+# ---- test live journal room
+
+
 ENDLESS = resource.RLIM_INFINITY
 CODE = bytes(20_000)
 """It makes the journal longer than the manager's log, which has the same limit."""
@@ -37,10 +45,9 @@ def limit(pid: int, size: int) -> None:
 
 def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     assert manager.process is not None
-    client, pilot = peers("client"), peers("pilot")
-    client.hear(to_client.ClientWelcome)
-    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", CODE))  # type: ignore[arg-type]
-    client.send(say.Submit("f", "bare", [CallSpec(0, b"arguments")]))  # type: ignore[arg-type]
+    client, pilot = welcomed(peers, "client", "pilot")
+    client.define(CODE)
+    client.submit(0)
     library = pilot.hear(to_pilot.StartLibrary).library
     pilot.send(say.LibraryReady(library, 0.1, 0.2))
     pilot.hear(to_pilot.RunCalls)
@@ -52,11 +59,10 @@ def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: Sessi
     room = folder.journal.stat().st_size + 40  # a part of the next record
     limit(manager.process.pid, room)
     pilot.send(say.CallsEnded(library, [CallEnd(0, True, b"result" * 100, 0.01)]))  # type: ignore[arg-type]
-    client.send(say.Submit("f", "bare", [CallSpec(1, b"arguments")]))  # type: ignore[arg-type]
+    client.submit(1)
 
     def notices() -> list[str]:
-        client.send(say.AskStatus(), numbered=False)
-        return [line.text for line in client.hear(to_client.Status).notices]
+        return [line.text for line in client.status().notices]
 
     until(lambda: any("cannot be written" in text for text in notices()), what="status tells of the full disk")
     observer = peers("client", hello=False)
@@ -86,16 +92,13 @@ def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: Sessi
 
 
 @pytest.mark.long
-def test_a_manager_that_is_killed_while_the_disk_is_full_loses_nothing(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
+def test_manager_killed_on_a_full_disk_loses_nothing(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     assert manager.process is not None
-    client = peers("client")
-    client.hear(to_client.ClientWelcome)
-    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", CODE))  # type: ignore[arg-type]
+    [client] = welcomed(peers, "client")
+    client.define(CODE)
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 1)
     limit(manager.process.pid, folder.journal.stat().st_size + 30)
-    frame = client.send(say.Submit("f", "bare", [CallSpec(0, b"arguments")]))  # type: ignore[arg-type]
+    frame = client.submit(0)
     until(lambda: "cannot be written" in folder.manager_log.read_text(), what="the log tells of it")
     manager.kill()
     manager.start()
@@ -109,21 +112,16 @@ def test_a_manager_that_is_killed_while_the_disk_is_full_loses_nothing(
 def fill_up(manager: Manager, peers: Peers, folder: SessionFolder) -> tuple[Peer, Peer]:
     """A client with a call that waits for a pilot, and that pilot, when the journal cannot be written any more."""
     assert manager.process is not None
-    client, pilot = peers("client"), peers("pilot")
-    client.hear(to_client.ClientWelcome)
-    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", CODE))  # type: ignore[arg-type]
+    client, pilot = welcomed(peers, "client", "pilot")
+    client.define(CODE)
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 1)
-    pilot.hear(to_pilot.PilotWelcome)
     limit(manager.process.pid, folder.journal.stat().st_size + 30)
-    client.send(say.Submit("f", "bare", [CallSpec(0, b"arguments")]))  # type: ignore[arg-type]
+    client.submit(0)
     until(lambda: "cannot be written" in folder.manager_log.read_text(), what="the log tells of it")
     return client, pilot
 
 
-def test_a_session_ends_with_its_program_though_the_disk_is_full(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
-    """Its manager and its pilots waited for room for as long as the disk was full, with no program any more."""
+def test_session_ends_with_its_program_on_a_full_disk(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     client, pilot = fill_up(manager, peers, folder)
     client.close()
     assert pilot.hear(to_pilot.Exit).reason == "its client is gone"
@@ -135,10 +133,7 @@ def test_a_session_ends_with_its_program_though_the_disk_is_full(
 
 
 @pytest.mark.long
-def test_an_observer_ends_a_session_though_the_disk_is_full(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
-    """As `stoker down` does, which waits 5 s for an answer."""
+def test_observer_ends_a_session_on_a_full_disk(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     client, pilot = fill_up(manager, peers, folder)
     observer = peers("client", hello=False)
     hello = say.ClientHello(wire.VERSION, observer.session, observer=True)
@@ -153,12 +148,11 @@ def test_an_observer_ends_a_session_though_the_disk_is_full(
     assert lease.unwritten(lease.lease_file(folder)) == "File too large"
 
 
-def test_down_ends_a_session_whose_manager_reads_nothing_for_want_of_room(folder: SessionFolder, peers: Peers) -> None:
-    """So much waits for room that it takes no more messages: it heard of no `stoker down`."""
+def test_down_ends_a_session_whose_manager_reads_nothing(folder: SessionFolder, peers: Peers) -> None:
     manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
     try:
         client, pilot = fill_up(manager, peers, folder)
-        client.send(say.Submit("f", "bare", [CallSpec(1, bytes(5000))]))  # type: ignore[arg-type]
+        client.submit(1, payload=bytes(5000))
         until(lambda: not answers(folder), what="it reads nothing any more")
         assert down.end(folder) is None
         assert pilot.hear(to_pilot.Exit).reason == "stoker down"
@@ -169,15 +163,12 @@ def test_down_ends_a_session_whose_manager_reads_nothing_for_want_of_room(folder
         manager.close()
 
 
-def test_a_pilot_is_not_given_up_while_the_manager_does_not_read_which_peer_has_come(
-    folder: SessionFolder, peers: Peers
-) -> None:
-    """It was given up a second after its connection broke: it had come back, and its hello waited unread."""
+def test_pilot_is_kept_while_its_hello_is_unread(folder: SessionFolder, peers: Peers) -> None:
     manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
     try:
         client, pilot = fill_up(manager, peers, folder)
         unread = peers("client", hello=False)
-        client.send(say.Submit("f", "bare", [CallSpec(1, bytes(5000))]))  # type: ignore[arg-type]
+        client.submit(1, payload=bytes(5000))
         until(lambda: not answers(folder), what="it reads nothing any more")
         pilot.close()
         broke = f"connection to pilot {pilot.name} broke"
@@ -192,12 +183,11 @@ def test_a_pilot_is_not_given_up_while_the_manager_does_not_read_which_peer_has_
 
 
 def test_a_file_that_a_killed_down_left_ends_no_session(folder: SessionFolder, peers: Peers) -> None:
-    """A manager that was short of room, days after the kill, ended the session."""
     folder.asked_to_end.touch()
     manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
     try:
         client, pilot = fill_up(manager, peers, folder)
-        client.send(say.Submit("f", "bare", [CallSpec(1, bytes(5000))]))  # type: ignore[arg-type]
+        client.submit(1, payload=bytes(5000))
         until(lambda: not answers(folder), what="it reads nothing any more")
         time.sleep(1.0)
         assert not folder.over()
@@ -209,10 +199,7 @@ def test_a_file_that_a_killed_down_left_ends_no_session(folder: SessionFolder, p
         manager.close()
 
 
-def test_down_that_is_interrupted_leaves_nothing_that_ends_the_session_later(
-    folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A manager that was short of room once more, days later, found the file and ended the session."""
+def test_interrupted_down_leaves_no_end_request(folder: SessionFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     there: list[bool] = []
 
     def ctrl_c(_: float) -> None:
@@ -234,10 +221,7 @@ def answers(folder: SessionFolder) -> bool:
         return False
 
 
-def test_programs_hear_unasked_that_the_journal_cannot_be_written(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
-    """Their calls would wait without a word."""
+def test_programs_hear_of_a_full_disk_unasked(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     assert manager.process is not None
     client, _ = fill_up(manager, peers, folder)
     text = client.hear(to_client.Status).trouble[JOURNAL]
@@ -260,14 +244,13 @@ def test_programs_hear_unasked_that_the_journal_cannot_be_written(
 )
 def test_what_is_wrong_with_the_disk_is_said_with_what_to_do(tmp_path: Path, code: int, said: str) -> None:
     book = journal.Journal(tmp_path / "journal")
-    book._failed(OSError(code, os.strerror(code)), whole=0)
-    assert words(book, tmp_path).endswith(f"({os.strerror(code)}): {said.format(folder=tmp_path)}")
+    book._failed(OSError(code, os.strerror(code)))
+    assert explain_journal_trouble(book, tmp_path).endswith(f"({os.strerror(code)}): {said.format(folder=tmp_path)}")
     book.close()
 
 
 @pytest.mark.parametrize("sync", [False, True])
 def test_what_could_not_be_written_is_written_once(tmp_path: Path, sync: bool) -> None:
-    """The same in one process, with every number of bytes that a write may take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for more in range(1, 50, 7):
         path = tmp_path / f"journal-{more}"
@@ -288,3 +271,150 @@ def test_what_could_not_be_written_is_written_once(tmp_path: Path, sync: bool) -
         assert not book.trouble
         book.close()
         assert [now for now, _ in journal.read(path)] == [0.0, 1.0, 2.0, 3.0]
+
+
+# ---- test live journal sync
+
+
+class Disk:
+    def __init__(self, path: Path) -> None:
+        self.go, self.log = path / "go", path / "synced"
+        self.log.touch()
+
+    @property
+    def syncs(self) -> int:
+        return len(self.log.read_text().splitlines())
+
+
+@pytest.fixture
+def start(folder: SessionFolder, tmp_path: Path) -> Iterator[Callable[..., Disk]]:
+    made: list[subprocess.Popen[bytes]] = []
+
+    def started(*options: str) -> Disk:
+        disk = Disk(tmp_path)
+        here = Path(__file__).with_name("syncing_manager.py")
+        command = [sys.executable, str(here), str(disk.go), str(disk.log), "--session", str(folder.path), "--name",
+                   "test", "--heartbeat", "20", *options]  # fmt: skip
+        made.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(here.parents[1])}))
+        until(folder.file.exists, what="manager listening")
+        return disk
+
+    yield started
+    for process in made:
+        process.kill()
+        process.wait(5)
+
+
+def test_messages_wait_for_a_sync_that_many_turns_share(start: Callable[..., Disk], peers: Peers) -> None:
+    disk = start("--detached")
+    client = peers("client")
+    assert client.silent(0.5), "its hello is on no disk yet"
+    for _ in range(200):
+        client.send(say.Received(0))
+        assert client.silent(0.001)
+    disk.go.touch()
+    client.hear(to_client.ClientWelcome)
+    client.hear(to_client.Ack, where=lambda ack: ack.sequence == 200)
+    assert disk.syncs <= 10, "turns that came while a sync was under way share the next one"
+
+
+def test_calls_leave_before_the_sync_and_results_after_it(start: Callable[..., Disk], peers: Peers) -> None:
+    disk = start("--detached")
+    disk.go.touch()
+    client, pilot = welcomed(peers, "client", "pilot")
+    client.define()
+    client.submit(0)
+    library = pilot.hear(to_pilot.StartLibrary).library
+    pilot.send(say.LibraryReady(library, 0.1, 0.2))
+    pilot.hear(to_pilot.RunCalls)
+    pilot.send(say.CallsEnded(library, [CallEnd(0, True, b"result", 0.01)]))  # type: ignore[arg-type]
+    client.hear(to_client.Results)
+    client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)
+    pilot.hear(to_pilot.Ack, where=lambda ack: ack.sequence == pilot.sequence)
+
+    disk.go.unlink()
+    client.submit(1)
+    assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [1]
+    pilot.send(say.CallsEnded(library, [CallEnd(1, True, b"result", 0.01)]))  # type: ignore[arg-type]
+    assert client.silent(0.5)
+    assert pilot.silent(5.0), "not even an acknowledgement that waits for no other message"
+    disk.go.touch()
+    assert client.hear(to_client.Results).ends[0].call == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "syncs"), [((), False), (("--sync", "yes"), True), (("--sync", "no", "--detached"), False)]
+)
+def test_who_syncs(start: Callable[..., Disk], peers: Peers, options: tuple[str, ...], syncs: bool) -> None:
+    disk = start(*options)
+    disk.go.touch()
+    [client] = welcomed(peers, "client")
+    client.send(say.Received(0))
+    client.hear(to_client.Ack)
+    assert bool(disk.syncs) is syncs
+
+
+@pytest.mark.parametrize(
+    ("said", "options"), [("", []), ("sync = true", ["--sync", "yes"]), ("sync = false", ["--sync", "no"])]
+)
+def test_a_site_file_says_so(tmp_path: Path, said: str, options: list[str]) -> None:
+    file = tmp_path / "site.toml"
+    file.write_text(f'name = "here"\n[provider]\nkind = "local"\n[session]\n{said}\n')
+    given = manager_options(load_sites(file))
+    at = given.index("--sync") if "--sync" in given else len(given)
+    assert given[at : at + 2] == options
+
+
+def test_what_a_failed_sync_may_have_lost_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, really, fails = tmp_path / "journal", os.fdatasync, [False]
+
+    def fdatasync(fd: int) -> None:
+        if fails[0]:
+            fails[0] = False
+            raise OSError(5, "Input/output error")
+        really(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    book = journal.Journal(path, sync=True)
+    book.write(0.0, TimerFired("first"))
+    assert book.settle()
+    fails[0] = True
+    book.write(1.0, TimerFired("second"))
+    book.flush()
+    until(lambda: book.flush() or book.trouble, what="the failure is seen")
+    assert book.trouble == "Input/output error"
+    assert book.safe < book.position
+    assert [event for _, event in journal.read(path)] == [TimerFired("first")], "the kernel may have dropped the rest"
+    assert book.settle()
+    book.close()
+    assert [event for _, event in journal.read(path)] == [TimerFired("first"), TimerFired("second")]
+
+
+def test_a_sync_that_is_over_wakes_the_loop_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really, reached, go = os.eventfd_write, threading.Event(), threading.Event()
+
+    def late(fd: int, value: int) -> None:
+        reached.set()
+        go.wait()
+        really(fd, value)
+
+    monkeypatch.setattr(os, "eventfd_write", late)
+    sync = journal.Syncing()
+
+    def is_woken(timeout_s: float) -> bool:
+        return bool(select.select([sync.wake_fd], [], [], timeout_s)[0])
+
+    with (tmp_path / "file").open("wb") as file:
+        for position in (10, 20):
+            reached.clear()
+            go.clear()
+            sync.begin(file.fileno(), position=position, turns=1)
+            assert reached.wait(PATIENCE_S)
+            early = sync.done()
+            go.set()
+            assert is_woken(PATIENCE_S)
+            found = [early, sync.done()]
+            assert [each for each in found if each and each.turns] == [journal.Synced(position, 1)]
+            assert not is_woken(0)
+            assert sync.done() == journal.Synced(position, 0)
+    sync.close()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from polling import PATIENCE_S
 
-from stoker.log_files import BoundedLog, drop_middle
+from stoker.log_files import BoundedLog, SeldomLog, drop_middle
+
+# ---- test live log files
+
 
 WRITES = """
 import logging, sys
@@ -46,7 +52,7 @@ def test_a_full_log_begins_anew_with_its_last_lines(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_several_processes_write_one_log_and_what_they_print_goes_along(tmp_path: Path) -> None:
+def test_several_processes_write_and_print_into_one_log(tmp_path: Path) -> None:
     path = tmp_path / "manager.log"
     writers = []
     for name in ("a", "b"):
@@ -62,7 +68,7 @@ def test_several_processes_write_one_log_and_what_they_print_goes_along(tmp_path
     assert path.stat().st_size < 150_000
 
 
-def test_a_process_whose_output_was_full_before_it_opened_the_log_prints_into_the_new_file(tmp_path: Path) -> None:
+def test_late_process_prints_into_the_new_log_file(tmp_path: Path) -> None:
     path = tmp_path / "manager.log"
     late = """
 import sys
@@ -127,3 +133,71 @@ def test_stoker_logs_follows_a_log_that_begins_anew(tmp_path: Path) -> None:
         lines = iter(follower.stdout.readline, b"the end\n")
         assert b"line 03999" in b"".join(lines)
         follower.kill()
+
+
+# ---- test live limits
+
+
+PROGRAM = """
+import json, os, sys
+import psutil
+import stoker
+from stoker import app
+
+def limits(pid):
+    return list(psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE))
+
+@app()
+def mine():
+    return os.getpid(), os.getppid()
+
+with stoker.load(sys.argv[1]) as session:
+    library, zygote = mine().result()
+    here = {"program": limits(os.getpid()), "library": limits(library), "zygote": limits(zygote)}
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(session.folder) in words:
+            for name in ("stoker.manager.main", "stoker.pilot.main"):
+                if name in words:
+                    here[name] = limits(process.pid)
+print(json.dumps(here))
+"""
+
+
+def test_servers_raise_their_descriptor_limit_user_code_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    (tmp_path / "one.toml").write_text('name = "one"\n[pilot]\ndevices = "cpu:1"\n')
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ran = subprocess.run(
+        [sys.executable, "program.py", "one.toml"],
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=2 * PATIENCE_S,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, 2048)),
+    )  # fmt: skip
+    assert json.loads(ran.stdout.splitlines()[-1]) == {
+        "program": [512, 2048],
+        "library": [512, 2048],
+        "zygote": [512, 2048],
+        "stoker.manager.main": [2048, 2048],
+        "stoker.pilot.main": [2048, 2048],
+    }
+
+
+def test_seldom_log_limits_lines_per_subject_and_in_total(caplog: pytest.LogCaptureFixture) -> None:
+    now = 100.0
+    lines = SeldomLog(logging.getLogger("test"), every_s=10.0, most=3, clock=lambda: now)
+    assert [lines.warning("a", "first"), lines.warning("a", "second"), lines.warning("a", "third")] == [
+        True, False, False,
+    ]  # fmt: skip
+    assert [lines.warning(subject, "other") for subject in "bcdef"] == [True, True, False, False, False]
+    now = 111.0
+    assert lines.warning("a", "again")
+    assert caplog.messages == ["first", "other", "other", "again (and 2 more such lines)"]
+
+
+def test_what_is_remembered_of_subjects_is_bounded() -> None:
+    lines = SeldomLog(logging.getLogger("test"), most=1)
+    for number in range(2000):
+        lines.warning(f"10.0.0.{number}", "x")
+    assert len(lines._seen) <= 256

@@ -2,78 +2,52 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from live.peers import Manager, Peer, key_pair, pilot_hello, until
+from live.peers import Manager, Peer, Peers, key_pair, pilot_hello, until, welcomed
 from polling import PATIENCE_S
 
-from stoker.contexts.recipe import BARE
 from stoker.manager.live import lease
+from stoker.manager.live.clock import Acks
 from stoker.manager.live.replay import status_of_ended_session, story_of_ended_session
+from stoker.manager.live.server import discard_result
 from stoker.manager.main import TAKEN_OVER
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec
 from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_pilot import Ack
 
-Peers = Callable[..., Peer]
-
-
-def submit(client: Peer, *calls: int) -> bytes:
-    specs = [CallSpec(call, b"arguments") for call in calls]  # type: ignore[arg-type]
-    return client.send(say.Submit("f", "bare", specs))  # type: ignore[arg-type]
-
-
-def define(client: Peer) -> None:
-    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
-
-
-def serve(pilot: Peer, library: int = 1) -> None:
-    pilot.hear(to_pilot.StartLibrary)
-    pilot.send(say.LibraryReady(library, 0.1, 0.2))  # type: ignore[arg-type]
-
-
-def end(pilot: Peer, *calls: int, library: int = 1) -> None:
-    ends = [CallEnd(call, True, b"result", 0.001) for call in calls]  # type: ignore[arg-type]
-    pilot.send(say.CallsEnded(library, ends))  # type: ignore[arg-type]
-
-
-def status(client: Peer) -> to_client.Status:
-    client.send(say.AskStatus(), numbered=False)
-    return client.hear(to_client.Status)
+# ---- test live manager
 
 
 @pytest.fixture
 def client(manager: Manager, peers: Peers) -> Peer:
-    client = peers("client")
-    client.hear(to_client.ClientWelcome)
-    define(client)
+    [client] = welcomed(peers, "client")
+    client.define()
     return client
 
 
 @pytest.fixture
 def pilot(manager: Manager, peers: Peers) -> Peer:
-    pilot = peers("pilot")
-    pilot.hear(to_pilot.PilotWelcome)
+    [pilot] = welcomed(peers, "pilot")
     return pilot
 
 
-def test_a_call_goes_all_the_way_and_the_journal_tells_its_story(
-    client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder
-) -> None:
-    submit(client, 0)
-    serve(pilot)
+def test_journal_tells_the_story_of_a_call(client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder) -> None:
+    client.submit(0)
+    pilot.serve()
     run = pilot.hear(to_pilot.RunCalls)
     assert [spec.call for spec in run.calls] == [0]
     assert run.function_blob.blob == b"code"
-    end(pilot, 0)
+    pilot.end(0)
     assert [end.call for end in client.hear(to_client.Results).ends] == [0]
     client.send(say.EndSession("test is over"))
     pilot.hear(to_pilot.Exit)
@@ -87,7 +61,7 @@ def test_a_call_goes_all_the_way_and_the_journal_tells_its_story(
 def test_a_peer_without_the_key_is_kept_out(client: Peer, peers: Peers) -> None:
     stranger = peers("client", key=key_pair())
     assert stranger.silent(0.5)
-    assert status(client).done == 0
+    assert client.status().done == 0
 
 
 def test_a_neighbour_of_another_session_is_refused(manager: Manager, peers: Peers) -> None:
@@ -100,7 +74,7 @@ def test_a_neighbour_of_another_session_is_refused(manager: Manager, peers: Peer
 
 
 @pytest.mark.parametrize(("role", "refused"), [("pilot", to_pilot.PilotRefused), ("client", to_client.ClientRefused)])
-def test_a_hello_of_a_future_version_is_refused_with_both_versions(
+def test_hello_of_a_future_version_names_both_versions(
     manager: Manager, client: Peer, peers: Peers, role: str, refused: type
 ) -> None:
     future = wire.VERSION + 3
@@ -113,14 +87,14 @@ def test_a_hello_of_a_future_version_is_refused_with_both_versions(
         f"this is session test, protocol {wire.VERSION}; you asked for session test, protocol {future}; "
         "both sides need the same version of Stoker"
     )
-    assert status(client).refused == {f"{role} of another version": 1}
+    assert client.status().refused == {f"{role} of another version": 1}
 
 
 @pytest.mark.parametrize("message", [{"type": "submit", "protocol": "two"}, {"type": "pilot-hello"}, "hello", 7])
 def test_what_is_no_hello_of_any_version_gets_no_answer(client: Peer, peers: Peers, message: object) -> None:
     peer = peers("pilot", hello=False)
     peer.socket.send(msgspec.msgpack.encode([0, [message]]))
-    until(lambda: status(client).refused.get("frame that is not in the protocol") == 1)
+    until(lambda: client.status().refused.get("frame that is not in the protocol") == 1)
     assert peer.silent()
 
 
@@ -134,49 +108,49 @@ def test_hellos_and_refusals_look_as_every_version_expects(folder: SessionFolder
 
 
 def test_a_pilots_key_cannot_submit(client: Peer, pilot: Peer) -> None:
-    pilot.send(say.Submit("f", "bare", [CallSpec(7, b"")]))  # type: ignore[arg-type]
-    until(lambda: status(client).refused.get("frame that is not in the protocol") == 1)
-    assert status(client).queued == 0
+    pilot.submit(7, payload=b"")
+    until(lambda: client.status().refused.get("frame that is not in the protocol") == 1)
+    assert client.status().queued == 0
 
 
 def test_random_and_truncated_frames_change_nothing(client: Peer, pilot: Peer) -> None:
     chance = random.Random(7)
     whole = wire.encode([say.Submit("f", "bare", [CallSpec(7, b"x" * 50)])], sequence=2)  # type: ignore[arg-type]
-    before = status(client)
+    before = client.status()
     bad = [chance.randbytes(chance.randrange(1, 200)) for _ in range(100)]
     bad += [whole[:cut] for cut in range(1, len(whole) - 1, 7)]
     for frame in bad:
         client.socket.send(frame)
         pilot.socket.send(frame)
-    until(lambda: status(client).refused.get("frame that is not in the protocol", 0) >= 2 * len(bad))
-    after = status(client)
+    until(lambda: client.status().refused.get("frame that is not in the protocol", 0) >= 2 * len(bad))
+    after = client.status()
     assert (after.queued, after.running, after.done) == (before.queued, before.running, before.done)
-    submit(client, 0)
-    serve(pilot)
+    client.submit(0)
+    pilot.serve()
     assert pilot.hear(to_pilot.RunCalls).calls[0].call == 0
 
 
 def test_a_repeated_and_a_late_message_are_ignored(client: Peer, pilot: Peer) -> None:
-    frame = submit(client, 0)
+    frame = client.submit(0)
     client.socket.send(frame)
-    serve(pilot)
+    pilot.serve()
     pilot.hear(to_pilot.RunCalls)
-    end(pilot, 0)
+    pilot.end(0)
     client.hear(to_client.Results)
-    end(pilot, 0)
-    now = until(lambda: (s := status(client)).refused.get("late or repeated end of a call") and s)
+    pilot.end(0)
+    now = until(lambda: (s := client.status()).refused.get("late or repeated end of a call") and s)
     assert now.done == 1
     assert now.refused["repeated or early frame of a client"] == 1
     assert not [m for m in client.heard if isinstance(m, to_client.Results)]
 
 
-def test_a_killed_manager_comes_back_and_nothing_runs_twice(
+def test_killed_manager_comes_back_and_repeats_no_call(
     client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder
 ) -> None:
-    submit(client, 0, 1, 2)
-    serve(pilot)
+    client.submit(0, 1, 2)
+    pilot.serve()
     pilot.hear(to_pilot.RunCalls)
-    end(pilot, 0)
+    pilot.end(0)
     assert client.hear(to_client.Results).first == 0
     pilot.hear(to_pilot.RunCalls, where=lambda m: m.calls[0].call == 1)
     manager.kill()
@@ -188,15 +162,15 @@ def test_a_killed_manager_comes_back_and_nothing_runs_twice(
     client.hear(to_client.ClientWelcome)
     again = client.hear(to_client.Results)
     assert (again.first, [end.call for end in again.ends]) == (0, [0])
-    end(pilot, 1)
+    pilot.end(1)
     later = client.hear(to_client.Results)
     assert (later.first, [end.call for end in later.ends]) == (1, [1])
     assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [2]
 
 
 def test_calls_that_never_reached_the_pilot_are_sent_again(client: Peer, pilot: Peer, manager: Manager) -> None:
-    submit(client, 0)
-    serve(pilot)
+    client.submit(0)
+    pilot.serve()
     pilot.hear(to_pilot.RunCalls)
     manager.kill()
     manager.start()
@@ -206,22 +180,21 @@ def test_calls_that_never_reached_the_pilot_are_sent_again(client: Peer, pilot: 
 
 
 def test_a_pilot_that_vanishes_costs_only_its_calls(client: Peer, pilot: Peer, peers: Peers) -> None:
-    submit(client, 0)
-    serve(pilot)
+    client.submit(0)
+    pilot.serve()
     pilot.hear(to_pilot.RunCalls)
     pilot.socket.close(0)
-    other = peers("pilot")
-    other.hear(to_pilot.PilotWelcome)
-    serve(other, library=2)
+    [other] = welcomed(peers, "pilot")
+    other.serve(library=2)
     assert other.hear(to_pilot.RunCalls).calls[0].call == 0
-    now = status(client)
+    now = client.status()
     assert (now.lost_pilots, now.rerun_calls) == (1, 1)
-    end(other, 0, library=2)
+    other.end(0, library=2)
     assert client.hear(to_client.Results).ends[0].ok
 
 
 def test_the_session_ends_with_its_client(client: Peer, pilot: Peer, manager: Manager) -> None:
-    submit(client, 0)
+    client.submit(0)
     client.socket.close(0)
     assert "client" in pilot.hear(to_pilot.Exit).reason
     assert manager.ended() == 0
@@ -233,14 +206,14 @@ def test_an_observer_sees_and_does_not_keep_a_session(client: Peer, peers: Peers
     assert watcher.hear(to_client.Status).session == "test"
     watcher.send(say.AskStory("nobody"), numbered=False)
     assert not watcher.hear(to_client.Story).found
-    watcher.send(say.Submit("f", "bare", [CallSpec(9, b"")]))  # type: ignore[arg-type]
+    watcher.submit(9, payload=b"")
     assert "observer" in watcher.hear(to_client.Results).ends[0].failure.message
     client.socket.close(0)
     assert manager.ended() == 0
 
 
 def test_a_queued_call_says_what_it_waits_for(client: Peer) -> None:
-    submit(client, 0)
+    client.submit(0)
     client.send(say.WantPilots({"0": "pending: Priority"}))
     client.send(say.AskStory("c-0"), numbered=False)
     story: Any = client.hear(to_client.Story)
@@ -260,11 +233,8 @@ def test_a_second_manager_on_the_same_folder_is_refused(manager: Manager, folder
     assert "already" in second.stderr
 
 
-def test_a_frozen_manager_that_was_followed_meanwhile_says_nothing_more(
-    client: Peer, pilot: Peer, manager: Manager
-) -> None:
-    """Another login node takes the session over while this one is suspended for longer than its lease lasts."""
-    submit(client, 0)
+def test_frozen_manager_that_was_replaced_is_silent(client: Peer, pilot: Peer, manager: Manager) -> None:
+    client.submit(0)
     pilot.hear(to_pilot.StartLibrary)
     assert manager.process is not None
     manager.process.send_signal(signal.SIGSTOP)
@@ -289,4 +259,112 @@ def test_a_frozen_manager_that_nobody_followed_goes_on(client: Peer, manager: Ma
     manager.process.send_signal(signal.SIGSTOP)
     time.sleep(lease.SURE_S + 1.0)
     manager.process.send_signal(signal.SIGCONT)
-    assert status(client).session == "test"
+    assert client.status().session == "test"
+
+
+# ---- test live pieces
+
+
+RUN = 5
+
+
+def yielded(pilot: Peer, first: int, *items: bytes) -> None:
+    pilot.send(say.CallYielded(1, 0, RUN, first, list(items)), numbered=False)  # type: ignore[arg-type]
+
+
+def joined(peers: Peers) -> tuple[Peer, Peer]:
+    """A client and a pilot; the pilot runs the client's call 0, which gives pieces."""
+    client, pilot = welcomed(peers, "client", "pilot")
+    client.define()
+    specs = [CallSpec(0, b"arguments")]  # type: ignore[arg-type]
+    client.send(say.Submit("f", "bare", specs, CallOptions(stream=True)))  # type: ignore[arg-type]
+    pilot.hear(to_pilot.StartLibrary)
+    pilot.send(say.LibraryReady(1, 0.1, 0.2))  # type: ignore[arg-type]
+    assert pilot.hear(to_pilot.RunCalls).options.stream
+    return client, pilot
+
+
+def written(folder: SessionFolder) -> int:
+    return sum(file.stat().st_size for file in folder.path.rglob("journal*") if file.is_file())
+
+
+def test_pieces_bypass_the_journal(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
+    client, pilot = joined(peers)
+    client.status()
+    before = written(folder)
+    for number in range(50):
+        yielded(pilot, number, b"x" * 1000)
+    heard = [client.hear(to_client.Pieces) for _ in range(50)]
+    assert [piece.first for piece in heard] == list(range(50))
+    client.send(say.PiecesTaken(0, RUN, 50), numbered=False)  # type: ignore[arg-type]
+    assert pilot.hear(to_pilot.AckPieces).upto == 50
+    assert written(folder) - before < 1000
+    assert before > 0
+    pilot.send(say.CallsEnded(1, [CallEnd(0, True, pieces=50)]))  # type: ignore[arg-type, list-item]
+    assert client.hear(to_client.Results).ends[0].pieces == 50
+
+
+def test_pieces_flow_again_after_a_killed_manager(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
+    client, pilot = joined(peers)
+    yielded(pilot, 0, b"a")
+    client.hear(to_client.Pieces)
+    manager.kill()
+    manager.start()
+    client.send(say.ClientHello(wire.VERSION, client.session, acknowledged=client.sequence), numbered=False)
+    client.hear(to_client.ClientWelcome)
+    client.send(say.PiecesTaken(0, RUN, 1, again=True), numbered=False)  # type: ignore[arg-type]
+    facts = say.LibraryFacts(1, "bare", ("cpu:0",), True, (0,))  # type: ignore[arg-type]
+    hello: Any = pilot_hello(pilot.session, libraries=(facts,))
+    pilot.send(hello, numbered=False)
+    pilot.hear(to_pilot.PilotWelcome)
+    yielded(pilot, 1, b"b")
+    assert client.hear(to_client.Pieces).items == [b"b"]
+    client.send(say.PiecesTaken(0, RUN, 2, again=True), numbered=False)  # type: ignore[arg-type]
+    assert pilot.hear(to_pilot.AckPieces, where=lambda ack: ack.upto == 2).again
+
+
+# ---- test live acks
+
+
+def test_last_acknowledgement_leaves_with_the_next_frame() -> None:
+    acks = Acks(4.0)
+    acks.add("p1", Ack(1), 0.0)
+    acks.add("p1", Ack(2), 0.1)
+    assert acks.along("p2") == ()
+    assert acks.along("p1") == (Ack(2),)
+    assert acks.along("p1") == ()
+
+
+def test_acknowledgement_without_a_frame_leaves_alone() -> None:
+    acks = Acks(4.0)
+    assert acks.due_at == math.inf
+    acks.add("p1", Ack(1), 0.0)
+    acks.add("p2", Ack(7), 1.9)
+    assert acks.overdue(1.99) == []
+    assert acks.due_at == 2.0
+    assert acks.overdue(2.0) == []  # from now on they are the older ones
+    acks.add("p1", Ack(3), 3.0)  # an older one that is replaced keeps its place
+    acks.add("p3", Ack(1), 3.0)
+    assert acks.overdue(4.0) == [("p1", Ack(3)), ("p2", Ack(7))]
+    assert acks.overdue(6.0) == [("p3", Ack(1))]
+    assert acks.due_at == math.inf
+
+
+# ---- test live discarding
+
+
+def test_a_result_is_removed_and_no_other_file(folder: SessionFolder) -> None:
+    result, other = folder.objects / "result-1", folder.objects / "weights"
+    for file in (result, other, folder.path / "result-2"):
+        file.touch()
+        discard_result(folder, str(file))
+    assert not result.exists()
+    assert other.exists()
+    assert (folder.path / "result-2").exists()
+    discard_result(folder, str(result))
+
+
+@pytest.mark.parametrize("name", ["result-\0", "result-" + "x" * 300, "result-folder"])
+def test_a_name_that_cannot_be_removed_does_not_end_the_manager(folder: SessionFolder, name: str) -> None:
+    (folder.objects / "result-folder").mkdir()
+    discard_result(folder, str(folder.objects / name))

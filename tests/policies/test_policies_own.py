@@ -17,10 +17,9 @@ from stoker.config import Site, load_site, parse_site
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.core import seams
-from stoker.manager.live import own_policies
-from stoker.manager.live.chosen import agreed, check_policies, chosen_in, keep_policies, policies_of
-from stoker.manager.live.own_policies import find
-from stoker.manager.live.past import policies_modules
+from stoker.manager.live import session_policies
+from stoker.manager.live.comeback import policies_modules
+from stoker.manager.live.session_policies import agreed, check_policies, chosen_in, find, keep_policies, policies_of
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.policies.exclusive import WholeDevice
 from stoker.protocol.session import SessionFolder
@@ -193,7 +192,7 @@ def test_what_is_none_says_why(mine: Path, name: str) -> None:
                                             (seams.Provisioning, "provisioning")])  # fmt: skip
 def test_what_is_asked_at_a_seam_is_what_its_protocol_has(seam: type, kind: str) -> None:
     has = {each for base in (seam, seams.Rounds) for each in vars(base) if not each.startswith("_")}
-    assert has == {*own_policies.SEAMS[kind], *own_policies.COMMON}
+    assert has == {*session_policies.SEAMS[kind], *session_policies.COMMON}
 
 
 # ---- in site files

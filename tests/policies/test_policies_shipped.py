@@ -16,7 +16,7 @@ from sim.worlds import calls, model, source, world
 from benchmarks.baselines.loading import ROOT, policy
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
-from stoker.manager.live.own_policies import find
+from stoker.manager.live.session_policies import find
 from stoker.manager.policies import SHIPPED, named
 from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.client import Arrival

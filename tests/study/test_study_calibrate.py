@@ -13,7 +13,7 @@ import stoker
 from stoker.errors import SessionError
 from stoker.manager.core.events import Event
 from stoker.manager.live import journal
-from stoker.manager.live.verify import verify
+from stoker.manager.live.replay import verify
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation

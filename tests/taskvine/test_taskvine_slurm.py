@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from batch.lab import needs
+from batch.lab import commands
 from batch.lab.cluster import Cluster
 from batch.lab.shape import Shape
 from faults.world import World, command_of, kill, until
@@ -43,7 +43,7 @@ interface = "127.0.0.1"
 
 @pytest.fixture
 def slurm(taskvine: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    if why := needs.missing_for_slurm():
+    if why := commands.missing_for_slurm():
         pytest.skip(why)
     with Cluster(Shape(gpus=("", ""))) as cluster:
         for name, value in cluster.environ.items():

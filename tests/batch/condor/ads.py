@@ -18,7 +18,6 @@ IDLE, RUNNING, REMOVED, COMPLETED, HELD = 1, 2, 3, 4, 5
 
 
 def now() -> int:
-    """Seconds since 1970, as ads count them."""
     return int(time.time())
 
 
@@ -55,7 +54,6 @@ def is_true(ad: Ad, expression: str) -> bool:
 
 
 def gpu_name(uuid: str) -> str:
-    """The attribute that describes a GPU: `GPUs_GPU_c4a646d7`."""
     return f"GPUs_{uuid.replace('-', '_')}"
 
 
@@ -80,7 +78,6 @@ def machine_ad(machine: dict[str, Any], *, name: str, free: dict[str, int], gpus
 
 
 def gpu_ad(gpu: dict[str, Any]) -> Ad:
-    """A GPU, as condor_gpu_discovery describes it."""
     return Ad(
         {
             "Id": gpu["uuid"], "DeviceName": gpu["name"], "Capability": gpu["capability"],

@@ -1,8 +1,4 @@
-"""The process in which the pool's commands run: HTCondor's bindings take a while to load, and tests ask often.
-
-Runs as `python -m batch.condor.commands FOLDER`. The executables in the pool's `bin` (`client.py`) hand it their words,
-their streams and their folder over a socket; it forks, and the child is the command.
-"""
+"""The process in which the pool's commands run: HTCondor's bindings take a while to load, and tests ask often."""
 
 from __future__ import annotations
 
@@ -12,30 +8,28 @@ import socket
 import sys
 from pathlib import Path
 
-from batch.condor import act, query, status, submit
+from batch.condor import act, query
 
 SOCKET = "commands"
 
 
 def run(folder: Path, command: str, arguments: list[str]) -> int:
-    """Be one of HTCondor's commands; its exit code."""
     match command:
         case "condor_q":
             return query.condor_q(folder, arguments)
         case "condor_history":
             return query.condor_history(folder, arguments)
         case "condor_status":
-            return status.condor_status(folder, arguments)
+            return query.condor_status(folder, arguments)
         case "condor_config_val":
-            return status.condor_config_val(arguments)
+            return query.condor_config_val(arguments)
         case "condor_submit":
-            return submit.main(folder, arguments)
+            return act.condor_submit(folder, arguments)
         case _:
             return act.main(folder, command, arguments)
 
 
 def serve(folder: Path) -> None:
-    """Take commands until killed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.chdir(folder)  # the path of a socket must be short
     with socket.socket(socket.AF_UNIX) as door:

@@ -26,14 +26,12 @@ def start_pool(folder: Path, *machines: dict[str, Any], **options: Any) -> Pool:
 
 @pytest.fixture(scope="package")
 def condor() -> None:
-    """HTCondor is here, or what the stand-in needs."""
     if why := needs.missing():
         pytest.skip(why)
 
 
 @pytest.fixture(scope="package")
 def bindings() -> None:
-    """HTCondor's Python bindings are here."""
     if importlib.util.find_spec("htcondor") is None:
         pytest.skip(needs.NO_BINDINGS)
 

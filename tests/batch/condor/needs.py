@@ -14,8 +14,6 @@ AS_ROOT = "HTCondor takes no jobs of root: `make condor` runs these tests as an 
 
 
 class Daemons(NamedTuple):
-    """Where HTCondor is installed."""
-
     release: Path
     bin: Path
     sbin: Path
@@ -24,7 +22,6 @@ class Daemons(NamedTuple):
 
 @functools.cache
 def daemons() -> Daemons | None:
-    """HTCondor's daemons on PATH; None if there are none."""
     master, submit = shutil.which("condor_master"), shutil.which("condor_submit")
     if master is None or submit is None:
         return None

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from batch.condor.ads import HELD, IDLE, REMOVED, Ad, no_longer_held, turn
 from batch.condor.queue import Queue, id_of, schedd_is_up
-from batch.condor.until import until
+from live.peers import until
 from polling import PATIENCE_S
 
 COMMANDS = (
@@ -35,10 +35,7 @@ _SHARED_PORT = {
 
 
 class Pool:
-    """A pool that runs. `kill_s`: between a soft kill and a hard one; `rematch_s`: how long an evicted job waits, long
-    enough for a test to see it; `match_s`: how long an idle job waits for the negotiator (a minute in many pools);
-    `hold_over_memory`: jobs that take more memory than they asked for are held; `release_s`: held jobs are released
-    after so long, as SYSTEM_PERIODIC_RELEASE does (0: never)."""
+    """A pool that runs."""
 
     is_real = False
 
@@ -74,7 +71,6 @@ class Pool:
     # ---- what a user does
 
     def run(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """One of the commands; nothing is checked."""
         return subprocess.run([self.bin / words[0], *words[1:]], cwd=cwd, capture_output=True, text=True, timeout=60)
 
     def ad(self, job: str) -> Ad:
@@ -85,7 +81,6 @@ class Pool:
         raise KeyError(f"no job {job} in {[str(id_of(ad)) for ad in self._queue.jobs()]}, nor in the history")
 
     def queued(self) -> list[str]:
-        """The ids of the jobs in the queue."""
         return [str(id_of(ad)) for ad in self._queue.jobs()]
 
     def status(self, job: str) -> int:
@@ -93,7 +88,6 @@ class Pool:
         return int(self.ad(job)["JobStatus"])
 
     def wait(self, job: str, status: int, *, seconds: float = PATIENCE_S) -> Ad:
-        """Wait until a job has this status; its ad."""
         until(lambda: self.status(job) == status, seconds=seconds, what=f"job {job} in status {status}")
         return self.ad(job)
 
@@ -119,7 +113,6 @@ class Pool:
             self._queue.put(ad)
 
     def release(self, job: str) -> None:
-        """As an administrator does."""
         with self._queue.change():
             ad = self.ad(job)
             turn(ad, IDLE, **no_longer_held(ad))
@@ -130,7 +123,6 @@ class Pool:
         self.change(job, JobStatus=IDLE, LastJobStatus=HELD)
 
     def change(self, job: str, **attributes: Any) -> None:
-        """Rewrite attributes of a job, as condor_qedit does."""
         with self._queue.change():
             ad = self.ad(job)
             for name, value in attributes.items():
@@ -153,7 +145,6 @@ class Pool:
         return not self.queued()
 
     def lose(self, name: str) -> None:
-        """Nothing is heard of a machine from now on."""
         (self.folder / "lost" / name).touch()
 
     def crash(self, name: str) -> None:
@@ -179,7 +170,6 @@ class Pool:
         return [process for process in self._orphans if process.is_running() and process.status() != "zombie"]
 
     def _starts(self) -> list[dict[str, Any]]:
-        """What is known of the jobs that run."""
         return [json.loads(start.read_text()) for start in (self.folder / "running").glob("*/start.json")]
 
     def processes(self, job: str) -> list[psutil.Process]:
@@ -191,8 +181,7 @@ class Pool:
         return list(psutil.Process(start["pid"]).children(recursive=True))
 
     def stop_schedd(self, *, shared_port: str = "") -> None:
-        """Kill the schedd; jobs go on. `shared_port`: what the daemon before it says of it, `SECMAN:2007` or
-        `SECMAN:2011`; without one nobody answers."""
+        """Kill the schedd; jobs go on."""
         (self.folder / "shared_port").write_text(_SHARED_PORT[shared_port] if shared_port else "")
         if self._schedd is not None:
             self._schedd.kill()
@@ -200,7 +189,6 @@ class Pool:
             self._schedd = None
 
     def start_schedd(self) -> None:
-        """Start the schedd (again)."""
         self._schedd = self._start("batch.condor.schedd")
         until(lambda: schedd_is_up(self.folder) and (self.folder / "lost").is_dir(), what="the schedd")
 
@@ -211,7 +199,6 @@ class Pool:
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def close(self) -> None:
-        """End everything."""
         self._commands.kill()
         self._commands.wait()
         self.stop_schedd()

@@ -1,14 +1,75 @@
-"""`condor_q` and `condor_history`: ads out, as JSON or as values."""
+"""`condor_q -better-analyze`: which part of a job's requirements how many slots meet. As in HTCondor's manual.
+
+`condor_q` and `condor_history`: ads out, as JSON or as values.
+
+`condor_status` and `condor_config_val`: slots, daemons, and the settings that Stoker asks for.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from batch.condor.ads import Ad, is_true, now, print_json, print_values
-from batch.condor.analyze import analyze
+import classad
+from batch.condor.ads import Ad, is_true, machine_ad, now, print_json, print_values
 from batch.condor.queue import NOBODY, Queue, id_of, schedd_is_up, why_down
+
+# ---- analyze
+
+
+def analyze(folder: Path, ads: Sequence[Ad]) -> str:
+    return "".join(_one(folder, ad) for ad in ads)
+
+
+def _one(folder: Path, job: Ad) -> str:
+    offered = list(slots(folder))
+    lines = [f"The Requirements expression for job {id_of(job)} reduces to these conditions:", "", "        Slots"]
+    lines += ["Step   Matched  Condition", "----- --------- ---------"]
+    for number, condition in enumerate(_conditions(str(job.lookup("Requirements")))):
+        met = sum(_meets(job, slot, condition) for slot in offered)
+        lines.append(f"[{number}]{met:>12}  {condition}")
+    fit = sum(_meets(job, slot, str(job.lookup("Requirements"))) for slot in offered)
+    cluster, proc = id_of(job)
+    lines += [
+        "", "", f"{cluster:03}.{proc:03}:  Run analysis summary ignoring user priority.  "
+        f"Of {len(offered)} slots on {len(offered)} machines,",
+        f"  {len(offered) - fit:5} slots are rejected by your job's requirements",
+        f"  {0:5} slots reject your job because of their own requirements",
+        f"  {fit:5} slots match and are willing to run your job", "",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def slots(folder: Path) -> Iterator[Ad]:
+    for machine in json.loads((folder / "pool.json").read_text())["machines"]:
+        free = {"Cpus": machine["cpus"], "Memory": machine["memory_mb"], "Disk": machine["disk_mb"] * 1024}
+        yield machine_ad(machine, name=f"slot1@{machine['name']}", free=free, gpus=machine["gpus"])
+
+
+def _meets(job: Ad, slot: Ad, condition: str) -> bool:
+    asking, offering = Ad(), Ad()
+    asking.update(job)
+    offering.update(slot)
+    asking["Requirements"] = classad.ExprTree(condition)
+    offering["Requirements"] = True
+    return bool(asking.symmetricMatch(offering))
+
+
+def _conditions(expression: str) -> list[str]:
+    parts, depth, begin = [], 0, 0
+    for place, letter in enumerate(expression):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and expression.startswith("&&", place):
+            parts.append(expression[begin:place])
+            begin = place + 2
+    parts.append(expression[begin:])
+    return [part.strip()[1:-1] if part.strip().startswith("(") else part.strip() for part in parts]
+
+
+# ---- query
+
 
 _NOTHING = f"\n-- Failed to fetch ads from: {NOBODY.removeprefix('Failed to connect to ')} : submit.pool\n"
 
@@ -45,7 +106,6 @@ class Asked:
                 self.ids.append(word)
 
     def matches(self, ad: Ad) -> bool:
-        """Whether this ad is asked for."""
         job = id_of(ad)
         named = not self.ids or str(job) in self.ids or str(job.cluster) in self.ids
         return named and (not self.constraint or is_true(ad, self.constraint))
@@ -99,3 +159,47 @@ def _print(asked: Asked, ads: Iterable[Ad]) -> None:
         print(" ID      ST")  # the table is for people; no program reads it
         for ad in ads:
             print(f"{id_of(ad)!s:8} {'UIRXCH>S'[int(ad['JobStatus'])]}")
+
+
+# ---- status
+
+
+_SETTINGS = {"UID_DOMAIN": "submit.pool", "FILESYSTEM_DOMAIN": "submit.pool"}
+
+
+def condor_status(folder: Path, arguments: list[str]) -> int:
+    """What `-af` asks for of slots, of daemons (`-startd`), or of the negotiator."""
+    constraint, kind, attributes = "true", "", list[str]()
+    words = iter(arguments)
+    for word in words:
+        if word == "-constraint":
+            constraint = next(words)
+        elif word in ("-startd", "-negotiator"):
+            kind = word
+        elif word == "-af":
+            attributes = list(words)
+        else:
+            print(f"Error: unrecognized argument {word}", file=sys.stderr)
+            return 1
+    for ad in _ads(folder, kind):
+        if is_true(ad, constraint):
+            print(print_values(ad, attributes, letters=""))
+    return 0
+
+
+def _ads(folder: Path, kind: str) -> Iterator[Ad]:
+    if kind == "-negotiator":
+        yield from [] if (folder / "no-negotiator").exists() else [Ad({"Name": "submit.pool"})]
+    elif kind == "-startd":
+        yield from (Ad({"Name": slot["Machine"], "MyType": "StartDaemon"}) for slot in slots(folder))
+    else:
+        yield from slots(folder)
+
+
+def condor_config_val(arguments: list[str]) -> int:
+    [name] = arguments
+    if name not in _SETTINGS:
+        print(f"Not defined: {name}", file=sys.stderr)
+        return 1
+    print(_SETTINGS[name])
+    return 0

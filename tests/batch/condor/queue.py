@@ -23,8 +23,6 @@ NOBODY = "Failed to connect to <127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit
 
 
 class Id(NamedTuple):
-    """`12.0`"""
-
     cluster: int
     proc: int
 
@@ -33,13 +31,10 @@ class Id(NamedTuple):
 
 
 def id_of(ad: classad.ClassAd) -> Id:
-    """The id in a job ad."""
     return Id(int(ad["ClusterId"]), int(ad["ProcId"]))
 
 
 class Queue:
-    """One process's view of the queue in `folder`."""
-
     def __init__(self, folder: Path) -> None:
         self._db = sqlite3.connect(folder / "queue.db", timeout=60, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
@@ -47,7 +42,6 @@ class Queue:
 
     @contextlib.contextmanager
     def change(self) -> Iterator[None]:
-        """Everything inside happens at once, or not at all."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -61,24 +55,20 @@ class Queue:
         return int(self._db.execute("INSERT INTO clusters DEFAULT VALUES").lastrowid or 0)
 
     def put(self, ad: classad.ClassAd) -> None:
-        """Add a job, or say how it is now."""
         self._db.execute(
             "INSERT INTO jobs (cluster, proc, ad) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET ad = excluded.ad",
             (*id_of(ad), str(ad)),
         )
 
     def jobs(self) -> list[classad.ClassAd]:
-        """Every job, oldest first."""
         rows = self._db.execute("SELECT ad FROM jobs ORDER BY cluster, proc")
         return [classad.parseOne(text) for (text,) in rows]
 
     def history(self) -> list[classad.ClassAd]:
-        """Jobs that have left the queue, the latest first."""
         rows = self._db.execute("SELECT ad FROM history ORDER BY number DESC")
         return [classad.parseOne(text) for (text,) in rows]
 
     def leave(self, ad: classad.ClassAd) -> None:
-        """The job leaves the queue for the history."""
         self._db.execute("DELETE FROM jobs WHERE cluster = ? AND proc = ?", id_of(ad))
         self._db.execute("INSERT INTO history (cluster, proc, ad) VALUES (?, ?, ?)", (*id_of(ad), str(ad)))
 
@@ -87,7 +77,6 @@ class Queue:
         self._db.execute("UPDATE jobs SET vacate = ? WHERE cluster = ? AND proc = ?", (wanted, *job))
 
     def vacating(self) -> set[Id]:
-        """Jobs that are to vacate their slots."""
         return {Id(*row) for row in self._db.execute("SELECT cluster, proc FROM jobs WHERE vacate")}
 
 
@@ -99,7 +88,6 @@ def hold_lock(folder: Path) -> int:
 
 
 def schedd_is_up(folder: Path) -> bool:
-    """Whether somebody is the schedd."""
     with open(folder / "schedd.lock", "ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,10 +1,4 @@
-"""A pool of HTCondor's own daemons, as a test holds it: with the same methods as the stand-in (`pool`).
-
-Every daemon runs as this user, on loopback, with its files in the pool's folder: one master for collector and
-negotiator, one with a startd for each machine, and the schedd by itself, so that a test can kill it and start it again.
-Intervals are seconds where HTCondor's are minutes. What only root may do is left out: cgroups, slot users, a private
-/tmp. GPUs are what an inventory script says.
-"""
+"""A pool of HTCondor's own daemons, as a test holds it: with the same methods as the stand-in (`pool`)."""
 
 from __future__ import annotations
 
@@ -21,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 from batch.condor.needs import daemons
-from batch.condor.until import until
 from free_port import free_port
+from live.peers import until
 from polling import PATIENCE_S
 
 COMMANDS = (
@@ -145,7 +139,6 @@ class RealPool:
     # ---- what a user does
 
     def run(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """One of the commands; nothing is checked."""
         return subprocess.run([self.bin / words[0], *words[1:]], cwd=cwd, capture_output=True, text=True, timeout=60)
 
     def ad(self, job: str) -> dict[str, Any]:
@@ -157,7 +150,6 @@ class RealPool:
         raise KeyError(f"no job {job} in {self.queued()}, nor in the history")
 
     def queued(self) -> list[str]:
-        """The ids of the jobs in the queue."""
         return self.run("condor_q", "-allusers", "-af:j", "Nothing").stdout.split()[::2]
 
     def status(self, job: str) -> int:
@@ -165,15 +157,13 @@ class RealPool:
         return int(self.ad(job)["JobStatus"])
 
     def wait(self, job: str, status: int, *, seconds: float = PATIENCE_S) -> dict[str, Any]:
-        """Wait until a job has this status; its ad."""
         until(lambda: self.status(job) == status, seconds=seconds, what=f"job {job} in status {status}")
         return self.ad(job)
 
     # ---- what befalls jobs
 
     def evict(self, job: str) -> None:
-        """The machine wants its slot back: its PREEMPT expression is true of the slot with this job. A job that is
-        still being started, or that the new shadow of a schedd has not found yet, would leave without a reason."""
+        """The machine wants its slot back: its PREEMPT expression is true of the slot with this job."""
         until(lambda: self.processes(job), what=f"the processes of job {job}")
         name = self.ad(job)["RemoteHost"].partition("@")[2].rstrip("@")
         started = self.ad(job)["JobCurrentStartDate"]
@@ -206,16 +196,13 @@ class RealPool:
         )
 
     def release(self, job: str) -> None:
-        """As an administrator does."""
         self.run("condor_release", job)
 
     def hold_for_a_moment(self, job: str) -> None:
-        """A hold that is over before anybody looks."""
         self.run("condor_hold", job)
         self.run("condor_release", job)
 
     def change(self, job: str, **attributes: Any) -> None:
-        """Rewrite attributes of a job, as condor_qedit does."""
         words = [word for name, value in attributes.items() for word in (name, json.dumps(value))]
         said = self._condor("condor_qedit", job, *words)
         assert said.returncode == 0, said.stderr
@@ -231,7 +218,6 @@ class RealPool:
         until(self._all_are_up, what="every machine in the pool")
 
     def lose(self, name: str) -> None:
-        """Nothing is heard of a machine from now on."""
         master = psutil.Process(self._masters[name].pid)
         for process in [master, *master.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
@@ -240,9 +226,7 @@ class RealPool:
                     self._stopped.append(process)
 
     def crash(self, name: str) -> None:
-        """A machine loses its power: its daemons and jobs are dead, and nothing is heard of it from now on. HTCondor
-        says that a job runs before it does; what it says of one that is still being started depends on how far it came.
-        """
+        """A machine loses its power: its daemons and jobs are dead, and nothing is heard of it from now on."""
         until(lambda: self._jobs_of(name), what=f"the processes of jobs of {name}")
         master = psutil.Process(self._masters[name].pid)
         for process in [master, *master.children(recursive=True)]:
@@ -251,8 +235,7 @@ class RealPool:
         self._masters[name].wait()
 
     def kill_master(self, name: str) -> None:
-        """condor_master is killed on a machine, and started again as systemd does. The starters end when they miss its
-        procd, and the new startd clears the folders of jobs. The jobs live on."""
+        """condor_master is killed on a machine, and started again as systemd does."""
         self._orphans += self._jobs_of(name)
         daemons, starters = self._daemons_of(name), self._starters(name)
         self._masters[name].kill()
@@ -303,12 +286,10 @@ class RealPool:
             self._schedd = None
 
     def start_schedd(self) -> None:
-        """Start the schedd (again)."""
         self._schedd = self._start("condor_schedd", self._config)
         until(lambda: self.run("condor_q", "-allusers").returncode == 0, what="the schedd")
 
     def close(self) -> None:
-        """End everything."""
         self._wake()
         started = [*self._masters.values(), *filter(None, [self._schedd])]
         there = [psutil.Process(each.pid) for each in started if each.poll() is None]
@@ -352,7 +333,6 @@ class RealPool:
         return len(said) == len(self._names)
 
     def _set(self, name: str, setting: str, value: str) -> None:
-        """Change a setting of a machine's startd."""
         config = self.folder / name / "condor_config"
         config.write_text(f"{config.read_text()}{setting} = {value}\n")
         for process in psutil.Process(self._masters[name].pid).children():
@@ -397,7 +377,6 @@ def _attempts(ad: dict[str, Any]) -> int:
 
 
 def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Those of the processes that have not ended."""
     found = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

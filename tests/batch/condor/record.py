@@ -1,10 +1,4 @@
-"""`make condor`: the tests of this folder over HTCondor's own daemons, and a record of what ran.
-
-Runs as `python -m batch.condor.record [ARGUMENTS OF PYTEST]`. It needs HTCondor on PATH (`condor_master`,
-`condor_submit`), and nothing configured: tests start daemons of their own, on loopback, with their files in the test's
-folder.
-HTCondor takes no jobs of root, so root's tests run as an ordinary user of a user namespace.
-"""
+"""`make condor`: the tests of this folder over HTCondor's own daemons, and a record of what ran."""
 
 from __future__ import annotations
 
@@ -87,7 +81,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def _name(node: str) -> str:
-    """`test_batch_condor_jobs.py::test_it[a/b]`, without the folders of its file."""
     file, _, test = node.partition("::")
     return f"{Path(file).name}::{test}"
 

@@ -1,27 +1,202 @@
-"""The schedd, with the negotiator's and the shadows' work: matches idle jobs with slots, starts them, sees them end.
+"""Slots: what is left of a machine, which of it a job is given, and what the job finds in its environment.
 
-Runs as `python -m batch.condor.schedd FOLDER`. All that it knows lies in the queue and in the folders of running jobs
-(`running/12.0`), so that one that was killed is followed by another that goes on. Slots are partitionable: a machine
-gives each job what it asks for, until nothing is left.
+What comes to the sandbox of a job before it runs, and what goes back after it.
+
+The schedd, with the negotiator's and the shadows' work: matches idle jobs with slots, starts them, sees them end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import htcondor  # gives ClassAds the functions of HTCondor's own, `countMatches` among them  # noqa: F401
 import psutil
-from batch.condor import slots
-from batch.condor.ads import COMPLETED, HELD, IDLE, REMOVED, RUNNING, Ad, is_true, no_longer_held, now, turn, value
+from batch.condor.ads import (
+    COMPLETED,
+    HELD,
+    IDLE,
+    REMOVED,
+    RUNNING,
+    Ad,
+    gpu_ad,
+    is_true,
+    machine_ad,
+    no_longer_held,
+    now,
+    turn,
+    value,
+)
 from batch.condor.queue import Id, Queue, hold_lock, id_of
-from batch.condor.transfer import TransferError, bring_back, send
+
+# ---- slots
+
+
+_AMOUNTS = ("Cpus", "Memory", "Disk")
+OWN_DOMAIN = "submit.pool"
+"""The domain of users, and of files, that the access point is in."""
+Start = dict[str, Any]
+"""What `start.json` says of a job that runs: `machine`, `claimed` amounts, `gpus`, and how it was started."""
+
+
+class Claim(NamedTuple):
+    """A part of a machine, for one job. `gpus` are UUIDs."""
+
+    machine: str
+    slot: str
+    claimed: dict[str, int]
+    gpus: list[str]
+    ad: Ad
+    has_gpus: bool
+    is_of_other_users: bool
+
+
+def find(job: Ad, machines: Sequence[dict[str, Any]], running: Sequence[Start]) -> Claim | None:
+    """The first part of a machine that suits the job, and that the job suits."""
+    for machine in machines:
+        taken = [start for start in running if start["machine"] == machine["name"]]
+        free = {"Cpus": machine["cpus"], "Memory": machine["memory_mb"], "Disk": machine["disk_mb"] * 1024}
+        free = {name: amount - sum(start["claimed"][name] for start in taken) for name, amount in free.items()}
+        used = {uuid for start in taken for uuid in start["gpus"]}
+        gpus = [gpu for gpu in machine["gpus"] if gpu["uuid"] not in used]
+        if job.symmetricMatch(machine_ad(machine, name=f"slot1@{machine['name']}", free=free, gpus=gpus)):
+            return _claim(job, machine, gpus, number=_number(taken))
+    return None
+
+
+def _claim(job: Ad, machine: dict[str, Any], gpus: Sequence[dict[str, Any]], *, number: int) -> Claim:
+    mine = [gpu for gpu in gpus if "RequireGPUs" not in job or is_true(gpu_ad(gpu), str(job.lookup("RequireGPUs")))]
+    mine = mine[: int(value(job, "RequestGPUs", 0))]
+    claimed = {name: int(value(job, f"Request{name}", 1)) for name in _AMOUNTS}
+    claimed["Memory"] = -(-claimed["Memory"] // 128) * 128  # as MODIFY_REQUEST_EXPR_REQUESTMEMORY does
+    slot = f"slot1_{number}@{machine['name']}"
+    uuids = [gpu["uuid"] for gpu in mine]
+    ad = machine_ad(machine, name=slot, free=claimed, gpus=mine)
+    ad["AssignedGPUs"] = ",".join(uuids)
+    return Claim(machine["name"], slot, claimed, uuids, ad, bool(machine["gpus"]), machine["user_domain"] != OWN_DOMAIN)
+
+
+def sends_files(job: Ad, claim: Claim) -> bool:
+    """Whether a job's files are sent to its machine, and those that it writes back."""
+    how = value(job, "ShouldTransferFiles", "IF_NEEDED")
+    return how == "YES" or (how == "IF_NEEDED" and claim.ad["FileSystemDomain"] != OWN_DOMAIN)
+
+
+def _number(taken: Sequence[Start]) -> int:
+    used = {start["slot"] for start in taken}
+    return next(n for n in range(1, len(taken) + 2) if not any(slot.startswith(f"slot1_{n}@") for slot in used))
+
+
+def environment(job: Ad, claim: Claim, sandbox: Path) -> dict[str, str]:
+    """What a job finds in its environment: little. Neither PATH nor HOME."""
+    given = dict(word.split("=", 1) for word in shlex.split(value(job, "Environment", "")))
+    if claim.gpus:
+        names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "_CONDOR_AssignedGPUs")
+        given |= dict.fromkeys(names, ",".join(claim.gpus))
+    elif claim.has_gpus:  # what HTCondor says to a job that was given none of them
+        given |= {"CUDA_VISIBLE_DEVICES": "10000", "NVIDIA_VISIBLE_DEVICES": "none", "_CONDOR_AssignedGPUs": "10000"}
+    folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP", "_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_IWD"), str(sandbox))
+    return {
+        **given,
+        **folders,
+        "BATCH_SYSTEM": "HTCondor",
+        "OMP_NUM_THREADS": str(claim.claimed["Cpus"]),
+        "_CONDOR_SLOT": claim.slot.partition("@")[0],
+        "_CONDOR_JOB_AD": str(sandbox / ".job.ad"),
+        "_CONDOR_MACHINE_AD": str(sandbox / ".machine.ad"),
+    }
+
+
+# ---- transfer
+
+
+class TransferError(Exception):
+    """A file of the job cannot be had. `number` is the errno."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"reading from file {path}: (errno {error.errno}) {os.strerror(error.errno or 0)}")
+        self.number = error.errno or 0
+
+
+def send(job: Ad, sandbox: Path, *, machine: Ad) -> dict[str, Any]:
+    """Fill the sandbox, and say how the job is to be run: command, folder, where its output goes."""
+    home = Path(job["Iwd"])
+    moved = _transferred(job, machine)
+    program = _under(home, str(job["Cmd"]))
+    if moved:
+        if value(job, "TransferExecutable", True):
+            program = _copy(program, sandbox / program.name)
+            program.chmod(0o755)
+        for name in value(job, "TransferInput", "").split(","):
+            if name.strip():
+                source = _under(home, name.strip())
+                _copy(source, sandbox if name.strip().endswith("/") else sandbox / source.name)
+    (sandbox / ".job.ad").write_text(job.printOld())
+    (sandbox / ".machine.ad").write_text(machine.printOld())
+    out, err = ("_condor_stdout", "_condor_stderr") if moved else (value(job, "Out"), value(job, "Err"))
+    return {
+        "command": [str(program), *_arguments(job)], "cwd": str(sandbox if moved else home), "transferred": moved,
+        "stdin": "/dev/null", "out": str(_under(sandbox if moved else home, out)),
+        "err": str(_under(sandbox if moved else home, err)),
+    }  # fmt: skip
+
+
+def bring_back(job: Ad, sandbox: Path, *, transferred: bool) -> None:
+    """Output of a job that has ended by itself. Without TransferOutput every new file goes back, as in HTCondor."""
+    if not transferred:
+        return
+    home = Path(job["Iwd"])
+    for kept, name in (("_condor_stdout", value(job, "Out")), ("_condor_stderr", value(job, "Err"))):
+        if name != "/dev/null":
+            shutil.copyfile(sandbox / kept, _under(home, name))
+    sent = {Path(name.strip()).name for name in value(job, "TransferInput", "").split(",")}
+    sent |= {Path(job["Cmd"]).name, "_condor_stdout", "_condor_stderr", ".job.ad", ".machine.ad"}
+    if "TransferOutput" in job:
+        names = [name.strip() for name in value(job, "TransferOutput", "").split(",") if name.strip()]
+    else:
+        names = [path.name for path in sandbox.iterdir() if path.is_file() and path.name not in sent]
+    for name in names:
+        _copy(sandbox / name, home / Path(name).name)
+
+
+def _transferred(job: Ad, machine: Ad) -> bool:
+    should = value(job, "ShouldTransferFiles", "IF_NEEDED").upper()
+    return should == "YES" or (should == "IF_NEEDED" and value(job, "FileSystemDomain") != machine["FileSystemDomain"])
+
+
+def _under(home: Path, name: str) -> Path:
+    return home / name
+
+
+def _copy(source: Path, to: Path) -> Path:
+    try:
+        if source.is_dir():
+            shutil.copytree(source, to, dirs_exist_ok=True)
+        else:
+            shutil.copy(source, to)
+    except OSError as error:
+        raise TransferError(source, error) from error
+    return to
+
+
+def _arguments(job: Ad) -> list[str]:
+    if "Arguments" in job:
+        return shlex.split(value(job, "Arguments", ""))
+    return value(job, "Args", "").split()
+
+
+# ---- schedd
+
 
 _POLL_S = 0.05
 _POLICY_S = 0.3
@@ -36,8 +211,6 @@ _FIRST = "1 total failures: first failure: "
 
 
 class Schedd:
-    """One turn of everything is `look`."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pool = json.loads((folder / "pool.json").read_text())
@@ -49,7 +222,6 @@ class Schedd:
                 self._turn(id_of(ad), RUNNING, was=RUNNING, NumShadowStarts=int(value(ad, "NumShadowStarts", 0)) + 1)
 
     def look(self) -> None:
-        """See what has changed, and do what follows."""
         self._children = [child for child in self._children if child.poll() is None]
         if time.monotonic() - self._policy_at > _POLICY_S:
             self._policy_at = time.monotonic()
@@ -120,7 +292,7 @@ class Schedd:
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(start["pid"]).send_signal(signal.SIGTERM if graceful else signal.SIGQUIT)
 
-    def _disconnected(self, ad: Ad, place: Path, start: slots.Start, *, since: float) -> None:
+    def _disconnected(self, ad: Ad, place: Path, start: Start, *, since: float) -> None:
         """Nobody hears of its machine: the job runs, for all that is known, until its lease is over."""
         lease_s = int(value(ad, "JobLeaseDuration", 2400))
         if ad["JobStatus"] == RUNNING and time.time() - since > lease_s:
@@ -128,7 +300,7 @@ class Schedd:
             self._evicted(ad, why, code=_RECONNECT_FAILED)
             self._ended(id_of(ad), place, start, {}, vacated=True)
 
-    def _is_over_memory(self, ad: Ad, start: slots.Start) -> bool:
+    def _is_over_memory(self, ad: Ad, start: Start) -> bool:
         """Hold a job that takes more memory than it asked for, in the words of HTCondor's starter."""
         asked_mb = start["claimed"]["Memory"]
         used_mb = 0
@@ -148,7 +320,7 @@ class Schedd:
         """Why a job leaves its machine, as its ad keeps it."""
         self._turn(id_of(ad), RUNNING, was=RUNNING, VacateReason=why, VacateReasonCode=code, VacateReasonSubCode=0)
 
-    def _ended(self, job: Id, place: Path, start: slots.Start, ending: dict[str, Any], *, vacated: bool) -> None:
+    def _ended(self, job: Id, place: Path, start: Start, ending: dict[str, Any], *, vacated: bool) -> None:
         with self._queue.change():
             ad = next(ad for ad in self._queue.jobs() if id_of(ad) == job)
             ad["LastRemoteHost"] = ad["RemoteHost"]
@@ -182,13 +354,13 @@ class Schedd:
         lost = {path.name for path in (self._folder / "lost").iterdir()}
         machines = [machine for machine in self._pool["machines"] if machine["name"] not in lost]
         running = [json.loads(start.read_text()) for start in (self._folder / "running").glob("*/start.json")]
-        claim = slots.find(ad, machines, running)
+        claim = find(ad, machines, running)
         if claim is not None:
             self._start(ad, claim)
         elif value(ad, "LastRejMatchTime", 0) < ad["EnteredCurrentStatus"]:
             self._turn(id_of(ad), IDLE, was=IDLE, LastRejMatchReason="no match found", LastRejMatchTime=now())
 
-    def _start(self, ad: Ad, claim: slots.Claim) -> None:
+    def _start(self, ad: Ad, claim: Claim) -> None:
         job, started, runs = id_of(ad), now(), int(value(ad, "NumShadowStarts", 0)) + 1
         sandbox = self._folder / "execute" / f"dir_{job.cluster}_{job.proc}_{runs}"
         sandbox.mkdir(parents=True, exist_ok=True)
@@ -198,7 +370,7 @@ class Schedd:
         new |= {"JobStartDate": value(ad, "JobStartDate", started)}
         new |= {"RemoteHost": claim.slot, "AssignedGPUs": ",".join(claim.gpus)}
         turn(ad, RUNNING, **new)
-        if claim.is_of_other_users and not slots.sends_files(ad, claim):
+        if claim.is_of_other_users and not sends_files(ad, claim):
             shutil.rmtree(sandbox)
             why = f"Failed to open '{ad['Iwd']}/{ad['Out']}' as standard output: Permission denied (errno 13)"
             held = {"HoldReasonCode": _NOT_OPENED, "HoldReasonSubCode": 13}
@@ -216,10 +388,10 @@ class Schedd:
             shutil.rmtree(sandbox)  # it was removed just now
             return
         where = {"machine": claim.machine, "slot": claim.slot, "gpus": claim.gpus, "claimed": claim.claimed}
-        how = {"environment": slots.environment(ad, claim, sandbox), "kill_s": self._pool["kill_s"]}
+        how = {"environment": environment(ad, claim, sandbox), "kill_s": self._pool["kill_s"]}
         self._launch(job, {**run, **where, **how, "sandbox": str(sandbox)})
 
-    def _launch(self, job: Id, start: slots.Start) -> None:
+    def _launch(self, job: Id, start: Start) -> None:
         draft = self._folder / "starting" / str(job)
         draft.mkdir(parents=True)
         command = [sys.executable, "-P", str(Path(__file__).with_name("starter.py")), str(self._place(job))]
@@ -232,7 +404,6 @@ class Schedd:
 
 
 def main(folder: Path) -> None:
-    """Be the schedd until killed."""
     hold_lock(folder)
     for name in ("running", "starting", "execute", "lost"):
         (folder / name).mkdir(exist_ok=True)

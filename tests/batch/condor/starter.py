@@ -1,9 +1,4 @@
-"""A starter: the process that runs one job on its slot and sees to it that nothing of it is left.
-
-Everything that the job ever starts stays below this process, whatever session it moves to. SIGTERM is a soft kill: the
-job's own process is told, and `kill_s` later everything is killed. SIGQUIT kills at once. How the job ended is written
-to `exit.json`, also when the schedd is not there to see it. Runs as `python starter.py FOLDER`.
-"""
+"""A starter: the process that runs one job on its slot and sees to it that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -22,7 +17,6 @@ _SUBREAPER = 36
 
 
 def main(folder: Path) -> None:
-    """Run the job that `start.json` describes."""
     sys.stdin.read()  # the schedd closes it when everything is in place
     ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     start = json.loads((folder / "start.json").read_text())

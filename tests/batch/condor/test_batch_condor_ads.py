@@ -91,7 +91,6 @@ def evicted(code: int, **more: Any) -> Ad:
 
 @pytest.mark.parametrize("code", [1011, 1022, 1002, 1008])
 def test_a_job_is_evicted_before_its_shadow_notes_its_start(code: int) -> None:
-    """A shadow writes `NumJobStarts` when it ends; one that is killed never does."""
     verdict = judge(evicted(code))
     assert (verdict.status.phase, verdict.remove) == (BlockPhase.ENDED, True)
 
@@ -109,7 +108,6 @@ def test_the_owners_hold_of_a_job_that_runs_is_no_eviction() -> None:
 
 @pytest.mark.parametrize("status", [1, 2])
 def test_a_hold_that_is_over_is_still_told(status: int) -> None:
-    """A pool that releases held jobs by itself may do so before anybody has seen the hold."""
     look = judge(ad(status, LastHoldReason=_OVER, LastHoldReasonCode=34, LastHoldReasonSubCode=102, NumHolds=3)).status
     assert (look.cause, look.holds) == ("memory", 3)
     assert look.advice.endswith("raise [provider] memory in the site file")
@@ -164,7 +162,7 @@ def test_a_hold_that_lasts_is_an_end() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 16])
-def test_a_hold_by_the_owner_and_one_for_files_last_as_long_as_they_like(code: int) -> None:
+def test_holds_by_the_owner_or_for_files_have_no_time_limit(code: int) -> None:
     verdict = judge(ad(5, HoldReason="via condor_hold (by user ana)", HoldReasonCode=code, for_s=99_999))
     assert told(verdict) == (BlockPhase.PENDING, "held: via condor_hold (by user ana)")
     assert not verdict.remove
@@ -220,8 +218,7 @@ def test_a_held_job_that_the_pool_removed_tells_its_hold(prefix: str) -> None:
     assert look.advice.endswith("raise [provider] memory in the site file")
 
 
-def test_a_slot_that_was_not_found_before_the_last_run_is_an_old_story() -> None:
-    """As HTCondor 25 leaves it in the ad of a job that it has matched after all, and evicted."""
+def test_reason_of_an_earlier_wait_for_a_slot_is_not_shown() -> None:
     assert is_unmatched(ad(1, LastRejMatchReason="no match found", LastRejMatchTime=1003))
     assert not is_unmatched(ad(1, LastRejMatchReason="no match found", LastRejMatchTime=990))
 

@@ -110,9 +110,8 @@ def test_a_schedd_that_goes_away_and_comes_back(make_pool: Callable[..., Pool], 
 def test_killed_while_it_submits_nothing_is_submitted_twice(
     make_pool: Callable[..., Pool], manager: ManagerEnd, moment: str
 ) -> None:
-    """While a submission is on its way to HTCondor, and while the answer is on its way back."""
     from batch.condor.machines import machine
-    from batch.condor.until import until
+    from live.peers import until
 
     pool = make_pool(machine("n1"))
     submit, waits = pool.bin / "condor_submit", pool.folder / "waits"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from batch.condor.until import until
+from live.peers import until
 
 if TYPE_CHECKING:
     from batch.condor.pool import Pool
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def new_pool(make_pool: Callable[..., Pool]) -> Pool:
-    """One whose jobs are numbered from 1."""
     from batch.condor.machines import machine
 
     return make_pool(machine("n1"))

@@ -56,7 +56,6 @@ def submit(tmp_path: Path) -> Callable[..., CondorBatch]:
 
 @pytest.fixture
 def own_pool(make_pool: Callable[..., Pool]) -> Pool:
-    """For tests that break it."""
     return make_pool(machine("n1"))
 
 
@@ -208,9 +207,7 @@ def test_a_pool_without_a_negotiator_is_said_to_have_none(
     assert look(submit(), job).reason == "idle; the pool has no negotiator just now, so no job starts"
 
 
-def test_a_machine_that_is_lost_keeps_its_job_until_the_lease_is_over(
-    own_pool: Pool, submit: Callable[..., CondorBatch]
-) -> None:
+def test_lost_machine_keeps_its_job_until_the_lease_ends(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     pool, batch = own_pool, submit("options = ['job_lease_duration = 20']")
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
@@ -255,9 +252,7 @@ def test_a_negotiator_that_takes_its_time_leaves_a_job_idle(
     assert time.monotonic() - began > 1.5
 
 
-def test_a_job_that_was_held_and_released_between_two_looks_leaves_its_place(
-    pool: Pool, submit: Callable[..., CondorBatch]
-) -> None:
+def test_job_held_and_released_between_two_queries_is_noticed(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit()
     job = batch.submit(B7)
     seen(batch, job, RUNNING)

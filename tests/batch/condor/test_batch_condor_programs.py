@@ -1,4 +1,7 @@
-"""Programs over HTCondor: the manager, the factory, the jobs and the pilots in them are real."""
+"""Programs over HTCondor: the manager, the factory, the jobs and the pilots in them are real.
+
+The site suite on HTCondor: over its own daemons where they are on PATH, else over the stand-in.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,15 @@ from pathlib import Path
 
 import pytest
 from batch.condor.machines import machine
+from batch.test_batch_site_suite import NOT_TRIED, prove
 from environment.small import SmallEnvironment
 from faults.world import until
 from packaging.requirements import Requirement
 
 import stoker
+
+# ---- test batch condor programs
+
 
 SITE = """
 name = "pool"
@@ -83,7 +90,6 @@ def test_a_call_runs_in_a_slot_with_what_the_site_asks_for(pool, world):
 
 @pytest.mark.long
 def test_an_evicted_pilot_costs_no_call(pool, world):
-    """A path with blanks and quotes is no hurdle, either."""
     folder = world.path / 'it\'s a "path"'
     folder.mkdir()
     with stoker.load(write_site(folder), run_dir=str(folder)) as session:
@@ -126,7 +132,6 @@ def machine_of(ad):
 
 @pytest.mark.long
 def test_a_condor_master_that_is_killed_costs_no_call(pool, world):
-    """Its starters end and execute folders are cleared; the pilots live on until they see it."""
     with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
         go = world.path / "go"
         results = stoker.map(stoker.app(context=gate(str(go)))(write), range(200), window=200)
@@ -142,7 +147,7 @@ def test_a_condor_master_that_is_killed_costs_no_call(pool, world):
 
 
 @pytest.mark.long
-def test_a_machine_that_dies_is_replaced_although_condor_says_that_its_job_runs(make_pool, world):
+def test_dead_machine_is_replaced_before_condor_notices(make_pool, world):
     pool = make_pool(machine("n1"), machine("n2"))
     site = write_site(world.path)
     site.write_text(site.read_text().replace('lease = "30 s"', 'lease = "4 s"'))
@@ -240,7 +245,6 @@ def small(tmp_path: Path) -> SmallEnvironment:
 
 
 def needed(name: str, *, known: frozenset[str] = frozenset()) -> set[str]:
-    """A distribution and all that it requires."""
     found = {name}
     for line in importlib.metadata.requires(name) or ():
         requirement = Requirement(line)
@@ -263,3 +267,18 @@ def test_machines_that_see_nothing_of_ours_get_everything_sent(pool, world, smal
     assert given["prefix"].startswith(sandbox)
     assert given["stoker"].startswith(given["prefix"])
     assert pool.queued() == []
+
+
+# ---- test batch condor site suite
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_every_promise_holds_on_htcondor(make_pool, world):
+    make_pool(machine("n1"), machine("n2"))
+    site = write_site(world.path, provider='memory = "1 GB"')
+    page = prove(site, world.home)
+    verdicts = {each["title"]: each["verdict"] for each in page["promises"]}
+    one_device = {"a context over two devices holds both"}
+    assert {title for title, verdict in verdicts.items() if verdict != "holds"} == NOT_TRIED | one_device, page
+    assert set(verdicts.values()) == {"holds", "not tried"}, page

@@ -1,8 +1,6 @@
-"""A cluster: its machines, started and put on one network, and everything gone again at the end.
+"""The cables of a cluster whose machines have networks of their own: a bridge on the head, and a cable to each node.
 
-Each machine is a process (`machine`) that kills what is below it when its maker is gone, by whatever end. One process
-more, the *broom*, waits for the same and then for the last machine, and removes the folder: a test run that is killed
-leaves nothing behind.
+A cluster: its machines, started and put on one network, and everything gone again at the end.
 """
 
 from __future__ import annotations
@@ -12,16 +10,77 @@ import secrets
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from batch.lab import texts
 from batch.lab.commands import Commands, until
 from batch.lab.handle import Handle, environment
-from batch.lab.network import plug_in, set_up_bridge, unplug
 from batch.lab.shape import LabError, Place, Shape, free_ports
 from polling import PATIENCE_S
+
+# ---- network
+
+
+def set_up_bridge(head: Handle, nodes: Sequence[Handle], *, shape: Shape, place: Place) -> None:
+    """Give every machine its name and its address, and connect them. Raises LabError."""
+    hosts = f"mount --bind {place.conf.parent}/hosts /etc/hosts"
+    _shell(
+        head,
+        f"hostname head; {hosts}; ip link set lo up; ip link add br0 type bridge; "
+        f"ip addr add {shape.address('head')}/24 dev br0; ip link set br0 up",
+    )
+    for node in nodes:
+        cable = _cable(node.name)
+        # made outside, where the process ids of both machines mean something
+        _outside(
+            "ip",
+            "link",
+            "add",
+            cable,
+            "netns",
+            head.network,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            node.network,
+        )
+        _shell(head, f"ip link set {cable} master br0 up")
+        _shell(
+            node,
+            f"hostname {node.name}; {hosts}; ip link set lo up; "
+            f"ip addr add {shape.address(node.name)}/24 dev eth0; ip link set eth0 up",
+        )
+
+
+def unplug(head: Handle, node: str) -> None:
+    _shell(head, f"ip link set {_cable(node)} down")
+
+
+def plug_in(head: Handle, node: str) -> None:
+    _shell(head, f"ip link set {_cable(node)} up")
+
+
+def _cable(node: str) -> str:
+    return f"v{node}"
+
+
+def _shell(machine: Handle, script: str) -> None:
+    _outside(*machine.inside("sh", "-ec", script))
+
+
+def _outside(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode:
+        raise LabError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+# ---- cluster
+
 
 _LONGEST = 60
 """Characters of a folder's path that leave room for the names of sockets in it."""
@@ -65,43 +124,35 @@ class Cluster(Commands):
         return self.machines["head"].inside(*command)
 
     def crash(self, node: str) -> None:
-        """A node loses power."""
         self.machines[node].crash()
 
     def kill(self, where: str) -> None:
-        """Kill one daemon; a node's jobs live on."""
         machine, daemon = self._find(where)
         machine.kill(daemon)
 
     def have_jobs_written(self) -> None:
-        """Wait until slurmctld has its jobs on disk. It writes up to five seconds after a change, and what it has not
-        written is lost when it is killed."""
+        """Wait until slurmctld has its jobs on disk."""
         file, asked = self.place.root / "state" / "job_state", time.time()
         for job in self.queue():
             self.run("scontrol", "update", f"JobId={job[0]}", "Comment=written")
         until(lambda: file.exists() and file.stat().st_mtime > asked, what="the jobs on disk")
 
     def start(self, where: str) -> None:
-        """Start a daemon again."""
         machine, daemon = self._find(where)
         machine.start(daemon)
 
     def freeze(self, where: str) -> None:
-        """A daemon hangs."""
         machine, daemon = self._find(where)
         machine.freeze(daemon)
 
     def thaw(self, where: str) -> None:
-        """It goes on."""
         machine, daemon = self._find(where)
         machine.thaw(daemon)
 
     def cut(self, node: str) -> None:
-        """Pull a node's cable; with namespaces only."""
         unplug(self.machines["head"], node)
 
     def heal(self, node: str) -> None:
-        """Put it back."""
         plug_in(self.machines["head"], node)
 
     def _find(self, where: str) -> tuple[Handle, str]:
@@ -186,7 +237,6 @@ class Cluster(Commands):
         self.run("sacctmgr", "-i", "add", "cluster", "lab")
 
     def tails(self) -> str:
-        """The last lines of every log."""
         found = []
         for log in sorted(path for path in self.place.logs.rglob("*") if path.is_file()):
             if lines := log.read_text(errors="replace").splitlines()[-8:]:

@@ -1,16 +1,67 @@
-"""What tests ask of Slurm, through its own commands."""
+"""What the lab needs of this machine, and what to say where it is missing.
+
+What tests ask of Slurm, through its own commands.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
-from batch.lab.needs import PATH
 from batch.lab.shape import LabError, Place
 from polling import PATIENCE_S, polls
+
+# ---- needs
+
+
+PATH = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
+"""Daemons lie where a user's PATH does not look."""
+
+
+def missing_for_slurm() -> str:
+    """Why no cluster can be started here; empty: one can."""
+    return _missing(["slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "munged"], "slurm-wlm munge")
+
+
+def missing_for_accounting() -> str:
+    """Why a cluster here cannot have accounting; empty: it can."""
+    packages = "slurmdbd slurm-wlm-mysql-plugin mariadb-server-core"
+    why = missing_for_slurm() or _missing(["slurmdbd", "mariadbd"], packages)
+    if not why and not list(Path("/usr/lib").glob("*/slurm-wlm/accounting_storage_mysql.so")):
+        why = f"Slurm's plugin for MariaDB is missing; {_advice(packages)}"
+    return why
+
+
+@functools.cache
+def missing_for_namespaces() -> str:
+    """Why nodes here cannot have namespaces of their own; empty: they can."""
+    why = missing_for_slurm() or _missing(["ip", "unshare", "nsenter"], "iproute2 util-linux")
+    if why or os.getuid():
+        return why or "nodes with networks of their own need root"
+    tried = subprocess.run(
+        ["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True, check=False
+    )
+    return f"this root may make no namespaces: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+def _missing(programs: list[str], packages: str) -> str:
+    absent = [program for program in programs if shutil.which(program, path=PATH) is None]
+    return f"no {', '.join(absent)} here; {_advice(packages)}" if absent else ""
+
+
+def _advice(packages: str) -> str:
+    who = "install with" if os.getuid() == 0 else "you are not root: ask somebody who is for"
+    return f"{who}: apt-get install -y --no-install-recommends {packages}"
+
+
+# ---- commands
+
 
 T = TypeVar("T")
 
@@ -21,7 +72,6 @@ OVER = frozenset(
 
 
 def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, what: str = "it") -> T:
-    """Wait until something is true; its value. Raises LabError."""
     for _ in polls(limit_s, longest_s=0.1):
         if value := true():
             return value
@@ -78,7 +128,6 @@ class Commands:
         return [[word.strip() for word in line.split("|")] for line in lines]
 
     def cancel(self, *jobs: str) -> None:
-        """Cancel jobs."""
         self.run("scancel", *jobs)
 
     def nodes(self) -> dict[str, str]:
@@ -87,7 +136,6 @@ class Commands:
         return dict(line.split() for line in lines)
 
     def update_node(self, nodes: Sequence[str] | str, state: str) -> None:
-        """Have nodes drain, resume or fail."""
         names = nodes if isinstance(nodes, str) else ",".join(nodes)
         self.run("scontrol", "update", f"NodeName={names}", f"State={state}", "Reason=asked")
 

@@ -40,7 +40,6 @@ class Handle:
         self._kept = b""
 
     def ready(self) -> None:
-        """Wait until it runs. Raises LabError."""
         self._answer("beginning")
 
     def start(self, daemon: str) -> None:
@@ -48,23 +47,18 @@ class Handle:
         self._ask(f"start {daemon}")
 
     def kill(self, daemon: str) -> None:
-        """Kill a daemon and nothing else. Raises LabError."""
         self._ask(f"kill {daemon}")
 
     def freeze(self, daemon: str) -> None:
-        """Stop a daemon where it stands. Raises LabError."""
         self._ask(f"freeze {daemon}")
 
     def thaw(self, daemon: str) -> None:
-        """Let a frozen daemon go on. Raises LabError."""
         self._ask(f"thaw {daemon}")
 
     def crash(self) -> None:
-        """Power loss: kill everything on it."""
         self._ask("crash")
 
     def runs(self, daemon: str) -> bool:
-        """Whether a daemon runs."""
         return self._ask(f"look {daemon}") != "0"
 
     def inside(self, *command: str) -> list[str]:
@@ -78,16 +72,13 @@ class Handle:
 
     @property
     def network(self) -> str:
-        """What `ip link` calls its network namespace."""
         return str(self._process.pid)
 
     def end(self) -> None:
-        """Kill everything on it, and the machine."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     def gone(self) -> None:
-        """Wait until it has ended."""
         try:
             self._process.wait(_ANSWER_S)
         except subprocess.TimeoutExpired:

@@ -1,18 +1,4 @@
-"""One machine of the lab, as a process: `python -I -S machine.py LOCK LOGS COMMANDS`.
-
-All that it ever starts stays below it: it adopts orphans (child subreaper), such as daemons that fork away (slurmstepd
-does) and jobs that leave their session. So the processes below it are the machine, and a power loss is to kill them.
-COMMANDS is JSON, the daemons by name. Words come on stdin, one a line; each is answered with a line, `ok` and more, or
-`no` and why:
-
-    start NAME    start a daemon            kill NAME     kill -9 it, and nothing else: jobs live on
-    freeze NAME   stop it where it stands   thaw NAME     let it go on
-    look NAME     its process id, 0 if it does not run
-    crash         power loss: kill -9 everything below
-
-When stdin closes, whoever made the lab is gone, however that went: everything is killed and the machine ends. It holds
-LOCK, shared, until then. It uses the standard library alone and is run by path, so that it starts in milliseconds.
-"""
+"""One machine of the lab, as a process: `python -I -S machine.py LOCK LOGS COMMANDS`."""
 
 from __future__ import annotations
 
@@ -37,7 +23,6 @@ class Machine:
         self._running: dict[str, int] = {}
 
     def obey(self, line: str) -> str:
-        """Do what a line says; the answer."""
         word, _, name = line.strip().partition(" ")
         try:
             if word == "crash":
@@ -77,7 +62,6 @@ class Machine:
         return self._running[name]
 
     def reap(self, *, wait: bool = False) -> None:
-        """Let ended children go; with `wait`, at least one."""
         while True:
             try:
                 pid, _ = os.waitpid(-1, 0 if wait else os.WNOHANG)
@@ -103,7 +87,6 @@ class Machine:
 
 
 def below(top: int) -> list[int]:
-    """Every living process below this one."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -124,7 +107,6 @@ def below(top: int) -> list[int]:
 
 
 def serve(machine: Machine) -> None:
-    """Obey until stdin closes."""
     news, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -144,7 +126,6 @@ def serve(machine: Machine) -> None:
 
 
 def main() -> None:
-    """Be a machine."""
     lock, logs, commands = sys.argv[1:]
     os.umask(0o022)  # as a machine's daemons have it
     fcntl.flock(os.open(lock, os.O_RDONLY), fcntl.LOCK_SH)

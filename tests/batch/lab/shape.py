@@ -25,13 +25,7 @@ class Preempt(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a cluster is like.
-
-    `gpus`: one entry a node, "a10:2" for two GPUs of that type, "" for none. `cpus` and `memory_mb` are what each node
-    claims; they may exceed what this machine has. `kill_wait_s`: from SIGTERM to SIGKILL. `node_timeout_s`: how long a
-    node may be silent. `namespaces`: every node, and the head, has its own network, host name and processes (root).
-    `accounting`: slurmdbd over MariaDB. `settings` go into slurm.conf as they are, over what would be there.
-    """
+    """What a cluster is like."""
 
     gpus: tuple[str, ...] = ("a10:1", "a10:1", "titanx:1", "titanx:1")
     cpus: int = 4
@@ -46,7 +40,6 @@ class Shape:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Names of the nodes, n1 and so on."""
         return tuple(f"n{index}" for index in range(1, len(self.gpus) + 1))
 
     def address(self, machine: str) -> str:
@@ -71,12 +64,10 @@ class Place:
 
     @property
     def daemons_conf(self) -> Path:
-        """slurm.conf of slurmctld and slurmd."""
         return self.conf.with_name("daemons.conf")
 
     @property
     def logs(self) -> Path:
-        """A log for each daemon, and what it printed."""
         return self.root / "log"
 
     @property
@@ -91,7 +82,6 @@ class Place:
 
     @property
     def munge(self) -> Path:
-        """munged's socket."""
         return self.run / "munge.sock"
 
     def make(self) -> None:

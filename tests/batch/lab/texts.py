@@ -1,13 +1,4 @@
-"""The configuration of a cluster, as text. Pure: what is written depends on the shape and the place alone.
-
-What is not obvious, tried with Slurm 22.05: several slurmd on one host need a port each; a GPU needs a device file
-(links to /dev/null do; a count alone drains the node); `config_overrides` lets a node claim more than the machine has;
-without `DefMemPerCPU` each job takes a node's whole memory; `cred_expire` bounds how long a requeued job must wait; an
-unknown key kills every daemon and every client. A slurmd that does not answer a launch within slurmctld's
-`MessageTimeout` refuses the job when it has read it, and the job goes back into the queue, held for good
-(`launch_failed_requeued_held`): on a busy machine 5 s are too few. Commands wait for as long for a slurmctld that is
-away, so that they read a file of their own.
-"""
+"""The configuration of a cluster, as text. Pure: what is written depends on the shape and the place alone."""
 
 from __future__ import annotations
 
@@ -19,17 +10,14 @@ _DAEMONS_WAIT_S = 30
 
 
 def port(place: Place, daemon: str) -> int:
-    """The port of one of the head's daemons."""
     return place.port + _PORTS[daemon]
 
 
 def ports_needed(shape: Shape) -> int:
-    """How many ports in a row a cluster takes."""
     return _FIRST_NODE + len(shape.nodes) + 1
 
 
 def files(shape: Shape, place: Place) -> dict[str, str]:
-    """Every file of the configuration by its name."""
     texts = {
         place.conf.name: slurm_conf(shape, place),
         place.daemons_conf.name: slurm_conf(shape, place, message_s=_DAEMONS_WAIT_S),
@@ -152,7 +140,6 @@ def _partitions(shape: Shape) -> list[str]:
 
 
 def gres_conf(shape: Shape, place: Place) -> str:
-    """Which device files are GPUs of which type."""
     lines = ["AutoDetect=off"]
     for node, gpus in zip(shape.nodes, shape.gpus, strict=True):
         if gpus:
@@ -175,7 +162,6 @@ def hosts(shape: Shape) -> str:
 
 
 def slurmdbd_conf(shape: Shape, place: Place) -> str:
-    """What slurmdbd reads; it insists that nobody else can."""
     settings = {
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={place.munge}",

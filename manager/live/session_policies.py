@@ -1,0 +1,425 @@
+"""The policies of a session: chosen by its site files, found by name, kept in its folder.
+
+A user's own policy is named "module:Class" or "path.py:Class". The named object is called, without arguments or with
+`provisioning=`. The result answers at the seams whose methods it has; the default policies answer at the others. A
+file in a package is imported as a module of that package.
+
+Files of the user are copied: a manager that is started again, and every replay, decides as the first one did.
+
+    <session folder>/
+        policies.json            the names, if they are not the default ones
+        policies/<setting>/      files of the user's that stand alone
+        packages/<root>/         files of the user's packages
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from stoker.contexts.recipe import Awareness
+from stoker.decoding import UNREADABLE
+from stoker.errors import ConfigError, SessionError
+from stoker.folders import working_folder
+from stoker.manager.core.seams import Policies, Provisioning
+from stoker.manager.policies import default_policies
+from stoker.manager.policies.dispatch import HottestFirst
+from stoker.manager.policies.named import Named, named
+from stoker.manager.policies.provisioning import KeepBlocks
+from stoker.manager.policies.residency import LoadWhereWanted
+from stoker.protocol.session import SessionFolder
+from stoker.site import OWN_POLICY, Policy, Site, policy_file
+
+log = logging.getLogger("stoker")
+
+CHOICE_FILE, COPIES_FOLDER = "policies.json", "policies"
+PACKAGES = "packages"
+POLICY_SETTINGS = ("name", "dispatch", "residency")
+COMMON = ("period_s", "round", "rests", "timer", "advised", "failure_judged", "pace_told")
+"""Every policy has these; `stoker.manager.policies.Quiet` provides them."""
+SEAMS = {
+    "dispatch": (
+        "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "by_run_time", "honours",
+        "serve_order", "places_one_by_one_up_to", "pull_others",
+    ),
+    "residency": ("wanted", "measured", "idle", "honours"),
+    "provisioning": ("demand", "may_bring"),
+}  # fmt: skip
+"""The manager's questions at each seam. A policy with the first method of a seam must have them all."""
+_OURS = "stoker."
+_NEAR = 0.8
+"""The similarity (`difflib`, 0 to 1) from which a name counts as a misspelling of another."""
+
+# ---- files
+
+
+def import_policy(name: str, *, folder: Path) -> ModuleType:
+    """Import the module of a user's policy; a path counts from `folder`. Raises ConfigError."""
+    own = OWN_POLICY.fullmatch(name)
+    try:
+        if own is None:
+            raise ConfigError(f'policy {name} is neither "module:Class" nor "path.py:Class"')
+        if not policy_file(name):
+            return importlib.import_module(own["place"])
+        path = (folder / Path(own["place"]).expanduser()).absolute()
+        if not path.is_file():
+            raise ConfigError(f"policy {name}: {path}: no such file", file=str(path))
+        root = _root_of(path)
+        return _import_alone(path) if root == path.parent else _import_in_package(path, root)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"policy {name}: cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def name_of_copy(name: str, *, alone: str) -> str:
+    """Return a policy's name after `copy_policy`. `alone`: the folder of the copy of a file that stands alone."""
+    file = policy_file(name)
+    if not file:
+        return name
+    path = Path(file).expanduser().absolute()
+    root = _root_of(path)
+    place = Path(alone) if root == path.parent else _package_copy(root)
+    return f"{place / path.relative_to(root)}{name[len(file) :]}"
+
+
+def copy_policy(name: str, into: Path, *, alone: str) -> str:
+    """Copy the file of a policy, or the imported files of its package, into a folder. Returns its name there."""
+    file = policy_file(name)
+    if not file:
+        return name
+    path = Path(file).expanduser().absolute()
+    if not path.is_file():
+        raise ConfigError(f"policy {name}: {path}: no such file", file=str(path))
+    root = _root_of(path)
+    copies = {path: into / alone / path.name}
+    if root != path.parent:
+        import_policy(name, folder=Path())
+        package = root / path.relative_to(root).parts[0]
+        copies = {each: into / _package_copy(root) / each.relative_to(root) for each in _imported_below(package)}
+    for each, copy in copies.items():
+        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(each, copy)
+    return name_of_copy(name, alone=alone)
+
+
+def _root_of(path: Path) -> Path:
+    """Return the folder that a file's package is imported from; the file's own if it is in no package."""
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def _package_copy(root: Path) -> Path:
+    """Packages of one name from two folders stay apart."""
+    return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
+
+
+def _import_alone(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"stoker_policy_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is no Python file", file=str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # the types of its annotations are looked up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_in_package(path: Path, root: Path) -> ModuleType:
+    """Forgets a package of the same name from another folder (the original of a copy); its objects continue to use
+    it."""
+    parts = path.relative_to(root).with_suffix("").parts
+    there = sys.modules.get(parts[0])
+    if there is not None and (root / parts[0]) not in [
+        Path(each).absolute() for each in getattr(there, "__path__", ())
+    ]:
+        for each in [each for each in sys.modules if each.partition(".")[0] == parts[0]]:
+            del sys.modules[each]
+    importlib.invalidate_caches()
+    sys.path.insert(0, str(root))
+    try:
+        return importlib.import_module(".".join(parts))
+    finally:
+        sys.path.remove(str(root))
+
+
+def _imported_below(folder: Path) -> Iterator[Path]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and (path := Path(file).absolute()).is_relative_to(folder):
+            yield path
+
+
+# ---- finding a policy
+
+
+def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
+    """Return the policy of this name: one that ships, or a user's own, which is imported and made once as a check.
+
+    `folder`: where its path counts from (None: the working folder). `seam`: the one that it is named for. Raises
+    ConfigError.
+    """
+    own = OWN_POLICY.fullmatch(name)
+    if own is None:
+        return named(name)
+    module = import_policy(name, folder=folder or working_folder())
+    what = getattr(module, own["name"], None)
+    if what is None or not callable(what):
+        here = ", ".join(_makers(module)) or "none"
+        raise ConfigError(f"policy {name}: there is no class or function {own['name']} in it; it has {here}")
+
+    def make(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
+        return _policies(name, what, provisioning, settings, seam=seam)
+
+    make()
+    about = (inspect.getdoc(what) or "A policy of your own.").partition("\n\n")[0]
+    return Named(name, " ".join(about.split()), make)
+
+
+def _makers(module: ModuleType) -> list[str]:
+    own = {
+        each: value
+        for each, value in vars(module).items()
+        if each[0] != "_" and getattr(value, "__module__", None) == module.__name__
+    }
+    classes = [each for each, value in own.items() if inspect.isclass(value)]
+    return classes + [each for each, value in own.items() if inspect.isfunction(value) and _wants_nothing(value)]
+
+
+def _wants_nothing(function: Callable[..., Any]) -> bool:
+    """`provisioning=` alone counts as nothing."""
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return all(
+        each.name == "provisioning" or each.default is not each.empty or each.kind in free
+        for each in inspect.signature(function).parameters.values()
+    )
+
+
+def _policies(
+    name: str, what: Callable[..., Any], provisioning: Provisioning | None, settings: dict[str, Any], *, seam: str
+) -> Policies:
+    """Call the named object, and add the default policies at the seams where its result does not answer."""
+    asked = provisioning or KeepBlocks()
+    try:
+        takes = "provisioning" in inspect.signature(what).parameters
+        made = what(provisioning=asked, **settings) if takes else what(**settings)
+    except Exception as error:
+        raise ConfigError(f"policy {name}: it cannot be made: {type(error).__name__}: {error}") from error
+    if isinstance(made, Policies):
+        return made
+    answers = _answers(name, made, seam=seam)
+    if "provisioning" in answers and provisioning is None:
+        asked = made
+    return Policies(
+        dispatch=made if "dispatch" in answers else HottestFirst(),
+        residency=made if "residency" in answers else LoadWhereWanted(provisioning=asked),
+        provisioning=asked,
+        awareness=_awareness(name, made),
+    )
+
+
+def _awareness(name: str, made: Any) -> Awareness | None:
+    said = getattr(made, "awareness", None)
+    try:
+        return None if said is None else Awareness(said)
+    except ValueError:
+        levels = ", ".join(repr(level.value) for level in Awareness)
+        raise ConfigError(f"policy {name}: awareness = {said!r} is no level; there are {levels}") from None
+
+
+def _answers(name: str, made: Any, *, seam: str) -> list[str]:
+    """Return the seams at which a policy answers. Raises ConfigError."""
+    slip = misspelled_override(made)
+    if slip is not None:
+        raise ConfigError(
+            f"policy {name}: the manager never asks for its {slip[0]}; did you mean {slip[1]}? (a name of"
+            " your own that is near to one of Stoker's begins with an underscore)"
+        )
+    answers = [each for each, asked in SEAMS.items() if hasattr(made, asked[0])]
+    for each in answers:
+        lacks = [asked for asked in (*SEAMS[each], *COMMON) if not hasattr(made, asked)]
+        if lacks:
+            base = {"dispatch": "HottestFirst", "residency": "LoadWhereWanted"}.get(each, "KeepBlocks")
+            raise ConfigError(
+                f"policy {name}: it answers at {each}, but has no {', '.join(lacks)}; derive it from "
+                f"stoker.manager.policies.{base}, or from Quiet"
+            )
+    if not answers:
+        asks = ", ".join(f"{asked[0]} ({each})" for each, asked in SEAMS.items())
+        raise ConfigError(f"policy {name}: it answers at no seam; a policy has one of {asks}")
+    if seam and seam not in answers:
+        lacks = [asked for asked in SEAMS[seam] if not hasattr(made, asked)]
+        there = answers[0] if answers[0] in POLICY_SETTINGS else "name"
+        raise ConfigError(
+            f"policy {name}: it is named for {seam}, but has no {', '.join(lacks)}; it answers at "
+            f"{' and '.join(answers)}: say so in the site file ([policy] {there} = …)"
+        )
+    return answers
+
+
+def misspelled_override(made: object) -> tuple[str, str] | None:
+    """Return the first misspelled name in the classes of a policy, as `worth_lodaing`, and the probable one."""
+    line = type(made).__mro__
+    own = [each for each in line if not _is_given(each)]
+    given = _public([each for each in line if _is_given(each)])
+    mine = _public(own)
+    for name, value in mine.items():
+        if name in given:
+            continue
+        same_sort = [each for each, other in given.items() if each not in mine and callable(other) == callable(value)]
+        close = difflib.get_close_matches(name, same_sort, n=1, cutoff=_NEAR)
+        if close:
+            return name, close[0]
+    return None
+
+
+def _is_given(kind: type) -> bool:
+    return kind is object or kind.__module__.startswith(_OURS)
+
+
+def _public(classes: Iterable[type]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in classes:
+        for name, value in vars(each).items():
+            if not name.startswith("_"):
+                found.setdefault(name, value)
+    return found
+
+
+# ---- the choice of a session
+
+
+class ChosenPolicies(msgspec.Struct, frozen=True):
+    """`dispatch` and `residency`: only if they differ from `name`. `search_path`: folders that modules are
+    imported from. `honours`: the wishes of calls that the policies take into account (None: only the manager can
+    tell)."""
+
+    name: str = Policy().name
+    dispatch: str = ""
+    residency: str = ""
+    search_path: str = ""
+    honours: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        at_seams = {"dispatch": self.dispatch, "residency": self.residency}
+        return ", ".join([_short(self.name), *(f"{seam} {_short(name)}" for seam, name in at_seams.items() if name)])
+
+
+def agreed(sites: Iterable[Site]) -> ChosenPolicies:
+    """A site that names no policy agrees with any other. Raises ConfigError if two sites differ."""
+    found, by = ChosenPolicies(), ""
+    for site in sites:
+        policy = site.policy
+        mine = ChosenPolicies(policy.name, policy.dispatch, policy.residency)
+        if mine == ChosenPolicies():
+            continue
+        if by and mine != found:
+            raise ConfigError(
+                f"sites {by} and {site.name} name different policies; a session has one: leave name, dispatch and "
+                "residency out of [policy] in one of them",
+                key="name",
+            )
+        found, by = mine, site.name
+    return found
+
+
+def check_policies(sites: Iterable[Site]) -> None:
+    """Raise ConfigError if the sites disagree, or a policy that they name cannot be made."""
+    policies_for(sites)
+
+
+def policies_for(sites: Iterable[Site]) -> Policies:
+    """Make the policies that these sites would have in a session. Raises ConfigError."""
+    return _made(agreed(sites), working_folder())
+
+
+def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:
+    """Write the choice of policies into a new session's folder. Raises ConfigError, SessionError."""
+    chosen = agreed(sites)
+    if chosen == ChosenPolicies():
+        return
+    try:
+        copies = {
+            setting: copy_policy(getattr(chosen, setting), folder.path, alone=f"{COPIES_FOLDER}/{setting}")
+            for setting in POLICY_SETTINGS
+        }
+        try:
+            made = _made(chosen, working_folder())
+        except ConfigError:  # one is in a module that only the manager finds
+            made = None
+        honours = None if made is None else tuple(sorted(made.honours))
+        kept = ChosenPolicies(**copies, search_path=search_path, honours=honours)
+        (folder.path / CHOICE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(kept)))
+    except OSError as error:
+        raise SessionError(f"the policies of the session cannot be copied into {folder.path}: {error}") from error
+    if made is not None and made.awareness not in (None, Awareness.FULL):
+        log.warning(
+            "policy %s is for contexts of awareness %s; a session keeps of each context what its recipe says: write "
+            '@context(awareness="%s")',
+            _short(chosen.name),
+            made.awareness.value,
+            made.awareness.value,
+        )
+
+
+def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
+    """Return the wishes of calls that a session's policies take into account; None if only its manager can tell."""
+    kept = chosen_in(folder)
+    if kept == ChosenPolicies():
+        return default_policies().honours
+    return None if kept.honours is None else frozenset(kept.honours)
+
+
+def chosen_in(folder: SessionFolder) -> ChosenPolicies:
+    file = folder.path / CHOICE_FILE
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=ChosenPolicies)
+    except FileNotFoundError:
+        return ChosenPolicies()
+    except (OSError, *UNREADABLE) as error:
+        raise SessionError(f"{file} cannot be read: {error}; it says which policies decide in the session") from error
+
+
+def policy_in_words(folder: SessionFolder) -> str:
+    """Return the names of a session's policies; empty for the default ones, or if the choice cannot be read."""
+    try:
+        kept = chosen_in(folder)
+    except SessionError as error:
+        log.warning("%s", error)
+        return ""
+    return "" if kept == ChosenPolicies() else str(kept)
+
+
+def policies_of(folder: SessionFolder) -> Policies:
+    kept = chosen_in(folder)
+    return default_policies() if kept == ChosenPolicies() else _made(kept, folder.path)
+
+
+def _made(kept: ChosenPolicies, folder: Path) -> Policies:
+    sys.path += [each for each in kept.search_path.split(os.pathsep) if each and each not in sys.path]
+    whole = find(kept.name, folder=folder).make()
+    provisioning = whole.provisioning
+    dispatch, residency = whole.dispatch, whole.residency
+    if kept.dispatch:
+        dispatch = find(kept.dispatch, folder=folder, seam="dispatch").make(provisioning=provisioning).dispatch
+    if kept.residency:
+        residency = find(kept.residency, folder=folder, seam="residency").make(provisioning=provisioning).residency
+    return Policies(dispatch, residency, provisioning, whole.awareness)
+
+
+def _short(name: str) -> str:
+    return f"{Path(file).name}{name[len(file) :]}" if (file := policy_file(name)) else name
