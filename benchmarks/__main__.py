@@ -110,7 +110,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def conclude(tables: list[Table], failed: list[str], *, quick: bool) -> int:
-    """Say what it came to; the exit status."""
     missed = [table.name for table in tables if not passes(table, quick=quick)]
     skipped = [table.name for table in tables if table.skipped]
     for what, names in (("failed", failed), ("not every bar is met", missed), ("skipped", skipped)):
@@ -134,7 +133,6 @@ def _measure(name: str) -> Callable[..., Table]:
 
 
 def _listed() -> str:
-    """The experiments by subject, with their titles."""
     lines = []
     for subject, names in SUBJECTS.items():
         lines.append(f"{subject}:")

@@ -78,7 +78,6 @@ CASES = {
 
 
 def side(checkout: Path, case: Case) -> float:
-    """One figure of one checkout, in a fresh process. Raises RuntimeError with its output."""
     python = checkout / ".venv" / "bin" / "python"
     module, *arguments = case.arguments
     if not case.own_side and not (checkout / "benchmarks" / "harness.py").exists():
@@ -110,7 +109,6 @@ def side(checkout: Path, case: Case) -> float:
 
 
 def compare(here: Path, other: Path, case: Case, *, pairs: int, say: Callable[[str], None]) -> dict[str, list[float]]:
-    """The figures of both checkouts, and what this one does better, pair by pair."""
     figures: dict[str, list[float]] = {"here": [], "other": [], "better": []}
     for pair in range(pairs):
         order = (("here", here), ("other", other))
@@ -123,7 +121,6 @@ def compare(here: Path, other: Path, case: Case, *, pairs: int, say: Callable[[s
 
 
 def commit(checkout: Path) -> str:
-    """The commit of a checkout, and whether it has changes."""
     asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 

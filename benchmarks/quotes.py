@@ -40,7 +40,6 @@ class Quote(NamedTuple):
 
 
 def quotes() -> list[Quote]:
-    """All of them, by the records that are there."""
     record = read(FOLDER / TUNER_RECORD)
     performance = ROOT / "docs" / "performance.md"
     found = [_quote(performance, _TUNER, _headline(record))]
@@ -106,7 +105,6 @@ def _schedulers(record: Record) -> list[tuple[str, str]]:
 
 
 def _found(sets: Sequence[Evaluation], system: System) -> tuple[str, str, str, str]:
-    """Late jobs and cost of the most central set, each with the least and the most of all sets that have the system."""
     those = [one for one in sets if (MEDIUM.name, str(system)) in one.runs]
     late, between = over(those, lambda one: estimate(one.violations(MEDIUM, system))).shown()
     if system == NOBODY:
@@ -140,7 +138,6 @@ def _context() -> str:
 
 
 def main() -> int:
-    """Write them."""
     for quote in quotes():
         lines = quote.path.read_text().split("\n")
         places = [place for place, line in enumerate(lines) if line.startswith(quote.begins)]

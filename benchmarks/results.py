@@ -38,7 +38,6 @@ def lacks(record: Any) -> list[str]:
 
 
 def listed(folder: Path) -> dict[str, list[str]]:
-    """The names of records that lack something, by what they lack."""
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.json")):
         if missing := lacks(msgspec.json.decode(path.read_bytes())):
@@ -47,7 +46,6 @@ def listed(folder: Path) -> dict[str, list[str]]:
 
 
 def _said(record: Any) -> Iterator[tuple[str, Any]]:
-    """Every name and value of a record and its parts. A fact that is a sentence is named by its first word."""
     if isinstance(record, list):
         for each in record:
             yield from _said(each)
@@ -84,7 +82,6 @@ HEAD = (
 
 
 def write() -> str:
-    """The page."""
     parts = [HEAD, _lacking()]
     for path in sorted(RECORDS.glob("*.json")):
         found = msgspec.json.decode(path.read_bytes())
@@ -96,14 +93,12 @@ def write() -> str:
 
 
 def _lacking() -> str:
-    """What the records do not say of themselves, those of other commands among them."""
     lines = ["What records lack; all others have a command, a commit and a load:", "", *head("lacking", "records")]
     lines += [row(what, ", ".join(_link(name) for name in names)) for what, names in listed(RECORDS).items()]
     return "\n".join([*lines, ""])
 
 
 def _link(name: str) -> str:
-    """A record's name, which leads to it."""
     return f"[{name}](records/{name})"
 
 
@@ -117,7 +112,6 @@ def _record(name: str, found: dict[str, Any]) -> str:
 
 
 def _gpu_record(name: str, found: dict[str, Any]) -> str:
-    """What `make gpu` has left."""
     title, *lines = render(found).splitlines()
     return "\n".join([f"#{title}, record {_link(name)}", *(_deeper(line) for line in lines), ""])
 
@@ -127,7 +121,6 @@ def _deeper(line: str) -> str:
 
 
 def _load(facts: dict[str, Any] | list[str]) -> str:
-    """What the machine had to do before."""
     if isinstance(facts, dict):
         return f"{msgspec.convert(facts, Facts).load[0]}"
     return next((one.removeprefix("load before ") for one in facts if one.startswith("load before ")), "unknown")

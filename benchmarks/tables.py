@@ -82,7 +82,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runs(self) -> str:
-        """How many numbers each cell is the median of; from fewest to most where cells differ."""
         counts = [len(numbers) for numbers in self.cells.values()]
         fewest, most = min(counts), max(counts)
         return f"{fewest}" if fewest == most else f"{fewest} to {most}"
@@ -111,12 +110,10 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def passes(table: Table, *, quick: bool = False) -> bool:
-    """Whether every bar is met; a skipped table has none. In a quick run nothing is judged."""
     return all(line.verdict(quick=quick) in (Verdict.MET, Verdict.NO_BAR, Verdict.NOT_JUDGED) for line in table.lines)
 
 
 def show(table: Table, *, quick: bool = False) -> list[str]:
-    """The table in Markdown, as lines."""
     out = [f"## {table.name}: {table.title}", ""]
     if table.skipped:
         return [*out, f"skipped: {table.skipped}", ""]
@@ -140,7 +137,6 @@ WIDTH = 119
 
 
 def paragraph(text: str, *, bullet: bool = False) -> str:
-    """The text in lines of the pages' width. `bullet`: as an item of a list."""
     before, after = ("- ", "  ") if bullet else ("", "")
     return textwrap.fill(
         " ".join(text.split()), WIDTH, initial_indent=before, subsequent_indent=after, break_long_words=False,
@@ -149,10 +145,8 @@ def paragraph(text: str, *, bullet: bool = False) -> str:
 
 
 def row(*cells: str) -> str:
-    """A row of a table."""
     return f"| {' | '.join(cells)} |"
 
 
 def head(*columns: str) -> list[str]:
-    """The first two lines of a table."""
     return [row(*columns), f"|{'---|' * len(columns)}"]

@@ -74,7 +74,6 @@ class ElasticFlow(InRounds):
         self._again = 0.0
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """Plan where something changed, and do the next step towards the plan."""
         if changes.calls or changes.pilots or view.now >= self._again:
             self._stale = True
         elif not changes.libraries:
@@ -93,7 +92,6 @@ class ElasticFlow(InRounds):
     # ---- the plan
 
     def _forget(self, view: View) -> None:
-        """Calls that ended, and the places of those that wait again."""
         for memory in (self._admitted, self._sizes, self._places):
             for id in [id for id in memory if id not in view.calls]:
                 del memory[id]
@@ -105,7 +103,6 @@ class ElasticFlow(InRounds):
                 self._places.pop(id, None)
 
     def _plan(self, view: View) -> list[Action]:
-        """How many replicas each call is to have from now on."""
         self._stale, self._planned_at = False, view.now
         devices = sum(1 for _ in view.devices())
         calls = sorted(view.calls.values(), key=lambda call: (call.submitted_at, call.id))
@@ -122,7 +119,6 @@ class ElasticFlow(InRounds):
         return [*said, *(self._forecast(view, id, share) for id, share in promised)]
 
     def _admit(self, view: View, call: Call, jobs: dict[int, Job]) -> list[Action]:
-        """Decide on a call that has just come."""
         objective, job = call.group.options.objective, jobs[call.id]
         others = [jobs[id] for id, admitted in self._admitted.items() if admitted and id in jobs]
         devices = sum(1 for _ in view.devices())
@@ -139,7 +135,6 @@ class ElasticFlow(InRounds):
         return Forecast(view.calls[id].id, share.ends_at, share.ends_at <= due)
 
     def _job(self, view: View, call: Call) -> Job:
-        """A call as the plan sees it, in devices."""
         context, options = call.group.context, call.group.options
         unit, smallest = context.recipe.needs.devices, max(1, options.gang[0])
         times, left, fresh = item_times_s(call), left_of(view, call, learn=self.learn), not call.spec.progress
@@ -167,7 +162,6 @@ class ElasticFlow(InRounds):
     # ---- steps towards it
 
     def _evict(self, view: View) -> list[Action]:
-        """Stop what runs with another size than it is to have, and give up loads for such a size."""
         plan: list[Action] = []
         for id, wants in self._sizes.items():
             call = view.calls[id]
@@ -183,7 +177,6 @@ class ElasticFlow(InRounds):
         return self.rescale and isinstance(call.holder, Gang) and call.group.options.gang[1] > 1
 
     def _clear(self, view: View) -> list[Action]:
-        """Unload what no job has, or is to have."""
         kept = {place for places in self._places.values() for place in places}
         return [
             Unload(library.id, "its job has ended or goes on with another size, and nothing is kept")
@@ -192,8 +185,6 @@ class ElasticFlow(InRounds):
         ]
 
     def _begin(self, view: View) -> list[Action]:
-        """Load for calls that are to run, and start those for which all is loaded. Those of large replicas choose their
-        places first, then those with the nearest deadline."""
         plan: list[Action] = []
         taken: set[Device] = set()
         line = [
@@ -221,7 +212,6 @@ class ElasticFlow(InRounds):
 
 
 def _size(call: Call) -> int:
-    """Replicas that a running call has."""
     return len(call.holder.members) if isinstance(call.holder, Gang) else 1
 
 

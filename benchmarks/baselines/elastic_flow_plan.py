@@ -59,7 +59,6 @@ class Job(msgspec.Struct, frozen=True):
     fixed: bool = False
 
     def lasts_s(self, size: int) -> float:
-        """Until it is done if it has this size from now on."""
         return (self.lag_s if size == self.size else self.start_s) + dict(self.run_s)[size]
 
 
@@ -83,11 +82,9 @@ class Share(msgspec.Struct, frozen=True):
 
     @property
     def ends_at(self) -> float:
-        """When it is done."""
         return self.pieces[-1][1]
 
     def size_at(self, now: float) -> int:
-        """What it has then."""
         return next((size for start, end, size in self.pieces if start <= now < end), 0)
 
 
@@ -100,19 +97,16 @@ class Free:
         self._at, self._count = [now], [devices]
 
     def pieces(self) -> Iterator[tuple[float, float, int]]:
-        """(from, until, how many), in order; the last is endless."""
         for n, start in enumerate(self._at):
             yield start, self._at[n + 1] if n + 1 < len(self._at) else math.inf, self._count[n]
 
     def take(self, share: Share) -> None:
-        """Give them away."""
         for start, end, size in share.pieces:
             first, last = self._cut(start), self._cut(end)
             for n in range(first, last):
                 self._count[n] -= size
 
     def _cut(self, at: float) -> int:
-        """The piece that begins then."""
         n = bisect_right(self._at, at)
         if self._at[n - 1] == at:
             return n - 1
@@ -167,7 +161,6 @@ def minimum_shares(jobs: Iterable[Job], devices: int, *, now: float) -> dict[int
 
 
 def admits(job: Job, others: Sequence[Job], devices: int, *, now: float) -> bool:
-    """Whether the job can be in time without making others late that would be in time."""
     before = minimum_shares(others, devices, now=now)
     after = minimum_shares([*others, job], devices, now=now)
     return job.id in after and before.keys() <= after.keys()
@@ -197,7 +190,6 @@ _Step = tuple[float, float, int, int, int]
 
 
 def _steps(job: Job, has: int) -> Iterator[_Step]:
-    """Larger sizes that help a job; the smallest alone if it has none."""
     due = job.deadline_at or math.inf
     if not has:
         yield -math.inf, due, job.id, 0, job.run_s[0][0]
@@ -209,7 +201,6 @@ def _steps(job: Job, has: int) -> Iterator[_Step]:
 
 
 def _below(job: Job, most: int) -> tuple[int, float] | None:
-    """The largest size up to that, and how long all that is left takes with it."""
     found = None
     for step in job.run_s:
         if step[0] > most:

@@ -23,8 +23,6 @@ Curve = tuple[tuple[int, float], ...]
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A row of a trace."""
-
     id: int
     submitted_at: float
     deadline_at: float
@@ -33,8 +31,6 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Doing:
-    """A task under way."""
-
     def __init__(self, task: Task) -> None:
         self.task, self.left, self.size, self.lag_s = task, task.iterations, 0, 0.0
 
@@ -57,7 +53,6 @@ class Doing:
 
 
 def read(folder: Path, name: str) -> list[Task]:
-    """A trace of the folder, with the curves beside it."""
     curves = {path.stem: _curves(path) for path in (folder / "throughput").glob("*.csv")}
     with (folder / name).open() as file:
         return [
@@ -84,13 +79,11 @@ Rule = Callable[[list[Job], int, float], tuple[dict[int, int], Iterable[Share]]]
 
 
 def elastic_flow(jobs: list[Job], devices: int, now: float) -> tuple[dict[int, int], Iterable[Share]]:
-    """Minimum satisfactory shares, and the rest by marginal return."""
     shares = minimum_shares(jobs, devices, now=now)
     return elastic(jobs, shares, devices, now=now), shares.values()
 
 
 def shares_alone(jobs: list[Job], devices: int, now: float) -> tuple[dict[int, int], Iterable[Share]]:
-    """Minimum satisfactory shares; what is left over stays idle."""
     shares = minimum_shares(jobs, devices, now=now)
     return {job.id: shares[job.id].size_at(now) if job.id in shares else 0 for job in jobs}, shares.values()
 
@@ -100,7 +93,6 @@ def earliest_deadline(
     devices: int,
     now: float,  # noqa: ARG001
 ) -> tuple[dict[int, int], Iterable[Share]]:
-    """By deadline, each as fast as it can be on what is left."""
     sizes = {}
     for job in sorted(jobs, key=lambda job: (job.deadline_at, job.id)):
         sizes[job.id] = max((size for size, _ in job.run_s if size <= devices), default=0)

@@ -27,15 +27,12 @@ class OneCallEach(HottestFirst):
     a call need not be told."""
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """One call in all."""
         return 0 if library.served else 1
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """A call for one that has had none; the end for one that has."""
         return self._end(library) if library.served else super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """The end for one that has had its call."""
         return self._end(library) if library.served else ()
 
     def _end(self, library: Library) -> tuple[Action, ...]:
@@ -60,12 +57,10 @@ class LoadForEachCall(LoadWhereWanted):
 
 
 def disk_only(provisioning: Provisioning | None = None) -> Policies:
-    """Files stay on the node's disk, nothing else: each call loads the context anew from there."""
     return _forgetful(provisioning, Awareness.DISK)
 
 
 def no_awareness(provisioning: Provisioning | None = None) -> Policies:
-    """Nothing stays (what Parsl HTEX does): each call loads the context anew from the shared storage."""
     return _forgetful(provisioning, Awareness.NONE)
 
 

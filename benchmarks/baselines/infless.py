@@ -76,9 +76,6 @@ class Order(enum.Enum):
 
 
 class _Stock:
-    """Instances of a model that a job may have in this round: idle ones, those that are being launched for nobody, and
-    devices where others could be."""
-
     __slots__ = ("coming", "free", "idle")
 
     def __init__(self, idle: list[Library], coming: list[Library], free: list[tuple[Device, ...]]) -> None:
@@ -120,7 +117,6 @@ class Infless(InRounds):
         self._again = 0.0
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """Start what can start, launch what lacks, let go what has been idle for long."""
         if not (changes.calls or changes.libraries or changes.pilots or view.now >= self._again):
             return ()
         self._again = view.now + _LOOK_AGAIN_S if view.hungry else math.inf
@@ -152,7 +148,6 @@ class Infless(InRounds):
         return found
 
     def _check_crews(self, view: View) -> None:
-        """Forget those whose job waits no more, or that have lost an instance."""
         here: dict[int, Context] = {x.id: x.group.context for x in waiting(view) if x.id in self._crews}
         for id, places in list(self._crews.items()):
             context = here.get(id)
@@ -161,13 +156,11 @@ class Infless(InRounds):
         self._wanted = {id: count for id, count in self._wanted.items() if id in self._crews}
 
     def _kept(self) -> set[Place]:
-        """Where instances are that wait with a job for the rest of its crew."""
         return {place for places in self._crews.values() for place in places}
 
     # ---- jobs
 
     def _serve(self, view: View, context: Context) -> list[Action]:
-        """Every waiting job of a model, in order."""
         kept, plan = self._kept(), list[Action]()
         alive = [x for x in context.libraries.values() if x.usable and place_of(x.devices) not in kept]
         stock = _Stock(
@@ -187,7 +180,6 @@ class Infless(InRounds):
         return plan
 
     def _start(self, view: View, call: Call) -> list[Action]:
-        """A job whose instances were launched: start it when all are up."""
         places = self._crews[call.id]
         crew = [x for place in places if (x := library_at(view, call.group.context, place)) is not None and is_free(x)]
         if len(crew) < len(places):
@@ -199,7 +191,6 @@ class Infless(InRounds):
         return [send(call, crew)]
 
     def _complete(self, view: View, call: Call, stock: _Stock) -> list[Action]:
-        """A job that holds too few instances takes what there is; one that is late by now wants no more."""
         places, wanted = self._crews[call.id], self._wanted.get(call.id, 0)
         if len(places) >= wanted:
             return []
@@ -212,7 +203,6 @@ class Infless(InRounds):
         return orders
 
     def _take(self, context: Context, stock: _Stock, count: int) -> tuple[list[tuple[Device, ...]], list[Action]]:
-        """Take up to `count` instances: returns the devices of each, and the orders that launch the fresh ones."""
         crew = [stock.idle.pop(0) for _ in range(min(count, len(stock.idle)))]
         crew += [stock.coming.pop(0) for _ in range(min(count - len(crew), len(stock.coming)))]
         fresh = [stock.free.pop(0) for _ in range(min(count - len(crew), len(stock.free)))]
@@ -221,7 +211,6 @@ class Infless(InRounds):
         return members, [load(context, devices) for devices in fresh]
 
     def _staff(self, view: View, call: Call, stock: _Stock) -> list[Action]:
-        """Choose instances for a job, and launch those that are not there."""
         context, objective = call.group.context, call.group.options.objective
         lasts = self._lasts_s(view, call)
         count = self._count(view, call, lasts, stock, most=max(lasts) if self.hold else stock.count)
@@ -252,7 +241,6 @@ class Infless(InRounds):
         return [*plan, *orders]
 
     def _count(self, view: View, call: Call, lasts: dict[int, float], stock: _Stock, *, most: int) -> int:
-        """The fewest instances with which the job ends in time; 0 if these are over `most`, or no number is enough."""
         due = call.group.options.objective.deadline_at
         for count, seconds in lasts.items():
             if count > most:
@@ -263,7 +251,6 @@ class Infless(InRounds):
         return 0
 
     def _lasts_s(self, view: View, call: Call) -> dict[int, float]:
-        """The predicted seconds of a job by its hot instances; only for the fewest while nothing was measured."""
         times, left, fresh = item_times_s(call), left_of(view, call, learn=self.learn), not call.spec.progress
         if times is None:
             return {max(1, call.group.options.gang[0]): call.group.cost.run_s}
@@ -275,7 +262,6 @@ class Infless(InRounds):
     # ---- instances
 
     def _scale(self, view: View, context: Context) -> list[Action]:
-        """Launch what the traffic wants beyond what is there; let go what it does not want and nobody has used."""
         wants = self._traffic_of(context).wants(view.now, window_s=self.window_s)
         if wants:
             self._again = min(self._again, view.now + _LOOK_AGAIN_S)
@@ -300,7 +286,6 @@ class Infless(InRounds):
         return plan
 
     def _keep_s(self, view: View, context: Context) -> float:
-        """How long an idle instance of a model stays."""
         if self.keep_alive_s is not None:
             return self.keep_alive_s
         seconds = self._traffic_of(context).keep_s(view.now, gamma=self.gamma, tail=self.tail)

@@ -24,18 +24,15 @@ class Traffic:
         self._jobs = 0
 
     def came(self, at: float) -> None:
-        """A job has come. Times do not go back."""
         self._arrivals.append(at)
         while self._arrivals[0] < at - self.long_s:
             self._arrivals.popleft()
 
     def takes(self, instance_s: float) -> None:
-        """A job begins that should take `instance_s`: its seconds times its instances."""
         self._jobs += 1
         self._instance_s += (instance_s - self._instance_s) / min(self._jobs, _RECENT)
 
     def wants(self, now: float, *, window_s: float) -> int:
-        """Instances that arrivals as in the last `window_s` keep busy. A single one is no traffic yet."""
         count = sum(at > now - window_s for at in self._arrivals) if window_s > 0 else 0
         return math.ceil(count / window_s * self._instance_s) if count > 1 else 0
 

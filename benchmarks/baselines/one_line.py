@@ -45,22 +45,18 @@ class OneLine(InRounds):
         super().__init__(period_s=period_s)
 
     def serve_order(self, view: View, context: Context) -> Sequence[Library]:  # noqa: ARG002
-        """None: libraries get calls in rounds alone."""
         return ()
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
-        """Always: nothing is to be decided until a call or a library has changed."""
         return True
 
 
 def waiting_among(view: View, changes: Changes) -> list[Call]:
-    """Calls that wait, of those that have changed, in the order of their numbers."""
     found = (view.calls.get(id) for id in sorted(changes.calls))
     return [call for call in found if call is not None and call.state is CallState.WAITING]
 
 
 def free_for(call: Call) -> list[Library]:
-    """Libraries that could begin a call now."""
     return [library for library in call.group.context.idle.values() if is_free(library) and library.admits(call)]
 
 

@@ -48,19 +48,15 @@ class InRounds(Quiet):
         self.period_s = period_s
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:  # noqa: ARG002
-        """Nowhere: it waits for the next round."""
         return None
 
     def pull(self, view: View, library: Library) -> int | Sequence[Action]:  # noqa: ARG002
-        """Nothing: the next round gives it what it is to have."""
         return 0
 
     def dry(self, view: View, library: Library) -> Sequence[Action]:  # noqa: ARG002
-        """Nothing."""
         return ()
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """One call at a time: it has the devices to itself."""
         return 1
 
 
@@ -71,7 +67,6 @@ class ByOrder(WholeDevice):
     """No limits: dispatch orders its loads."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Nothing, or a word that it, or a gang, can never be."""
         hopeless = self.hopeless_gangs(view, context)
         if hopeless:
             return (*hopeless, Timer(view.now + self.ask_again_s, context.recipe.key))
@@ -86,30 +81,25 @@ class ByOrder(WholeDevice):
         return list(self.open_places(view, context, desperate=not alive))
 
     def preference(self, context: Context, device: Device) -> tuple[float, ...]:  # noqa: ARG002
-        """The fewest free devices on its pilot."""
         return (sum(not other.libraries for other in device.pilot.devices.values()),)
 
 
 def policies_by_order(make_dispatch: Callable[[ByOrder], Dispatch], provisioning: Provisioning | None) -> Policies:
-    """Policies in which dispatch orders what residency is to load."""
     asked = provisioning or KeepBlocks()
     residency = ByOrder(provisioning=asked)
     return Policies(make_dispatch(residency), residency, asked)
 
 
 def load(context: Context, devices: tuple[Device, ...]) -> Load:
-    """The order for a replica there."""
     memory = min(device.facts.memory_bytes for device in devices)
     return Load(RecipeKey(context.recipe.key), devices[0].pilot.id, tuple(d.id for d in devices), memory)
 
 
 def place_of(devices: Sequence[Device]) -> Place:
-    """Where these devices are."""
     return devices[0].pilot.id, tuple(device.id for device in devices)
 
 
 def library_at(view: View, context: Context, place: Place) -> Library | None:
-    """The replica that is there, or on its way to be."""
     pilot = view.pilots.get(place[0])
     device = pilot.devices.get(place[1][0]) if pilot is not None else None
     for library in device.libraries.values() if device is not None else ():
@@ -119,25 +109,21 @@ def library_at(view: View, context: Context, place: Place) -> Library | None:
 
 
 def is_free(library: Library) -> bool:
-    """Whether it could begin a call now."""
     return library.state is LibraryState.READY and not library.held and not library.zombies
 
 
 def send(call: Call, libraries: Sequence[Library]) -> Action:
-    """Start it there."""
     if call.group.options.gang[1] == 1:
         return Send(call.id, libraries[0].id)
     return SendGang(call.id, tuple(library.id for library in libraries))
 
 
 def waiting(view: View) -> Iterator[Call]:
-    """Calls that wait, a context after the other, each in the order of its queue."""
     for context in view.hungry.values():
         yield from context.queue
 
 
 def load_s(context: Context) -> float:
-    """What a start of a replica takes, as far as anybody knows."""
     return context.load_s or UNKNOWN_LOAD_S
 
 

@@ -51,12 +51,10 @@ class AnyDevice(LoadWhereWanted):
         self.seed = seed
 
     def preference(self, context: Context, device: Device) -> tuple[float, ...]:
-        """A number for each device, another one after each load."""
         whose = f"{context.recipe.key}/{device.pilot.id}/{device.id}"
         return (Stream(self.seed, whose).uniform(context.loads),)
 
 
 def scattered(provisioning: Provisioning | None = None) -> Policies:
-    """Chance chooses the library of a call and the device of a context."""
     asked = provisioning or KeepBlocks()
     return Policies(AnyFree(), AnyDevice(provisioning=asked), asked)

@@ -40,7 +40,6 @@ class InOrder(OneLine):
         self._lines: dict[Context, list[_Entry]] = {}
 
     def round(self, view: View, changes: Changes) -> Iterator[Action]:
-        """Take in the calls that wait since the last round, then begin those whose turn it is."""
         for call in waiting_among(view, changes):
             priority, expected_s = call.group.options.priority, self.expected_s(call)
             entry = -priority, expected_s, call.submitted_at, call.id, call
@@ -68,7 +67,6 @@ class InOrder(OneLine):
 
 
 def fifo(*, provisioning: Provisioning | None = None, skip: bool = False, period_s: float = PERIOD_S) -> Policies:
-    """First come first served: no call passes the head of the line, and none is preempted."""
     return shortest_first(provisioning=provisioning, expected_s=_all_alike, skip=skip, period_s=period_s)
 
 
@@ -76,7 +74,6 @@ def shortest_first(
     *, provisioning: Provisioning | None = None, expected_s: Callable[[Call], float] = known_run_s, skip: bool = False,
     period_s: float = PERIOD_S,
 ) -> Policies:  # fmt: skip
-    """The call with the shortest expected run first: no call passes it, and none is preempted."""
     asked = provisioning or KeepBlocks()
     dispatch = InOrder(expected_s=expected_s, skip=skip, period_s=period_s)
     return Policies(dispatch, EveryDevice(provisioning=asked), asked)

@@ -53,11 +53,9 @@ class Job:
         return self.place < other.place
 
     def service_gpu_s(self, now: float) -> float:
-        """Its attained service."""
         return self.had_gpu_s + (self.gpus * (now - self.since) if self.since is not None else 0.0)
 
     def stops(self, now: float) -> None:
-        """Its libraries are its own no longer."""
         self.had_gpu_s = self.service_gpu_s(now)
         self.since = self.holds_until = None
         self.leaving = False
@@ -81,12 +79,10 @@ class Tiresias(OneLine):
         """Jobs that have libraries."""
 
     def round(self, view: View, changes: Changes) -> Iterator[Action]:
-        """Hear what has changed, then plan."""
         self._hear(view, changes)
         yield from self._plan(view)
 
     def timer(self, view: View, key: str) -> Iterator[Action]:  # noqa: ARG002
-        """A job passes a threshold now, or has read its checkpoint back."""
         yield from self._plan(view)
 
     def _hear(self, view: View, changes: Changes) -> None:
@@ -135,7 +131,6 @@ class Tiresias(OneLine):
             yield Timer(due, _DUE)
 
     def _fall(self, view: View, job: Job, queues: list[list[Job]]) -> None:
-        """Into the queue to which its service belongs."""
         service = job.service_gpu_s(view.now) + _ROUNDING_S
         level = sum(service >= threshold for threshold in self.thresholds_gpu_s)
         if level != job.level:
@@ -152,7 +147,6 @@ class Tiresias(OneLine):
             yield Evict(job.call.id)
 
     def _begin(self, view: View, job: Job, active: dict[int, Job]) -> Iterator[Action]:
-        """Give it libraries: it runs at once, or when its checkpoint is read back."""
         context = job.call.group.context
         kept = sum(other.gpus for other in active.values() if other.holds_until is not None)
         if len(context.idle) - kept < job.gpus:
@@ -175,7 +169,6 @@ class Tiresias(OneLine):
             yield order
 
     def _due_at(self, view: View, job: Job) -> float:
-        """When it passes a threshold next, or has read its checkpoint back."""
         due = math.inf
         if job.holds_until is not None:
             due = job.holds_until if job.holds_until > view.now else view.now + self.period_s
@@ -186,7 +179,6 @@ class Tiresias(OneLine):
 
 
 def _chosen(queues: list[list[Job]], libraries: int) -> dict[int, Job]:
-    """Jobs that are to have libraries, in the order of the queues; one that wants more than are left is passed over."""
     chosen: dict[int, Job] = {}
     for queue in queues:
         for job in queue:
@@ -199,9 +191,5 @@ def _chosen(queues: list[list[Job]], libraries: int) -> dict[int, Job]:
 
 
 def tiresias(*, provisioning: Provisioning | None = None, **settings: Sequence[float] | float) -> Policies:
-    """Tiresias: the least attained service first, in discrete queues, with preemption.
-
-    `settings` are those of `Tiresias`.
-    """
     asked = provisioning or KeepBlocks()
     return Policies(Tiresias(**settings), EveryDevice(provisioning=asked), asked)  # type: ignore[arg-type]

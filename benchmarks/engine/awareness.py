@@ -68,7 +68,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
-    """Full, and what it cannot avoid."""
     full: list[float] = []
     bound: list[float] = []
     own: list[float] = []
@@ -95,7 +94,6 @@ def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
 
 
 def levels(runner: Runner, *, limit: int, pairs: int, snapshot: bool, at_least: float) -> list[Line]:
-    """None against full; disk, where files alone outlive a call, once and without a bar."""
     more = () if snapshot else ("--no-snapshot",)
     which = "with a snapshot" if snapshot else "GGUF as shipped"
     seconds: dict[str, list[float]] = {"none": [], "full": [], "disk": []}
@@ -133,7 +131,6 @@ class Runner:
         self._environment = {"STOKER_HOME": str(home)} if home else {}
 
     def run(self, what: str, limit: int, *arguments: str) -> tuple[float, dict[str, Any]]:
-        """Clock seconds of the whole command, and what its summary says of the attempt. Raises RuntimeError."""
         self._runs += 1
         out = self._place / f"run-{self._runs}"
         command = [
@@ -160,7 +157,6 @@ class Runner:
         return seconds, attempt
 
     def alone(self, limit: int) -> float:
-        """Clock seconds of the same calls where every slot is hot."""
         found = run_side(SIDE, "--limit", str(limit), folder=self._place, environment=self._environment)
         return float(found["inferences_s"])
 

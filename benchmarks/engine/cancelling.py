@@ -131,7 +131,6 @@ def embed(model: Any, begun: str) -> Any:
 
 
 def free_slots(folder: Path, repeats: int) -> dict[str, list[float]]:
-    """Seconds from `cancel()` to a free slot, by method."""
     write_encoder(folder / "encoder")
     only = {"slots": 1, "max_libraries": 1}
     writer, embedder = stoker.causal_lm(**only), stoker.encoder(folder / "encoder", **only)
@@ -150,7 +149,6 @@ def free_slots(folder: Path, repeats: int) -> dict[str, list[float]]:
 
 
 def _begins(model: Any) -> tuple[float, int]:
-    """When a call begins, on the machine's monotonic clock, and in which process."""
     del model
     return time.monotonic(), os.getpid()
 
@@ -169,7 +167,6 @@ def _free_slot(app: Any, follow: Any, begun: str, pid: int) -> float:
 
 
 def write_encoder(folder: Path) -> None:
-    """An encoder of the size of all-MiniLM-L6-v2, with random weights."""
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
 

@@ -27,7 +27,6 @@ SIDE = "benchmarks.engine.concurrent_requests"
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Both kinds of requests once per repeat, each with all numbers of requests in one session."""
     repeats, sizes = (1, (32, 64)) if quick else (5, (100, 1000, 10_000))
     found: dict[tuple[int, int], list[float]] = {(ms, size): [] for ms in (50, 0) for size in sizes}
     for repeat in range(repeats):

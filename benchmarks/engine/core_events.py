@@ -60,7 +60,6 @@ MEMORY, MEMORY_TITLE = "memory_per_call", "the manager's memory for each queued 
 
 
 def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """By the number of queued calls; and how flat that is."""
     sizes, repeats = ((1000, 4000), 1) if quick else ((1000, 100_000, 1_000_000), 5)
     small = ("--pilots", "50", "--events", "20000") if quick else ()
     rates: dict[int, list[float]] = {size: [] for size in sizes}
@@ -88,7 +87,6 @@ def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def memory(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Bytes a call, as the process grew."""
     calls, repeats = (5000, 1) if quick else (200_000, 3)
     found = [run_side("benchmarks.engine.memory_per_call", "--json", "--calls", str(calls)) for _ in range(repeats)]
     say(", ".join(f"{one['resident_bytes_per_call']:.0f} bytes" for one in found))
@@ -187,7 +185,6 @@ class Load:
 
 
 def measure(load: Load, *, events: int) -> float:
-    """Handle this many events; returns events a second."""
     chance, libraries = load.chance, list(load.held)
     handled, before = 0, load.calls
     load.spent = 0.0

@@ -28,7 +28,6 @@ SIZES = (1, 16, 256)
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Seconds of each size, and the slowest median over the fastest."""
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     claims, runs = (8, 1) if quick else (1024, 3)
@@ -52,7 +51,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def run(claims: int, runs: int) -> dict[int, list[float]]:
-    """Seconds a run, by the size of a call."""
     prompt = read_prompts(SHIPPED)[0]
     everything = itertools.cycle(read_claims(SAMPLE))
     texts = [prompt.fill(claim) for claim in itertools.islice(everything, claims)]

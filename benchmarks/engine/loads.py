@@ -31,7 +31,6 @@ def size_of(data: bytes, number: int) -> int:
 
 
 def first_call(folder: Path, number: int, *, evict: bool) -> float:
-    """Seconds that the first call of a fresh context takes in the session that is loaded."""
     whole = psutil.virtual_memory().total
     memory = f"{int(0.6 * whole / 1e6) if evict else 20} MB"  # a limit: nothing takes as much
     file = folder / f"weights-{number}"
@@ -49,7 +48,6 @@ def first_call(folder: Path, number: int, *, evict: bool) -> float:
 
 
 def measure(*, evict: bool, contexts: int) -> list[float]:
-    """Seconds that each context's first call took."""
     with tempfile.TemporaryDirectory(prefix="loads-") as folder:
         site = Path(folder) / "one.toml"
         site.write_text(SITE)

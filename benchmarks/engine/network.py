@@ -12,7 +12,6 @@ _CLONE_NEWNET = 0x40000000
 
 
 def why_not() -> str:
-    """Why no such network can be made here; empty when it can."""
     if os.geteuid() != 0:
         return "only root makes network namespaces"
     for tool in ("ip", "tc"):
@@ -58,15 +57,12 @@ class Network:
         subprocess.run(["ip", "netns", "del", self._switch], capture_output=True, check=False)
 
     def name(self, number: int) -> str:
-        """A host's namespace."""
         return f"{self._mark}-{number}"
 
     def address(self, number: int) -> str:
-        """A host's address."""
         return f"10.78.{number // 200}.{number % 200 + 1}"
 
     def command(self, number: int, *words: str) -> list[str]:
-        """A command as it runs on a host."""
         return ["ip", "netns", "exec", self.name(number), *words]
 
     def enter(self, number: int) -> None:
@@ -77,7 +73,6 @@ class Network:
                 raise OSError(ctypes.get_errno(), f"cannot enter {self.name(number)}")
 
     def sent_bytes(self, number: int) -> int:
-        """Bytes that a host's link has carried away from it."""
         said = subprocess.run(
             self.command(number, "cat", "/sys/class/net/eth0/statistics/tx_bytes"),
             capture_output=True,
@@ -87,7 +82,6 @@ class Network:
         return int(said.stdout)
 
     def unplug(self, number: int, *, plugged: bool = False) -> None:
-        """Cut a host's link, or plug it in again."""
         self._inside(self._switch, "ip", "link", "set", f"v{number}", "up" if plugged else "down")
 
     def part(self, *numbers: int) -> None:

@@ -39,7 +39,6 @@ AHEAD = 1000
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """All sides once per repeat."""
     pairs, calls = (1, 300) if quick else (5, 10_000)
     sides: dict[str, Callable[[], float]] = {
         "app": lambda: _rate("stoker", "app", calls),

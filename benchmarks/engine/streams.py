@@ -29,13 +29,11 @@ WARM_UP = 10
 
 @stoker.context(slots=SLOTS + 1)
 def library() -> str:
-    """A context that costs nothing."""
     return "loaded"
 
 
 @stoker.app(context=library())
 def pieces(context: str, count: int) -> Iterator[tuple[float, str]]:
-    """So many pieces, one every `EVERY_S`."""
     due = time.monotonic()
     for _ in range(count):
         due += EVERY_S
@@ -45,7 +43,6 @@ def pieces(context: str, count: int) -> Iterator[tuple[float, str]]:
 
 @stoker.app(context=library())
 def nothing(context: str, number: int) -> int:  # noqa: ARG001
-    """A call that does nothing."""
     return number
 
 
@@ -81,7 +78,6 @@ def side(*, streams: int, calls: bool, count: int) -> list[float]:
 
 
 def main() -> None:
-    """Measure once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--calls", type=int, default=0)
@@ -103,7 +99,6 @@ P50_MS, P99_MS = 2, 5
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Milliseconds at the median and at the 99th percentile of pieces."""
     pieces, repeats = (25, 1) if quick else (500, 5)
     found: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
     for repeat in range(repeats):

@@ -43,7 +43,6 @@ def nothing(x):  # type: ignore[no-untyped-def]  # its source travels: no names 
 
 
 def why_not() -> str:
-    """Why TaskVine cannot be measured here; empty when it can."""
     try:
         importlib.import_module("ndcctools.taskvine")
         importlib.import_module("ndcctools.poncho.package_serverize")  # what makes a library, with all that it needs
@@ -55,7 +54,6 @@ def why_not() -> str:
 
 
 def worker_command() -> str:
-    """Where `vine_worker` is; empty when nowhere."""
     package = importlib.import_module("ndcctools")
     folders = [str(parent / "bin") for parent in Path(package.__path__[0]).parents[:4]]
     return shutil.which("vine_worker", path=os.pathsep.join([os.environ.get("PATH", ""), *folders])) or ""
@@ -143,7 +141,6 @@ def check(got: list[Any], count: int) -> None:
 
 @contextlib.contextmanager
 def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None]:
-    """Start workers of so many cores; when the block ends, they do."""
     # Libraries are started as `python`: it must be this one.
     environment = {**os.environ, "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")}
     started = []
@@ -174,7 +171,6 @@ SHAPES = {"direct": ("--workers", "2", "--slots", "1"), "fork": ("--workers", "1
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """One pair per mode and repeat."""
     if reason := why_not():
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, calls, theirs_calls = (

@@ -54,7 +54,6 @@ SIDE = "benchmarks.engine.transfers"
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Pairs: to one pilot, to all."""
     if reason := why_not():
         return Table(name=NAME, title=TITLE, skipped=reason)
     pilots, size, rate, repeats = (3, 8_000_000, "50mbit", 1) if quick else (PILOTS, BYTES, RATE, 3)
@@ -203,7 +202,6 @@ def _start(
 def _start_pilot(
     place: Path, folder: SessionFolder, network: Network, number: int, started: list[subprocess.Popen[bytes]]
 ) -> Path:
-    """A pilot on its host, with a copy of what a job brings there. Returns its session folder."""
     home = place / f"host-{number}"
     block = f"b{number}"
     block_keys.issue(folder, block)
@@ -234,7 +232,6 @@ def _submission(place: Path, size: int) -> Submission:
 
 
 def _arrivals(homes: list[Path]) -> list[tuple[float, int, int, float]]:
-    """When the object was there, bytes from origin and peers, and seconds, of each pilot; empty until all have it."""
     found = []
     for home in homes:
         text = "".join(log.read_text() for log in home.glob("pilots/*/pilot.log"))

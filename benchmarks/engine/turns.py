@@ -50,7 +50,6 @@ _CASES = {
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Each case once per repeat, with as many iterations in all."""
     repeats, total = (1, 40) if quick else (5, 800)
     idle: dict[str, list[float]] = {case: [] for case in _CASES}
     beside: dict[str, list[float]] = {case: [] for case in _CASES}
@@ -110,7 +109,6 @@ def main() -> None:
 
 
 def _gaps(files: list[Path]) -> list[float]:
-    """Seconds between the end of each iteration and the beginning of the next one, of whichever process."""
     spans = list[tuple[float, float]]()
     for file in files:
         numbers = array.array("d", file.read_bytes())
@@ -120,8 +118,6 @@ def _gaps(files: list[Path]) -> list[float]:
 
 @dataclasses.dataclass
 class _Request:
-    """A request of an engine, as `device_turns.OpenRequest` says."""
-
     made: int
     prompt_tokens: int
     first_due_at: float
@@ -169,7 +165,6 @@ def _compute(
     begin: Callable[[], object],
     end: Callable[[], object] = lambda: None,
 ) -> None:
-    """The iterations of one process; writes when each began and ended."""
     spans = array.array("d")
     for _ in range(iterations):
         begin()

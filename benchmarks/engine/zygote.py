@@ -55,7 +55,6 @@ class Starter:
         self._count = 0
 
     def preload(self, recipe: Recipe) -> float:
-        """Start both zygotes; seconds until the one that imports was ready."""
         started = time.monotonic()
         for modules in (recipe.preload, ()):
             zygote, _ = self.zygotes.get(modules)
@@ -67,7 +66,6 @@ class Starter:
         return seconds
 
     def request(self, *, fresh: bool) -> float:
-        """Seconds from the request of a library until its loader has imported and run what it uses."""
         self._count += 1
         number, folder = LibraryId(self._count), self.folder / f"library-{self._count}"
         folder.mkdir()

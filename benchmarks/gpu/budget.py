@@ -50,13 +50,11 @@ PARTS: dict[str, Part] = {
 
 
 def with_needs(names: Sequence[str]) -> list[str]:
-    """Return the parts that were asked for and the parts that they need, in order."""
     wanted = set(names) | {need for name in names for need in PARTS[name].needs}
     return [name for name in PARTS if name in wanted]
 
 
 def allowed_s(name: str, *, left_s: float, later: Sequence[str]) -> float:
-    """Return the seconds that a part may take; 0 if too few are left for it."""
     part = PARTS[name]
     if left_s < min(20.0, part.typical_s / 2):
         return 0.0
@@ -78,7 +76,6 @@ class Suite:
     results: Path | None = None
 
     def numbers(self, log: Path) -> dict[str, Any]:
-        """Return results by test and their counts, complete or so far."""
         found = results_of(self.results) if self.results is not None else {}
         words = SITE_WORDS if self.results is not None else {}
         if not found:
@@ -90,7 +87,6 @@ class Suite:
         return {each: outcomes.count(each) for each in sorted(set(outcomes))} | found
 
     def verdict(self, code: int, log: Path) -> tuple[str, str]:
-        """Return a status and the reason for it, of a suite that has ended."""
         found = self.numbers(log)
         bad = [name for name, each in found.items() if isinstance(each, str) and each.partition(":")[0] in _NOT]
         last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
@@ -102,7 +98,6 @@ class Suite:
 
 
 def suite(name: str, *, root: Path, work: Path, rehearse: bool) -> Suite:
-    """Return the suite of a part."""
     if name == "tests":
         marked = [path for path in sorted(root.glob("tests/**/test_*.py")) if "@pytest.mark.gpu" in path.read_text()]
         words = ["-m", "gpu", "-v", "-rs", "--timeout", "70", *map(str, marked)]
@@ -117,7 +112,6 @@ def suite(name: str, *, root: Path, work: Path, rehearse: bool) -> Suite:
 
 
 def results_of(file: Path) -> dict[str, str]:
-    """Return verdicts by promise, from the file that `--site-json` writes after each test."""
     try:
         promises = json.loads(file.read_text())["promises"]
         return {each["title"]: said(each["verdict"], each.get("why", "")) for each in promises}
@@ -126,5 +120,4 @@ def results_of(file: Path) -> dict[str, str]:
 
 
 def said(what: str, why: str) -> str:
-    """Return an outcome with its reason, on one line."""
     return f"{what}: {' '.join(why.split())[:200]}" if why else what

@@ -26,7 +26,6 @@ WAYS: dict[str, dict[str, Any]] = {"eager": {}, "graphs": {"graphs": True}}
 
 
 def _prompts(batch: int, length: int, run: int) -> list[str]:
-    """Return prompts of this many letters, each a token, that begin like no other run's."""
     import random
 
     chance = random.Random(f"{run} of {batch}")
@@ -34,7 +33,6 @@ def _prompts(batch: int, length: int, run: int) -> list[str]:
 
 
 def _by_engine(llm: Any, batch: int, length: int, tokens: int, first_run: int) -> tuple[float, float]:
-    """Return the seconds of the first token and of a decode step, after a run that does not count."""
     import time
 
     from benchmarks.gpu.decode_parts import _prompts
@@ -49,7 +47,6 @@ def _by_engine(llm: Any, batch: int, length: int, tokens: int, first_run: int) -
 
 
 def _by_transformers(llm: Any, batch: int, length: int, tokens: int, first_run: int) -> tuple[float, float]:
-    """The same by `generate` of Transformers, on the same weights."""
     import time
 
     import torch
@@ -77,7 +74,6 @@ def _engine_facts(llm: Any) -> str:
 
 
 def _score(llm: Any, count: int) -> float:
-    """Return the seconds of `count` claims with two labels."""
     import time
 
     prompts = [f"claim {number}: the sea is {'salt' * (1 + number % 20)}" for number in range(count)]
@@ -88,7 +84,6 @@ def _score(llm: Any, count: int) -> float:
 
 
 def decode(answer: Answer, place: Place) -> None:
-    """Tokens a second by engine and batch, and the share of the bandwidth limit."""
     if place.lacks_model(answer):
         return
     figures = _Figures(answer, place)
@@ -119,8 +114,6 @@ def _memory() -> dict[str, Any]:
 
 
 class _Figures:
-    """Writes the figures of a run."""
-
     def __init__(self, answer: Answer, place: Place) -> None:
         from benchmarks.gpu.model import SMOLLM2, TINY, weights_bytes
 
@@ -154,7 +147,6 @@ class _Figures:
 
 
 def _vllm(answer: Answer, figures: _Figures, place: Place) -> None:
-    """vLLM in a script, where it is installed."""
     if importlib.util.find_spec("vllm") is None:
         answer["vLLM: skipped"] = "vllm is not installed"
         return
@@ -168,7 +160,6 @@ def _vllm(answer: Answer, figures: _Figures, place: Place) -> None:
 
 
 def main(folder: Path) -> None:
-    """Print vLLM's times, a line of JSON for each batch."""
     import time
 
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found, unused-ignore]

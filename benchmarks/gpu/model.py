@@ -24,7 +24,6 @@ class Shape:
     vocabulary: int = 49152
 
     def token_bytes(self) -> int:
-        """Return the bytes of the keys and values of one token, in bfloat16."""
         return 2 * self.layers * self.kv_heads * (self.hidden // self.heads) * 2
 
 
@@ -49,7 +48,6 @@ def tokenizer(vocabulary: int) -> Any:
 
 
 def config(shape: Shape) -> LlamaConfig:
-    """Return the configuration of this shape."""
     return LlamaConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.inner,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, num_hidden_layers=shape.layers,
@@ -59,7 +57,6 @@ def config(shape: Shape) -> LlamaConfig:
 
 
 def build(folder: Path, shape: Shape, *, device: str) -> int:
-    """Write a model into `folder`; return the bytes of its weights."""
     with torch.device("meta"):
         model = LlamaForCausalLM(config(shape)).to(torch.bfloat16)
     model.to_empty(device=device)
@@ -74,7 +71,6 @@ def build(folder: Path, shape: Shape, *, device: str) -> int:
 
 
 def weights_bytes(folder: Path) -> int:
-    """Return the bytes of the weights in a folder."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 

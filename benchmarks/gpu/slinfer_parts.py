@@ -41,8 +41,6 @@ POLICIES = {"slinfer": f"{ROOT / 'benchmarks' / 'serving' / 'live_models_policy.
 
 
 class _Models(Live):
-    """The models in a session."""
-
     def __init__(self, folders: list[Path], *, tells_objectives: bool) -> None:
         self._tells = tells_objectives
         self.recipes = []
@@ -53,7 +51,6 @@ class _Models(Live):
             self.recipes.append(causal_lm(folder, dtype="bfloat16", threads=number + 1, **options))
 
     def _app(self, model: int, objective: Objective, *, prompt: int) -> StokerApp:
-        """A call tells its objectives only to a policy that takes them; every request is judged by them."""
         if self._tells:
             return super()._app(model, objective, prompt=prompt)
         wants = read_wants({"context": self.recipes[model], "stream": True}, takes_context=True)
@@ -62,7 +59,6 @@ class _Models(Live):
         )
 
     def warm_up(self, count: int) -> int:
-        """Load the first models by a call to each; return their number."""
         streams = [stoker.stream(self._app(number, Objective(), prompt=8), "a warm-up", 4) for number in range(count)]
         for stream in streams:
             list(stream)
@@ -70,7 +66,6 @@ class _Models(Live):
 
 
 def slinfer(answer: Answer, place: Place) -> None:
-    """Requests in time, and devices used, by policy."""
     if place.lacks_model(answer):
         return
     folders = _folders(answer, place)
@@ -103,14 +98,12 @@ def slinfer(answer: Answer, place: Place) -> None:
 
 
 def _trace_s(place: Place) -> float:
-    """Return the length of the trace, from the time that is left when the first side is warm."""
     if REHEARSAL:
         return SHORTEST_S
     return max(SHORTEST_S, min(LONGEST_S, (place.left_s() - BEFORE_S) / 2 - AFTER_S - 3.0))
 
 
 def _folders(answer: Answer, place: Place) -> list[Path]:
-    """Return the folders of three models, written where needed."""
     from benchmarks.gpu.model import LLAMA_3B, TINY, TINYLLAMA, build
 
     found = [place.model]
@@ -126,7 +119,6 @@ def _folders(answer: Answer, place: Place) -> list[Path]:
 
 
 def _free() -> None:
-    """Give back the device memory of this process."""
     import torch
 
     if torch.cuda.is_available():
@@ -134,8 +126,6 @@ def _free() -> None:
 
 
 class _Watch:
-    """Looks once a second how many devices and libraries are in use."""
-
     def __init__(self, session: Any) -> None:
         self._session = session
         self._seen: list[tuple[int, int]] = []

@@ -38,7 +38,6 @@ R = TypeVar("R", bound=Released)
 
 
 def read_results(path: Path, kind: type[T]) -> T | None:
-    """What a file keeps; None without a file. Raises ValueError for a file that holds no results."""
     if not path.is_file():
         return None
     try:
@@ -48,7 +47,6 @@ def read_results(path: Path, kind: type[T]) -> T | None:
 
 
 def unknown(cases: Iterable[C], known: Callable[[C], R | None]) -> list[C]:
-    """Each case once whose known result, if any, is of another release."""
     return [
         case
         for case in {case.name: case for case in cases}.values()
@@ -57,8 +55,6 @@ def unknown(cases: Iterable[C], known: Callable[[C], R | None]) -> list[C]:
 
 
 def number(*, most: int) -> Callable[[str], int]:
-    """What reads a whole number from 1 to `most`."""
-
     def read(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"{text}: a number from 1 to {most} is wanted")
@@ -85,7 +81,6 @@ def exit_status(evaluate: Callable[[], int], *, what: str, kept: Path, missing: 
 
 
 def say(line: str) -> None:
-    """A line on stderr."""
     sys.stderr.write(f"{line}\n")
 
 

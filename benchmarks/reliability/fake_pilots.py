@@ -72,8 +72,6 @@ class Ledger:
 
 
 class FakePilot:
-    """One of them."""
-
     def __init__(
         self, context: zmq.Context[Any], folder: SessionFolder, name: str, *, devices: int, ledger: Ledger
     ) -> None:
@@ -99,13 +97,11 @@ class FakePilot:
         self.socket.connect(there.address)
 
     def look(self) -> None:
-        """Greet on a new connection."""
         while self.watch.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             self.watch.recv_multipart()
             self.greet()
 
     def empty(self) -> bool:
-        """Take everything that has come. Whether there was anything."""
         self.look()
         found = False
         while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
@@ -128,7 +124,6 @@ class FakePilot:
         self.queue.handle(UsageMeasured(dict.fromkeys(self.libraries, _MB), {}, 0))
 
     def flush(self) -> None:
-        """Send all that was said since the last time in one frame."""
         if self.frame:
             number = self.outbox.next()
             frame = wire.encode(self.frame, sequence=number)
@@ -209,7 +204,6 @@ class FakePilot:
             self.queue.handle(ProcessEnded(number, running=running))
 
     def end(self, number: LibraryId) -> None:
-        """All calls of a library end."""
         calls = self.libraries.get(number)
         if calls:
             self.ledger.ended.update(calls)
@@ -290,7 +284,6 @@ def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -
 
 
 def _many_files() -> None:
-    """A socket takes two descriptors."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

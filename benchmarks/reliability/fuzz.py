@@ -75,7 +75,6 @@ def fuzz(
 
 
 def live(*, count: int, seed: int, found: Callable[[dict[str, Any]], None]) -> dict[str, list[int]]:
-    """Run each core `count` times from its beginning, with random events."""
     counts = {}
     for name, life in lives().items():
         for number in range(count):

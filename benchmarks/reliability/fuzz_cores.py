@@ -47,7 +47,6 @@ _FAILURE = Failure(FailureKind.CONTEXT, "no such file")
 
 
 def live(chance: random.Random, *, count: int) -> None:
-    """One pilot's life. Raises AssertionError when a promise is broken."""
     _Life(chance).live(count)
 
 
@@ -214,7 +213,6 @@ class _Life:
                 ))  # fmt: skip
 
     def held_of(self, number: LibraryId) -> tuple[CallId, ...]:
-        """Some of the calls that a library holds: what else is cancelled is told to be strange."""
         library = self.core.state.libraries.get(number)
         return tuple(library.held)[::2] if library is not None else ()
 
@@ -250,7 +248,6 @@ _SIZES = (-1, 0, 1, 10, 50, 99, 100, 101, 2**63)
 
 
 def lives() -> dict[str, Callable[[random.Random], None]]:
-    """Each gets chance, and lives through `EVENTS` random events. Raises AssertionError when a promise is broken."""
     return {
         "manager core: every message": functools.partial(fuzz_manager.live, events=EVENTS),
         "pilot core: every event": functools.partial(live, count=EVENTS),

@@ -39,7 +39,6 @@ _SITES = (
 
 
 def file_targets(chance: random.Random, place: Path, *, recorded: Path | None) -> list[Target]:
-    """Readers of files. `place` is a folder for them; `recorded` the journal of a real session."""
     return [
         *_journals(chance, place, recorded),
         *_session_files(place),
@@ -63,7 +62,6 @@ def _journals(chance: random.Random, place: Path, recorded: Path | None) -> list
             other.unlink()
 
     def written(some: list[Any]) -> bytes:
-        """What a journal with these events is on disk."""
         clear()
         made = journal.Journal(file)
         for number, event in enumerate(some):
@@ -94,7 +92,6 @@ def _journals(chance: random.Random, place: Path, recorded: Path | None) -> list
             clear()
 
     def body(data: bytes) -> None:
-        """A record whose length and checksum are right."""
         file.write_bytes(before + struct.pack("<II", len(data), zlib.crc32(data)) + data)
         for _ in journal.read_checked(file):
             pass

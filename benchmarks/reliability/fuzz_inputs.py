@@ -56,7 +56,6 @@ _FLOATS = (0.0, 1.0, -1.0, 1e-9, 1e18, 1e308, math.inf, -math.inf, math.nan)
 
 
 def damage(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """A right input with one to four faults."""
     out = bytearray(data)
     for _ in range(1 + int(chance.random() * chance.random() * 4)):
         size = len(out)
@@ -85,7 +84,6 @@ def damage(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes
 
 
 def value_of(kind: Any, chance: random.Random, *, depth: int = 0) -> Any:
-    """A value of a type that msgspec knows: any, with a taste for the extremes."""
     return _value(inspect.type_info(kind), chance, depth)
 
 
@@ -162,7 +160,6 @@ def _count(chance: random.Random, depth: int) -> int:
 
 
 def plain(value: Any) -> Any:
-    """A value with its enums as what travels."""
     return value.value if isinstance(value, enum.Enum) else msgspec.to_builtins(value)
 
 

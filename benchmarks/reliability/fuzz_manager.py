@@ -72,7 +72,6 @@ class Fuzzer:
         self.is_strange = False
 
     def message(self, kind: Any) -> Any:
-        """A random value of a type."""
         self.is_strange = self.chance.random() < 0.33
         return self.value(kind)
 
@@ -175,7 +174,6 @@ class Session:
         self.report(name, say.PilotHello(wire.VERSION, SESSION, "host", 7, devices, peer="h:1", block="b1"))
 
     def step(self) -> Any:
-        """One random event; what it was."""
         chance, fuzzer, state = self.chance, self.fuzzer, self.core.state
         pilot, client = f"p{chance.randrange(self.pilots)}", chance.choice(("ana", "bob", "factory"))
         if len(state.pilots) < 2 and chance.random() < 0.3:

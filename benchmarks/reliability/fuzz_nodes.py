@@ -35,12 +35,10 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def frame_targets(chance: random.Random) -> list[Target]:
-    """Readers of messages between processes."""
     return [*_frames(chance), _library_frames(chance), *_zygotes(chance), _settings(chance)]
 
 
 def _messages(union: Any, chance: random.Random) -> list[bytes]:
-    """Frames with each kind of message, some with several."""
     kinds = union.__args__ if hasattr(union, "__args__") else (union,)
     found = []
     for _ in range(4):
@@ -71,8 +69,6 @@ def _frames(chance: random.Random) -> list[Target]:
 
 
 def _with_hello(read: Callable[[bytes], object]) -> Callable[[bytes], object]:
-    """As the manager does: what cannot be read may be the hello of another version."""
-
     def both(data: bytes) -> object:
         try:
             return read(data)
@@ -118,7 +114,6 @@ def _settings(chance: random.Random) -> Target:
 
 
 def node_targets(chance: random.Random, place: Path) -> list[Target]:
-    """Readers of objects and environments that come to a node. `place` is a folder for files."""
     return [_manifests(), *_starters(place), *_transfers(chance)]
 
 
@@ -177,7 +172,6 @@ def _starters(place: Path) -> list[Target]:
         unpack(archive, into)
 
     def inside(data: bytes) -> None:
-        """A damaged archive in a right compression."""
         unpack_one(gzip.compress(data, 0))
 
     def read(data: bytes) -> object:
@@ -214,7 +208,6 @@ def _transfers(chance: random.Random) -> list[Target]:
         )
 
     def header(data: bytes) -> None:
-        """A header with a right MAC, as somebody with the key may send it; and what is made of it."""
         ours, theirs = channels()
         try:
             theirs.send_body(struct.pack("!I", len(data)) + theirs._mac(0, data) + data + bytes(64))
@@ -260,8 +253,6 @@ def _transfers(chance: random.Random) -> list[Target]:
 
 
 class _Pair(socket.socket):
-    """An end of a socket pair that takes TCP's options, so that a handshake can be read from it."""
-
     def setsockopt(self, level: int, *more: Any) -> None:
         if level != socket.IPPROTO_TCP:
             super().setsockopt(level, *more)

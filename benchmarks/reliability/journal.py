@@ -80,7 +80,6 @@ def coming_back(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def group_sync(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Calls a second in pairs."""
     pairs, calls = (1, "2000") if quick else (5, "50000")
     rates: dict[str, list[float]] = {"synced in groups": [], "not synced": []}
     for pair in range(pairs):
@@ -143,7 +142,6 @@ class Past:
         self.give(FromPilot(pilot, self._number(pilot) if numbered else 0, list(messages)))
 
     def turn_ends(self, *, fast: bool = False) -> None:
-        """As in the manager's loop. `fast`: time flies, so a child that writes is waited for."""
         self.journal.flush()
         self.compaction.advance(self.core)
         if fast:
@@ -156,7 +154,6 @@ class Past:
         self.most_bytes = max(self.most_bytes, size)
 
     def pass_until(self, at: float) -> None:
-        """Time passes, and timers fire."""
         while self._timers and self._timers[0][0] <= at:
             due, key = heapq.heappop(self._timers)
             if self.core.state.timers.get(key) == due:
@@ -170,7 +167,6 @@ class Past:
 
 
 def idle(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
-    """Pilots that do nothing but beat, through what the live manager does with a heartbeat."""
     past = Past(folder, pilots=pilots)
     read = wire.from_pilot()
     frame = wire.encode([Heartbeat()])
@@ -215,7 +211,6 @@ def ended(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 1
 
 
 def comes_back(folder: SessionFolder, *, pilots: int, open_calls: int) -> dict[str, Any]:
-    """Seconds from the start of a real manager's process until it listens, and what it knows then."""
     key = folder.read_key("server").public
     folder.write(SessionFile(SESSION, wire.VERSION, "tcp://127.0.0.1:21999", key, created_at=time.time()))
     began = time.perf_counter()
@@ -238,7 +233,6 @@ def comes_back(folder: SessionFolder, *, pilots: int, open_calls: int) -> dict[s
 
 
 def rate(*, sync: str, calls: int) -> dict[str, Any]:
-    """Calls a second through `map`, on hot libraries."""
     import stoker
 
     site = Path("site.toml")

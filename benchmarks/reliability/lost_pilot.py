@@ -73,7 +73,6 @@ def main() -> None:
 
 
 def _line(path: Path, number: int) -> tuple[float, int]:
-    """When, and in which process, the call began for the n-th time."""
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
         lines = path.read_text().splitlines() if path.exists() else []

@@ -42,7 +42,6 @@ _LAB = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """The same run, once or three times."""
     calls, repeats = (600, 1) if quick else (10_000, 3)
     runs: list[dict[str, Any]] = []
     for number in range(1, repeats + 1):
@@ -132,7 +131,6 @@ def main() -> None:
 
 
 def side(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, float]:
-    """One run. Raises RuntimeError when a result is missing, wrong, or there twice."""
     blocks = {"init_blocks": NODES, "max_blocks": NODES}
     site = write_site(place, provider={"gpus": "a10:1"}, pilot=blocks)
     with stoker.load(site, run_dir=f"{place}/runinfo") as session:

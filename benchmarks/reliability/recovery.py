@@ -45,7 +45,6 @@ RESTART, RESTART_TITLE = "restart", "kill -9 of the manager with 100,000 calls q
 
 
 def many_pilots(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Calls a second in pairs, and the manager's memory."""
     pilots, calls, repeats = (50, 5000, 1) if quick else (2000, 200_000, 3)
     one, many = [], []
     for repeat in range(repeats):
@@ -81,7 +80,6 @@ def many_pilots(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def restart(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Seconds until calls that were queued run again, and whether any call ran or ended twice."""
     queued, repeats = (2000, 1) if quick else (100_000, 3)
     found = []
     for repeat in range(repeats):
@@ -100,7 +98,6 @@ def restart(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def lost_pilot(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Seconds, when its process is killed (the connection breaks), and when it is stopped (it falls silent)."""
     lines = []
     for how, bar, repeats in (("killed", 1.5, 5), ("frozen", 16.0, 3)):
         seconds = [
@@ -192,7 +189,6 @@ class World:
 
 
 def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
-    """Calls a second through one manager, and what it holds in memory (bytes)."""
     world = World(folder, pilots=pilots, devices=2)
     joined = psutil.Process(world.manager.pid).memory_info().rss
     warm = Counter()

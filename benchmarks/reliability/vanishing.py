@@ -38,7 +38,6 @@ NAME, TITLE = "vanishing", "calls done when 20 pilots have been killed one by on
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Calls done in pairs, and calls that each side gave up."""
     small = ("--pilots", "3", "--call-s", "0.5", "--from-s", "4", "--every-s", "1") if quick else ()
     done: dict[str, list[float]] = {"full": [], "disk": []}
     failed: dict[str, list[float]] = {"full": [], "disk": []}
@@ -106,7 +105,6 @@ def main() -> None:
 
 
 def _wait_for_pilots(session: Any, number: int, folder: str) -> list[psutil.Process]:
-    """The processes of the session in this folder that are pilots, once all have joined."""
     deadline = time.monotonic() + 120
     while len(session.status().pilots) < number:
         if time.monotonic() > deadline:

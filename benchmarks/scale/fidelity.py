@@ -37,7 +37,6 @@ PROMPTS = 3
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Runs and their simulations, in a state folder of their own."""
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     runs, limit = (1, 2) if quick else (RUNS, LIMIT)
@@ -78,7 +77,6 @@ def _makespan(world: Calibrated) -> float:
 
 
 def _live(place: Path, *, limit: int) -> SessionFolder:
-    """Run the application; the folder of its session, which is over."""
     home = place / "home"
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
     begun = time.time()

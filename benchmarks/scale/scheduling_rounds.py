@@ -53,7 +53,6 @@ REPEATS = 5
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Every case as often as its bar asks for, each in a fresh process."""
     times = 1 if quick else REPEATS
     lines = []
     for case, what in (("steady", "96 GPUs, three models: rounds, mean"),):
@@ -133,7 +132,6 @@ class Cluster:
         self.client(Submit(FunctionKey("tune"), key, [spec], options))
 
     def run(self, until: float) -> list[float]:
-        """Let time pass. Returns what each round took, in seconds."""
         took: list[float] = []
         both = 0.0
         while self.agenda and self.agenda[0][0] <= until:
@@ -197,7 +195,6 @@ def policies() -> Policies:
 
 
 def steady(part: int) -> dict[str, float]:
-    """Three models share 96 GPUs; about as many jobs come as they can do."""
     cluster = Cluster(gpus=96, seed=1)
     took: list[float] = []
     for _ in range(1200 // part):
@@ -208,7 +205,6 @@ def steady(part: int) -> dict[str, float]:
 
 
 def crowd(part: int, *, cold: float) -> dict[str, float]:
-    """1,000 GPUs, but for a part that is cold all warm and busy, and 10,000 jobs wait."""
     gpus, jobs = 1000 // part // 8 * 8, 10_000 // part
     cluster = Cluster(gpus=gpus, seed=1)
     for n in range(int(gpus * (1 - cold))):
@@ -237,7 +233,6 @@ def crowd(part: int, *, cold: float) -> dict[str, float]:
 
 
 def _scratch(cluster: Cluster) -> float:
-    """A round of policies that know nothing yet. What they want is not done."""
     from stoker.manager.core.seams import Changes
 
     fresh = policies()

@@ -37,7 +37,6 @@ REPEATS = 5
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Every case as often as its bar asks for."""
     times = 1 if quick else REPEATS
     steady = _runs("steady", times, say, quick=quick)
     lines = [
@@ -104,7 +103,6 @@ BOOT_S, LOAD_S = 5.0, 10.0
 
 
 def main() -> int:
-    """Returns the exit status."""
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("case", choices=sorted(CASES))
     ask.add_argument("--quick", action="store_true", help="a hundredth of the calls")
@@ -131,7 +129,6 @@ def main() -> int:
 
 
 def steady(part: int) -> Simulation:
-    """100,000 calls of a second each on 200 pilots."""
     return Simulation(_world(200, item_s=1.0), _sweep(100_000 // part), default_policies(), seed=1)
 
 
@@ -144,19 +141,16 @@ def opportunistic(part: int) -> Simulation:
 
 
 def million(part: int) -> Simulation:
-    """1,000,000 calls of ten seconds each on 2,000 pilots."""
     return Simulation(_world(2000, item_s=10.0), _sweep(1_000_000 // part), default_policies(), seed=1)
 
 
 def short(part: int) -> Simulation:
-    """25,000 requests a second of five milliseconds each for twenty seconds, on 200 pilots, counted."""
     delays = Delays(frame_s=Duration(0.0125))  # what the dispatch policy takes a frame to be worth at such a rate
     world = _world(200, item_s=0.005, delays=delays)
     return Simulation(world, _poisson(500_000 // part, per_s=25_000.0), default_policies(), seed=1, counted=True)
 
 
 def engines(part: int) -> Simulation:
-    """Half an hour of requests to 64 language models, four of which share each of 16 devices."""
     prefill = tuple(StepCell(2**power, 2 ** (power - 1), 0.02 + 0.0001 * 2**power) for power in range(13))
     decode = tuple(
         StepCell(rows, length, 0.014 + 0.0003 * rows + 2e-7 * rows * length)
@@ -179,7 +173,6 @@ CASES = {"steady": steady, "opportunistic": opportunistic, "million": million, "
 
 
 def _requests(count: int, names: list[str], *, per_s: float) -> Iterator[Arrival]:
-    """Requests as those of a chat: 870 tokens in, 220 out, on the mean."""
     gaps, which = Stream(1, "benchmark/gaps"), Stream(1, "benchmark/models")
     inputs, outputs, at_s = Stream(1, "benchmark/inputs"), Stream(1, "benchmark/outputs"), 0.0
     objective = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
@@ -220,7 +213,6 @@ def _sweep(calls: int) -> Iterator[Arrival]:
 
 
 def _poisson(calls: int, *, per_s: float) -> Iterator[Arrival]:
-    """From when every pilot has loaded."""
     chance, at_s = Stream(1, "arrivals"), 60.0
     yield Arrival(0.0, "model")
     for number in range(calls):

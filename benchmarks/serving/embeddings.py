@@ -35,7 +35,6 @@ SIDE = "benchmarks.serving.embeddings"
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """All sides in turn, once a repeat."""
     if why := missing("torch", "transformers"):
         return Table(name=NAME, title=TITLE, skipped=why)
     repeats, texts, padded = (1, 300, 20) if quick else (3, 20_000, 600)
@@ -62,7 +61,6 @@ WORDS, BATCH, POSITIONS = 5000, 32, 512
 
 
 def lengths(count: int) -> list[int]:
-    """Tokens of each text, those around it included."""
     chance = random.Random(1)
     if os.environ.get("STOKER_TRACES") and LENGTHS.exists():
         with gzip.open(LENGTHS, "rt") as file:
@@ -75,13 +73,11 @@ def lengths(count: int) -> list[int]:
 
 
 def texts(count: int) -> list[str]:
-    """Texts of these lengths, each word a token."""
     chance = random.Random(2)
     return [" ".join(f"w{chance.randrange(WORDS)}" for _ in range(tokens - 2)) for tokens in lengths(count)]
 
 
 def write_model(folder: Path) -> None:
-    """An encoder of the shape of all-MiniLM-L6-v2, of random weights."""
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
@@ -98,7 +94,6 @@ def write_model(folder: Path) -> None:
 
 
 def stoker_rate(folder: Path, all_texts: Sequence[str]) -> float:
-    """Texts a second through a session of this machine, hot."""
     import stoker
     from stoker import encoder
     from stoker.apps.common.calls import in_batches
@@ -134,7 +129,6 @@ class Script:
         self.embed(self._tokenizer(["w1 w2"])["input_ids"])
 
     def embed(self, rows: list[list[int]], *, longest: int = 0) -> Any:
-        """The vectors of a batch of tokens, padded to its longest text, or to `longest` tokens."""
         import torch
 
         inputs = self._tokenizer.pad(
@@ -162,7 +156,6 @@ def _work(folder: Path, own_texts: Sequence[str], barrier: Any, out: Any) -> Non
 
 
 def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> float:
-    """Texts a second of the script that sorts."""
     if processes == 1:
         script = Script(folder, threads=len(os.sched_getaffinity(0)))
         begun = time.perf_counter()
@@ -185,7 +178,6 @@ def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> fl
 
 
 def padded_rate(folder: Path, all_texts: Sequence[str]) -> float:
-    """Texts a second where each is padded to all that the model reads."""
     script = Script(folder, threads=len(os.sched_getaffinity(0)))
     begun = time.perf_counter()
     return script.embed_all(all_texts, longest=POSITIONS) / (time.perf_counter() - begun)

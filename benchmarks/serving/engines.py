@@ -76,7 +76,6 @@ def main() -> None:
 
 
 def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[float]], dict[str, str], list[float]]:
-    """Tokens a second by side, why sides are left out, and the load average before each round."""
     found: dict[str, list[float]] = {}
     reasons = dict.fromkeys(asked.skip, "--skip")
     loads: list[float] = []
@@ -99,7 +98,6 @@ def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[floa
 
 
 def _rates(name: str, *, asked: argparse.Namespace, model: str) -> Iterator[float]:
-    """Tokens a second of a side in each of the ways in which it can be set up; the best one counts."""
     python, sources = asked.vllm if name.startswith("vllm") else sys.executable, [ROOT, ROOT / "src"]
     if name == "before":
         python, sources = str(asked.before.absolute() / ".venv" / "bin" / "python"), [ROOT]
@@ -119,7 +117,6 @@ def _rates(name: str, *, asked: argparse.Namespace, model: str) -> Iterator[floa
 
 
 def _converted(folder: str) -> str:
-    """The model that the demo ships, as safetensors."""
     environment = {**os.environ, "STOKER_SNAPSHOTS": folder, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", _CONVERT], env=environment, capture_output=True, text=True, check=True, timeout=300

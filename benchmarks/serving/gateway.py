@@ -49,7 +49,6 @@ def main() -> None:
 
 
 def table_of(runs: list[dict[str, Any]], *, streams: int, pairs: int) -> str:
-    """The figures of one number of streams."""
     by_side = {side: [run for run in runs if run["side"] == side] for side in SIDES}
     loads = spread([run["load"] for run in runs], digits=1)
     lines = [f"{streams} streams at once; median (min-max) of {pairs} pairs; load before each side {loads}"]
@@ -71,7 +70,6 @@ def table_of(runs: list[dict[str, Any]], *, streams: int, pairs: int) -> str:
 
 
 def at(numbers: list[float], percent: int) -> float:
-    """The percentile of sorted numbers."""
     return numbers[min(len(numbers) - 1, len(numbers) * percent // 100)]
 
 

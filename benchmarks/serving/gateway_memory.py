@@ -29,14 +29,12 @@ SHOWN = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 def request_of(number: int) -> bytes:
-    """The bytes of one request; one of ten names no model that there is."""
     asked = {**REQUEST, "max_tokens": TOKENS, **({"model": "other"} if number % 10 == 9 else {})}
     body = json.dumps(asked).encode()
     return f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def client(port: int, numbers: Callable[[], int | None], over: Callable[[], None]) -> None:
-    """Ask until there is no number left."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while (number := numbers()) is not None:
         writer.write(request_of(number))
@@ -58,7 +56,6 @@ async def client(port: int, numbers: Callable[[], int | None], over: Callable[[]
 
 
 async def ask(port: int, *, requests: int, clients: int) -> list[tuple[int, dict[str, int]]]:
-    """The memory of each process after so many requests."""
     found: list[tuple[int, dict[str, int]]] = []
     due = [int(requests * share) for share in SHOWN]
     begun, asked, ended = time.monotonic(), 0, 0

@@ -36,13 +36,11 @@ REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "?"}], "str
 
 @stoker.context(slots=MOST_STREAMS)
 def pace(every_s: float) -> float:
-    """What stands for a model: how long a token takes."""
     return every_s
 
 
 @stoker.app(stream=True)
 def write_pieces(every_s: float, request: ApiRequest) -> Iterator[TextPiece]:
-    """A token at once, and one every so often."""
     yield TextBegun(1)
     due = time.monotonic()
     for number in range(request.sampling.max_new_tokens):
@@ -62,7 +60,6 @@ class FakeModel(ServedModel):
 
 
 def serve(every_s: float) -> None:
-    """A gateway at a free port, which is printed."""
     import uvicorn
 
     from stoker.apps.gateway.http import Gateway
@@ -99,7 +96,6 @@ async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
 
 
 async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
-    """The pieces of text of one stream."""
     from stoker.apps.common.openai_requests import Endpoint
     from stoker.apps.gateway.answering import read_asked
 
@@ -112,8 +108,6 @@ async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
 
 
 class Found(msgspec.Struct):
-    """What was measured."""
-
     ttft_ms: list[float]
     late: list[float]
     """How much longer each stream took than its pace allows, as a share."""
@@ -123,7 +117,6 @@ class Found(msgspec.Struct):
 
 
 async def ask(make, *, streams: int, rounds: int, tokens: int, every_s: float) -> Found:  # type: ignore[no-untyped-def]
-    """So many streams at once, again and again."""
     found = Found([], [], {})
 
     async def client() -> None:

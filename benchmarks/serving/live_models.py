@@ -77,7 +77,6 @@ BAR_POINTS = 5.0
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """One session for each seed."""
     if reason := missing("torch", "transformers", "tokenizers", "safetensors", "pytest"):
         return Table(name=NAME, title=TITLE, skipped=reason)
     runs = []
@@ -89,7 +88,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def told(run: dict[str, Any]) -> str:
-    """A run in a line."""
     load = ", ".join(f"{each:.0f}" for each in run["load_in_run"])
     return (
         f"seed {run['seed']}: {run['requests']} requests at {run['rate']:.1f} a second, ttft {run['ttft_s']:.2f} s,"
@@ -103,7 +101,6 @@ def told(run: dict[str, Any]) -> str:
 
 
 def table_of(runs: list[dict[str, Any]]) -> Table:
-    """Shares in percent, and how far apart they are in points."""
     live, simulated, other, predicted = (
         [100 * run[name] for run in runs] for name in ("live", "simulated", "simulated_other", "predicted")
     )
@@ -153,19 +150,15 @@ name = "{policy}:patient"
 
 
 def write(model: Any, prompt: str, tokens: int) -> Iterator[str]:
-    """A text, a token at a time."""
     for token in model.stream_completion(prompt, max_new_tokens=tokens):
         yield token.text
 
 
 def text_of(request: Request, chance: random.Random) -> str:
-    """A prompt of the length that is wanted: a token of these models is a letter."""
     return "".join(chance.choices(string.ascii_lowercase, k=request.prompt))
 
 
 class Live:
-    """The session and its models."""
-
     def __init__(self, folder: Path) -> None:
         self.device_bytes = cpu.find(DEVICES)[0].facts.memory_bytes
         share = int(self.device_bytes * 0.99) // A_DEVICE
@@ -179,11 +172,9 @@ class Live:
             self.recipes.append(replace(made, needs=needs))
 
     def machine(self, times: StepTimes) -> Machine:
-        """What the simulator is told of it."""
         return Machine(times, self.device_bytes, self.library_bytes, TOKEN_BYTES, FIXED_BYTES)
 
     def warm(self) -> None:
-        """Load every model, by a call to each at once."""
         streams = [stoker.stream(self._app(number, Objective(), prompt=8), "a warm-up", 4) for number in range(MODELS)]
         for stream in streams:
             list(stream)
@@ -318,7 +309,6 @@ def _compare(live: Live, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def _chosen(live: Live, times: StepTimes, asked: argparse.Namespace) -> tuple[Objective, float, float]:
-    """The objectives that follow from these steps, the rate, and the share that is predicted to be in time."""
     objective = objective_of(times)
     machine = live.machine(times)
     return objective, *choose_rate(machine, objective, seed=asked.seed, for_s=asked.for_s, weighed=asked.weighed)

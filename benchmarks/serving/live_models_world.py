@@ -81,7 +81,6 @@ def _length(chance: random.Random, mean: int, most: int) -> int:
 
 
 def objective_of(times: StepTimes) -> Objective:
-    """The objectives, by how fast this machine computes now."""
     step_s = StepTable(times.decode).seconds(4.0, 128.0)
     return Objective(ttft_s=TTFT_STEPS * step_s, tpot_s=TPOT_STEPS * step_s)
 
@@ -108,12 +107,10 @@ class Simulated(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Of the requests, those that were in time."""
         return sum(self.met) / max(1, len(self.met))
 
 
 def middle(numbers: Iterable[float]) -> float:
-    """The median; 0 of none."""
     found = sorted(numbers)
     return found[len(found) // 2] if found else 0.0
 
@@ -121,7 +118,6 @@ def middle(numbers: Iterable[float]) -> float:
 def simulate(
     requests: Sequence[Request], outputs: Sequence[int], machine: Machine, objective: Objective, *, weighed: bool
 ) -> Simulated:
-    """Simulate a trace. `outputs`: what each request really writes. `weighed`: pilots refuse what would be late."""
     warm = [Arrival(0.0, f"model-{number}", input_length=8, expected_output=4, output=4) for number in range(MODELS)]
     asked = [
         Arrival(
@@ -186,7 +182,6 @@ def _world(machine: Machine) -> World:
 
 @contextmanager
 def _judging(*, weighed: bool) -> Iterator[None]:
-    """Simulated pilots judge offers by memory alone, or by time too."""
     before = SimPilot._weighed
     if not weighed:
         SimPilot._weighed = _by_memory  # type: ignore[method-assign]

@@ -101,12 +101,10 @@ SHARE = 0.55
 
 
 def write(model: Any, prompt: str) -> Iterator[str]:
-    """A few tokens, each as it is written."""
     yield from model.stream(prompt, max_new_tokens=TOKENS)
 
 
 def first_piece(pieces: Iterator[str], *, since: float) -> float:
-    """Seconds until the first piece; the others are read too."""
     found = 0.0
     for _ in pieces:
         found = found or time.monotonic() - since
@@ -145,7 +143,6 @@ def switch_in_session(*, switches: int, snapshot: bool) -> dict[str, Any]:
 
 
 def serve(pipe: Connection) -> None:
-    """A process with a model that sleeps, wakes and writes as it is told."""
     model = load_causal_lm(default_model(), threads=THREADS)
     weights = [each.data for each in model.model.parameters()]
     pipe.send(sum(each.nbytes for each in weights))

@@ -42,7 +42,6 @@ _TESTS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """One pair of runs: loads cost the same however many requests there are, so it wants many."""
     if why := missing("torch", "transformers"):
         return Table(name=NAME, title=TITLE, skipped=why)
     requests = 150 if quick else 20_000
@@ -107,13 +106,11 @@ def write_requests(path: Path, count: int) -> None:
 
 
 def answers(folder: Path) -> list[str]:
-    """What was answered to whom, a line each."""
     lines = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
     return [f"{line['custom_id']} {line['response']['body']['choices']}" for line in lines]
 
 
 def run(folder: Path, name: str, *, total: int, kills: bool) -> dict[str, float]:
-    """One run of the command, watched until it ends. Raises SystemExit with its output where it fails."""
     command = [sys.executable, "-m", "stoker.manager.cli.main", "batch", "requests.jsonl", "--model", "tiny"]
     command += ["--site", "site.toml", "--out", name]
     with (folder / f"{name}.log").open("w") as log:
@@ -166,7 +163,6 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
 
 
 def processes(folder: Path, module: str, *, besides: Collection[int]) -> Iterator[psutil.Process]:
-    """The processes that run this module for a session below the folder."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline() if process.pid not in besides else []

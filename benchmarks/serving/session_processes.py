@@ -29,7 +29,6 @@ def cpu_seconds() -> dict[str, float]:
 
 
 def memory_bytes() -> dict[str, int]:
-    """Resident memory: of `library`, that of its largest process."""
     found: dict[str, int] = defaultdict(int)
     for part, process in _processes():
         try:
@@ -55,5 +54,4 @@ def _processes() -> Iterator[tuple[str, psutil.Process]]:
 
 
 def _is_below(process: psutil.Process, folder: str) -> bool:
-    """Libraries work in scratch folders; their pilot's command line names the session."""
     return any(folder in " ".join(each.cmdline()) for each in process.parents())

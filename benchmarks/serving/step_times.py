@@ -20,7 +20,6 @@ BARS = {"prefill": 5.9, "decode": 3.9}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """The errors of both stages in both dtypes."""
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, options = (1, ["--quick"]) if quick else (3, [])
@@ -41,7 +40,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def main() -> None:
-    """One profile, in this process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--model", default="")

@@ -54,13 +54,11 @@ NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """One line a kind of lookup, with one number a task; then the bars."""
     found = scored(say, quick=quick)
     return Table(name=NAME, title=TITLE, skipped=found) if isinstance(found, str) else table_of(found)
 
 
 def scored(say: Callable[[str], None], *, quick: bool = False) -> dict[str, Any] | str:
-    """What the side finds, or why it cannot run here."""
     if reason := missing(*MODEL):
         return reason
     if not PROMPTS.exists():
@@ -72,7 +70,6 @@ def scored(say: Callable[[str], None], *, quick: bool = False) -> dict[str, Any]
 
 
 def table_of(found: dict[str, Any]) -> Table:
-    """What the side found, judged."""
     whole = found["candidates"]
     lines = []
     for kind, of_tasks in found["kinds"].items():
@@ -165,7 +162,6 @@ def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult 
 
 
 def ranked(losses: Iterable[float]) -> list[float]:
-    """The losses from the least on, without prompts that the model cannot read, whose loss is nan."""
     return sorted(loss for loss in losses if not math.isnan(loss))
 
 

@@ -31,7 +31,6 @@ NAME, TITLE = (
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """One line a number of clusters; how alike prompts are stands below."""
     found = scored(say, quick=quick)
     if isinstance(found, str):
         return Table(name=NAME, title=TITLE, skipped=found)
@@ -56,7 +55,6 @@ def _of(units: Array) -> dict[str, list[float]]:
 def groupings(
     candidates: Sequence[Candidate], features: Array, scores: Mapping[str, Score]
 ) -> dict[int, list[dict[str, float]]]:
-    """By K, of each task: how many scores the paper's lookup computes, and its regret in nats."""
     found: dict[int, list[dict[str, float]]] = {}
     for k in CLUSTER_COUNTS:
         if k >= len(candidates):
@@ -69,7 +67,6 @@ def groupings(
 
 
 def table_of(found: dict[str, Any], *, score_s: float) -> Table:
-    """`score_s`: what a score takes, for the latency; 0 = not known."""
     lines = []
     for k, of_tasks in found["groups"].items():
         cells = {"scores": [one["scores"] for one in of_tasks], "regret, nats": [one["regret"] for one in of_tasks]}

@@ -63,7 +63,6 @@ KINDS = (
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """A line a ratio, with one number a task."""
     if reason := missing(*MODEL[: 2 if quick else None], "peft"):
         return Table(name=NAME, title=TITLE, skipped=reason)
     if not quick and not PROMPTS.exists():
@@ -74,7 +73,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def table_of(found: dict[str, Any]) -> Table:
-    """What the side found, judged."""
     tasks: dict[str, Any] = found["tasks"]
     settings = found["settings"]
     if not tasks:
@@ -110,7 +108,6 @@ def table_of(found: dict[str, Any]) -> Table:
 
 
 def _spread(task: str, one: dict[str, Any]) -> str:
-    """How far the iterations of many random prompts are apart, in words."""
     low, high = SPREAD_SAID
     return (
         f"{task}, {len(one['between'])} random prompts to {one['reach']:.3f}: {apart(one['iterations'])}; between"
@@ -120,14 +117,12 @@ def _spread(task: str, one: dict[str, Any]) -> str:
 
 
 def apart(iterations: Sequence[float]) -> str:
-    """Least, median and most of some iterations, and how many times the least the other two are."""
     least, median, most = min(iterations), statistics.median(iterations), max(iterations)
     times = f"median and most are {median / least:.1f} and {most / least:.1f} times the least"
     return f"{least:.3g} to {most:.3g} iterations, median {median:.3g}: {times}"
 
 
 def interval(numbers: Sequence[float], *, draws: int = DRAWS) -> tuple[float, float]:
-    """The 95 % interval of the median by bootstrap, the same every time."""
     count, chance = len(numbers), Stream(0, "bootstrap")
     medians = sorted(
         statistics.median([numbers[int(count * chance.uniform(draw * count + place))] for place in range(count)])

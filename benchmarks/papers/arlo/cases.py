@@ -55,7 +55,6 @@ _CAPACITY = ", within capacity"
 
 
 def within_capacity(system: str) -> str:
-    """A system of Arlo's with the second reading of its allocation."""
     return f"{system}{_CAPACITY}"
 
 
@@ -90,7 +89,6 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """All that it says, as text."""
         return msgspec.json.encode(self, order="deterministic").decode()
 
 
@@ -120,7 +118,6 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def run(case: Case) -> Result:
-    """Simulate it."""
     trace = trace_of(case.workload)
     began = time.process_time()
     measures = simulate(case, trace)
@@ -128,7 +125,6 @@ def run(case: Case) -> Result:
 
 
 def simulate(case: Case, trace: Trace) -> Measures:
-    """Answer the requests of a trace in the way of a system."""
     system, agenda, served = SYSTEMS[case.system], Agenda(), Served()
     runtimes = (LONGEST,) if system.is_padded_whole else lengths_of(case.runtimes)
     fleet = Fleet(_dispatcher(system, runtimes, case.profile), _rows(system, runtimes, case.profile), agenda)
@@ -159,7 +155,6 @@ def _dispatcher(system: System, runtimes: Sequence[int], profile: LatencyProfile
 
 
 def _rows(system: System, runtimes: Sequence[int], profile: LatencyProfile) -> list[list[float]]:
-    """Of each runtime what a request takes, by its length."""
     every = range(LONGEST + 1)
     if system.dynamic:
         return [[profile.dynamic_s(tokens, system.dynamic) for tokens in every]]
@@ -167,7 +162,6 @@ def _rows(system: System, runtimes: Sequence[int], profile: LatencyProfile) -> l
 
 
 def _first_counts(case: Case, system: System, trace: Trace, allocation: Allocator) -> Sequence[int]:
-    """By the period before the run, or by all of the run for Table 3's `global`."""
     if system.allocation == EVEN:
         return even_allocation(case.devices, 1 if system.is_padded_whole else case.runtimes)
     lengths = trace.lengths if system.allocation == GLOBAL else trace.earlier

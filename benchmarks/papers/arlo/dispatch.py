@@ -53,15 +53,12 @@ class LoadBuckets:
             self.mask ^= 1 << load
 
     def least(self) -> int:
-        """The least load; -1 without an instance."""
         return (self.mask & -self.mask).bit_length() - 1
 
     def greatest_below(self, limit: int) -> int:
-        """The greatest load below a limit; -1 if there is none."""
         return (self.mask & ((1 << limit) - 1)).bit_length() - 1
 
     def one_of(self, load: int) -> int:
-        """An instance that has this load: the one that got it last."""
         return next(reversed(self._buckets[load]))
 
 
@@ -110,7 +107,6 @@ class BucketDispatcher:
 
 
 def inter_groups_greedy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
-    """The instance with the fewest requests; of runtimes that are equal in it, the shortest."""
     del capacities
     return min(
         ((runtime, load) for runtime in range(first, len(levels)) if (load := levels[runtime].least()) >= 0),

@@ -39,7 +39,6 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def strategies() -> Iterator[tuple[str, Dispatcher]]:
-    """By name."""
     yield "ILB", RuntimeQueues[int](RUNTIMES, peeked=1)
     yield "IG", BucketDispatcher(RUNTIMES, inter_groups_greedy)
     yield f"Algorithm 1, threshold {THRESHOLD}", RuntimeQueues[int](RUNTIMES)
@@ -47,7 +46,6 @@ def strategies() -> Iterator[tuple[str, Dispatcher]]:
 
 
 def outcome(dispatcher: Dispatcher) -> Outcome:
-    """What comes of the example."""
     for gpu, runtime, has in GPUS:
         dispatcher.add(gpu, runtime)
         taken = {dispatcher.take(RUNTIMES[runtime][0]) for _ in range(has)}
@@ -63,14 +61,12 @@ def outcome(dispatcher: Dispatcher) -> Outcome:
 
 
 def example() -> str:
-    """Figure 4, by strategy."""
     outcomes = [(name, outcome(dispatcher)) for name, dispatcher in strategies()]
     rows = [[name, *map(str, found.first), str(found.late)] for name, found in outcomes]
     return f"{texts.FIGURE_4}\n{table(('of the first eight to', 'GPU0', 'GPU1', 'GPU2', 'GPU3', 'late'), rows)}"
 
 
 def table_2(measured: Measured | None) -> str:
-    """Seconds of an allocation."""
     rows = []
     for each in measured.solving if measured is not None else ():
         said = paper.TABLE_2[each.devices, each.runtimes]
@@ -89,7 +85,6 @@ def _mean_and_most(seconds: Sequence[float]) -> str:
 
 
 def figure_9(measured: Measured | None) -> str:
-    """Milliseconds of a burst."""
     every = measured.dispatching if measured is not None else []
     peeked = sorted({each.peeked for each in every})
     spent = {(each.instances, each.peeked): each.ms for each in every}
@@ -102,7 +97,6 @@ def figure_9(measured: Measured | None) -> str:
 
 
 def deployed(found: Sequence[Deployed]) -> str:
-    """The policy of a session beside the model."""
     rows = [
         [
             f"{each.rate:,.0f}", str(each.seed), f"{each.requests:,}", f"{each.mean_ms:.2f}",
@@ -115,7 +109,6 @@ def deployed(found: Sequence[Deployed]) -> str:
 
 
 def padding() -> str:
-    """How much less than ST's Arlo's mean is where no request waits."""
     rows = []
     for name, make in summary.FIGURES.items():
         profile = make()[0].profile
@@ -129,7 +122,6 @@ def padding() -> str:
 
 
 def against_st(cells: Cells) -> str:
-    """ST and Arlo with a faster Bert-Large and with longer traces."""
     rows = []
     for case in tables.against_st():
         if case.system == ST:
@@ -145,7 +137,6 @@ def against_st(cells: Cells) -> str:
 
 
 def still(cells: Cells) -> str:
-    """Lengths that drift and lengths that do not."""
     rows = []
     for name, make in summary.FIGURES.items():
         for system in tables.STILL:
@@ -158,7 +149,6 @@ def still(cells: Cells) -> str:
 
 
 def overhead(cells: Cells) -> str:
-    """The overhead of a request beside computing, or as a part of it."""
     cases = [case for case in tables.figure_6a() if case.workload.seed == settings.SEEDS[0]]
     both: list[list[Case]] = [cases, [replace(case, occupies=True) for case in cases]]
     rows = []
@@ -170,7 +160,6 @@ def overhead(cells: Cells) -> str:
 
 
 def table_4_apart(cells: Cells) -> str:
-    """Table 4's smallest trace without bursts and without drift."""
     rows = []
     for name in tables.APART_4:
         cases = list(tables.apart_4(name))
@@ -183,6 +172,5 @@ def table_4_apart(cells: Cells) -> str:
 
 
 def lower_loads(cells: Cells) -> str:
-    """Table 3 with lower loads."""
     cases = tables.lower_loads()
     return f"{texts.lower_loads(cases)}\n{cells.by_load(cases, tables.LOWER_LOADS)}"

@@ -57,7 +57,6 @@ def demands(
 
 
 def best_allocation(devices: int, wanted: Sequence[RuntimeDemand]) -> tuple[int, ...]:
-    """Arlo's allocation; where eqs 3 and 7 cannot hold, that of the same mix with fewer requests."""
     while True:
         try:
             return allocate(devices, wanted).instances
@@ -89,7 +88,6 @@ class Agenda:
         self.next_at = self._entries[0][0]
 
     def run_next(self) -> None:
-        """Do what is first."""
         when, _, action = heappop(self._entries)
         self.next_at = self._entries[0][0] if self._entries else inf
         action(when)
@@ -114,7 +112,6 @@ class Fleet:
         self._device_s, self._devices, self._counted_at = 0.0, 0, 0.0
 
     def start(self, counts: Sequence[int]) -> None:
-        """Begin with these instances."""
         for runtime, count in enumerate(counts):
             for _ in range(count):
                 self._add(runtime, 0.0)
@@ -122,23 +119,19 @@ class Fleet:
         self._count_devices(0.0, sum(counts))
 
     def serving(self, runtime: int) -> list[int]:
-        """The instances of a runtime that take requests, the least busy one first."""
         found = [one for one, at in enumerate(self._runtime_of) if at == runtime and self.serves[one]]
         return sorted(found, key=self.dispatcher.load)
 
     def scale_up(self, runtime: int, now: float) -> None:
-        """Add a device, for this runtime."""
         self._count_devices(now, 1)
         self.counts[runtime] += 1
         self._agenda.at(now + settings.REPLACEMENT_S, lambda at: self._add(runtime, at))
 
     def release(self, instance: int, now: float) -> None:
-        """Release the device of an instance when it has answered what it has."""
         self.counts[self._runtime_of[instance]] -= 1
         self._agenda.at(self._retire(instance, now), lambda at: self._count_devices(at, -1))
 
     def replace(self, instance: int, runtime: int, now: float, *, then: Callable[[float], None]) -> None:
-        """Let the device of an instance serve another runtime."""
         self.counts[self._runtime_of[instance]] -= 1
         self.counts[runtime] += 1
         self.out += 1
@@ -153,12 +146,10 @@ class Fleet:
         self._agenda.at(self._retire(instance, now) + settings.REPLACEMENT_S, back)
 
     def device_s(self, until: float) -> float:
-        """Seconds of all devices so far."""
         return self._device_s + (until - self._counted_at) * self._devices
 
     @property
     def devices(self) -> int:
-        """Devices that instances have, or will have when they have come."""
         return sum(self.counts)
 
     def _add(self, runtime: int, now: float) -> None:
@@ -169,7 +160,6 @@ class Fleet:
         self.dispatcher.add(len(self.rows) - 1, runtime)
 
     def _retire(self, instance: int, now: float) -> float:
-        """Give an instance no more requests; when it has answered what it has."""
         self.dispatcher.remove(instance)
         self.serves[instance] = False
         return max(now, self.free_at[instance])
@@ -187,7 +177,6 @@ class Replacements:
         self._target: Sequence[int] = ()
 
     def decide(self, target: Sequence[int], now: float) -> None:
-        """The fleet has as many devices as the target."""
         self._target = target
         self._go_on(now)
 
@@ -200,7 +189,6 @@ class Replacements:
             self._fleet.replace(*found, now, then=self._go_on)
 
     def _next(self) -> tuple[int, int] | None:
-        """An instance of a runtime that has too many, and a runtime that has too few."""
         over = [have - want for have, want in zip(self._fleet.counts, self._target, strict=True)]
         missing = min(range(len(over)), key=lambda runtime: over[runtime])
         if over[missing] >= 0:
@@ -267,7 +255,6 @@ class TargetTracking:
         self._agenda.at(now + 1.0, self._run)
 
     def _p98(self, since: float, now: float) -> float | None:
-        """Of the requests that have ended since then; None where they are few."""
         first = bisect_left(self._times, since - _LOOK_BACK_S)
         last = min(bisect_left(self._times, now), len(self._latencies))
         found = [
@@ -301,7 +288,6 @@ class Headroom:
         self._agenda.at(now + 1.0, self._run)
 
     def _scarcest(self) -> int:
-        """The runtime with the fewest instances; the longest of those."""
         counts = self._fleet.counts
         return min(range(len(counts)), key=lambda runtime: (counts[runtime], -runtime))
 
@@ -318,5 +304,4 @@ def release_one(fleet: Fleet, now: float, *, least: int) -> None:
 
 
 def percentile(rising: Sequence[float], share: float) -> float:
-    """The value below which this share of the sorted values lies; 0.5 is the median."""
     return rising[min(len(rising) - 1, int(share * len(rising)))]

@@ -30,39 +30,32 @@ class Interval(msgspec.Struct, frozen=True):
         return self.low <= number <= self.high
 
     def text(self, digits: int = 1) -> str:
-        """With this many decimals; numbers from a thousand on have none."""
         low, high = (f"{each:,.{0 if abs(each) >= 1000 else digits}f}" for each in (self.low, self.high))
         return low if low == high else f"{low} to {high}"
 
     @classmethod
     def of(cls, numbers: Iterable[float]) -> Interval | None:
-        """None where there are none."""
         found = list(numbers)
         return cls(min(found), max(found)) if found else None
 
 
 def shown(interval: Interval | None, digits: int = 1) -> str:
-    """An interval, or a dash."""
     return MISSING if interval is None else interval.text(digits)
 
 
 def measures(of: Of, cases: Iterable[Case]) -> Iterator[Measures]:
-    """What came of the cases that were run."""
     return (result.measures for case in cases if (result := of(case)) is not None)
 
 
 def values(of: Of, cases: Iterable[Case], what: Callable[[Measures], float]) -> Interval | None:
-    """One number of each case."""
     return Interval.of(what(each) for each in measures(of, cases))
 
 
 def with_system(case: Case, system: str) -> Case:
-    """The same run of another system."""
     return msgspec.structs.replace(case, system=system)
 
 
 def pairs(of: Of, cases: Sequence[Case], ours: str, theirs: str) -> Iterator[tuple[Measures, Measures]]:
-    """Two systems on the same requests, for each workload and latency."""
     for case in cases:
         if case.system == theirs:
             one, other = of(with_system(case, ours)), of(case)

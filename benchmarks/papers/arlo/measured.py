@@ -81,7 +81,6 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def measure_all() -> Measured:
-    """Takes about a minute."""
     solving = [_solve(devices, runtimes) for devices, runtimes in SIZES]
     dispatching = [
         DispatchTime(instances, 2 * instances, peeked, round(_dispatch_ms(instances, peeked), 3))
@@ -97,7 +96,6 @@ def _solve(devices: int, runtimes: int) -> SolvingTime:
 
 
 def _solve_once(devices: int, runtimes: int, rng: Random) -> tuple[float, float]:
-    """Seconds for one problem that has a solution, and its load."""
     while True:
         share = rng.uniform(0.1, 0.5)
         short, long = read_lengths()
@@ -158,8 +156,6 @@ class Deployed(msgspec.Struct, frozen=True):
 
 
 class _Latencies(EachCall):
-    """Latencies of calls by when they came, without a log of each."""
-
     def __init__(self) -> None:
         super().__init__(EventLog())
         self._came: dict[int, float] = {}
@@ -177,7 +173,6 @@ class _Latencies(EachCall):
 
 
 def compare(seed: int, rate: float) -> Deployed:
-    """Takes half a minute, or one."""
     profile, workload = LatencyProfile("base"), Workload(rate, ENDS_S[rate], seed)
     trace = trace_of(workload)
     run = Simulation(_world(profile), of_lengths(_world(profile), _arrivals(trace, profile)), arlo(tracks=False))
@@ -196,7 +191,6 @@ def compare(seed: int, rate: float) -> Deployed:
 
 
 def _later(trace: Trace) -> Trace:
-    """The requests that count, after those before them."""
     first = next(at for at, time in enumerate(trace.times) if time >= BEGINS_S)
     times = [time - BEGINS_S for time in trace.times[first:]]
     return Trace(times, trace.lengths[first:], trace.lengths[:first])

@@ -32,19 +32,15 @@ class Records:
 
     @property
     def seconds(self) -> float:
-        """What the runs took of one core, without the traces."""
         return sum(result.took_s for result in self._found.values())
 
     def all(self) -> list[Result]:
-        """All runs that are kept."""
         return list(self._found.values())
 
     def get(self, case: Case) -> Result | None:
-        """What came of a case, whatever computed it; None if nobody has run it."""
         return self._found.get(case.name)
 
     def bring(self, cases: Iterable[Case], *, tell: Callable[[str], None]) -> None:
-        """Run the cases that this release has not run, and keep each result at once."""
         todo = unknown(cases, self.get)
         for number, case in enumerate(todo, 1):
             tell(f"{number} of {len(todo)}: {case.system}, {case.devices} GPUs, {case.workload.rate:,.0f} requests/s")
@@ -52,14 +48,12 @@ class Records:
             self._write()
 
     def measure(self, *, tell: Callable[[str], None]) -> None:
-        """Measure Table 2 and Figure 9 if this release has not."""
         if self.measured is None or self.measured.release != RELEASE:
             tell("Table 2 and Figure 9")
             self.measured = measure_all()
             self._write()
 
     def compare_deployed(self, *, tell: Callable[[str], None]) -> None:
-        """Compare the policy of a session with the model where this release has not."""
         known = {(each.seed, each.rate) for each in self.deployed if each.release == RELEASE}
         for seed in settings.SEEDS:
             for rate in ENDS_S:
@@ -70,7 +64,6 @@ class Records:
                     self._write()
 
     def drop_others(self, cases: Iterable[Case]) -> None:
-        """Forget the runs of all cases but these."""
         names = {case.name for case in cases}
         others = [name for name in self._found if name not in names]
         for name in others:

@@ -9,7 +9,6 @@ from benchmarks.papers.arlo.tables import NAMED, PLAIN, Cells, late, latencies_o
 
 
 def write(records: Records) -> str:
-    """The page, in Markdown."""
     cells, measured = Cells(records.get), records.measured
     parts = (
         texts.head(), _summary(records), texts.readings(), experiments.example(), _figure(cells, "6a"),
@@ -30,7 +29,6 @@ def _summary(records: Records) -> str:
 
 
 def _figure(cells: Cells, name: str) -> str:
-    """Latencies with a fixed number of devices, by system; by the latency of Bert-Large, too."""
     cases = summary.FIGURES[name]()
     rows = []
     for system in tables.MAIN:

@@ -55,7 +55,6 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def cells(self) -> list[str]:
-        """What a line of the table says of it."""
         said = "not run" if self.is_met is None else "yes" if self.is_met else "**no**"
         return [self.here, f"{said}: {self.why}" if self.why else said]
 
@@ -69,13 +68,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def row(self) -> list[str]:
-        """Its cells."""
         found = [cell for finding in self.findings for cell in finding.cells]
         return [self.bar, self.paper, *found, *[""] * (4 - len(found))]
 
 
 def verdicts(records: Records) -> list[Verdict]:
-    """All bars, from the records."""
     of = records.get
     figures = [verdict for name in FIGURES for verdict in _figure(of, name)]
     tails = [verdict for pair in ("6", "10") for verdict in _tails(of, pair)]
@@ -87,21 +84,18 @@ def verdicts(records: Records) -> list[Verdict]:
 
 
 def _inside(said: float, found: Interval | None, *, unit: str = "", digits: int = 1, why: str = "") -> Finding:
-    """Whether the paper's number is inside our interval."""
     if found is None:
         return Finding()
     return Finding(found.text(digits) + unit, said in found, why)
 
 
 def _always(held: Sequence[bool], *, why: str = "") -> Finding:
-    """Whether something holds in each of the runs."""
     if not held:
         return Finding()
     return Finding(f"{sum(held)} of {len(held)}", all(held), "" if all(held) else why)
 
 
 def _less(of: Of, cases: Sequence[Case], other: str, said: float, what: Callable[[Measures], float]) -> Verdict:
-    """A reduction against a system of the paper; where it has several readings, which of them have the number."""
     name = "mean" if what is mean_ms else "98th percentile"
     found = []
     for read in BOTH:
@@ -125,7 +119,6 @@ def orders(of: Of, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> It
 
 
 def _order(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
-    """The paper's order, in each pair of readings of DT and INFaaS."""
     held = {
         (dt, infaas): list(orders(of, cases, read(ARLO), dt, infaas))
         for dt in READINGS[DT_] for infaas in READINGS[INFAAS_]
@@ -136,7 +129,6 @@ def _order(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
 
 
 def _lowest(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
-    """Arlo below each other system; if not, which of them are below it in a run."""
     held = {
         system: [one.mean_ms < other.mean_ms for one, other in pairs(of, cases, read(ARLO), system)]
         for several in READINGS.values() for system in several

@@ -82,7 +82,6 @@ def experiments() -> list[Case]:
 
 
 def figure_6a(*, occupies: bool = False) -> list[Case]:
-    """Bert-Base, 1,000 requests/s, 10 GPUs."""
     seeds = settings.SEEDS[:1] if occupies else settings.SEEDS
     return [
         Case(system, BASE, 10, Workload(1000.0, 360.0, seed), occupies=occupies)
@@ -91,7 +90,6 @@ def figure_6a(*, occupies: bool = False) -> list[Case]:
 
 
 def figure_6b() -> list[Case]:
-    """Bert-Large, 1,500 requests/s, 10 GPUs."""
     return [
         Case(system, profile, 10, Workload(1500.0, 150.0, seed))
         for seed, profile, system in product(settings.GRID_SEEDS, LARGE, MAIN)
@@ -99,12 +97,10 @@ def figure_6b() -> list[Case]:
 
 
 def figure_7() -> list[Case]:
-    """Bert-Base with 10 GPUs, by the load."""
     return [Case(system, BASE, 10, Workload(rate, 60.0, settings.SEEDS[0])) for rate, system in product(RATES_7, MAIN)]
 
 
 def figure_8() -> list[Case]:
-    """Bert-Large with scaling, from 5 GPUs on."""
     found = []
     for profile, least, system in product((LARGE[0], SLOWEST), LEAST_8, MAIN):
         rate = round(settings.FIRST_DEVICES / profile.static_s(512))
@@ -114,14 +110,12 @@ def figure_8() -> list[Case]:
 
 
 def figure_10a() -> list[Case]:
-    """Bert-Base, 8,000 requests/s in bursts, 90 GPUs."""
     return [
         Case(system, BASE, 90, Workload(8000.0, 60.0, seed, "bursty")) for seed, system in product(settings.SEEDS, MAIN)
     ]
 
 
 def figure_10b() -> list[Case]:
-    """Bert-Large, 25,000 requests/s in bursts, 300 GPUs."""
     return [
         Case(system, profile, 300, Workload(25_000.0, 10.0, seed, "bursty"))
         for seed, profile, system in product(settings.GRID_SEEDS, LARGE, MAIN)
@@ -145,19 +139,16 @@ def _workloads_3(for_s: float, seeds: Sequence[int]) -> list[Workload]:
 
 
 def lower_loads() -> list[Case]:
-    """Table 3 with lower loads."""
     workloads = [Workload(rate_at(load), 240.0, LOWER_SEED, "bursty") for load in LOWER_LOADS]
     return [Case(system, SLOWEST, 40, workload) for workload, system in product(workloads, ALLOCATIONS_3)]
 
 
 def table_3() -> list[Case]:
-    """Allocations, over three quarters of a wave of drift, 40 GPUs."""
     workloads = _workloads_3(360.0, settings.SEEDS[:1])
     return [Case(system, SLOWEST, 40, workload) for workload, system in product(workloads, ALLOCATIONS_3)]
 
 
 def figure_11() -> list[Case]:
-    """Numbers of runtimes, 40 GPUs."""
     workloads = _workloads_3(60.0, settings.GRID_SEEDS)
     return [
         Case(system, SLOWEST, 40, workload, runtimes=count)
@@ -166,7 +157,6 @@ def figure_11() -> list[Case]:
 
 
 def table_4() -> list[Case]:
-    """Dispatching strategies."""
     return [case for devices in TRACES_4 for case in of_trace_4(devices)]
 
 
@@ -191,7 +181,6 @@ def apart_4(name: str) -> Iterator[Case]:
 
 
 def of_trace_4(devices: int) -> Iterator[Case]:
-    """One of Table 4's three traces."""
     rate, for_s, seeds = TRACES_4[devices]
     for seed, profile, system in product(seeds, LARGE, DISPATCHES_4):
         yield Case(system, profile, devices, Workload(rate, for_s, seed, "bursty"))
@@ -222,14 +211,12 @@ PLAIN = {within_capacity(name): name for name in (ARLO, ARLO_EVEN, ARLO_GLOBAL, 
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
     names = list(columns)
     lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
 def late(of: Measures) -> float:
-    """Per cent of the requests above the objective."""
     return 100 * of.late
 
 
@@ -239,19 +226,15 @@ class Cells(msgspec.Struct, frozen=True):
     of: Of
 
     def values(self, cases: Sequence[Case], what: Callable[[Measures], float], digits: int = 1) -> str:
-        """One number of each case, as an interval."""
         return shown(values(self.of, cases, what), digits)
 
     def mean_and_p98(self, cases: Sequence[Case]) -> str:
-        """Two of them."""
         return f"{self.values(cases, mean_ms)}; {self.values(cases, p98_ms)}"
 
     def less(self, cases: Sequence[Case], ours: str, theirs: str, what: Callable[[Measures], float]) -> str:
-        """By how many per cent one is below another; empty beside Arlo's own readings."""
         return shown(less(self.of, cases, ours, (theirs,), what)) if theirs in NAMED else ""
 
     def by_latency(self, cases: Sequence[Case]) -> str:
-        """Means by the latency of Bert-Large, for each system."""
         latencies = latencies_of(cases)
         rows = [
             [f"`{system}`", *(self.values(of_latency(cases, system, each), mean_ms) for each in latencies)]
@@ -260,7 +243,6 @@ class Cells(msgspec.Struct, frozen=True):
         return table(("mean, ms, where 512 tokens take", *(f"{longest:g} ms" for longest in latencies)), rows)
 
     def by_load(self, cases: Sequence[Case], loads: Sequence[float] = settings.UTILIZATIONS) -> str:
-        """Means and tails by the load, for each system and number of runtimes."""
         kinds = dict.fromkeys((case.system, case.runtimes) for case in cases)
         rows = [
             [f"`{system}`", str(count), *(self.mean_and_p98(of_load(cases, system, count, load)) for load in loads)]
@@ -270,16 +252,13 @@ class Cells(msgspec.Struct, frozen=True):
 
 
 def of_latency(cases: Sequence[Case], system: str, longest_ms: float) -> list[Case]:
-    """Those of a system where 512 tokens take so long."""
     return [case for case in cases if (case.system, case.profile.longest_ms) == (system, longest_ms)]
 
 
 def of_load(cases: Sequence[Case], system: str, runtimes: int, load: float) -> list[Case]:
-    """Those of a system whose ideal runtimes keep so much of the devices busy."""
     wanted = system, runtimes, rate_at(load)
     return [case for case in cases if (case.system, case.runtimes, case.workload.rate) == wanted]
 
 
 def latencies_of(cases: Sequence[Case]) -> list[float]:
-    """What 512 tokens take, in milliseconds, from the least on."""
     return sorted({case.profile.longest_ms for case in cases})

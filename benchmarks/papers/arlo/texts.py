@@ -110,7 +110,6 @@ paper does not give, became an interval. To make room for them, the traces of Fi
 
 
 def workload_text(cases: Sequence[Case]) -> str:
-    """What the runs of a figure have in common, in words."""
     rates = sorted({case.workload.rate for case in cases})
     rate = f"{rates[0]:,.0f}" if len(rates) == 1 else f"{rates[0]:,.0f} to {rates[-1]:,.0f}"
     patterns = {"stable": "Twitter-Stable", "bursty": "Twitter-Bursty"}
@@ -144,7 +143,6 @@ def _filled_block(block: str) -> str:
 
 
 def command(table: str) -> str:
-    """How a table is run."""
     return f"`python -m benchmarks.papers.arlo --table {table}`"
 
 

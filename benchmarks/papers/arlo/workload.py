@@ -59,11 +59,9 @@ class LatencyProfile(msgspec.Struct, frozen=True):
 
     @property
     def slo_s(self) -> float:
-        """The objective of a request."""
         return SLO_S[self.model]
 
     def static_s(self, tokens: int) -> float:
-        """A runtime that is compiled for this length, for one request."""
         step = max(1, ceil(tokens / STEP))
         first = 1 / RATIO[self.model]
         at_step = first + (1 - first) * (step - 1) / (LONGEST // STEP - 1)
@@ -71,22 +69,18 @@ class LatencyProfile(msgspec.Struct, frozen=True):
         return self.longest_ms / 1000 * at_step * (1 - _WITHIN_STEP * below)
 
     def dynamic_s(self, tokens: int, shape: str) -> float:
-        """Dynamic compilation: nothing is padded, and everything takes longer."""
         return self.static_s(tokens) * inflation(shape, tokens)
 
     def capacity(self, tokens: int) -> int:
-        """Requests that a runtime of this length answers within the objective (M_i)."""
         return max(1, int(self.slo_s / self.static_s(tokens)))
 
     def mean_s(self, lengths: list[int], runtimes: int) -> float:
-        """The mean time that requests keep their ideal runtimes busy."""
         step = LONGEST // runtimes
         by_length = [self.static_s(step * max(1, ceil(tokens / step))) for tokens in range(LONGEST + 1)]
         return sum(by_length[tokens] for tokens in lengths) / len(lengths)
 
 
 def lengths_of(runtimes: int) -> tuple[int, ...]:
-    """The lengths of so many runtimes: evenly spaced up to the longest (§3.3)."""
     return tuple(LONGEST * (number + 1) // runtimes for number in range(runtimes))
 
 
@@ -117,13 +111,11 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 def missing() -> str:
-    """Why nothing of this can run here; empty if it can."""
     return "" if LENGTHS.is_file() else f"the lengths of tweets are not here: {LENGTHS}"
 
 
 @lru_cache(maxsize=1)
 def read_lengths() -> tuple[list[int], list[int]]:
-    """Lengths in tokens, stretched to 512: of the file's first part, and of its second one."""
     with gzip.open(LENGTHS, "rt") as file:
         next(file)
         rows = [recalibrated(int(line)) for line in file]
@@ -131,18 +123,15 @@ def read_lengths() -> tuple[list[int], list[int]]:
 
 
 def recalibrated(tokens: int) -> int:
-    """A length of the file, stretched and cut at 512 (§5)."""
     return max(1, min(LONGEST, round(tokens * settings.SPAN)))
 
 
 @lru_cache(maxsize=2)
 def trace_of(workload: Workload) -> Trace:
-    """The requests of a workload; the same ones for each system."""
     return make_trace(workload, *read_lengths())
 
 
 def make_trace(workload: Workload, short: list[int], long: list[int]) -> Trace:
-    """The requests of a workload with these lengths."""
     times = list(_arrivals(workload, Random(f"arrivals {workload.seed}")))
     rng = Random(f"lengths {workload.seed}")
     share = _long_share(workload.drift, rng)
@@ -160,7 +149,6 @@ def make_trace(workload: Workload, short: list[int], long: list[int]) -> Trace:
 
 
 def _long_share(drift: float, rng: Random) -> Callable[[float], float]:
-    """The share of the long part by the time, in its slow wave."""
     phase = 2 * pi * rng.random()
 
     def share(at: float) -> float:
@@ -180,7 +168,6 @@ def _arrivals(workload: Workload, rng: Random) -> Iterator[float]:
 
 
 def _stretches(workload: Workload, rng: Random) -> Iterator[tuple[float, float, float]]:
-    """Stretches of time with one rate: begin, end, requests a second."""
     at, is_burst = 0.0, rng.random() < settings.BURST_S / (settings.BURST_S + settings.CALM_S)
     calm = (settings.BURST_S + settings.CALM_S - settings.BURST_S * settings.BURST_RATE) / settings.CALM_S
     while at < workload.for_s:

@@ -124,14 +124,12 @@ def _reproduce(asked: argparse.Namespace) -> int:
 
 
 def keep(path: Path, found: Found) -> None:
-    """Write the record that the page is made from: a line for each part."""
     parts = msgspec.to_builtins(found.without_looks())
     lines = [f'"{name}": {msgspec.json.encode(part).decode()}' for name, part in parts.items()]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def read(path: Path) -> Found:
-    """A record that was kept."""
     return msgspec.json.decode(path.read_bytes(), type=Found)
 
 
@@ -147,7 +145,6 @@ def _static(parameters: Parameters, run: paper.Run) -> float:
 
 
 def _each(what: str, do: Callable[[_T], _R], over: Iterable[_T], *, jobs: int) -> Iterator[_R]:
-    """Apply `do` to each value in `jobs` processes, and print the progress on stderr."""
     todo, tell = list(over), progress(what)
     with ProcessPoolExecutor(jobs) as pool:
         results = pool.map(do, todo) if jobs > 1 else map(do, todo)

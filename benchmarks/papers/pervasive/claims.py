@@ -25,7 +25,6 @@ from stoker.contexts.recipe import Awareness
 
 
 def called(awareness: Awareness) -> str:
-    """What the paper calls it, and the policy that does so here."""
     return f"{NAMES[awareness]} (`{worlds.POLICIES[awareness]}`)"
 
 
@@ -37,7 +36,6 @@ class Variant(msgspec.Struct, frozen=True):
     high: float
 
     def holds(self, said: float) -> bool:
-        """Whether the paper's number lies in it."""
         return self.low <= said <= self.high
 
 
@@ -57,7 +55,6 @@ class Claim(msgspec.Struct, frozen=True):
         return [one.value for each in rows for one in self._of(each, batch)]
 
     def variants(self, rows: Iterable[Sequence[Prediction]], *, batch: int) -> list[Variant]:
-        """The intervals that each variant has by itself, over the sets."""
         found: dict[str, list[float]] = {}
         for each in rows:
             for one in self._of(each, batch):
@@ -65,11 +62,9 @@ class Claim(msgspec.Struct, frozen=True):
         return [Variant(name, min(values), max(values)) for name, values in found.items()]
 
     def outside(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> float:
-        """How far outside the interval the paper's number is, as a part of it; 0 inside."""
         return outside(self.said, self.values(rows, batch=batch))
 
     def verdict(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> str:
-        """Where the paper's number is, against the interval."""
         return judged(self.said, self.values(rows, batch=batch))
 
     def _of(self, row: Sequence[Prediction], batch: int) -> list[Prediction]:
@@ -117,7 +112,6 @@ def pairs(rows: Iterable[Sequence[Prediction]], *, batch: int, none_lost: bool =
 
 
 def gains_in_short(found: Found) -> str:
-    """The span by the size of calls, and in how many pairs full awareness does less."""
     told = []
     for batch in BATCHES:
         ratios = [one for values in pairs(found.predictions, batch=batch).values() for one in values]
@@ -130,7 +124,6 @@ def gains_in_short(found: Found) -> str:
 
 
 def gains_section(found: Found) -> str:
-    """The part of the page about it."""
     lines = [
         "### Full over partial under preemption",
         "",
@@ -163,7 +156,6 @@ def _distances(found: Found, figure: str, of: Callable[[Distance], float]) -> li
 
 
 def capacity_in_short(found: Found) -> str:
-    """By the paper's own counting."""
     told = []
     for figure in _FIGURES:
         values = _distances(found, figure, lambda off: off.connected)
@@ -174,7 +166,6 @@ def capacity_in_short(found: Found) -> str:
 
 
 def capacity_section(found: Found) -> str:
-    """The part of the page about it."""
     rules: tuple[tuple[str, Callable[[Distance], float]], ...] = (
         ("GPUs that are connected; inferences when their call ends (the paper's counting)", lambda off: off.connected),
         ("GPUs that hold the context, until the last call is handed out; the same", lambda off: off.hot),

@@ -39,12 +39,10 @@ class Case(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether the paper's number is."""
         return min(self.done) <= _SAID <= max(self.done)
 
 
 def cases(found: Found) -> Iterator[Case]:
-    """All of them for which there is a set; none where nothing was simulated."""
     if not found.shared:
         return
     for place in range(len(predict.NODES)):
@@ -61,7 +59,6 @@ def cases(found: Found) -> Iterator[Case]:
 
 
 def _kept(found: Found, place: int) -> list[tuple[Shared, tuple[Prediction, ...]]]:
-    """The sets whose static run on such nodes stays within the limit of the fit. `place`: of the kind of node."""
     return [
         (shared, predictions)
         for shared, predictions in zip(found.shared, found.predictions, strict=True)
@@ -75,7 +72,6 @@ def _of_node(shared: Shared, place: int) -> list[Preempted]:
 
 
 def in_short(found: Found) -> list[str]:
-    """Nothing where nothing was simulated."""
     every = list(cases(found))
     if not every:
         return []
@@ -90,7 +86,6 @@ def in_short(found: Found) -> list[str]:
 
 
 def disks_section(found: Found) -> str:
-    """The part of the page about it."""
     lines = [
         "## Loads that depend on their neighbours, simulated",
         "",
@@ -138,7 +133,6 @@ def wanted(done: float, awareness: Awareness, *, begins_s: float, late_s: float 
 
 
 def shares_section(fits: Sequence[Fit], predictions: Sequence[Sequence[Prediction]]) -> str:
-    """The part of the page about it."""
     said = paper.FIGURE_8[Awareness.DISK]
     begins = sorted(fit.worker(each.parameters, paper.A10, Awareness.DISK, BATCH)[0] for each in fits)
     least = wanted(said, Awareness.DISK, begins_s=begins[0], late_s=paper.PREEMPTED_EVERY_S)

@@ -32,13 +32,11 @@ _EXACT_S = 1e-3
 
 
 def seconds(parameters: Parameters, awareness: Awareness, batch: int) -> float:
-    """How long a run takes."""
     workers = [worker(parameters, kind, awareness, batch) for kind in (paper.A10, paper.TITAN)]
     return _makespan(paper.INFERENCES // batch, workers)
 
 
 def worker(parameters: Parameters, kind: str, awareness: Awareness, batch: int) -> tuple[float, float]:
-    """When a worker of a kind begins its first task, and how long each takes, in seconds."""
     p = parameters
     item_s, load_s = (p.item_a10_s, p.load_a10_s) if kind == paper.A10 else (p.item_titan_s, p.load_titan_s)
     rate = min(p.shared_node_bytes_per_s, p.network_bytes_per_s)
@@ -64,12 +62,10 @@ def _makespan(tasks: int, workers: list[tuple[float, float]]) -> float:
 
 
 def _begun(at_s: float, begins: float, takes: float) -> int:
-    """Tasks that a worker has begun until then."""
     return int((at_s - begins) / takes) + 1 if at_s >= begins else 0
 
 
 def errors(parameters: Parameters) -> dict[paper.Run, float]:
-    """Relative errors of all runs."""
     return {run: run.error(seconds(parameters, run.awareness, run.batch)) for run in paper.RUNS}
 
 
@@ -95,7 +91,6 @@ class Fit(msgspec.Struct, frozen=True):
 
     @property
     def close(self) -> bool:
-        """Whether it comes under the narrower limit."""
         return self.worst <= CLOSE
 
 
@@ -127,12 +122,10 @@ def chosen(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
 
 
 def worst(parameters: Parameters) -> float:
-    """The largest relative error, without its sign."""
     return max(abs(error) for error in errors(parameters).values())
 
 
 def _distance(one: Fit, other: Fit) -> float:
-    """In the widths of the bounds, as ratios."""
     total = 0.0
     for name, bound in BOUNDS.items():
         a, b = (max(getattr(each.parameters, name), _LEAST) for each in (one, other))
@@ -153,8 +146,6 @@ def _draw(chance: Stream) -> Parameters:
 
 
 def _improve(parameters: Parameters, chance: Stream, *, limit: float) -> Parameters:
-    """Take steps in one or in all directions, smaller and smaller ones; keep what makes the errors smaller, until none
-    is above the limit."""
     value, size, number = _badness(parameters), 0.3, 0
     for _ in range(_STEPS):
         if worst(parameters) <= limit:
@@ -180,5 +171,4 @@ def _badness(parameters: Parameters) -> float:
 
 
 def _rounded(value: float) -> float:
-    """To as many digits as anybody wants to read."""
     return float(f"{value:.{_DIGITS}g}")

@@ -20,7 +20,6 @@ _Times = Mapping[tuple[Awareness, int], float]
 
 
 def in_short(found: Found) -> str:
-    """How many unknowns, all of which the fit varies, reproduce how many numbers, and how closely."""
     worst = max(abs(run.error(seconds)) for run, seconds in found.simulated)
     limits = sum(run.most > 0.0 and run.error(seconds) == 0.0 for run, seconds in found.simulated)
     numbers = f"{len(found.simulated) - limits} numbers within {at_most(worst)}"
@@ -30,7 +29,6 @@ def in_short(found: Found) -> str:
 
 
 def static(found: Found) -> str:
-    """Figures 6 and 7."""
     lines = [
         "## Figures 6 and 7: fitted",
         "",
@@ -48,20 +46,17 @@ def static(found: Found) -> str:
 
 
 def static_row(run: paper.Run, seconds: float) -> str:
-    """A run of Figure 6 or 7, beside the paper's, without what all sets give."""
     said = f"{run.seconds:,.0f} to {run.most:,.0f}" if run.most else f"{run.seconds:,.0f}"
     times = f"{said} | {seconds:,.0f} | {run.error(seconds):+.1%}"
     return f"| {run.figure} | {called(run.awareness)} | {run.batch:,} | {times} |"
 
 
 def _apart(found: Found) -> float:
-    """How far the closed form is from the simulator, at most."""
     first = found.fits[0].parameters
     return max(abs(fit.seconds(first, run.awareness, run.batch) / seconds - 1.0) for run, seconds in found.simulated)
 
 
 def ratios(found: Found) -> str:
-    """What §4.2 and §4.3 conclude from the two figures, and ours."""
     runs = [run for run, _ in found.simulated]
     simulated = {(run.awareness, run.batch): seconds for run, seconds in found.simulated}
     every = [
@@ -97,7 +92,6 @@ def _spread(times: _Times) -> float:
 
 
 def unknowns(found: Found) -> str:
-    """The sets, each parameter with its bounds."""
     close = sum(each.close for each in found.fits)
     lines = [
         f"## The unknowns: {len(found.fits)} sets of {len(BOUNDS)} parameters, {close} of them close",

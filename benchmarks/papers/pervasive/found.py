@@ -28,21 +28,17 @@ class Found(msgspec.Struct, frozen=True):
     panels: bool = False
 
     def without_looks(self) -> Found:
-        """As the record keeps it: what is drawn is left out."""
         rows = [[msgspec.structs.replace(one, looks=()) for one in row] for row in self.predictions]
         return msgspec.structs.replace(self, predictions=tuple(map(tuple, rows)))
 
     @property
     def close(self) -> list[tuple[Prediction, ...]]:
-        """The predictions of sets that come under the narrower limit of the fit."""
         return [row for each, row in zip(self.fits, self.predictions, strict=True) if each.close]
 
 
 def at_most(part: float) -> str:
-    """A limit in percent: rounded up, so that it holds."""
     return f"{math.ceil(part * 1000.0) / 10.0:.1f}%"
 
 
 def between(values: Sequence[float], shown: str = ",.0f") -> str:
-    """From the least to the most of them. `shown`: the format of a number."""
     return f"{min(values):{shown}} to {max(values):{shown}}"

@@ -11,7 +11,6 @@ _FITTED = (paper.A10, paper.TITAN)
 
 
 def section(found: Found) -> str:
-    """The kinds, with the seconds that an inference takes on each by either peak rate."""
     lines = [
         "## Table 1: the speeds of the kinds",
         "",

@@ -34,7 +34,6 @@ class Run(msgspec.Struct, frozen=True):
     most: float = 0.0
 
     def error(self, seconds: float) -> float:
-        """How far off so many seconds are, as a part of the paper's; between limits nothing is."""
         said = min(max(seconds, self.seconds), self.most) if self.most else self.seconds
         return seconds / said - 1.0
 

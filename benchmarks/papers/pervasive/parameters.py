@@ -23,8 +23,6 @@ import msgspec
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """Seconds, bytes a second, items."""
-
     item_a10_s: float
     item_titan_s: float
     load_a10_s: float
@@ -38,8 +36,6 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """Between what, and why."""
-
     low: float
     high: float
     why: str
@@ -63,6 +59,5 @@ MOST_SLOWER = 6.0
 
 
 def possible(parameters: Parameters) -> bool:
-    """Whether all bounds hold, also the one between the two kinds of GPU."""
     inside = all(bound.low <= getattr(parameters, name) <= bound.high for name, bound in BOUNDS.items())
     return inside and 1.0 <= parameters.item_titan_s / parameters.item_a10_s <= MOST_SLOWER

@@ -97,12 +97,10 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 def static(parameters: Parameters, run: paper.Run) -> float:
-    """A run of Figure 6 or 7, in the simulator: its seconds."""
     return _simulated(parameters, worlds.static(), run.awareness, batch=run.batch)[1]
 
 
 def figure_8(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Prediction]:
-    """How many inferences are done when the last GPU is gone."""
     first = paper.PREEMPTED_FROM_S
     starts = {"from 900 s": first, "from 960 s": first + paper.PREEMPTED_EVERY_S}
     for variant, from_s in starts.items():
@@ -119,7 +117,6 @@ def figure_8(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Predicti
 
 
 def figure_9(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Prediction]:
-    """When all inferences are done, on pools that grow."""
     low, high = paper.FIGURE_9A_GPUS
     for words, until_s, bend, shares in RAMPS_9A:
         pools = worlds.ramp(shares, first=low, last=high, until_s=until_s, bend=bend)
@@ -133,14 +130,12 @@ def figure_9(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Predicti
 
 
 def everything(parameters: Parameters) -> list[Prediction]:
-    """Figures 8 and 9, in all variants."""
     return [
         one for batch in BATCHES for one in (*figure_8(parameters, batch=batch), *figure_9(parameters, batch=batch))
     ]
 
 
 def a_look(parameters: Parameters) -> list[Prediction]:
-    """Some variants of each, for whoever cannot wait."""
     return [
         one
         for batch in BATCHES
@@ -191,7 +186,6 @@ def _simulated(
     until_s: float = math.inf,
     peaks: Mapping[str, float] = paper.SINGLE,
 ) -> tuple[Simulation, float]:
-    """A run that is over, and when it was."""
     policies = policy(worlds.POLICIES[awareness]).make()
     world = limited(worlds.world(parameters, pools, peaks=peaks), policies.awareness)
     simulation = Simulation(world, arrivals(worlds.sweep(batch), seed=0), policies)
@@ -225,7 +219,6 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 def simulate(parameters: Parameters) -> Shared:
-    """A set's runs."""
     first = paper.PREEMPTED_FROM_S
     later, by_node = first + paper.PREEMPTED_EVERY_S, msgspec.structs.replace
     asked = [
@@ -245,7 +238,6 @@ def _preempted(parameters: Parameters, nodes: Sharing, from_s: float) -> float:
 def _ran(
     parameters: Parameters, nodes: Sharing, pools: worlds.Pools, *, until_s: float = math.inf
 ) -> tuple[float, float]:
-    """Inferences that were done, and when it ended."""
     policies = policy(worlds.POLICIES[Awareness.DISK]).make()
     world = limited(worlds.world(parameters, pools, sharing=nodes), policies.awareness)
     calls = arrivals(worlds.sweep(BATCH), seed=0)

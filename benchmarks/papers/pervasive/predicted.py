@@ -22,7 +22,6 @@ _PANELS = (
 
 
 def in_short(found: Found) -> list[str]:
-    """Figure 8's numbers together, then each number by itself."""
     lines = [together(found)]
     lines.append(
         """Below, a variant is one assumption where the text leaves something open; it *holds* a number that lies in its
@@ -53,12 +52,10 @@ def decided(claim: Claim, name: str) -> str:
 
 
 def holders(claim: Claim, variants: Sequence[Variant]) -> str:
-    """In how many variants the paper's number lies."""
     return f"{sum(variant.holds(claim.said) for variant in variants)} of {len(variants)}"
 
 
 def hold(claim: Claim, variants: Sequence[Variant]) -> str:
-    """The same as a clause."""
     count = holders(claim, variants)
     return f"{count} variants {'holds' if count.startswith('1 ') else 'hold'} it"
 
@@ -84,7 +81,6 @@ def together(found: Found) -> str:
 
 
 def section(found: Found) -> str:
-    """Intervals, pictures, variants, and full awareness over partial."""
     return "\n".join([_intervals(found), _held(found), _variants(found), pervasive_claims.gains_section(found)])
 
 
@@ -121,7 +117,6 @@ def _intervals(found: Found) -> str:
 
 
 def _mixed(found: Found) -> str:
-    """What pictures show that have one panel for all sizes of calls."""
     drawn, *others = (
         one.value for one in found.predictions[0] if one.is_of("8", Awareness.FULL) and one.batch == BATCH
     )
@@ -131,7 +126,6 @@ def _mixed(found: Found) -> str:
 
 
 def _held(found: Found) -> str:
-    """For each number, the variants that hold it and how near the others come."""
     lines = [
         "### Which variants hold the paper's numbers",
         "",
@@ -179,5 +173,4 @@ def _variants(found: Found) -> str:
 
 
 def variant_row(name: str, first: Prediction, every: str, where: str) -> str:
-    """A run with the most central set, what all sets give, and where the paper's number is."""
     return row(name, f"{first.batch:,}", first.variant, f"{first.value:,.0f}", every, where)

@@ -65,7 +65,6 @@ def _farthest(
     paces: Iterable[tuple[float, float]] = (),
     until_s: float,
 ) -> float:
-    """All are changes, each with its time: of the capacity, of what is done, and of how fast it is done."""
     changes = sorted([
         *((at_s, 0, change) for at_s, change in capacity),
         *((at_s, 1, change) for at_s, change in paces),

@@ -16,7 +16,6 @@ from stoker.contexts.recipe import Awareness
 
 
 def write(found: Found) -> str:
-    """The page, in Markdown."""
     parts = (
         HEAD,
         _made(found),
@@ -36,7 +35,6 @@ def write(found: Found) -> str:
 
 
 def quote(found: Found) -> str:
-    """What the page on performance says of it, in one line."""
     inside: list[str] = []
     outside: list[str] = []
     known: list[str] = []
@@ -108,7 +106,6 @@ def _index(found: Found) -> str:
 
 
 def _vanishing(found: Found) -> str:
-    """What the benchmark of real pilots that are killed found, and what it may be compared with."""
     line = quoted_records.read("vanishing").line("calls done")
     (*_, ratios) = line.cells.values()
     times = f"{spread(ratios, digits=line.last_digits)} times as many calls"

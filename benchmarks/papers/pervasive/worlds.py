@@ -81,12 +81,10 @@ def world(
 
 
 def sweep(batch: int) -> SweepCalls:
-    """All inferences, in calls of so many."""
     return SweepCalls(context="llm", inputs=paper.INFERENCES, items=batch)
 
 
 def load_s(parameters: Parameters, kind: str) -> float:
-    """Seconds of a load on a node that has its disk to itself."""
     return parameters.load_titan_s if kind in paper.OLD else parameters.load_a10_s
 
 
@@ -103,7 +101,6 @@ class SharedDisks(Simulation):
         self._made: Counter[str] = Counter()
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        """A worker, on the next place of a node."""
         pilot = super().new_pilot(source, block=block, ends_at=ends_at)
         gpus, kind = self._sharing.gpus, source.kind
         number = self._made[kind]
@@ -126,7 +123,6 @@ def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = pa
 
 
 def static() -> Pools:
-    """§4.1: ten of each."""
     return {paper.A10: ((0.0, paper.EACH),), paper.TITAN: ((0.0, paper.EACH),)}
 
 
@@ -167,8 +163,6 @@ def ramp(
 
 
 def _order(shares: Mapping[str, float], count: int) -> list[str]:
-    """In which order GPUs of these kinds come, so that there are whole ones in these proportions at any time: the next
-    is of the kind that lacks most (Webster's method)."""
     have = dict.fromkeys(shares, 0)
     order = []
     for _ in range(count):

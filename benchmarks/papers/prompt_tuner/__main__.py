@@ -24,7 +24,6 @@ LOOK = Extent((1, 2), (1, 2), (1, 2), tuning=(1000,), smaller=4)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 1 when something fails, 2 for what cannot be asked, 130 after Ctrl-C."""
     asked = _asked(arguments)
     try:
         return _reproduce(asked)

@@ -29,7 +29,6 @@ class System(msgspec.Struct, frozen=True):
         return ", ".join([self.policy, *settings, f"bank {self.bank.value}"])
 
     def having(self, **settings: bool | float | str) -> System:
-        """The same with other settings."""
         return System(self.policy, tuple({**dict(self.settings), **settings}.items()), self.bank)
 
 
@@ -84,7 +83,6 @@ HEAVY = (
 
 
 def at(load: str, emergence: float) -> Group:
-    """One of `MAIN`."""
     return next(group for group in MAIN if (group.load, group.emergence) == (load, emergence))
 
 
@@ -103,5 +101,4 @@ VICUNA = (
 
 
 def of_bank(size: int) -> Group:
-    """Medium load, S = 1.0, with a bank of so many candidates."""
     return MEDIUM if size == Parameters().bank_size else Group(f"bank of {size}", changed=(("bank_size", size),))

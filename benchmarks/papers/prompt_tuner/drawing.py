@@ -62,7 +62,6 @@ def _figure_8(axes: Sequence[Sequence[Axes]], of: Evaluation) -> None:
 
 
 def _pair(axes: tuple[Axes, Axes], of: Evaluation, places: Sequence[_Place], systems: dict[str, System]) -> None:
-    """Bars side by side: violations above, cost below."""
     width = 0.8 / len(systems)
     for which, (label, system) in enumerate(systems.items()):
         at_x = [place + (which - (len(systems) - 1) / 2) * width for place in range(len(places))]

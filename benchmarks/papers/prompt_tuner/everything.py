@@ -64,7 +64,6 @@ def evaluate(
     runs: Runs, grid: Grid, *, extent: Extent, tell: Callable[[str], Callable[[int, int], None]], command: str,
     found: Searched | None = None,
 ) -> Record:  # fmt: skip
-    """Everything. `found`: sets that were searched already. Raises SimulationError."""
     clock = Clock(command)
     searched = found or search(grid, grids.drawn(grid), runs, tell=tell, most=extent.stages)
     sets = grids.farthest_apart(searched.admitted, grid, most=extent.sets or grid.report.most)
@@ -124,7 +123,6 @@ def _run(
 
 
 def central(chosen: Chosen) -> list[Wanted]:
-    """The runs of the most central set."""
     fewer = [(group, system) for group in FEWER_GPUS for system in (NOBODY, *chosen.values())]
     return [*others(chosen), *_loads(chosen), *_learning(chosen), *_orders(chosen), *_parts(), *_rest(chosen), *fewer]
 

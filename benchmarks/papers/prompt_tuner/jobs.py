@@ -86,12 +86,10 @@ class Parameters(msgspec.Struct, frozen=True):
     price_per_hour: float = 40.97
 
     def cold_s(self, model: Model) -> float:
-        """From the order to warm a replica until it is: what a cold start takes."""
         return self.prepare_s + model.weights_bytes / model.devices / self.read_bytes_per_s
 
     @property
     def device_price_s(self) -> float:
-        """Dollars for a GPU and second."""
         return self.price_per_hour / paper.SERVER_GPUS / 3600.0
 
 
@@ -122,25 +120,21 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def jobs(counts: Mapping[str, int], parameters: Parameters, *, seed: int) -> list[Job]:
-    """So many jobs of each model, in order of time."""
     times = _mixed(counts, parameters, seed) if parameters.mixed else _apart(counts, parameters, seed)
     found = [job for name, at_s in times.items() for job in _of_model(MODELS[name], at_s, parameters, seed)]
     return sorted(found, key=lambda job: job.at_s)
 
 
 def slo_s(job: Job, emergence: float, parameters: Parameters) -> float:
-    """A job's SLO in seconds from when it comes: its duration times S, and the allocation overhead."""
     return job.duration_s * emergence + parameters.overhead * parameters.cold_s(MODELS[job.model])
 
 
 def lookup_s(model: Model, candidates: int) -> float:
-    """How long the bank takes one GPU to find a prompt among so many."""
     scores, scores_of_3000 = (paper.CLUSTERS + size / paper.CLUSTERS for size in (candidates, paper.BANK_SIZES[-1]))
     return model.bank_s * scores / scores_of_3000
 
 
 def uses_bank(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> bool:
-    """Whether it gets a prompt from the bank."""
     if bank is not Bank.BUDGET:
         return bank is Bank.ALWAYS
     takes_s = lookup_s(MODELS[job.model], parameters.bank_size)
@@ -167,13 +161,11 @@ def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> A
 
 
 def _worth(parameters: Parameters) -> float:
-    """What the best of the bank's candidates is worth against the best of 3,000."""
     depths = (_quantile(1 / size) for size in (paper.BANK_SIZES[-1], parameters.bank_size))
     return math.exp(parameters.prompt_spread * (next(depths) - next(depths)))
 
 
 def _mixed(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
-    """When jobs of each model come, of one trace."""
     times = arrival_times(sum(counts.values()), Stream(seed, "tuning/arrivals"), peak=parameters.peak)
     chance = Stream(seed, "tuning/models")
     order = sorted(range(len(times)), key=chance.uniform)
@@ -182,7 +174,6 @@ def _mixed(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict
 
 
 def _apart(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
-    """The same, where each model has a trace of its own."""
     return {
         name: arrival_times(count, Stream(seed, f"tuning/{name}/arrivals"), peak=parameters.peak)
         for name, count in counts.items()
@@ -217,7 +208,6 @@ def arrival_times(count: int, stream: Stream, *, peak: float, minutes: int = pap
 
 
 def _per_minute(count: int, stream: Stream, *, peak: float, minutes: int) -> list[int]:
-    """Whole jobs for each minute."""
     fullest = int(stream.uniform(0) * minutes)
     most = round(count * peak / minutes)
     shares = [stream.exponential(1 + minute, mean=1.0) for minute in range(minutes)]

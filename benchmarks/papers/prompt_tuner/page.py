@@ -26,12 +26,10 @@ class Page:
         self.chosen = record.chosen
 
     def of_all(self, theirs: Reading) -> str:
-        """By how many points a reading is behind ours at medium load, over the sets."""
         low, high = over(self.sets, lambda one: one.more_violations(MEDIUM, self.chosen[theirs], NOBODY)).range()
         return f"{low:.1f} to {high:.1f}"
 
     def one_set(self) -> str:
-        """What a table of one set says of the others."""
         late = [fmean(one.violations(MEDIUM, NOBODY)) for one in self.sets]
         told = ", ".join(f"{reading.value} {self.of_all(reading)}" for reading in TEXT)
         return f"""± is over the seeds of the most central set. Sets differ by more: at medium load and S = 1 the
@@ -40,10 +38,8 @@ class Page:
 
 
 def lines_of(*lines: str) -> str:
-    """A section."""
     return "\n".join([*lines, ""])
 
 
 def span(numbers: Sequence[int]) -> str:
-    """`1 to 10`."""
     return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"

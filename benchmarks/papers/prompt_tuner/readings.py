@@ -36,8 +36,6 @@ POLICIES = {
 
 
 class Condition(enum.Enum):
-    """Who learns what jobs need."""
-
     NOBODY = "nobody learns"
     ALL = "all learn"
     OURS_ALONE = "ours alone learns"
@@ -48,12 +46,10 @@ Chosen = Mapping[Reading, System]
 
 
 def ours(condition: Condition) -> System:
-    """Our policy under it."""
     return NOBODY if condition is Condition.NOBODY else LEARNS
 
 
 def baseline(chosen: Chosen, reading: Reading, condition: Condition) -> System:
-    """A baseline under it."""
     return chosen[reading].having(learn=True) if condition is Condition.ALL else chosen[reading]
 
 
@@ -80,10 +76,8 @@ KEPT_S = (15.0, 120.0)
 
 
 def kept(system: System) -> Iterator[System]:
-    """A reading of INFless whose idle instances are kept for as long as `KEPT_S` says."""
     return (system.having(keep_alive_s=seconds) for seconds in KEPT_S)
 
 
 def of_window(window_s: float, *, usual_s: float) -> System:
-    """Ours with another window of reclaim."""
     return NOBODY if window_s == usual_s else NOBODY.having(window_s=window_s)

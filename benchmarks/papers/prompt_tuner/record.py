@@ -39,7 +39,6 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, choice: Choice, group: Group, system: System, seed: int, result: Result) -> KeptRun:
-        """Of a result."""
         paid_s = result.all_s if system.policy in STATIC else result.held_s
         return cls(
             choice.places, group.name, str(system), seed, round(result.violations, 3), round(paid_s, 1),
@@ -50,12 +49,10 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> tuple[tuple[int, ...], str, str, int]:
-        """Which run it is."""
         return self.places, self.group, self.system, self.seed
 
     @property
     def came_to(self) -> tuple[float, float]:
-        """What it came to: percent of violations, and device-seconds that are paid for."""
         return self.violations, self.paid_s
 
 
@@ -76,7 +73,6 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def keep(path: Path, record: Record) -> None:
-    """Write it: a line for each part, and one for each run."""
     parts = msgspec.to_builtins(record)
     runs = ",\n".join(msgspec.json.encode(run).decode() for run in parts.pop("runs"))
     lines = [f'"{name}": {msgspec.json.encode(part).decode()}' for name, part in parts.items()]
@@ -85,5 +81,4 @@ def keep(path: Path, record: Record) -> None:
 
 
 def read(path: Path) -> Record:
-    """A record that was kept."""
     return msgspec.json.decode(path.read_bytes(), type=Record)

@@ -22,7 +22,6 @@ _NEAR_POINTS, _FEW = 1.0, 4
 
 
 def write(record: Record) -> str:
-    """The page, in Markdown."""
     page = Page(record)
     parts = (
         texts.HEAD, _made(page), texts.TERMS, short(page), texts.write(), report_bars.against(page),
@@ -46,7 +45,6 @@ def _made(page: Page) -> str:
 
 
 def _again(page: Page) -> str:
-    """Which runs are of another commit, in words."""
     again = page.record.again
     if again is None:
         return ""
@@ -67,7 +65,6 @@ def _settings(page: Page) -> str:
 
 
 def _settings_of(page: Page, reading: Reading) -> Iterator[str]:
-    """Those of a reading that come near to the best one, and how many do not."""
     tried = [each for each in page.record.searches if each.reading is reading]
     least = min(each.violations for each in tried)
     far = [each for each in tried if each.violations > least + _NEAR_POINTS and page.chosen[reading] != each.system]
@@ -97,13 +94,11 @@ def _workload(page: Page) -> str:
 
 
 def _not_ours() -> str:
-    """What our own measurements have in place of two parameters that are the paper's."""
     return f"""Two of the paper's numbers are put in that our own measurements do not have, with another model: for
         `speedup`, {quoted_records.against_induced()}; for `gang_efficiency`, {quoted_records.communication()}."""
 
 
 def value(what: object) -> str:
-    """A parameter as the page shows it."""
     if isinstance(what, tuple):
         return ", ".join(f"{many}: {share:.0%}" for many, share in what)
     return f"{what:.3g}" if isinstance(what, float) and what >= 1e6 else f"{what}"

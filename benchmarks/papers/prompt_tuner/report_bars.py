@@ -53,32 +53,26 @@ class Bar(msgspec.Struct, frozen=True):
     """What the paper has, where it has a number."""
 
     def holds(self, one: MeanEstimate) -> bool:
-        """By the interval: all of it is where it is wanted."""
         return one.high < self.wanted if self.below else one.low >= self.wanted
 
     def holds_by_mean(self, one: MeanEstimate) -> bool:
-        """By the mean alone."""
         return one.mean < self.wanted if self.below else one.mean >= self.wanted
 
     @property
     def verdict(self) -> str:
-        """Of the central set."""
         one = self.found[0]
         return "yes" if self.holds(one) else "by the mean" if self.holds_by_mean(one) else "**no**"
 
     @property
     def spread(self) -> Spread:
-        """Over all sets."""
         return Spread(self.found[0], tuple(one.mean for one in self.found))
 
     @property
     def sets(self) -> int:
-        """In how many it holds."""
         return sum(map(self.holds, self.found))
 
 
 def against_baselines(sets: Sequence[Evaluation], chosen: Chosen, condition: Condition) -> Iterator[Bar]:
-    """Violations and cost against each reading of each baseline, at medium and high load."""
     for reading in Reading:
         ours, theirs = readings.ours(condition), readings.baseline(chosen, reading, condition)
         for group in (MEDIUM, HIGH):
@@ -106,7 +100,6 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts() -> list[Part]:
-    """The ablations, with the signs that the paper has."""
     whole, found = paper.TABLE_8["whole"], []
     for name, system in readings.TABLE_8.items():
         if name != "whole":
@@ -122,7 +115,6 @@ def parts() -> list[Part]:
 
 
 def ablation_bars(sets: Sequence[Evaluation]) -> Iterator[tuple[Part, Bar, Bar]]:
-    """Both signs of each: violations rise; cost rises or falls, as the paper has it."""
     for part in parts():
         more = tuple(each.more_violations(MEDIUM, part.system, NOBODY) for each in sets)
         times = tuple(each.times_the_cost(MEDIUM, part.system, NOBODY) for each in sets)
@@ -130,7 +122,6 @@ def ablation_bars(sets: Sequence[Evaluation]) -> Iterator[tuple[Part, Bar, Bar]]
 
 
 def worse_than(of: Evaluation, chosen: Chosen) -> list[str]:
-    """Where ours has more violations than a baseline, and its interval does not reach none."""
     return [
         f"{group.name} ({reading.value})"
         for group in MAIN
@@ -140,18 +131,15 @@ def worse_than(of: Evaluation, chosen: Chosen) -> list[str]:
 
 
 def rounds(of: Evaluation) -> tuple[MeanEstimate, float]:
-    """Milliseconds of a round at 96 GPUs that had something to look at, and the most."""
     large = of.results(HEAVY[-1], NOBODY)
     return estimate([1e3 * run.round_s for run in large]), 1e3 * max(run.round_most_s for run in large)
 
 
 def held(bars: Sequence[Bar]) -> int:
-    """How many hold with the central set."""
     return sum(bar.holds(bar.found[0]) for bar in bars)
 
 
 def against(page: Page) -> str:
-    """Ours against the baselines, where nobody learns and where somebody does."""
     sets = len(page.sets)
     lines = ["## Bars: nobody learns", "", texts.BARS, ""]
     lines += head("what", "paper", "bar", "the most central set", "holds", f"all {sets} sets", "holds in")
@@ -189,7 +177,6 @@ def _bar(bar: Bar, sets: int) -> str:
 
 
 def ablations(page: Page) -> str:
-    """Table 8, and the bank and runtimes of Figure 8."""
     sets, one = len(page.sets), page.central
     lines = ["## Table 8 and Figure 8: the scheduler without a part", "", texts.ABLATIONS, ""]
     whole = paper.TABLE_8["whole"]
@@ -207,7 +194,6 @@ def ablations(page: Page) -> str:
 
 
 def experiments(page: Page) -> str:
-    """The distance to INFless, with one thing changed at a time."""
     one, hold, at_once = page.central, page.chosen[Reading.HOLD], page.chosen[Reading.AT_ONCE]
     lines = ["## How the distance to INFless changes", "", texts.EXPERIMENTS, ""]
     lines += head("changed", "ours, %", "INFless, %", "points", "times the cost")
@@ -235,7 +221,6 @@ def experiments(page: Page) -> str:
 
 
 def _widest(points: Mapping[str, MeanEstimate]) -> str:
-    """What is said below the table: which change has INFless farthest behind, and which least."""
     wanted = FEWER_POINTS[Reading.HOLD]
     most, least = (choose(points, key=lambda each: points[each].mean) for choose in (max, min))
     told = [f"*{what}* ({show(points[what])} points)" for what in (most, least)]
@@ -248,7 +233,6 @@ _SAID, _MOST = (100.0 * share for share in paper.INITIALISATION)
 
 
 def compared(page: Page) -> str:
-    """The section."""
     lines = ["## What was no anchor, and can be compared", "", texts.COMPARED, ""]
     lines += head("what", "paper", "the most central set", f"all {len(page.sets)} sets", "against the paper's mean")
     for reading in OF_INFLESS:
@@ -268,7 +252,6 @@ def starts(page: Page, reading: Reading) -> list[MeanEstimate]:
 
 
 def starts_most(page: Page, reading: Reading) -> float:
-    """The most of any job of the central set, in percent."""
     return max(100.0 * (run.start_most or 0.0) for run in page.central.results(MEDIUM, page.chosen[reading]))
 
 

@@ -14,7 +14,6 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 def figure_3c(page: Page) -> str:
-    """Violations by the number of GPUs."""
     one, systems = page.central, [NOBODY, *page.chosen.values()]
     lines = ["## Figure 3c: violations by the number of GPUs", "", texts.FIGURE_3C, "", paragraph(page.one_set()), ""]
     lines += head("GPUs, at most", "ours, %", *(f"{reading.value}, %" for reading in page.chosen))
@@ -26,7 +25,6 @@ def figure_3c(page: Page) -> str:
 
 
 def figure_7(page: Page) -> str:
-    """Violations and cost by load and S, and what the text says of them."""
     one, systems = page.central, [NOBODY, *(page.chosen[reading] for reading in TEXT)]
     names = ["ours", *(reading.value for reading in TEXT)]
     lines = ["## Figure 7: violations and cost by load and S", "", texts.FIGURE_7, "", paragraph(page.one_set()), ""]
@@ -69,14 +67,12 @@ def _said(page: Page) -> Iterator[str]:
 
 
 def verdict(found: MeanEstimate, low: float, high: float = float("inf")) -> str:
-    """Where an interval is, against what the paper has."""
     if found.low > high:
         return "over"
     return "under" if found.high < low else "reached" if found.low >= low else "touches it"
 
 
 def table_7(page: Page) -> str:
-    """Large models, and 96 GPUs."""
     one, systems = page.central, [NOBODY, *(page.chosen[reading] for reading in TEXT)]
     lines = ["## Table 7: large models, and 96 GPUs", "", texts.TABLE_7, "", paragraph(page.one_set()), ""]
     lines += head("setting", "", "ours", *(reading.value for reading in TEXT))
@@ -98,7 +94,6 @@ def table_7(page: Page) -> str:
 
 
 def figure_8(page: Page) -> str:
-    """The bank and runtimes by S, the window, the bank's size."""
     one = page.central
     lines = ["## Figure 8: reuse by S, the window, the size of the bank", "", texts.FIGURE_8, ""]
     lines += [paragraph(page.one_set()), ""]
@@ -124,7 +119,6 @@ def figure_8(page: Page) -> str:
 
 
 def _beside(one: Evaluation, name: str, group: Group, system: System, usual: Group, *more: str) -> str:
-    """A variant beside ours as it is."""
     numbers = [show(estimate(one.violations(group, system))), show(estimate(one.costs(group, system)))]
     if (group, system) == (usual, NOBODY):
         return row(name, *more, *numbers, "", "")

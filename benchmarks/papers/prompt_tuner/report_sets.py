@@ -24,7 +24,6 @@ from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 
 
 def sets_that_count(page: Page) -> str:
-    """The section: how the search went, the anchors of each set, and the distances to INFless."""
     record, grid = page.record, page.grid
     said = grid.anchors.said()
     lines = ["## The sets that count", "", texts.SEARCH, "", _searched(page), ""]
@@ -63,7 +62,6 @@ def _searched(page: Page) -> str:
 
 
 def _admitted(page: Page) -> str:
-    """How the limit came to be what it is."""
     searched, grid = page.record.searched, page.grid
     worst = [each.worst(grid) for each in searched.stages[-1]]
     limits = [grid.anchors.within]
@@ -88,7 +86,6 @@ def _distances(page: Page, one: Evaluation) -> Iterator[str]:
 
 
 def _predicted_anchors(page: Page) -> str:
-    """The anchors on the seeds that the search has not seen."""
     one, resizes, loose = page.central, page.chosen[Reading.RESIZES], at("medium", 1.5)
     late = estimate(one.violations(MEDIUM, NOBODY))
     allocated = estimate([100.0 * run.allocated for run in one.results(MEDIUM, resizes)])
@@ -126,7 +123,6 @@ def still_within(page: Page) -> list[Evaluation]:
 
 
 def early(page: Page) -> str:
-    """Whether the page was written before the search was over, in words."""
     whole, done = len(page.grid.stages), len(page.record.searched.stages)
     if done in (0, whole):
         return ""
@@ -136,7 +132,6 @@ def early(page: Page) -> str:
 
 
 def kept(page: Page) -> str:
-    """The section."""
     one = page.central
     lines = ["## How long idle GPUs are kept: late jobs against cost", "", texts.KEPT, ""]
     lines += head("system", "kept, s", "%", "$", "points more than ours at the same cost")
@@ -152,7 +147,6 @@ def kept(page: Page) -> str:
 
 
 def theirs(page: Page) -> Iterator[tuple[Reading, str, System]]:
-    """Both readings of INFless, with how long idle instances are kept, in words."""
     for reading in OF_INFLESS:
         least, most = sorted(readings.KEPT_S)
         short, long = readings.kept(page.chosen[reading])

@@ -28,7 +28,6 @@ class Runs:
         self._jobs = jobs
 
     def each(self, cases: Iterable[Case], *, tell: Callable[[int, int], None]) -> Found:
-        """What comes of the cases. `tell` hears how many of how many are done. Raises SimulationError."""
         every = list(dict.fromkeys(cases))
         found = {case: kept for case in every if (kept := self._kept(case)) is not None}
         for case, result in self._do([case for case in every if case not in found]):
@@ -38,7 +37,6 @@ class Runs:
         return found
 
     def keep(self, case: Case, result: Result) -> None:
-        """Write down what came of a case."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with draft_of(self._path(case)) as draft:
             draft.write_bytes(msgspec.json.encode(_Kept(case, result)))
@@ -66,8 +64,6 @@ class Runs:
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """A file of the folder. The case is for people who look into it."""
-
     case: Case
     result: Result
 

@@ -40,12 +40,10 @@ class Anchored(msgspec.Struct, frozen=True, array_like=True):
     values: tuple[tuple[float, ...], ...]
 
     def errors(self, grid: Grid) -> list[float]:
-        """How far the mean of each is off, as a part of what the paper has."""
         said = grid.anchors.said()[: len(self.values)]
         return [fmean(values) / paper - 1.0 for values, paper in zip(self.values, said, strict=True)]
 
     def worst(self, grid: Grid) -> float:
-        """The largest, without its sign; 1 where not all were measured."""
         whole = len(self.values) == len(grid.anchors.said())
         return max(map(abs, self.errors(grid))) if whole else max(1.0, *map(abs, self.errors(grid)))
 
@@ -78,7 +76,6 @@ def search(grid: Grid, choices: Sequence[Choice], runs: Runs, *, tell: Tell, mos
 def _measured(
     grid: Grid, choices: Sequence[Choice], seeds: tuple[int, ...], within: float, runs: Runs, *, tell: Tell, number: int
 ) -> list[Anchored]:
-    """Every set under these seeds; anchor by anchor, so that one that is off costs no further runs."""
     values: dict[Choice, list[tuple[float, ...]]] = {choice: [] for choice in choices}
     alive = list(choices)
     for place, wanted in enumerate(_WANTED):

@@ -19,7 +19,6 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 def short(page: Page) -> str:
-    """The section."""
     found = list(report_bars.against_baselines(page.sets, page.chosen, Condition.NOBODY))
     text = [bar for bar in found if any(reading.value in bar.what for reading in TEXT)]
     signs = [bar for _, *pair in report_bars.ablation_bars(page.sets) for bar in pair]
@@ -58,7 +57,6 @@ def _distances(page: Page) -> str:
 
 
 def _sets(page: Page) -> str:
-    """How far the sets are from what they were chosen by."""
     searched, anchors = page.record.searched, page.grid.anchors
     if not searched.stages:
         return "The sets were not searched for: this page is a first look at one choice."
@@ -85,7 +83,6 @@ def _held(found: Sequence[Bar], sets: int) -> str:
 
 
 def _less(page: Page) -> str:
-    """How much smaller differences are than the paper's."""
     one = page.central
     fewer = []
     for reading in TEXT:
@@ -102,7 +99,6 @@ def _less(page: Page) -> str:
 
 
 def _times(page: Page) -> str:
-    """Beside what the paper's abstract says."""
     one, told = page.central, []
     for reading in TEXT:
         theirs, policy = page.chosen[reading], readings.POLICIES[reading]
@@ -122,7 +118,6 @@ def _times(page: Page) -> str:
 
 
 def _starting(page: Page) -> Iterator[str]:
-    """How long jobs wait under INFless while instances start."""
     mean, most = (100.0 * share for share in paper.INITIALISATION)
     found = starts(page, Reading.HOLD)
     if found:
@@ -133,7 +128,6 @@ def _starting(page: Page) -> Iterator[str]:
 
 
 def _scarce(page: Page) -> str:
-    """The distance to INFless by the number of GPUs."""
     groups, told = (MEDIUM, *FEWER_GPUS[::-1]), []
     for reading in OF_INFLESS:
         found = [page.central.more_violations(group, page.chosen[reading], NOBODY) for group in groups]
@@ -143,7 +137,6 @@ def _scarce(page: Page) -> str:
 
 
 def _by_cost(page: Page) -> str:
-    """INFless against ours at the same cost."""
     told = []
     for reading, how, system in theirs(page):
         apart = apart_at_the_same_cost(page, system)

@@ -48,7 +48,6 @@ _DELAYS = Delays(progress_s=Duration(5.0))
 
 
 def world(models: Iterable[str], parameters: Parameters, *, gpus: int) -> World:
-    """A cluster of so many GPUs that runs jobs of these models."""
     servers = gpus // paper.SERVER_GPUS
     source = SourceModel(
         name="servers",
@@ -103,21 +102,17 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def violations(self) -> float:
-        """Percent of the jobs."""
         return 100.0 * (self.late + self.refused + self.unfinished) / self.jobs
 
     @property
     def utilisation(self) -> float:
-        """Device-seconds that models were loaded on, loads included, of all."""
         return self.held_s / self.all_s
 
     def cost(self, *, static: bool, device_price_s: float) -> float:
-        """Dollars. `static`: all GPUs are paid for all the time."""
         return (self.all_s if static else self.held_s) * device_price_s
 
 
 def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *, gpus: int) -> Result:
-    """Read a run's log and outcome. `arrivals` are its calls as they came."""
     calls = _Calls(arrivals)
     for at_s, what, call, library, value in zip(log.at_s, log.what, log.call, log.library, log.value, strict=True):
         calls.hear(at_s, what, call, library, value)
@@ -142,8 +137,6 @@ def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *
 
 
 class _Calls:
-    """When each job began and ended, and on which libraries. Jobs go by their number in order of coming."""
-
     def __init__(self, arrivals: Sequence[Arrival]) -> None:
         self._arrivals = arrivals
         self._jobs: dict[int, int] = {}
@@ -154,7 +147,6 @@ class _Calls:
         self.failed: set[int] = set()
 
     def hear(self, at_s: float, what: int, call: int, library: int, value: float) -> None:
-        """A row of the log."""
         if what == Happened.CALL_CAME:
             self._jobs[call] = len(self._jobs)
         elif what == Happened.LIBRARY_READY:
@@ -171,12 +163,10 @@ class _Calls:
             self.failed.add(self._jobs[call])
 
     def latencies_s(self) -> dict[int, float]:
-        """From when a job came until it was done."""
         came = self._arrivals
         return {job: at_s - came[job].at_s for job, at_s in self._ended.items() if job not in self.failed}
 
     def waits(self) -> list[float]:
-        """The share of each job's latency in which it had not begun."""
         latencies = self.latencies_s().items()
         return [(self._began[job] - self._arrivals[job].at_s) / max(took_s, _ROUNDING_S) for job, took_s in latencies]
 
@@ -190,7 +180,6 @@ class _Calls:
 
 
 def _covered_s(spans: Iterable[tuple[float, float]], since: float, until: float) -> float:
-    """Seconds between two times that lie in at least one span."""
     covered = 0.0
     for begins, ends in sorted(spans):
         since = max(since, begins)
@@ -206,7 +195,6 @@ _KNOWN_AT_S = 1e-3
 
 
 def simulate(case: Case) -> Result:
-    """Do one run. Raises SimulationError."""
     parameters, system, counts = case.parameters, case.system, dict(case.counts)
     arrivals = [
         arrival(job, case.emergence, parameters, system.bank) for job in jobs(counts, parameters, seed=case.seed)
@@ -223,7 +211,6 @@ def simulate(case: Case) -> Result:
 def play(
     arrivals: Sequence[Arrival], policies: Policies, parameters: Parameters, *, gpus: int
 ) -> tuple[Simulation, RunOutcome]:
-    """These jobs, on so many GPUs. Raises SimulationError."""
     models = [MODELS[name] for name in dict.fromkeys(each.context for each in arrivals)]
     simulation = Simulation(world([model.name for model in models], parameters, gpus=gpus), arrivals, policies)
     simulation.agenda.at(_KNOWN_AT_S, _profile, simulation, models, parameters)
@@ -231,7 +218,6 @@ def play(
 
 
 def _profile(simulation: Simulation, models: Sequence[Model], parameters: Parameters) -> None:
-    """Tell the manager of the models that there are, and what is known of them."""
     sizes = range(1, parameters.widest + 1)
     for model in models:
         recipe = recipe_of(model.name, simulation.world.contexts[model.name])
@@ -254,7 +240,6 @@ class Timed:
         return getattr(self._policy, name)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """A round of the policy."""
         began = time.thread_time()
         actions: Sequence[Action] = self._policy.round(view, changes)
         took_s = time.thread_time() - began

@@ -15,43 +15,34 @@ from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """All runs with one set."""
-
     choice: Choice
     parameters: Parameters
     runs: dict[tuple[str, str], list[KeptRun]]
 
     def results(self, group: Group, system: System) -> list[KeptRun]:
-        """A system's runs, one a seed. Raises KeyError where they were not done."""
         return self.runs[group.name, str(system)]
 
     def violations(self, group: Group, system: System) -> list[float]:
-        """Percent, by seed."""
         return [run.violations for run in self.results(group, system)]
 
     def costs(self, group: Group, system: System) -> list[float]:
-        """Dollars, by seed."""
         return [run.paid_s * self.parameters.device_price_s for run in self.results(group, system)]
 
     def more_violations(
         self, group: Group, system: System, than: System, *, where: Group | None = None
     ) -> MeanEstimate:
-        """By how many points more jobs are late. `where`: the other's group."""
         return difference(self.violations(group, system), self.violations(where or group, than))
 
     def times_the_cost(self, group: Group, system: System, of: System, *, where: Group | None = None) -> MeanEstimate:
-        """How many times as much it costs, on the mean over seeds."""
         pairs = zip(self.costs(group, system), self.costs(where or group, of), strict=True)
         return estimate([cost / other for cost, other in pairs])
 
     def saved(self, group: Group, system: System, of: System) -> MeanEstimate:
-        """Percent of another system's cost that this one does without, on the mean over seeds."""
         pairs = zip(self.costs(group, system), self.costs(group, of), strict=True)
         return estimate([100.0 * (1.0 - cost / other) for cost, other in pairs])
 
 
 def evaluations(record: Record) -> list[Evaluation]:
-    """Of all sets, the most central first."""
     grid, found = read_grid(), []
     for choice in record.sets:
         runs: dict[tuple[str, str], list[KeptRun]] = {}
@@ -69,23 +60,19 @@ class Spread(msgspec.Struct, frozen=True):
     means: tuple[float, ...]
 
     def range(self) -> tuple[float, float]:
-        """The least and the most of the sets' means."""
         return min(self.means), max(self.means)
 
     def shown(self, *, digits: int = 1, sign: bool = False) -> tuple[str, str]:
-        """The central set's, and from the least to the most."""
         plus = "+" if sign else ""
         low, high = (f"{value:{plus}.{digits}f}" for value in self.range())
         return show(self.central, digits=digits, sign=sign), f"{low} to {high}"
 
 
 def over(sets: Sequence[Evaluation], of: Callable[[Evaluation], MeanEstimate]) -> Spread:
-    """The same of every set."""
     found = [of(each) for each in sets]
     return Spread(found[0], tuple(one.mean for one in found))
 
 
 def show(value: MeanEstimate, *, digits: int = 1, sign: bool = False, before: str = "") -> str:
-    """`12.4 ± 1.3`."""
     mean = f"{before}{value.mean:{'+' if sign else ''}.{digits}f}"
     return mean if value.half_width is None else f"{mean} ± {value.half_width:.{digits}f}"

@@ -20,7 +20,6 @@ _QUALITY = "`make bench ARGS=prompt_quality`, real tunings of ten tasks (found: 
 
 
 def write() -> str:
-    """The section of the page."""
     lines = ["## Every figure and table of the paper", "", *head("paper", "what it has", "here")]
     lines += [row(*part) for part in _parts()]
     said = (
@@ -31,7 +30,6 @@ def write() -> str:
 
 
 def _parts() -> tuple[tuple[str, str, str], ...]:
-    """Each with what it has, and where ours is."""
     return (
         ("Figures 1, 4 to 6, Tables 2 to 5", "an example, drawings, notation", "nothing to measure"),
         ("Table 1", "scores of tuned prompts against few shots, five large models",

@@ -47,12 +47,10 @@ class Search(msgspec.Struct, frozen=True):
 
 
 def candidates(reading: Reading) -> list[System]:
-    """Everything that is tried of it."""
     return [System(POLICIES[reading], settings) for settings in CHOICES[reading]]
 
 
 def cases(parameters: Parameters, *, seeds: Sequence[int] = TUNING_SEEDS, smaller: int = 1) -> Iterator[Case]:
-    """The runs that settings are judged by."""
     for reading in Reading:
         for system in candidates(reading):
             yield from MEDIUM.cases(system, parameters, seeds=seeds, smaller=smaller)
@@ -61,8 +59,6 @@ def cases(parameters: Parameters, *, seeds: Sequence[int] = TUNING_SEEDS, smalle
 def searched(
     found: Found, parameters: Parameters, *, seeds: Sequence[int] = TUNING_SEEDS, smaller: int = 1
 ) -> tuple[Search, ...]:
-    """What came of every setting."""
-
     def of(reading: Reading, system: System) -> Search:
         runs = [found[case] for case in MEDIUM.cases(system, parameters, seeds=seeds, smaller=smaller)]
         price, static = parameters.device_price_s, system.policy in STATIC
@@ -73,7 +69,6 @@ def searched(
 
 
 def best(searches: Iterable[Search]) -> Chosen:
-    """The best setting of each reading."""
     by_reading: dict[Reading, list[Search]] = {}
     for search in searches:
         by_reading.setdefault(search.reading, []).append(search)
@@ -87,6 +82,5 @@ def _best(searches: Sequence[Search]) -> System:
 
 
 def other_order(system: System) -> System:
-    """INFless with whose turn is first the other way round."""
     order = dict(system.settings)["order"]
     return system.having(order="deadline" if order == "arrival" else "arrival")

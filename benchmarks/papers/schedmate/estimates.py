@@ -34,12 +34,10 @@ Facts = dict[str, tuple[WorkloadFacts, WorkloadFacts]]
 
 
 def collection(name: str = MEASURED) -> list[Row]:
-    """The measured recipes."""
     return list(json.loads(corpora.read(name))["recipes"])
 
 
 def facts_of(rows: list[Row]) -> Facts:
-    """The facts of each recipe's loader, and of its function on that loader."""
     found = {}
     for row in rows:
         loader = extract_facts(SourceText(row["source"], "load"), arguments=row["load"])
@@ -83,7 +81,6 @@ def estimated(
 
 
 def remember(row: Row, facts: Facts, history: SourceHistory, performance: PerformanceStore) -> None:
-    """Put a recipe and what it took into the stores, as sessions do."""
     loader, function = facts[row["name"]]
     history.remember(row["name"], loader)
     history.remember(row["name"], function, function="run")
@@ -102,7 +99,6 @@ def shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float, floa
 
 
 def constants(rows: list[Row], history_rows: list[Row], what: str) -> dict[str, dict[str, float]]:
-    """What constants say: each recipe is estimated by one number of all others."""
     numbers: dict[str, Callable[[list[float]], float]] = {
         "mean of all": statistics.fmean,
         "median of all": statistics.median,
@@ -114,7 +110,6 @@ def constants(rows: list[Row], history_rows: list[Row], what: str) -> dict[str, 
 
 
 def main() -> int:
-    """Print the tables; returns 1 where the bar is missed."""
     rows, held_out = collection(), collection(HELD_OUT)
     facts = facts_of([*rows, *held_out])
     seconds = sorted(row["run_s"] for row in rows)
@@ -138,7 +133,6 @@ def main() -> int:
 
 
 def _tables(rows: list[Row], history_rows: list[Row], facts: Facts) -> bool:
-    """Print a table a quantity; True where run times meet the bar."""
     said = estimated(rows, history_rows, facts, apart=lambda row, other: row is not other)
     met = False
     for what in ("run_s", "load_s", "peak_bytes"):

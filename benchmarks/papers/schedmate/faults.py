@@ -65,7 +65,6 @@ def main() -> int:
 
 
 def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
-    """Run every case in a session of its own; what became of them."""
     load = os.getloadavg()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
@@ -131,7 +130,6 @@ def _row(kind: str) -> dict[str, Any]:
 
 
 def _judge(row: dict[str, Any], case: Case, future: Future[Any], session: Any) -> None:
-    """Add to a row what became of a call."""
     error = future.exception(LIMIT_S)
     ran = Path(case.folder, "ran", str(case.number)).read_text().split()
     call = sent_call(future)
@@ -152,7 +150,6 @@ def _judge(row: dict[str, Any], case: Case, future: Future[Any], session: Any) -
 
 
 def is_met(record: dict[str, Any]) -> bool:
-    """Whether every fault was retried elsewhere, no mistake was, and no call lost budget."""
     return all(
         row["retried_elsewhere"] == row["calls"] and not row["lost_budget"]
         if row["is_fault"]
@@ -162,7 +159,6 @@ def is_met(record: dict[str, Any]) -> bool:
 
 
 def show(record: dict[str, Any], *, stories: bool = False) -> None:
-    """Print the table."""
     print(f"{'kind':42} calls  retried elsewhere  at once  ran more than once  lost budget  most runs")
     for kind, row in sorted(record["kinds"].items(), key=lambda item: not item[1]["is_fault"]):
         names = ("retried_elsewhere", "at_once", "lost_budget")
@@ -176,7 +172,6 @@ def show(record: dict[str, Any], *, stories: bool = False) -> None:
 
 
 def _built(folder: Path) -> str:
-    """The operator, compiled."""
     from torch.utils import cpp_extension
 
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # ninja may lie there

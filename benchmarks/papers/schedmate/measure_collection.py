@@ -29,7 +29,6 @@ QUIET = Path("/tmp/quiet")
 
 
 def main() -> int:
-    """Measure all; returns the exit status."""
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
     import numpy  # noqa: F401  # with one thread from its import on
     import torch

@@ -9,7 +9,6 @@ from benchmarks.papers.schedmate.metric_runs import Format, State
 
 
 def pytorch_mnist(s: State) -> list[str]:
-    """pytorch/examples, mnist/main.py. Names no total of epochs and no time."""
     if not s.printed:
         return []
     rows = s.per_epoch * s.batch
@@ -17,7 +16,6 @@ def pytorch_mnist(s: State) -> list[str]:
 
 
 def imagenet(s: State) -> list[str]:
-    """pytorch/examples, imagenet/main.py; with its validation after an epoch."""
     lines = []
     if s.i == 0 and s.epoch:
         lines = [
@@ -35,7 +33,6 @@ def imagenet(s: State) -> list[str]:
 
 
 def timm(s: State) -> list[str]:
-    """huggingface/pytorch-image-models, train.py; with its evaluation after an epoch."""
     lines = []
     if s.i == 0 and s.epoch:
         lines = [
@@ -53,7 +50,6 @@ def timm(s: State) -> list[str]:
 
 
 def fairseq(s: State) -> list[str]:
-    """facebookresearch/fairseq, fairseq/logging/progress_bar.py, the simple format; with its validation."""
     stamp = f"{s.now:%Y-%m-%d %H:%M:%S}"
     lines = []
     if s.i == 0 and s.epoch:
@@ -74,7 +70,6 @@ def fairseq(s: State) -> list[str]:
 
 
 def megatron(s: State) -> list[str]:
-    """NVIDIA/Megatron-LM, megatron/training/training.py."""
     if not s.printed:
         return []
     return [
@@ -86,7 +81,6 @@ def megatron(s: State) -> list[str]:
 
 
 def deepspeed(s: State) -> list[str]:
-    """deepspeedai/DeepSpeed, deepspeed/utils/timer.py (ThroughputTimer) and runtime/engine.py (_report_progress)."""
     if not s.printed:
         return []
     stamp = f"[{s.now:%Y-%m-%d %H:%M:%S},{s.now.microsecond // 1000:03d}] [INFO]"
@@ -100,7 +94,6 @@ def deepspeed(s: State) -> list[str]:
 
 
 def keras_classic(s: State) -> list[str]:
-    """keras-team/keras, keras/utils/generic_utils.py of version 2: a bar that is drawn over itself."""
     lines = [f"Epoch {s.epoch + 1}/{s.epochs}"] if s.i == 0 else []
     if s.printed:
         full = 30 * (s.i + 1) // s.per_epoch
@@ -115,7 +108,6 @@ def keras_classic(s: State) -> list[str]:
 
 
 def nanogpt(s: State) -> list[str]:
-    """karpathy/nanoGPT, train.py. Its total stands in the settings at the start alone."""
     lines = []
     if s.step % 250 == 0:
         lines.append(f"step {s.step}: train loss {s.loss:.4f}, val loss {s.loss * 1.02:.4f}")
@@ -129,7 +121,6 @@ def nanogpt_header(s: State) -> list[str]:
 
 
 def json_lines(s: State) -> list[str]:
-    """A line of JSON a report, as allenai/OLMo and wandb users print them."""
     if not s.printed:
         return []
     line = {
@@ -140,7 +131,6 @@ def json_lines(s: State) -> list[str]:
 
 
 def plain_steps(s: State) -> list[str]:
-    """What people write themselves: step N/M, with thousands separated and a rate in tokens."""
     if not s.printed:
         return []
     return [
@@ -150,7 +140,6 @@ def plain_steps(s: State) -> list[str]:
 
 
 def epoch_lines(s: State) -> list[str]:
-    """yunjey/pytorch-tutorial, tutorials/02-intermediate/convolutional_neural_network/main.py."""
     if not s.printed:
         return []
     return [f"Epoch [{s.epoch + 1}/{s.epochs}], Step [{s.i + 1}/{s.per_epoch}], Loss: {s.loss:.4f}"]

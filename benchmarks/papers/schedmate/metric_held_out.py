@@ -9,7 +9,6 @@ from benchmarks.papers.schedmate.metric_runs import Format, State
 
 
 def detectron2(s: State) -> list[str]:
-    """facebookresearch/detectron2, detectron2/utils/events.py (CommonMetricPrinter). Its `time` is the mean of all."""
     if not s.printed:
         return []
     mean = s.t / (s.step + 1)
@@ -24,7 +23,6 @@ def detectron2(s: State) -> list[str]:
 
 
 def opennmt(s: State) -> list[str]:
-    """OpenNMT/OpenNMT-py, onmt/utils/statistics.py, behind the prefix of its logger."""
     if not s.printed:
         return []
     rate = s.batch * s.tokens / s.mean_dt
@@ -37,7 +35,6 @@ def opennmt(s: State) -> list[str]:
 
 
 def marian(s: State) -> list[str]:
-    """marian-nmt/marian, src/training/scheduler.h, with --lr-report. Its `Time` is that since the last line."""
     if not s.printed:
         return []
     since = sum(s.durations[-s.every :])
@@ -51,7 +48,6 @@ def marian(s: State) -> list[str]:
 
 
 def maxtext(s: State) -> list[str]:
-    """AI-Hypercomputer/maxtext, MaxText/metric_logger.py. It prints every step."""
     return [
         f"completed step: {s.step}, seconds: {s.dt:.3f}, TFLOP/s/device: {180 / s.dt:.3f}, Tokens/s/device: "
         f"{s.batch * s.tokens / s.dt:.3f}, total_weights: {s.batch * s.tokens}, loss: {s.loss:.3f}"
@@ -59,7 +55,6 @@ def maxtext(s: State) -> list[str]:
 
 
 def detr(s: State) -> list[str]:
-    """facebookresearch/detr, util/misc.py (MetricLogger.log_every); with its test after an epoch."""
     lines = []
     if s.i == 0 and s.epoch:
         lines = [
@@ -81,7 +76,6 @@ def detr(s: State) -> list[str]:
 
 
 def torchtitan(s: State) -> list[str]:
-    """pytorch/torchtitan, torchtitan/components/metrics.py, with colours."""
     if not s.printed:
         return []
     return [

@@ -12,7 +12,6 @@ def _clock(seconds: float) -> str:
 
 
 def mmengine(s: State) -> list[str]:
-    """open-mmlab/mmengine, mmengine/runner/log_processor.py; with its validation after an epoch."""
     stamp = f"{s.now:%m/%d %H:%M:%S} - mmengine - INFO -"
     lines = []
     if s.i == 0 and s.epoch:
@@ -32,7 +31,6 @@ def mmengine(s: State) -> list[str]:
 
 
 def composer(s: State) -> list[str]:
-    """mosaicml/composer, composer/loggers/console_logger.py: a heading, and a line for each metric."""
     if not s.printed:
         return []
     return [
@@ -47,7 +45,6 @@ def composer(s: State) -> list[str]:
 
 
 def ultralytics(s: State) -> list[str]:
-    """ultralytics/ultralytics, ultralytics/engine/trainer.py: a bar an epoch, with losses in columns without a name."""
     lines = []
     if s.i == 0:
         lines = ["      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size"]
@@ -64,7 +61,6 @@ def ultralytics(s: State) -> list[str]:
 
 
 def espnet(s: State) -> list[str]:
-    """espnet/espnet, espnet2/train/reporter.py, behind the prefix of its logger. `train_time` is that of a step."""
     if not s.printed:
         return []
     first = max(1, s.i + 2 - s.every)

@@ -36,7 +36,6 @@ class Truth:
         os.dup2(descriptor, 2)
 
     def step(self, loss: float, *, per_epoch: int = PER_EPOCH, epochs: int = EPOCHS, overall: bool = False) -> None:
-        """A step is over. `overall`: the program counts its steps over all epochs."""
         time.sleep(self.step_s * self.chance.uniform(0.9, 1.1))
         self._times.append(time.time())
         done = len(self._times)
@@ -83,7 +82,6 @@ class Model:
 
 
 def tqdm_bar(truth: Truth, seed: int) -> None:
-    """A bar an epoch, which names its epoch, and a validation in between."""
     from tqdm import tqdm
 
     model = Model(seed)
@@ -98,7 +96,6 @@ def tqdm_bar(truth: Truth, seed: int) -> None:
 
 
 def tqdm_nested(truth: Truth, seed: int) -> None:
-    """A bar of epochs around a bar of batches."""
     from tqdm import tqdm
 
     model = Model(seed)
@@ -111,7 +108,6 @@ def tqdm_nested(truth: Truth, seed: int) -> None:
 
 
 def hf_trainer(truth: Truth, seed: int) -> None:
-    """Transformers' Trainer: its bar, and a line of values every few steps."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
@@ -140,7 +136,6 @@ def hf_trainer(truth: Truth, seed: int) -> None:
 
 
 def lightning(truth: Truth, seed: int) -> None:
-    """PyTorch Lightning with its plain bar."""
     import pytorch_lightning as pl
     import torch
     from pytorch_lightning.callbacks import TQDMProgressBar
@@ -170,7 +165,6 @@ def lightning(truth: Truth, seed: int) -> None:
 
 
 def keras_fit(truth: Truth, seed: int) -> None:
-    """Keras 3's bar."""
     import keras
     import numpy as np
 
@@ -187,7 +181,6 @@ def keras_fit(truth: Truth, seed: int) -> None:
 
 
 def xgboost(truth: Truth, seed: int) -> None:
-    """XGBoost's evaluation of each round."""
     import numpy as np
     import xgboost as xgb
 
@@ -203,7 +196,6 @@ def xgboost(truth: Truth, seed: int) -> None:
 
 
 def lightgbm(truth: Truth, seed: int) -> None:
-    """LightGBM's evaluation of each round."""
     import lightgbm as lgb
     import numpy as np
 
@@ -226,7 +218,6 @@ PROGRAMS = {
 
 
 def main() -> None:
-    """One run."""
     form, seed, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     PROGRAMS[form](Truth(form, seed, folder), seed)
 

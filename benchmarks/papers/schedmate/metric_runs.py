@@ -40,7 +40,6 @@ _LINES = (
 
 
 def noise(chance: random.Random) -> list[str]:
-    """A few lines, or many."""
     return [
         chance.choice(_LINES).format(
             pid=chance.randrange(1000, 9999), gpu=chance.randrange(8), small=chance.randrange(1, 31)
@@ -85,12 +84,10 @@ class State:
 
     @property
     def eta_s(self) -> float:
-        """Of the epoch."""
         return (self.per_epoch - self.i - 1) * self.mean_dt
 
     @property
     def printed(self) -> bool:
-        """True if the program prints at this step."""
         return self.i % self.every == 0
 
 
@@ -106,7 +103,6 @@ class Log:
 
 
 def run(form: str, seed: int, lines_of: Format, *, header: Callable[[State], list[str]] | None = None) -> Log:
-    """The log of a run up to a random step at which the program printed."""
     chance = random.Random(f"{form}-{seed}")
     state = State(
         chance=chance,

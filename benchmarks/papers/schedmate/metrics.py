@@ -53,7 +53,6 @@ class Case:
 
 
 def evaluate(*, held_out: bool, show: str) -> dict[str, Any]:
-    """The record: rows by format, and of all."""
     record: dict[str, Any] = {"machine": machine(), "right": f"within {RIGHT:.0%} of the truth"}
     cases = [*_real_cases(), *_made_cases(FORMATS, HEADERS)]
     record["written_for"] = _rows(cases, show)
@@ -138,14 +137,12 @@ def _given(progress: LoggedProgress | None, name: str) -> float | None:
 
 
 def _error(name: str, given: float, true: float) -> float:
-    """The relative error. Counts that are one apart are the same: programs count from 0 or from 1."""
     if name in ("step", "overall_step", "epoch") and abs(given - true) <= 1:
         return 0.0
     return abs(given - true) / max(abs(true), 1e-9)
 
 
 def _judge(case: Case, folder: Path, show: str) -> list[tuple[str, float | None]]:
-    """Each metric, and its error; None if it was not found."""
     path = folder / case.name
     path.write_bytes(case.content[: case.look_bytes])
     log = FollowedLog(path)
@@ -194,7 +191,6 @@ def _rmsre(errors: list[float | None]) -> float:
 
 
 def _speed(cases: list[Case]) -> dict[str, float]:
-    """Lines of all logs that are read a second, and how long a look at a log's end takes."""
     lines = [line for case in cases for line in case.content.decode(errors="replace").replace("\r", "\n").split("\n")]
     began = time.process_time()
     for line in lines:
@@ -219,7 +215,6 @@ rules that the first one led to."""
 
 
 def main() -> int:
-    """Judge every format; with --held-out those too that no rule was written for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--show", default="", help="print what is wrong in the logs of this format")

@@ -51,7 +51,6 @@ while channel.recv(65536):
 
 
 def run(what: str, folder: Path, *, seconds: float = SECONDS) -> dict[str, float]:
-    """The turns of so many seconds, with an advisor of this kind."""
     session = SessionFolder(folder / what)
     session.make()
     link = AdvisorLink(session, watch=lambda _: None, unwatch=lambda _: None)
@@ -101,7 +100,6 @@ def _ms(seconds: float) -> float:
 
 
 def main() -> int:
-    """Print and record; returns 1 where a turn used the processor for longer than the bar."""
     gc.freeze()  # as the manager does
     gc.set_threshold(100_000, 50, 100)
     rows = {}

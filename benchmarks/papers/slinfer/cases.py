@@ -43,7 +43,6 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """All that it says, as text."""
         return msgspec.json.encode(self, order="deterministic").decode()
 
 
@@ -59,12 +58,10 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def is_there(system: str) -> bool:
-    """True if a system can be run: `slinfer` may not ship yet."""
     return system in BASELINES or system in SHIPPED
 
 
 def run(case: Case) -> Result:
-    """Simulate it."""
     sizes = [case.sizes[number % len(case.sizes)] for number in range(case.models)]
     world, make = system_of(case, sizes)
     arrivals: list[Arrival] = read_workload(case.workload, case.models, for_s=case.for_s)
@@ -117,7 +114,6 @@ class Records:
         self._found = {result.case.name: result for result in read_results(path, list[Result]) or ()}
 
     def get(self, case: Case) -> Result | None:
-        """What came of a case, whatever computed it; None if nobody has run it."""
         return self._found.get(case.name)
 
     def bring(self, cases: Iterable[Case], *, tell: Callable[[str], None]) -> None:

@@ -43,7 +43,6 @@ class ModelProfile(msgspec.Struct, frozen=True):
 
 
 def missing() -> str:
-    """Why nothing of this can run here; empty if it can."""
     return "" if (DATA / "latency_profile.json").is_file() else f"the data of SLINFER's authors is not here: {DATA}"
 
 
@@ -63,7 +62,6 @@ def read_profile(model: str, device: str) -> ModelProfile:
 
 
 def times_of(latency: dict[str, Any]) -> StepTimes:
-    """The tables of a profile's `prefill_ms` and `decode_ms`."""
     prefill = tuple(StepCell(tokens, tokens / 2, ms / 1000) for tokens, ms in latency["prefill_ms"])
     decode = tuple(
         StepCell(batch, of_length["tokens"], ms / 1000)

@@ -79,7 +79,6 @@ class Watch:
         self._round = 0
 
     def begin(self) -> None:
-        """Forget what was decided until now."""
         self.candidates_s.clear()
         self.rounds_s.clear()
         self.decisions_s.clear()
@@ -94,8 +93,6 @@ class Watch:
         return noted
 
     def validations(self, why_not: Callable[..., str]) -> Callable[..., str]:
-        """A shadow validation, timed."""
-
         def timed(*args: Any, **more: Any) -> str:
             began = time.process_time()
             found = why_not(*args, **more)
@@ -107,8 +104,6 @@ class Watch:
         return timed
 
     def placements(self, place: Callable[[View, Call], Any]) -> Callable[[View, Call], Any]:
-        """`Dispatch.place`, timed for each call, with all that its answer computes when it is carried out."""
-
         def timed(view: View, call: Call) -> Any:
             began = time.process_time()
             answer = place(view, call)
@@ -118,8 +113,6 @@ class Watch:
         return timed
 
     def rounds(self, round_: Callable[..., Iterable[Action]]) -> Callable[..., Iterable[Action]]:
-        """`Dispatch.round`, timed."""
-
         def timed(*args: Any) -> Iterator[Action]:
             self._round += 1
             took, actions = 0.0, iter(round_(*args))
@@ -150,7 +143,6 @@ class Watch:
 
 
 def main() -> None:
-    """One run, in this process; its last line is JSON."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--for-s", type=float, default=FOR_S, help="of the workload [%(default)s]")
     ask.add_argument("--plain", action="store_true", help="time the run alone")

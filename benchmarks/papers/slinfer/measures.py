@@ -86,8 +86,6 @@ def measure(log: EventLog, arrivals: Sequence[Arrival], kinds: Mapping[int, str]
 
 
 class _Told:
-    """The rows of a log, by what they concern."""
-
     def __init__(self, log: EventLog) -> None:
         self.came: dict[int, float] = {}
         """When each call came, in order."""
@@ -138,7 +136,6 @@ class _Told:
                 pass
 
     def grace_s(self, call: int) -> float:
-        """The load of its first instance, for a call that came before that was over."""
         runs = self.began.get(call)
         if not runs:
             return 0.0
@@ -146,7 +143,6 @@ class _Told:
         return load_s if self.came[call] < ready_at else 0.0
 
     def is_met(self, call: int, arrival: Arrival) -> bool:
-        """In the mean of its tokens."""
         wanted: Objective = arrival.objective
         first_s = wanted.first_token_s(arrival.prompt) + self.grace_s(call)
         in_time = self.first.get(call, _NEVER) <= first_s + _ROUNDING_S
@@ -155,7 +151,6 @@ class _Told:
     def use(
         self, kind: str, kinds: Mapping[int, str], arrivals: Sequence[Arrival], *, for_s: float
     ) -> KindUse:  # fmt: skip
-        """Of the nodes of one kind."""
         of_node: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for library, (at_s, pilot) in self.started.items():
             if kinds[pilot] == kind:
@@ -182,7 +177,6 @@ class _Told:
 
 
 def _union_s(spans: list[tuple[float, float]]) -> float:
-    """How long at least one of these spans lasts."""
     total, until = 0.0, -math.inf
     for start, end in sorted(spans):
         if end > until:
@@ -220,7 +214,6 @@ class Sampler:
         simulation.agenda.after(_EVERY_S, self._sample)
 
     def found(self) -> dict[str, Sampled]:
-        """By the kind of node."""
         return {
             kind: Sampled(
                 memory_used=_mean(used),

@@ -29,7 +29,6 @@ _PAPERS_SYSTEMS = {SLLM_CS_STATIC: SLLM_CS}
 
 
 def write(records: Records, *, for_s: float = 0.0) -> str:
-    """The page, in Markdown. `for_s`: the records are of the first seconds of each workload."""
     of = _Page(records, for_s)
     parts = (
         texts.HEAD, of.summary(), texts.READINGS, of.figure_22(), of.capacity(), of.ttft(), of.table_ii(),
@@ -46,7 +45,6 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def met(result: Result | None) -> str:
-    """Per cent of the requests that met their objectives: strictly, and in the mean of their tokens."""
     if result is None:
         return _MISSING
     low, high = sorted((100 * result.measures.met_strict, 100 * result.measures.met_mean))
@@ -62,7 +60,6 @@ def _used(result: Result | None, kind: str) -> str:
 
 
 def nodes_used(result: Result | None, kind: str) -> float:
-    """Nodes of a kind that have an instance, on the mean."""
     use = result.measures.kinds.get(kind) if result is not None else None
     return use.nodes if use is not None else 0.0
 
@@ -77,12 +74,10 @@ class _Page:
         return self._records.get(case if not self._for_s else _shortened(case, self._for_s))
 
     def summary(self) -> str:
-        """The bars, and which are met."""
         rows = [verdict.row for verdict in summary.verdicts(self._of)]
         return f"{texts.SUMMARY}\n{_table(('bar', 'paper', 'here', 'met'), rows)}"
 
     def figure_22(self) -> str:
-        """Nodes used, decode speed and objectives met, by size and load."""
         every = product(SIZES, LOADS, self._systems)
         rows = [self._row_22(*each) for each in every if self._of(Case(each[2], each[1], (each[0],))) is not None]
         head = "## Figure 22 and Table III (aggregated): nodes used, decode speed, objectives met\n"
@@ -108,7 +103,6 @@ class _Page:
         return cells
 
     def capacity(self) -> str:
-        """§IX-B: how many more requests SLINFER serves in time than the baselines."""
         if all(self._of(Case(SLINFER, 128, (size,))) is None for size in SIZES):
             return ""
         rows = []
@@ -123,7 +117,6 @@ class _Page:
         return f"{head}\n{_table(('against', 'paper, all sizes', *(SHORT[size] for size in SIZES)), rows)}"
 
     def ttft(self) -> str:
-        """Figure 22's distributions: the share of requests with a first token within some seconds."""
         rows = [
             [f"{models} x {SHORT[size]}", f"`{system}`", *(f"{100 * share:.0f}" for share in result.measures.ttft)]
             for size in SIZES for models in LOADS for system in self._systems
@@ -133,7 +126,6 @@ class _Page:
         return f"{head}\n{_table(('models', 'system', *(f'{point:g} s' for point in TTFT_POINTS_S)), rows)}"
 
     def table_ii(self) -> str:
-        """Table II, from the profile."""
         rows = [
             [f"{kind.upper()}, {SHORT[size]}, {length // 1024}K", str(said), str(concurrency(kind, size, length))]
             for (kind, size, length), said in paper.TABLE_II.items()
@@ -142,7 +134,6 @@ class _Page:
         return f"{head}\n{_table(('instance', 'paper', 'here'), rows)}"
 
     def figure_25(self) -> str:
-        """GPU efficiency with three sizes mixed."""
         found = [(case.system, self._of(case)) for case in tables.TABLES["25"]()]
         rows = [
             [
@@ -155,7 +146,6 @@ class _Page:
         return f"{texts.FIGURE_25}\n{_table(columns, rows)}" if rows else ""
 
     def figure_32(self) -> str:
-        """Objectives met with one to four nodes of each kind."""
         systems = (SLLM_C, SLLM_CS, SLINFER)
         rows = []
         for count in tables.NODE_COUNTS:
@@ -166,7 +156,6 @@ class _Page:
         return f"{texts.FIGURE_32}\n{_table(columns, rows)}"
 
     def figure_35(self) -> str:
-        """Other lengths of prompts and answers."""
         systems, whats = (SLLM_CS, SLINFER), ("met, %", "GPUs", "CPUs")
         rows = []
         for name in tables.DATASETS:
@@ -179,7 +168,6 @@ class _Page:
         return f"{texts.FIGURE_35}\n{_table(columns, rows)}"
 
     def slinfer_alone(self) -> str:
-        """Figures 23, 24 and 31, which are of SLINFER alone."""
         if all(self._of(case) is None for name in ("23", "24", "31") for case in tables.TABLES[name]()):
             return "## Figures 23, 24, 31\n\nThey are of SLINFER alone, which has not been run yet.\n"
         ablations = [
@@ -209,7 +197,6 @@ class _Page:
         return [f"{watermark:.0%}", f"{100 * gpu.resizing:.1f}", f"{100 * gpu.cache_used:.0f}", moved, met(result)]
 
     def doubts(self) -> str:
-        """What each thing that the text leaves open changes."""
         rows = []
         for name, system, nodes, settings in (("as above", SLLM_CS, Nodes(), {}), *_doubts()):
             results = [self._of(Case(system, models, nodes=nodes, settings=settings)) for models in LOADS]
@@ -221,7 +208,6 @@ class _Page:
         )
 
     def larger_cpus(self) -> str:
-        """What `slinfer` makes of CPU nodes with more memory."""
         rows = []
         for name, nodes in (("80 GB", Nodes()), ("256 GB", tables.LARGER_CPUS)):
             found = [(size, self._of(Case(SLINFER, 128, (size,), nodes=nodes))) for size in SIZES]
@@ -232,7 +218,6 @@ class _Page:
         return _table((*columns, *(f"{size} over `sllm`" for size in sizes)), rows)
 
     def allocations(self) -> str:
-        """What it changes that a load allocates a cache."""
         rows = []
         for size in SIZES:
             found = [self._of(Case(system, 128, (size,), nodes=tables.ALLOCATES)) for system in tables.ALLOCATING]
@@ -252,7 +237,6 @@ def _shortened(case: Case, for_s: float) -> Case:
 
 
 def shortened(case: Case, for_s: float) -> Case:
-    """A case with the first seconds of its workload (0: with all of it)."""
     return _shortened(case, for_s) if for_s else case
 
 
@@ -261,7 +245,6 @@ def _said(number: float | None, show: str) -> str:
 
 
 def _within(result: Result | None, said: dict[str, float | None], share: float | None) -> str:
-    """Whether each number that the paper has is met within the bars, in one of the two readings."""
     if result is None or (share is None and all(each is None for each in said.values())):
         return ""
     off = summary.off_table_3(result, gpus=said[GPU], met=share)

@@ -76,13 +76,11 @@ class ScaleOut:
 
     @staticmethod
     def _want(wants: list[tuple[float, int, int, Context]], context: Context, covered: int) -> None:
-        """A context wants an instance for its first call that none of those on their way will serve."""
         if context.queue.count > covered:
             call = context.queue.first(covered + 1, looks=1 << 30)[-1]
             heapq.heappush(wants, (call.submitted_at, call.id, covered, context))
 
     def _place(self, view: View, context: Context, taken: Mapping[Device, int]) -> Device | None:
-        """Where an instance is loaded next: the best kind first, then the node that has the most instances."""
         kinds = context.recipe.needs.kinds
         open_devices = [
             device
@@ -117,11 +115,9 @@ class UpToLimit(Quiet):
         """Calls that wait since this moment."""
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Its limit: an engine has as many rows."""
         return library.slots
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
-        """An instance with room, else a moment later another instance."""
         for library in self.serve_order(view, call.group.context):
             if library.load < library.slots and library.admits(call):
                 return library.id
@@ -129,7 +125,6 @@ class UpToLimit(Quiet):
         return Timer(view.now, _SCALE)
 
     def pull(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """As many as it has room for."""
         return max(0, library.slots - library.load)
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:  # noqa: ARG002
@@ -138,7 +133,6 @@ class UpToLimit(Quiet):
         return sorted(context.index.free.values(), key=lambda x: kinds.index(x.devices[0].facts.kind))
 
     def dry(self, view: View, library: Library) -> Sequence[Action]:
-        """It leaves when it has been idle for long enough."""
         return self._keep_alive.idle(view, library)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
@@ -162,9 +156,7 @@ class WhereFree(Quiet):
         self._scale_out = scale_out
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:  # noqa: ARG002
-        """What is loaded now, for all contexts."""
         return self._scale_out.loads(view)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """What it was promised: its cache is in there."""
         return library.promised_bytes

@@ -42,13 +42,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def row(self) -> list[str]:
-        """Its cells."""
         said = "not run" if self.miss is None else f"**no**: {self.miss}" if self.miss else "yes"
         return [self.bar, self.paper, self.here, said]
 
 
 def verdicts(of: Of) -> list[Verdict]:
-    """All bars, from the records."""
     gains = [
         _gain(of, system, named)
         for system, named in ((SLLM, SLLM), (SLLM_C, SLLM_C), (SLLM_CS, SLLM_CS), (SLLM_CS_STATIC, SLLM_CS))

@@ -88,7 +88,6 @@ def _table_35() -> list[Case]:
 
 
 def doubts() -> list[Case]:
-    """The experiments on what the text leaves open."""
     alone = [
         Case(system, models, nodes=nodes, settings=settings)
         for system, nodes, settings in DOUBTS.values() for models in LOADS
@@ -119,7 +118,6 @@ _GIB = 2**30 / 1e9
 
 
 def concurrency(kind: str, size: str, length: int) -> int:
-    """Requests at once."""
     profile = profile_of(size, kind)
     seconds = StepSeconds(profile.times)
     fits = ROWS

@@ -49,7 +49,6 @@ class Nodes(msgspec.Struct, frozen=True):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of nodes that there are, best first."""
         return tuple(kind for kind, count in ((CPU, self.cpus), (GPU, self.gpus)) if count)
 
 
@@ -58,23 +57,19 @@ WHOLE_ON_CPU = frozenset({"llama-2-13b"})
 
 
 def profile_of(size: str, kind: str) -> ModelProfile:
-    """What was measured of a size on a kind of node."""
     return read_profile(size, f"{kind}:{kind}")
 
 
 def parts_of(size: str, kind: str, parts: int) -> int:
-    """Into how many parts a node is cut for instances of a size."""
     return 1 if kind == CPU and size in WHOLE_ON_CPU else parts
 
 
 def limit_of(size: str, kind: str, parts: int) -> int:
-    """Requests that the baselines let one instance serve, on a whole node or on half of one."""
     profile = profile_of(size, kind)
     return profile.shared_limit if parts > 1 else profile.limit
 
 
 def engine_of(size: str, kind: str, *, rows: int) -> EngineModel:
-    """The engine of an instance, the same for all systems but for `rows`."""
     profile = profile_of(size, kind)
     return EngineModel(
         profile.times, rows=rows, prefill_tokens=LONGEST_PROMPT, prefill_requests=1,
@@ -119,7 +114,6 @@ def _elastic_model(size: str, nodes: Nodes, *, longest: int, resize_s: Duration)
 
 
 def _load_s(size: str, nodes: Nodes, *, memory_bytes: int) -> dict[str, Duration]:
-    """What a load takes, by the kind of node; `memory_bytes`: what its instance has of a GPU."""
     weights = profile_of(size, GPU).weights_bytes
     loads, allocates = weights / nodes.load_bytes_per_s, nodes.cache_s_per_gb * (memory_bytes - weights) / 1e9
     return {GPU: Duration(loads + allocates), CPU: Duration(loads if nodes.cpu_loads else 0.0)}

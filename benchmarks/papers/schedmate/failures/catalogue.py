@@ -20,7 +20,6 @@ CLUSTERS_SEED = "schedmate-failures-clusters-1"
 
 
 def held_out(types: Iterable[FaultType], seed: str) -> frozenset[str]:
-    """The names of the types of the test part: a third of each kind."""
     chance = random.Random(seed)
     types = list(types)
     chosen: list[str] = []

@@ -208,7 +208,6 @@ SCENARIOS = (
 
 
 def record(mpi_python: str) -> None:
-    """Run every scenario `TIMES` times, and write the file. `mpi_python`: a Python that has mpi4py."""
     sys.path.insert(0, str(ROOT / "tests"))
     from batch.lab.cluster import Cluster
     from batch.lab.shape import Shape
@@ -263,7 +262,6 @@ def _run(cluster: Cluster, place: Path, scenario: Scenario, name: str, mpi_pytho
 
 
 def labelled(fault: str, program: str, lines: list[str]) -> Run:
-    """The run with its truth: the first line that is not an ordinary one of the program."""
     while lines and not lines[-1]:
         lines.pop()
     truth = next((at for at, line in enumerate(lines) if not ORDINARY.match(line)), -1)
@@ -271,7 +269,6 @@ def labelled(fault: str, program: str, lines: list[str]) -> Run:
 
 
 def _masked(text: str, masks: dict[str, str], mpi_python: str) -> str:
-    """The text without this machine's paths and names."""
     real = Path(mpi_python).resolve().parent.parent
     for name, other in {**masks, str(Path(mpi_python).parent.parent): "/opt/conda", str(real): "/opt/conda"}.items():
         text = text.replace(name, other)

@@ -53,7 +53,6 @@ class FailedJob(msgspec.Struct, frozen=True):
 
 
 def good_runs() -> dict[str, list[list[str]]]:
-    """The logs of runs that went well, by program."""
     found: dict[str, list[list[str]]] = defaultdict(list)
     for run in recorded():
         if not run.fault:
@@ -62,7 +61,6 @@ def good_runs() -> dict[str, list[list[str]]]:
 
 
 def corpus(*, test: bool, seed: str = "") -> Iterator[FailedJob]:
-    """The training part, or the test part."""
     runs: dict[str, list[Run]] = defaultdict(list)
     for run in recorded():
         if run.fault and run.truth >= 0:
@@ -111,7 +109,6 @@ def _composed(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[st
 
 
 def _strewn(lines: list[str], chance: random.Random) -> list[str]:
-    """The lines with harmless ones between them, none in the last ten."""
     found = list(lines)
     for _ in range(chance.randrange(0, 7)):
         at = chance.randrange(max(1, len(found) - 10)) if len(found) > 10 else 0

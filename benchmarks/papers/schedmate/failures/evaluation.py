@@ -37,7 +37,6 @@ _GIGABYTE = 1 << 30
 
 
 def evaluate() -> None:
-    """Print the measures, and write the record."""
     jobs = list(corpus(test=True))
     found: dict[str, Any] = {}
     for name, rules in _tables(jobs).items():
@@ -71,7 +70,6 @@ def evaluate() -> None:
 
 
 def _tables(jobs: list[FailedJob]) -> dict[str, dict[str, tuple[FaultRule, ...]]]:
-    """The rules that each type is judged with, under the names of the record."""
     types = {job.fault for job in jobs}
     own = {fault: without_knowledge_of([job for job in jobs if job.fault == fault]) for fault in types}
     return {
@@ -98,7 +96,6 @@ def _on_last_lines(jobs: list[FailedJob], rules: dict[str, tuple[FaultRule, ...]
 
 
 def _located_share(jobs: list[FailedJob]) -> float:
-    """Of how many logs, in percent, the line with which the failure begins is found."""
     near = 0
     for job in jobs:
         located = locate(job.lines)
@@ -125,7 +122,6 @@ def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
 
 
 def _speed() -> int:
-    """Lines a second of processor time of a training program's own lines, a million of them."""
     lines = good_runs()["vision"][0]
     text = ("\n".join(lines) + "\n") * (1_000_000 // len(lines))
     began = time.process_time()
@@ -134,7 +130,6 @@ def _speed() -> int:
 
 
 def _corpus_speed(jobs: list[FailedJob]) -> int:
-    """Lines a second of processor time over the test part, which is short logs with long cascades."""
     began = time.process_time()
     for job in jobs:
         locate(job.lines)
@@ -142,7 +137,6 @@ def _corpus_speed(jobs: list[FailedJob]) -> int:
 
 
 def _memory() -> dict[str, float]:
-    """Peak memory and processor time of a process of its own that reads a log of a gibibyte, a failure in its middle."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log")
         with path.open("wb") as file:

@@ -40,17 +40,14 @@ class FaultType(NamedTuple):
 
 
 def raised(where: str, raises: str, file: str, function: str, line: str, *prints: str, only: str = "") -> Injection:
-    """An exception in a library's own words, after the lines that it prints before."""
     return Injection(where, raises=raises, library=(file, function, line), prints=prints, programs=_programs(only))
 
 
 def coded(where: str, code: str, *, only: str = "") -> Injection:
-    """User's code that fails when it runs."""
     return Injection(where, code=code, programs=_programs(only))
 
 
 def killed(*prints: str, where: str = "compute", only: str = "") -> Injection:
-    """Lines of others, and no word more of the program."""
     return Injection(where, prints=prints, dies=True, programs=_programs(only))
 
 

@@ -79,7 +79,6 @@ _HEARTBEAT = (
 
 @cache
 def torchrun() -> tuple[list[str], list[str]]:
-    """What torchrun printed here: the traceback of a rank that lost another one, and the launcher's end."""
     lines = Path(__file__).with_name("torchrun.txt").read_text().split("\n")
     first = next(at for at, line in enumerate(lines) if line.startswith("[rank0]: Traceback"))
     last = next(at for at, line in enumerate(lines) if line.startswith("[rank0]: RuntimeError"))
@@ -88,7 +87,6 @@ def torchrun() -> tuple[list[str], list[str]]:
 
 
 def lost_another(chance: random.Random, style: str) -> list[str]:
-    """What a rank prints that has lost another one."""
     lines = list(torchrun()[0])
     if style == "nccl":
         lines[-1:] = _NCCL_REMOTE
@@ -98,7 +96,6 @@ def lost_another(chance: random.Random, style: str) -> list[str]:
 
 
 def ending(chance: random.Random, *, ranks: int) -> list[str]:
-    """What launchers and the batch system print when a rank has failed."""
     lines = list(torchrun()[1]) if ranks > 1 and chance.random() < 0.6 else []
     kind = chance.random()
     if kind < 0.5:

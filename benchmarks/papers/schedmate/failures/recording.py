@@ -43,7 +43,6 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def record() -> None:
-    """Run everything, two runs of each injection in each of its programs, and write the file."""
     import torch
     import transformers  # noqa: F401
     from transformers import LlamaForCausalLM, Trainer  # noqa: F401
@@ -61,7 +60,6 @@ def record() -> None:
 
 
 def recorded() -> list[Run]:
-    """All runs that were recorded: of programs with injected failures, and of jobs on real clusters (`clusters`)."""
     files = (RECORDED, RECORDED_ON_CLUSTERS)
     return [run for file in files for run in msgspec.msgpack.decode(corpora.read(file), type=list[Run])]
 
@@ -82,7 +80,6 @@ def _run(fault: str, program: str, injection: Injection | None, seed: int) -> Ru
 
 
 def _labelled(fault: str, program: str, lines: list[str]) -> Run:
-    """The run without marks, and without what shows this machine and this module."""
     while lines and not lines[-1]:
         lines.pop()
     found: list[str] = []
@@ -106,7 +103,6 @@ def _labelled(fault: str, program: str, lines: list[str]) -> Run:
 def _become(
     program: str, injection: Injection | None, chance: random.Random, seed: int, out: Path, folder: str
 ) -> None:
-    """Run a program in this process, which ends with it."""
     file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -139,7 +135,6 @@ def _become(
 def _inject(
     injection: Injection, names: dict[str, Any], chance: random.Random, steps: int, place: str, user: str
 ) -> None:
-    """Replace a function of the program by one that fails at a step."""
     function = FUNCTIONS[injection.where]
     good, strikes = names[function], chance.randrange(60, steps - 20)
     filled = _filling(chance, user)
@@ -193,7 +188,6 @@ def _raiser(injection: Injection, filled: Any) -> Any:
 
 
 def _error_of(text: str) -> BaseException:
-    """`OSError:116:/path`, or `module.Class|message`."""
     if "|" not in text:
         kind, number, *name = text.split(":", 2)
         if kind == "socket.gaierror":
@@ -242,7 +236,6 @@ def _compiled(source: str, file: str, names: dict[str, Any], line: int = 1) -> N
 
 
 def _tell(error: BaseException) -> None:
-    """Write the traceback as Python does at its end, without the frames of this module."""
     sys.stdout.flush()
     here = error.__traceback__
     while here is not None and here.tb_frame.f_code.co_filename == __file__:

@@ -33,7 +33,6 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scores_of(verdicts: Sequence[tuple[FailedJob, Located | None, Fault | None]]) -> Scores:
-    """The measures of verdicts; a log without one counts as `none`."""
     confusion: dict[str, Counter[str]] = defaultdict(Counter)
     by_type: dict[str, Counter[bool]] = defaultdict(Counter)
     components = near = 0

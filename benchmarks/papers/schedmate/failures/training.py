@@ -33,7 +33,6 @@ _KINDS = list(FaultKind)
 
 
 def without_knowledge_of(jobs: Collection[FailedJob], rules: Sequence[FaultRule] = ROWS) -> tuple[FaultRule, ...]:
-    """The rows that know no line that a failing rank of these jobs wrote of its failure."""
     known: set[int] = set()
     for line in {line for job in jobs for line in job.own}:
         known |= {id(rule) for rule in matching_rules(line, tuple(rules))}
@@ -41,7 +40,6 @@ def without_knowledge_of(jobs: Collection[FailedJob], rules: Sequence[FaultRule]
 
 
 def trained(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridge: float = RIDGE) -> KindScorer:
-    """A scorer of these failures; each fault type weighs the same."""
     counts = [features(located) for _, located in examples]
     types: dict[str, set[str]] = {}
     for (job, _), found in zip(examples, counts, strict=True):
@@ -75,7 +73,6 @@ def trained(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridg
 
 
 def located_examples(jobs: Collection[FailedJob]) -> Iterator[tuple[FailedJob, Located]]:
-    """The jobs in whose logs a failure is found, with it."""
     for job in jobs:
         located = locate(job.lines)
         if located is not None:
@@ -106,7 +103,6 @@ def validate(*, ridge: float = RIDGE) -> list[Scores]:
 
 
 def train() -> None:
-    """Write the scorer that ships."""
     examples = list(located_examples(list(corpus(test=False))))
     made_of = f"{len(examples)} logs of {len({job.fault for job, _ in examples})} fault types, by python -m benchmarks.papers.schedmate train"
     data = msgspec.json.encode(trained(examples, made_of=made_of))

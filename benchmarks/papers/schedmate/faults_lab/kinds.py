@@ -63,14 +63,12 @@ class Device:
         return int(facts.free), int(facts.total)
 
     def hold(self, size: int) -> None:
-        """Hold so much of the device from now on."""
         from driver import machine
 
         self.held_bytes = size
         machine.take(size)
 
     def strike(self, kind: str, text: str) -> Any:
-        """A module whose operator fails in C++; autograd and the dispatcher are on the way."""
         torch = self.torch
 
         class Layer(torch.nn.Module):  # type: ignore[misc,name-defined]  # torch has no types here
@@ -80,7 +78,6 @@ class Device:
         return torch.nn.Sequential(torch.nn.Linear(8, 8), Layer())(torch.ones(4, 8)).sum().item()
 
     def allocate(self, size: int) -> None:
-        """Take more memory of the device, as torch's allocator does; it is not there."""
         free, total = self.free_and_total()
         if free >= size:
             raise SystemExit(f"{free} bytes are free, and {size} were to be too many")
@@ -99,7 +96,6 @@ def device(operator: str) -> Device:
 
 
 def attempt(device: Device, case: Case) -> str:
-    """Run a case once; the pilot that it completed on."""
     node, requests = os.environ["FAULTS_NODE"], os.environ["FAULTS_REQUESTS"]
     neighbours.dismiss(requests, os.path.basename(node))
     Path(node, "sick").unlink(missing_ok=True)
@@ -245,7 +241,6 @@ def _always_full(device: Device, run: Run) -> None:
 
 
 def _own_quota(_device: Device, run: Run) -> None:
-    """A folder of the user's that is full, and no disk of the node: ENOSPC; or the quota of one: EDQUOT."""
     folder = Path(run.case.folder, "quota" if run.case.variant != "EDQUOT" else "data")
     path = str(folder / f"out-{run.case.number}")
     if run.case.variant == "EDQUOT":
@@ -255,7 +250,6 @@ def _own_quota(_device: Device, run: Run) -> None:
 
 
 def _own_disk(device: Device, run: Run) -> None:
-    """A file that is larger than the node's disk, on which nobody else has anything."""
     import numpy
 
     path = f"{os.environ['TMPDIR']}/huge-{run.case.number}.npy"

@@ -63,7 +63,6 @@ def ask(requests: str, node: str, kind: str, *arguments: object) -> None:
 
 
 def dismiss(requests: str, node: str) -> None:
-    """In a library: the neighbour of an earlier call on this node goes, with what it holds."""
     file = Path(requests) / f"{node}.json"
     file.unlink(missing_ok=True)
     _wait(file.with_suffix(".ready"), there=False)

@@ -71,7 +71,6 @@ class Nodes:
 
     @property
     def worker_init(self) -> str:
-        """What a pilot's shell does before the pilot starts."""
         return _INIT.format(
             folder=self.folder,
             group=self.group,
@@ -82,12 +81,10 @@ class Nodes:
 
     @property
     def probe(self) -> str:
-        """The command that probes a device."""
         return f"{sys.executable} -S {self.folder / 'probe.py'}"
 
 
 def why_not() -> str:
-    """Why the pilots' nodes cannot be made here; empty if they can."""
     if os.geteuid() != 0:
         return "only root may mount a small disk and make a cgroup"
     if not (CGROUPS / "memory.limit_in_bytes").exists():

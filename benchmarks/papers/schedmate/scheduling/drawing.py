@@ -22,7 +22,6 @@ _NAMED = {simulate.OURS: "ours", simulate.PAPER: "SchedMate's", simulate.LUCID: 
 
 
 def draw(folder: Path, records: Records) -> Path:
-    """Write the figure into a folder that is there. Raises StokerError where matplotlib is not installed."""
     cells, path = Cells(records), folder / FIGURE
     with style() as figure_of:
         figure = figure_of(figsize=(7.6, 3.2), layout="constrained")
@@ -38,7 +37,6 @@ def draw(folder: Path, records: Records) -> Path:
 
 
 def spreads() -> dict[str, float]:
-    """The standard deviation of log(prediction / truth) of the errors that are named."""
     ratios = errors.our_log_ratios()["estimates"]
     middle = sum(ratios) / len(ratios)
     ours = (sum((ratio - middle) ** 2 for ratio in ratios) / len(ratios)) ** 0.5

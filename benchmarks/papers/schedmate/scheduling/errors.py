@@ -35,19 +35,15 @@ Predict = Callable[[Sequence[float], Stream], list[float]]
 
 
 def none(durations_s: Sequence[float], chance: Stream) -> list[float]:  # noqa: ARG001
-    """Each prediction is right."""
     return list(durations_s)
 
 
 def shuffled(durations_s: Sequence[float], chance: Stream) -> list[float]:
-    """The durations of others."""
     order = sorted(range(len(durations_s)), key=chance.uniform)
     return [durations_s[place] for place in order]
 
 
 def lognormal(spread: float, *, shift: float = 0.0) -> Predict:
-    """log(prediction / truth) is normal with this standard deviation and mean."""
-
     def predict(durations_s: Sequence[float], chance: Stream) -> list[float]:
         return [
             duration_s * math.exp(shift + spread * chance.normal(number))
@@ -92,28 +88,23 @@ def resampled(log_ratios: Sequence[float], *, unknown_share: float = 0.0) -> Pre
 
 @lru_cache(maxsize=1)
 def our_log_ratios() -> dict[str, list[float]]:
-    """log(prediction / truth) of our estimates: `estimates`, and `average` of the most similar recipes."""
     return dict(json.loads(OUR_ERRORS.read_text())["log_ratios"])
 
 
 def ours(*, unknown_share: float = 0.0) -> Predict:
-    """The errors of our estimates."""
     return resampled(our_log_ratios()["estimates"], unknown_share=unknown_share)
 
 
 def our_average() -> Predict:
-    """The errors of the average of the five most similar recipes."""
     return resampled(our_log_ratios()["average"])
 
 
 def share_under_100(durations_s: Sequence[float], predictions_s: Sequence[float]) -> float:
-    """Of the relative errors."""
     pairs = list(zip(durations_s, predictions_s, strict=True))
     return sum(abs(said - true) < true for true, said in pairs) / len(pairs)
 
 
 def share_within_two(durations_s: Sequence[float], predictions_s: Sequence[float]) -> float:
-    """Of predictions within a factor of two both ways."""
     pairs = list(zip(durations_s, predictions_s, strict=True))
     return sum(true / 2 <= said <= 2 * true for true, said in pairs) / len(pairs)
 

@@ -15,7 +15,6 @@ from benchmarks.papers.schedmate.scheduling.errors import OUR_ERRORS
 
 
 def log_ratios() -> dict[str, list[float]]:
-    """By method, in the order of the collection."""
     history, rows = estimates.collection(), estimates.collection(estimates.HELD_OUT)
     facts = estimates.facts_of([*history, *rows])
     said = estimates.estimated(rows, history, facts, apart=lambda row, other: row is not other)
@@ -28,7 +27,6 @@ def log_ratios() -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Write the file."""
     about = (
         "log(estimate / truth) of run times, collection B; made by benchmarks/papers/schedmate/scheduling/our_errors.py"
     )

@@ -77,16 +77,13 @@ class Records:
 
     @property
     def strata(self) -> tuple[str, ...]:
-        """The virtual cluster of each window."""
         return tuple(window.cluster for window in self.kept.windows)
 
     @property
     def jobs(self) -> list[float]:
-        """Of each window."""
         return [float(window.jobs) for window in self.kept.windows]
 
     def get(self, case: Case) -> CaseResult | None:
-        """What came of a case, whatever computed it; None if nobody has run it."""
         return self._found.get(case.name)
 
     def of(self, system: str, what: str, *, load: float = settings.MAIN_LOAD) -> list[float]:
@@ -119,12 +116,10 @@ class Records:
                 self._write(before)
 
     def drop_others(self, cases: Iterable[Case]) -> None:
-        """Forget the results of cases that are none of these."""
         names = {case.name for case in cases}
         self._found = {name: result for name, result in self._found.items() if name in names}
 
     def keep_summary(self, summary: dict[str, dict[str, tuple[float, float, float]]]) -> None:
-        """Write the main numbers into the file, beside what they come from."""
         self.kept.summary = summary
         self._write_file()
 
@@ -156,7 +151,6 @@ def _heard(*_: object) -> None:
 
 
 def _lines(kept: Kept) -> bytes:
-    """JSON with a line for each window and each run, so that changes can be read."""
     head = msgspec.to_builtins(kept)
     runs, several = head.pop("runs"), head.pop("windows")
     text = msgspec.json.encode(head)[:-1]
@@ -166,7 +160,6 @@ def _lines(kept: Kept) -> bytes:
 
 
 def facts() -> list[WindowFacts]:
-    """What the file says of the windows."""
     return [
         WindowFacts(
             window.cluster, window.week, len(window.jobs), round(fmean(job.duration_s for job in window.jobs), 1),
@@ -177,7 +170,6 @@ def facts() -> list[WindowFacts]:
 
 
 def error_facts() -> dict[str, ErrorFacts]:
-    """How wrong the predictions of each system are, of the first draw."""
     found = {}
     for system in simulate.ERRORS:
         durations, said = list[float](), list[float]()
@@ -190,7 +182,6 @@ def error_facts() -> dict[str, ErrorFacts]:
 
 
 def commit() -> str:
-    """Of this checkout; with a plus where files differ from it, empty where there is no git."""
     try:
         asked = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*"]
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()

@@ -36,22 +36,18 @@ class Cells:
         self.strata, self.jobs = records.strata, records.jobs
 
     def mean_s(self, system: str, load: float, what: str = "mean_s", places: tuple[int, ...] | None = None) -> Interval:
-        """Seconds in the mean over all jobs."""
         values = self.records.of(system, what, load=load)
         return intervals.interval(intervals.pooled_mean(values, self.jobs), self.strata, places)
 
     def ratio(self, system: str, other: str, load: float, places: tuple[int, ...] | None = None) -> Interval:
-        """The mean completion time over that of another system, over all jobs."""
         ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
         return intervals.interval(intervals.pooled_ratio(ours, theirs, self.jobs), self.strata, places)
 
     def ratio_of_weeks(self, system: str, other: str, load: float, places: tuple[int, ...] | None = None) -> Interval:
-        """The same, where each week counts the same."""
         ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
         return intervals.interval(intervals.mean_ratio(ours, theirs), self.strata, places)
 
     def typical_s(self, system: str, what: str, load: float) -> Interval:
-        """A quantile of a week, in the geometric mean over weeks."""
         values = self.records.of(system, what, load=load)
         return intervals.interval(intervals.geometric_mean(values), self.strata)
 
@@ -61,12 +57,10 @@ class Cells:
         return sorted(ours[place] / theirs[place] for place in places if ours[place] > 1.01 * theirs[place])
 
     def places_of(self, cluster: str) -> tuple[int, ...]:
-        """The windows of a virtual cluster."""
         return tuple(place for place, each in enumerate(self.strata) if each == cluster)
 
 
 def write(records: Records) -> str:
-    """The page. Raises ValueError where a case was not run."""
     cells = Cells(records)
     parts = [
         texts.HEAD, bars(cells), findings(cells), main_table(cells), by_load(cells), by_cluster(cells), sweep(cells),
@@ -93,12 +87,10 @@ def summary(records: Records) -> dict[str, dict[str, tuple[float, float, float]]
 
 
 def named(system: str) -> str:
-    """A system's name on the page."""
     return PREDICTING.get(system, system)
 
 
 def bars(cells: Cells) -> str:
-    """What was promised, and whether it is so."""
     load = settings.MAIN_LOAD
     everywhere = [(f"load {each:g}", cells.ratio(OURS, FIFO, each)) for each in settings.LOADS]
     everywhere += [
@@ -118,7 +110,6 @@ def bars(cells: Cells) -> str:
 
 
 def findings(cells: Cells) -> str:
-    """What the tables below say, in sentences."""
     load = settings.MAIN_LOAD
     costs = [
         f"{name} {100 * (ratio.value - 1):.0f} % ({100 * (ratio.low - 1):.0f} to {100 * (ratio.high - 1):.0f})"
@@ -141,12 +132,10 @@ def findings(cells: Cells) -> str:
 
 
 def told(ratio: Interval, whose: str) -> str:
-    """A ratio in words, and whether its interval tells the two apart."""
     return f"{ratio.text()} of {whose}{'; the interval holds 1' if ratio.holds_one else ''}"
 
 
 def main_table(cells: Cells) -> str:
-    """All systems at the main load."""
     return f"{texts.MAIN}\n{_systems(cells, simulate.MAIN)}"
 
 
@@ -172,7 +161,6 @@ def _systems(cells: Cells, which: Sequence[str]) -> str:
 
 
 def by_load(cells: Cells) -> str:
-    """Ratios at each load."""
     rows = []
     for system in simulate.MAIN:
         if system != FIFO:
@@ -189,7 +177,6 @@ def by_load(cells: Cells) -> str:
 
 
 def by_cluster(cells: Cells) -> str:
-    """Ours in each virtual cluster."""
     load, rows = settings.MAIN_LOAD, []
     gpus_of = settings.LOADS.index(load)
     for cluster in dict.fromkeys(cells.strata):
@@ -211,7 +198,6 @@ def by_cluster(cells: Cells) -> str:
 
 
 def sweep(cells: Cells) -> str:
-    """By the spread of the error."""
     rows, load = [], settings.MAIN_LOAD
     for system in (SJF, *simulate.SWEEP, simulate.SHUFFLED):
         shares = cells.records.kept.errors[system]
@@ -231,7 +217,6 @@ def sweep(cells: Cells) -> str:
 
 
 def hidden(cells: Cells) -> str:
-    """What the share of errors under 100 % says, and what it hides."""
     which = (OURS, simulate.OUR_AVERAGE, simulate.PAPER, simulate.LUCID, simulate.SHUFFLED)
     shares, load = cells.records.kept.errors, settings.MAIN_LOAD
     rows = [
@@ -246,13 +231,11 @@ def hidden(cells: Cells) -> str:
 
 
 def beside(cells: Cells) -> str:
-    """Variants that were run at the main load."""
     passing = cells.ratio(simulate.OURS_SKIP, simulate.FIFO_SKIP, settings.MAIN_LOAD)
     return f"{texts.beside(passing=passing.text())}\n{_systems(cells, simulate.BESIDE)}"
 
 
 def windows_table(records: Records) -> str:
-    """Each window."""
     rows = [
         [
             f"`{window.cluster}`", str(window.week + 1), f"{window.jobs:,}", f"{window.duration_s:,.0f}",

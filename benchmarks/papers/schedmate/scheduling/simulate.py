@@ -65,18 +65,15 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Tells it from others."""
         return f"{self.system}/{self.load:g}/{self.draw}"
 
 
 def draws(system: str) -> int:
-    """How often its error is drawn."""
     is_random = system in ERRORS and ERRORS[system] is not errors.none
     return settings.DRAWS if is_random and system not in SWEEP else 1
 
 
 def cases() -> list[Case]:
-    """All that the page needs."""
     at_main = [
         Case(system, settings.MAIN_LOAD, draw) for system in (*MAIN, *BESIDE, *SWEEP) for draw in range(draws(system))
     ]
@@ -85,7 +82,6 @@ def cases() -> list[Case]:
 
 
 def policies_of(system: str, predictions_s: Mapping[CallId, float]) -> Policies:
-    """The policies of a system, which is told these predictions."""
     restart_s = settings.TIRESIAS_RESTART_S
     match system:
         case "FIFO":
@@ -127,7 +123,6 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def run(task: Task) -> Measures:
-    """Simulate it. Raises StokerError."""
     window = windows()[task.place]
     policies = policies_of(task.case.system, predictions(window, task.case))
     took_s, preempted = completion_times_s(window.jobs, policies, gpus=window.gpus_at(task.case.load))
@@ -135,7 +130,6 @@ def run(task: Task) -> Measures:
 
 
 def predictions(window: Window, case: Case) -> dict[CallId, float]:
-    """What the policy is told of each job of a window; the same at each load."""
     predict = ERRORS.get(case.system)
     if predict is None:
         return {}
@@ -145,12 +139,10 @@ def predictions(window: Window, case: Case) -> dict[CallId, float]:
 
 
 def call_of(number: int) -> CallId:
-    """The call that the job with this number is."""
     return make_call_id(client=0, sequence=number)
 
 
 def completion_times_s(jobs: tuple[Job, ...], policies: Policies, *, gpus: int) -> tuple[list[float], int]:
-    """From when each job came until it ended, and how often one was preempted. Raises StokerError."""
     arrivals = [Arrival(job.at_s, _JOB, items=0, gang=(job.gpus, job.gpus), fixed_s=job.duration_s) for job in jobs]
     simulation = Simulation(world(gpus), arrivals, policies)
     outcome = simulation.run(until_s=settings.LONGEST_S)
@@ -166,7 +158,6 @@ def completion_times_s(jobs: tuple[Job, ...], policies: Policies, *, gpus: int) 
 
 
 def world(gpus: int) -> World:
-    """A cluster of so many GPUs, all there from the beginning."""
     pilots = gpus // settings.NODE_GPUS
     source = SourceModel(
         name="nodes", kind=_GPU, capacity=pilots, devices=settings.NODE_GPUS, rule=Rule.FIXED, init_blocks=pilots,
@@ -180,7 +171,6 @@ def world(gpus: int) -> World:
 
 
 def measured(jobs: tuple[Job, ...], took_s: list[float], preempted: int) -> Measures:
-    """What the page says of them."""
     count, rising = len(jobs), sorted(took_s)
     mean_s, own_s = sum(took_s) / count, sum(job.duration_s for job in jobs) / count
     p50_s, p95_s = quantile(rising, 0.5), quantile(rising, 0.95)
@@ -188,7 +178,6 @@ def measured(jobs: tuple[Job, ...], took_s: list[float], preempted: int) -> Meas
 
 
 def run_timed(task: Task) -> tuple[Task, Measures, float]:
-    """The same, with the seconds that it took of a core."""
     began = time.process_time()
     found = run(task)
     return task, found, time.process_time() - began

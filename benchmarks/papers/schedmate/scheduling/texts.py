@@ -15,7 +15,6 @@ _PAPER_2, _LUCID_2 = (errors.spread_both_ways(share) for share in (settings.PAPE
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share as the page has it."""
     return f"{100 * share:.{digits}f} %"
 
 

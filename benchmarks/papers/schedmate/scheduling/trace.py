@@ -44,12 +44,10 @@ class Window(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Tells it from others."""
         return f"{self.cluster}/{self.week}"
 
     @property
     def gpus_at_work(self) -> float:
-        """In the mean over the week, if each job ran when it came."""
         week_s = settings.WINDOW_S
         return sum(job.gpus * min(job.duration_s, week_s - job.at_s) for job in self.jobs) / week_s
 
@@ -60,19 +58,16 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def missing() -> str:
-    """Why nothing of this can run here; empty if it can."""
     return "" if PHILLY.is_file() else f"the jobs of Philly are not here: {PHILLY}"
 
 
 @lru_cache(maxsize=1)
 def windows(path: Path = PHILLY) -> tuple[Window, ...]:
-    """The weeks that take part, by virtual cluster and week."""
     with gzip.open(path, "rt") as file:
         return tuple(windows_of(csv.DictReader(file)))
 
 
 def windows_of(rows: Iterable[dict[str, str]]) -> Iterator[Window]:
-    """The same of the rows of such a file."""
     clusters: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     for row in rows:
         at = datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp()
