@@ -32,9 +32,9 @@ from typing import Any
 
 import stoker
 from benchmarks.harness import ROOT
-from benchmarks.papers.schedmate.faults_lab import files, nodes
+from benchmarks.papers.schedmate.faults_lab import files, surroundings
 from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, attempt, device
-from benchmarks.papers.schedmate.faults_lab.neighbours import Neighbours
+from benchmarks.papers.schedmate.faults_lab.surroundings import Neighbours
 from stoker.sessions import sent_call
 from stoker.site import Pilot, Provider, Site
 
@@ -53,7 +53,7 @@ def main() -> int:
     ask.add_argument("--only", default="", help="kinds whose names hold this; no record is written")
     ask.add_argument("--stories", action="store_true", help="print the stories of calls that ended unexpectedly")
     asked = ask.parse_args()
-    if reason := nodes.why_not():
+    if reason := surroundings.why_not():
         print(f"skipped: {reason}")
         return 0
     chosen = [kind for kind in (*FAULTS, *MISTAKES) if asked.only in kind]
@@ -69,7 +69,7 @@ def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         folder = Path(temporary)
-        with nodes.Nodes(folder) as made, Neighbours(folder / "requests") as beside:
+        with surroundings.Nodes(folder) as made, Neighbours(folder / "requests") as beside:
             files.make(folder / "data")
             site = Site(
                 provider=Provider(worker_init=made.worker_init),
@@ -108,7 +108,11 @@ def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[di
     random.Random(SEED).shuffle(cases)
     cases = [case._replace(number=number) for number, case in enumerate(cases)]
     operator = _built(folder)
-    sys.path[:0] = [str(nodes.ROOT / "tests" / "driver"), str(nodes.ROOT / "tests"), str(nodes.ROOT)]  # pilots get it
+    sys.path[:0] = [
+        str(surroundings.ROOT / "tests" / "driver"),
+        str(surroundings.ROOT / "tests"),
+        str(surroundings.ROOT),
+    ]  # pilots get it
     app = stoker.app(attempt, context=device(operator))
     with stoker.load(site, run_dir=str(folder / "runs"), strategy="none") as session:
         until = time.monotonic() + 180

@@ -23,14 +23,22 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks import corpora
 from benchmarks.harness import ROOT, machine
-from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS
-from benchmarks.papers.schedmate.metric_runs import START, Log, noise, run
+from benchmarks.papers.schedmate.metric_formats import (
+    FORMATS,
+    HEADERS,
+    HELD_OUT,
+    HELD_OUT_SECOND,
+    START,
+    Formats,
+    Log,
+    noise,
+    run,
+)
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, read_metrics
 
 LOGS = "metric_logs"
@@ -54,25 +62,23 @@ class Case:
 
 def evaluate(*, held_out: bool, show: str) -> dict[str, Any]:
     record: dict[str, Any] = {"machine": machine(), "right": f"within {RIGHT:.0%} of the truth"}
-    cases = [*_real_cases(), *_made_cases(FORMATS, HEADERS)]
+    cases = [*_real_cases(), *_made_cases(FORMATS)]
     record["written_for"] = _rows(cases, show)
     if held_out:
-        extra = import_module("benchmarks.papers.schedmate.metric_held_out")
-        record["held_out"] = _rows(list(_made_cases(extra.FORMATS, extra.HEADERS)), show)
-        second = import_module("benchmarks.papers.schedmate.metric_held_out_second")
-        record["held_out_second"] = _rows(list(_made_cases(second.FORMATS, {})), show)
+        record["held_out"] = _rows(list(_made_cases(HELD_OUT)), show)
+        record["held_out_second"] = _rows(list(_made_cases(HELD_OUT_SECOND)), show)
     record |= _speed(cases)
     return record
 
 
-def _made_cases(formats: dict[str, Any], headers: dict[str, Any]) -> Iterator[Case]:
+def _made_cases(formats: Formats) -> Iterator[Case]:
     for form, (lines_of, asked) in formats.items():
         for seed in SEEDS:
-            log = run(form, seed, lines_of, header=headers.get(form))
+            log = run(form, seed, lines_of, header=HEADERS.get(form))
             yield _made(form, seed, log, asked)
 
 
-def _made(form: str, seed: int, log: Log, asked: tuple[str, ...]) -> Case:
+def _made(form: str, seed: int, log: Log, asked: str) -> Case:
     chance = random.Random(f"noise-{form}-{seed}")
     look_at = len(log.lines) * 6 // 10
     content, look_bytes = b"", 0
@@ -84,7 +90,7 @@ def _made(form: str, seed: int, log: Log, asked: tuple[str, ...]) -> Case:
         content += (line + "\n").encode()
     return Case(
         form, f"{form}-{seed}", content, look_bytes, _AT_0 + log.lines[look_at - 1][0], _AT_0 + log.lines[-1][0],
-        {name: _true(log.values, name) for name in asked},
+        {name: _true(log.values, name) for name in asked.split()},
     )  # fmt: skip
 
 
@@ -209,7 +215,7 @@ def _speed(cases: list[Case]) -> dict[str, float]:
 
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-metrics.json"
 
-HELD_OUT = tuple(RECORD.with_name(f"schedmate-metrics-held-out{round_}.json") for round_ in ("", "-second"))
+JUDGED_ONCE = tuple(RECORD.with_name(f"schedmate-metrics-held-out{round_}.json") for round_ in ("", "-second"))
 """Those formats are judged once: the first record stays. The second round has its formats, and is judged after the
 rules that the first one led to."""
 
@@ -230,7 +236,7 @@ def main() -> int:
                 f"RMSRE {row['rmsre']:.3f}  rates: found {row['rates_found']:6.1%}  RMSRE {row['rates_rmsre']:.3f}"
             )
     print(f"{record['lines_per_s']:,.0f} lines a second, {record['look_ms']:.1f} ms a look")
-    path = next((each for each in HELD_OUT if not each.exists()), None) if given.held_out else RECORD
+    path = next((each for each in JUDGED_ONCE if not each.exists()), None) if given.held_out else RECORD
     if path and not given.show:
         path.write_text(json.dumps(record, indent=1) + "\n")
     return 0

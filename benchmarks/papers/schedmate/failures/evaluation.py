@@ -19,10 +19,9 @@ from typing import Any
 import msgspec
 
 from benchmarks.harness import ROOT, machine
-from benchmarks.papers.schedmate.failures.catalogue import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, held_out
 from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus, good_runs
-from benchmarks.papers.schedmate.failures.scores import NEAR_LINES, Scores, scores_of
-from benchmarks.papers.schedmate.failures.training import without_knowledge_of
+from benchmarks.papers.schedmate.failures.fault_types import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, held_out
+from benchmarks.papers.schedmate.failures.training import NEAR_LINES, Scores, scores_of, without_knowledge_of
 from stoker.manager.advice.logs.classifier import classify
 from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine
 from stoker.manager.advice.logs.locator import Episode, locate

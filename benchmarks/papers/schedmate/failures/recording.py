@@ -22,9 +22,18 @@ from typing import Any
 import msgspec
 
 from benchmarks import corpora
-from benchmarks.papers.schedmate.failures.catalogue import TYPES
-from benchmarks.papers.schedmate.failures.injections import FUNCTIONS, LOG_FORMATS, PROGRAMS, Injection
+from benchmarks.papers.schedmate.failures.fault_types import TYPES, Injection
 
+_TEXTS = msgspec.toml.decode(Path(__file__).with_name("programs.toml").read_bytes(), type=dict[str, str])
+PROGRAMS = {name: _TEXTS["common"] + _TEXTS[name] for name in ("vision", "language", "plain")}
+ON_CLUSTERS = {name: _TEXTS["cluster_common"] + _TEXTS[f"on_{name}"] for name in ("slurm", "mpi")}
+FUNCTIONS = {"data": "read_batch", "compute": "forward", "sync": "average", "save": "save", "start": "prepare"}
+LOG_FORMATS = (
+    "%(asctime)s %(levelname)s %(name)s: %(message)s",
+    "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s",
+    "%(levelname)s:%(name)s:%(message)s",
+    "%(message)s",
+)
 MARK = "\x1e--fault--"
 RECORDED, RECORDED_ON_CLUSTERS = "failures.msgpack", "failures_on_clusters.msgpack"
 PACKAGES = "/opt/conda/lib/python3.11/site-packages/"
@@ -33,8 +42,8 @@ _HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What one run printed. `fault`: the type's name; empty: it went well. `truth`: the index of the line with which the
-    failure begins; -1: none does."""
+    """What one run printed. `fault`: the type's name; empty: it went well. `truth`: the index of the line with which
+    the failure begins; -1: none does."""
 
     fault: str
     program: str
