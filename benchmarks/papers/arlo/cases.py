@@ -87,6 +87,9 @@ class Case(msgspec.Struct, frozen=True):
     least: int = 0
     occupies: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.system}, {self.devices} GPUs, {self.workload.rate:,.0f} requests/s"
+
     @property
     def name(self) -> str:
         return msgspec.json.encode(self, order="deterministic").decode()

@@ -11,8 +11,12 @@ Inter-groups Greedy (§5.2.3) takes the instance with the fewest requests, of al
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
+
+import msgspec
+
+from stoker.manager.policies.arlo.runtime_queues import THRESHOLD, RuntimeQueues
 
 
 class Dispatcher(Protocol):
@@ -142,3 +146,42 @@ _ROOM = 2
 def _least_busy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
     there = ((runtime, load) for runtime in range(first, len(levels)) if (load := levels[runtime].least()) >= 0)
     return min(there, key=lambda one: one[1] / capacities[one[0]])
+
+
+# ---- Figure 4, the paper's example
+
+RUNTIMES = ((128, 80), (256, 40), (512, 20))
+GPUS = ((1, 0, 79), (0, 0, 78), (2, 1, 28), (3, 2, 6))
+"""GPU, runtime, requests that it has. GPU1 comes first, so that the requests before the example fill GPU0 second."""
+FIRST, LATER = (100,) * 8, (400,) * 14
+PATIENT = 0.99
+"""A threshold at which Algorithm 1 demotes as the paper would have it."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How many of the first eight requests each GPU got, and how many of all requests are late."""
+
+    first: tuple[int, int, int, int]
+    late: int
+
+
+def strategies() -> Iterator[tuple[str, Dispatcher]]:
+    yield "ILB", RuntimeQueues[int](RUNTIMES, peeked=1)
+    yield "IG", BucketDispatcher(RUNTIMES, inter_groups_greedy)
+    yield f"Algorithm 1, threshold {THRESHOLD}", RuntimeQueues[int](RUNTIMES)
+    yield f"Algorithm 1, threshold {PATIENT}", RuntimeQueues[int](RUNTIMES, threshold=PATIENT)
+
+
+def outcome(dispatcher: Dispatcher) -> Outcome:
+    for gpu, runtime, has in GPUS:
+        dispatcher.add(gpu, runtime)
+        taken = {dispatcher.take(RUNTIMES[runtime][0]) for _ in range(has)}
+        if taken != {gpu}:
+            raise ValueError(f"the requests before the example went to {taken}, not to {gpu} alone")
+    capacities = {gpu: RUNTIMES[runtime][1] for gpu, runtime, _ in GPUS}
+    got, late = [0, 0, 0, 0], 0
+    for number, tokens in enumerate((*FIRST, *LATER)):
+        gpu = dispatcher.take(tokens)
+        late += dispatcher.load(gpu) > capacities[gpu]
+        got[gpu] += number < len(FIRST)
+    return Outcome((got[0], got[1], got[2], got[3]), late)

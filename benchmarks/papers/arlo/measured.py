@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
 from random import Random
 
 import msgspec
 
 from benchmarks.papers.arlo import settings
-from benchmarks.papers.arlo.cases import ARLO, Case, Measures, simulate, within_capacity
+from benchmarks.papers.arlo.cases import ARLO, Case, Measures, Result, simulate, within_capacity
 from benchmarks.papers.arlo.fleet import demands, percentile
 from benchmarks.papers.arlo.tables import SLOWEST
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, lengths_of, read_lengths, trace_of
-from benchmarks.papers.common import RELEASE
+from benchmarks.papers.common import RELEASE, Store, read_results, rows, write_bytes
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, allocate
 from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
@@ -215,3 +217,47 @@ def _world(profile: LatencyProfile) -> World:
     )
     delays = Delays(message_s=Duration(_MESSAGE_S))
     return World(devices={"gpu": DeviceKind(Size(24 * _GB))}, sources=(pool,), contexts=contexts, delays=delays)
+
+
+# ---- the kept results
+
+
+class _Kept(msgspec.Struct):
+    measured: Measured | None = None
+    deployed: list[Deployed] = []
+    runs: list[Result] = []
+
+
+class Records:
+    """The results of a file. Raises ValueError for a file without results."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        kept = read_results(path, _Kept) or _Kept()
+        self.measured, self.deployed = kept.measured, kept.deployed
+        self.store: Store[Case, Result] = Store(kept.runs, write=self._write)
+        self.get = self.store.get
+
+    def measure(self, *, tell: Callable[[str], None]) -> None:
+        """Measure Table 2 and Figure 9 if this release has not."""
+        if self.measured is None or self.measured.release != RELEASE:
+            tell("Table 2 and Figure 9")
+            self.measured = measure_all()
+            self._write()
+
+    def compare_deployed(self, *, tell: Callable[[str], None]) -> None:
+        """Compare the policy of a session with the model where this release has not."""
+        known = {(each.seed, each.rate) for each in self.deployed if each.release == RELEASE}
+        for seed, rate in product(settings.SEEDS, ENDS_S):
+            if (seed, rate) not in known:
+                tell(f"a session under arlo, {rate:,.0f} requests/s, seed {seed}")
+                others = [each for each in self.deployed if (each.seed, each.rate) != (seed, rate)]
+                self.deployed = sorted([*others, compare(seed, rate)], key=lambda each: (each.rate, each.seed))
+                self._write()
+
+    def _write(self) -> None:
+        measured, deployed = (
+            msgspec.json.encode(each, order="deterministic") for each in (self.measured, self.deployed)
+        )
+        lines = (b'{"measured": ', measured, b',\n"deployed": ', deployed, b',\n"runs": [', rows(self.store.in_order()))
+        write_bytes(self._path, b"".join((*lines, b"]}\n")))

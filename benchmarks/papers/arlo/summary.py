@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from benchmarks.papers.arlo import paper, tables
+from benchmarks.papers.arlo import tables
 from benchmarks.papers.arlo.cases import (
     ARLO,
     ARLO_EVEN,
@@ -20,7 +20,6 @@ from benchmarks.papers.arlo.cases import (
 )
 from benchmarks.papers.arlo.intervals import (
     MISSING,
-    READINGS,
     Interval,
     Of,
     less,
@@ -30,13 +29,9 @@ from benchmarks.papers.arlo.intervals import (
     shown,
     with_system,
 )
-from benchmarks.papers.arlo.paper import DT_, INFAAS_, ST_
-from benchmarks.papers.arlo.records import Records
+from benchmarks.papers.arlo.measured import Records
+from benchmarks.papers.arlo.tables import DT_, INFAAS_, READINGS, ST_
 
-FIGURES: dict[str, Callable[[], list[Case]]] = {
-    "6a": tables.figure_6a, "6b": tables.figure_6b, "10a": tables.figure_10a, "10b": tables.figure_10b
-}  # fmt: skip
-"""The figures with a fixed number of devices."""
 TARGET_RATE = 150_000
 """Requests that the model answers in a second of one core."""
 
@@ -74,7 +69,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def verdicts(records: Records) -> list[Verdict]:
     of = records.get
-    figures = [verdict for name in FIGURES for verdict in _figure(of, name)]
+    figures = [verdict for name in tables.FIXED for verdict in _figure(of, name)]
     tails = [verdict for pair in ("6", "10") for verdict in _tails(of, pair)]
     fours = [verdict for devices in tables.TRACES_4 for verdict in _table_4(of, devices)]
     return [
@@ -138,8 +133,8 @@ def _lowest(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
 
 
 def _figure(of: Of, name: str) -> Iterator[Verdict]:
-    cases = FIGURES[name]()
-    for other, said in paper.MEAN_LESS[name].items():
+    cases = tables.FIXED[name]()
+    for other, said in tables.MEAN_LESS[name].items():
         verdict = _less(of, cases, other, said, mean_ms)
         yield msgspec.structs.replace(verdict, bar=f"Figure {name}: {verdict.bar}")
     lowest = tuple(_lowest(of, cases, read) for read in BOTH)
@@ -149,8 +144,8 @@ def _figure(of: Of, name: str) -> Iterator[Verdict]:
 
 
 def _tails(of: Of, pair: str) -> Iterator[Verdict]:
-    cases = [case for name in (f"{pair}a", f"{pair}b") for case in FIGURES[name]()]
-    for other, said in paper.TAIL_LESS[pair].items():
+    cases = [case for name in (f"{pair}a", f"{pair}b") for case in tables.FIXED[name]()]
+    for other, said in tables.TAIL_LESS[pair].items():
         verdict = _less(of, cases, other, said, p98_ms)
         yield msgspec.structs.replace(
             verdict, bar=f"Figure {pair}, a and b: {verdict.bar}", paper=f"up to {verdict.paper}"
@@ -158,12 +153,12 @@ def _tails(of: Of, pair: str) -> Iterator[Verdict]:
 
 
 def _table_3(of: Of) -> Iterator[Verdict]:
-    cases = tables.table_3()
+    cases = tables.TABLES["3"]()
     for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 2)):
         order = tuple(_always(list(_order_3(of, cases, read, what))) for read in BOTH)
         yield Verdict(f"Table 3: the {name} in the order Arlo, Global, Even", "yes", order)
         for theirs in (ARLO_EVEN, ARLO_GLOBAL):
-            said = paper.TABLE_3[theirs][at] / paper.TABLE_3[ARLO][at]
+            said = tables.TABLE_3[theirs][at] / tables.TABLE_3[ARLO][at]
             found = []
             for read in BOTH:
                 other = theirs if theirs == ARLO_EVEN else read(theirs)
@@ -183,8 +178,8 @@ def _order_3(of: Of, cases: Sequence[Case], read: Reading, what: Callable[[Measu
 
 
 def _table_4(of: Of, devices: int) -> Iterator[Verdict]:
-    cases = list(tables.of_trace_4(devices))
-    said = paper.TABLE_4[devices]
+    cases = tables.of_trace_4(devices)
+    said = tables.TABLE_4[devices]
     for theirs in (ARLO_ILB, ARLO_IG):
         for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 1)):
             by = 100 * (1 - said[ARLO][at] / said[theirs][at])
@@ -203,10 +198,10 @@ def _order_4(of: Of, cases: Sequence[Case], read: Reading) -> Iterator[bool]:
 
 
 def _figure_8(of: Of) -> Iterator[Verdict]:
-    cases = tables.figure_8()
-    for other, (devices, _) in paper.FIGURE_8.items():
+    cases = tables.TABLES["8"]()
+    for other, (devices, _) in tables.FIGURE_8.items():
         if other in READINGS:
-            said = 100 * paper.FIGURE_8["Arlo"][0] / devices
+            said = 100 * tables.FIGURE_8["Arlo"][0] / devices
             shares = [
                 Interval.of(
                     100 * one.devices / theirs.devices
@@ -230,26 +225,26 @@ def _fewer(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
 
 
 def _figure_11(of: Of) -> Iterator[Verdict]:
-    for count, said in paper.FIGURE_11_LATE.items():
+    for count, said in tables.FIGURE_11_LATE.items():
         found = (_late_11(of, read, count) for read in BOTH)
         bar = f"Figure 11, {count} runtimes: requests above the objective"
         yield Verdict(bar, f"{said:.1f} %", tuple(_inside(said, each, unit=" %", digits=2) for each in found))
     two = [_late_11(of, read, 2) for read in BOTH]
     served = tuple(Finding() if each is None else Finding(f"{each.text()} %", each.low > 50) for each in two)
     yield Verdict("Figure 11: with 2 runtimes more than half are above it", "yes", served)
-    said = paper.FIGURE_11[16][0] / paper.FIGURE_11[8][0]
+    said = tables.FIGURE_11[16][0] / tables.FIGURE_11[8][0]
     ratios = tuple(_inside(said, _more_runtimes(of, read), digits=2) for read in BOTH)
     yield Verdict("Figure 11: the mean with 16 runtimes in relation to that with 8", f"{said:.2f}", ratios)
 
 
 def _late_11(of: Of, read: Reading, count: int) -> Interval | None:
-    cases = [case for case in tables.figure_11() if case.runtimes == count and case.system == read(ARLO)]
+    cases = [case for case in tables.TABLES["11"]() if case.runtimes == count and case.system == read(ARLO)]
     return Interval.of(100 * found.measures.late for case in cases if (found := of(case)) is not None)
 
 
 def _more_runtimes(of: Of, read: Reading) -> Interval | None:
     ratios = []
-    for case in tables.figure_11():
+    for case in tables.TABLES["11"]():
         if case.runtimes == 8 and case.system == read(ARLO):
             eight, sixteen = of(case), of(msgspec.structs.replace(case, runtimes=16))
             if eight is not None and sixteen is not None:
@@ -258,26 +253,26 @@ def _more_runtimes(of: Of, read: Reading) -> Interval | None:
 
 
 def _table_2(records: Records) -> Verdict:
-    bar = f"Table 2, 1,000 GPUs, 16 runtimes: under {paper.BAR_TABLE_2_S} s in the mean of 20"
+    bar = f"Table 2, 1,000 GPUs, 16 runtimes: under {tables.BAR_TABLE_2_S} s in the mean of 20"
     found = Finding()
     if records.measured is not None:
         seconds = next(each.seconds for each in records.measured.solving if (each.devices, each.runtimes) == (1000, 16))
         mean = sum(seconds) / len(seconds)
-        found = Finding(f"{mean:.3f} s", mean < paper.BAR_TABLE_2_S, f"the longest took {max(seconds):.2f} s")
-    return Verdict(bar, f"{paper.TABLE_2[1000, 16]} s", (found,))
+        found = Finding(f"{mean:.3f} s", mean < tables.BAR_TABLE_2_S, f"the longest took {max(seconds):.2f} s")
+    return Verdict(bar, f"{tables.TABLE_2[1000, 16]} s", (found,))
 
 
 def _figure_9(records: Records) -> Verdict:
     found = Finding()
     if records.measured is not None:
         largest = Interval.of(each.ms for each in records.measured.dispatching if each.instances == 1200)
-        is_met = largest is not None and largest.high <= paper.FIGURE_9_MS
+        is_met = largest is not None and largest.high <= tables.FIGURE_9_MS
         found = Finding(f"{shown(largest, 2)} ms", is_met, "" if is_met else "in Python; the paper's is in C++")
-    return Verdict("Figure 9: 2,400 requests, 1,200 instances, dispatched in", f"{paper.FIGURE_9_MS} ms", (found,))
+    return Verdict("Figure 9: 2,400 requests, 1,200 instances, dispatched in", f"{tables.FIGURE_9_MS} ms", (found,))
 
 
 def _replacements(records: Records) -> Verdict:
-    every = [result.measures for result in records.all()]
+    every = [result.measures for result in records.store.found.values()]
     found = Finding()
     if every:
         most, lost = max(each.most_out / each.at_once for each in every), sum(each.lost for each in every)
@@ -289,10 +284,11 @@ def _replacements(records: Records) -> Verdict:
 
 
 def _speed(records: Records) -> Verdict:
-    requests = sum(result.measures.requests for result in records.all())
+    requests = sum(result.measures.requests for result in records.store.found.values())
+    seconds = sum(result.took_s for result in records.store.found.values())
     found = Finding()
-    if records.seconds:
-        rate = requests / records.seconds
-        here = f"{rate:,.0f}, {requests / 1e6:.0f} million requests in {records.seconds / 60:.0f} min"
+    if seconds:
+        rate = requests / seconds
+        here = f"{rate:,.0f}, {requests / 1e6:.0f} million requests in {seconds / 60:.0f} min"
         found = Finding(here, rate >= TARGET_RATE)
     return Verdict(f"The model answers {TARGET_RATE:,} requests a second of one core", "", (found,))

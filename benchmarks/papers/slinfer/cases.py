@@ -6,12 +6,12 @@ Results that were computed, in one file: a release computes each case once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.papers.common import RELEASE, read_results, unknown
+from benchmarks.papers.common import RELEASE, Store, read_results, rows, write_bytes
 from benchmarks.papers.slinfer import worlds
 from benchmarks.papers.slinfer.data import read_workload
 from benchmarks.papers.slinfer.measures import Measures, Sampled, Sampler, measure
@@ -22,7 +22,6 @@ from stoker.manager.policies.named import SHIPPED
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import World
-from stoker.whole_files import draft_of
 
 SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, SLINFER = "sllm", "sllm+c", "sllm+c+s", "sllm+c+s, static", "slinfer"
 BASELINES = (SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC)
@@ -41,6 +40,9 @@ class Case(msgspec.Struct, frozen=True):
     settings: dict[str, float | bool] = {}
     for_s: float = 0.0
 
+    def __str__(self) -> str:
+        return f"{self.system}, {self.models} x {', '.join(self.sizes)}, {self.workload}"
+
     @property
     def name(self) -> str:
         return msgspec.json.encode(self, order="deterministic").decode()
@@ -55,10 +57,6 @@ class Result(msgspec.Struct, frozen=True):
     sampled: dict[str, Sampled]
     took_s: float
     engine_steps: int
-
-
-def is_there(system: str) -> bool:
-    return system in BASELINES or system in SHIPPED
 
 
 def run(case: Case) -> Result:
@@ -106,29 +104,10 @@ LONGEST = {"LongBench": 32_768}
 """The longest text of a workload, which an instance has to have room for; 4,096 tokens else."""
 
 
-class Records:
-    """The results of a file, by case. Raises ValueError for a file that holds none."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._found = {result.case.name: result for result in read_results(path, list[Result]) or ()}
-
-    def get(self, case: Case) -> Result | None:
-        return self._found.get(case.name)
-
-    def bring(self, cases: Iterable[Case], *, tell: Callable[[str], None]) -> None:
-        """Run the cases that this release has not run, and keep each result at once. Systems that are not there are
-        left out."""
-        todo = unknown((case for case in cases if is_there(case.system)), self.get)
-        for number, case in enumerate(todo, 1):
-            tell(f"{number} of {len(todo)}: {case.system}, {case.models} x {', '.join(case.sizes)}, {case.workload}")
-            self._found[case.name] = run(case)
-            self._write()
-
-    def _write(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        lines = b",\n".join(
-            msgspec.json.encode(self._found[name], order="deterministic") for name in sorted(self._found)
-        )
-        with draft_of(self._path) as draft:
-            draft.write_bytes(b"[" + lines + b"]\n")
+def records(path: Path) -> Store[Case, Result]:
+    """The results of a file. Raises ValueError for a file without results."""
+    store: Store[Case, Result] = Store(
+        read_results(path, list[Result]) or (),
+        write=lambda: write_bytes(path, b"[" + rows(store.in_order()) + b"]\n"),
+    )
+    return store

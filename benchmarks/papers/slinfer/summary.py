@@ -1,4 +1,4 @@
-"""The first table of `docs/reproduction/slinfer.md`: each bar, what the paper has, what came out here, met or not."""
+"""The first table of `docs/reproduction/slinfer.md`: each bar, the paper's number, ours, met or not."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ from itertools import product
 
 import msgspec
 
-from benchmarks.papers.slinfer import tables
-from benchmarks.papers.slinfer.cases import SLINFER, SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, Case, Result
-from benchmarks.papers.slinfer.paper import (
+from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM_CS, SLLM_CS_STATIC, Case, Result
+from benchmarks.papers.slinfer.tables import (
     BAR_FACTOR,
     BAR_GPUS,
     BAR_POINTS,
+    BAR_RUN_S,
     LOADS,
     MET,
     MORE_MET,
     NODES_USED,
     RESIZING,
+    SEVEN,
     SHORT,
     SIZES,
 )
 from benchmarks.papers.slinfer.worlds import GPU
 
+MISSING = "–"
 Of = Callable[[Case], Result | None]
 READINGS: tuple[Callable[[Result], float], ...] = (
     lambda one: 100 * one.measures.met_strict,
     lambda one: 100 * one.measures.met_mean,
 )
 """The two ways to count the requests that met their objectives, in per cent."""
-SEVEN = "llama-2-7b"
+PAPERS_SYSTEMS = {SLLM_CS_STATIC: SLLM_CS}
+"""The paper's name of a system, where ours is another reading of it."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -47,17 +50,20 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def verdicts(of: Of) -> list[Verdict]:
-    gains = [
-        _gain(of, system, named)
-        for system, named in ((SLLM, SLLM), (SLLM_C, SLLM_C), (SLLM_CS, SLLM_CS), (SLLM_CS_STATIC, SLLM_CS))
-    ]
-    table_3 = [
-        _table_3(of, models, system, named)
-        for (system, named), models in product(
-            ((SLINFER, SLINFER), (SLLM_CS, SLLM_CS), (SLLM_CS_STATIC, SLLM_CS)), LOADS
-        )
-    ]
+    """All bars, from the records."""
+    table_3 = [_table_3(of, *each) for each in product((SLINFER, SLLM_CS, SLLM_CS_STATIC), LOADS)]
+    gains = [_gain(of, system) for system in BASELINES]
     return [*gains, *table_3, *(_resizing(of, watermark) for watermark in RESIZING), _speed(of)]
+
+
+def nodes_used(result: Result | None, kind: str) -> float:
+    """Nodes of a kind that have an instance, on the mean."""
+    use = result.measures.kinds.get(kind) if result is not None else None
+    return use.nodes if use is not None else 0.0
+
+
+def interval(low: float, high: float) -> str:
+    return f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
 
 
 def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | None:
@@ -72,8 +78,7 @@ def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | No
 def off_table_3(result: Result, *, gpus: float | None, met: float | None) -> list[str]:
     """How far a result is from the paper's, where that is more than the bar allows in both readings."""
     off: list[str] = []
-    use = result.measures.kinds.get(GPU)
-    used = use.nodes if use is not None else 0.0
+    used = nodes_used(result, GPU)
     if gpus is not None and abs(used - gpus) > BAR_GPUS:
         off.append(f"{used - gpus:+.1f} GPUs")
     if met is not None:
@@ -84,36 +89,28 @@ def off_table_3(result: Result, *, gpus: float | None, met: float | None) -> lis
     return off
 
 
-def _gain(of: Of, system: str, named: str) -> Verdict:
-    least, most = MORE_MET[named]
+def _gain(of: Of, system: str) -> Verdict:
+    least, most = MORE_MET[PAPERS_SYSTEMS.get(system, system)]
     bar, paper = f"128 models: more objectives met than by `{system}`", f"+{least:.0f} to +{most:.0f} %, over the sizes"
-    cells, off, missing = list[str](), list[str](), False
-    for size in SIZES:
-        found = gain(of(Case(SLINFER, 128, (size,))), of(Case(system, 128, (size,))))
-        if found is None:
-            missing = True
-            continue
-        low, high = found
-        cells.append(f"{SHORT[size]} {_signed(low, high)} %")
-        if high < least:
-            off.append(f"{SHORT[size]} is below")
-        elif low > most:
-            off.append(f"{SHORT[size]} is above")
-    return Verdict(bar, paper, ", ".join(cells) or "–", None if missing else ", ".join(off))
+    gains = {SHORT[size]: gain(*(of(Case(name, 128, (size,))) for name in (SLINFER, system))) for size in SIZES}
+    cells, off = list[str](), list[str]()
+    for size, found in gains.items():
+        if found is not None:
+            low, high = found
+            between = f"{low:+.0f}" if f"{low:.0f}" == f"{high:.0f}" else f"{low:+.0f} to {high:+.0f}"
+            cells.append(f"{size} {between} %")
+            off += [f"{size} is below"] * (high < least) + [f"{size} is above"] * (low > most)
+    return Verdict(bar, paper, ", ".join(cells) or MISSING, None if None in gains.values() else ", ".join(off))
 
 
-def _signed(low: float, high: float) -> str:
-    return f"{low:+.0f}" if f"{low:.0f}" == f"{high:.0f}" else f"{low:+.0f} to {high:+.0f}"
-
-
-def _table_3(of: Of, models: int, system: str, named: str) -> Verdict:
+def _table_3(of: Of, system: str, models: int) -> Verdict:
     bar = f"Table III, {models} x 7B, `{system}`: within {BAR_POINTS:.0f} points and {BAR_GPUS} GPUs"
+    named = PAPERS_SYSTEMS.get(system, system)
     gpus, met = NODES_USED[SEVEN, models, named, GPU], MET[SEVEN, models, named]
     paper, result = f"{met:.0f} %, {gpus} GPUs", of(Case(system, models, (SEVEN,)))
     if result is None:
-        return Verdict(bar, paper, "–", None)
-    low, high = sorted(each(result) for each in READINGS)
-    share = f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
+        return Verdict(bar, paper, MISSING, None)
+    share = interval(*sorted(each(result) for each in READINGS))
     here = f"{share} %, {result.measures.kinds[GPU].nodes:.1f} GPUs"
     return Verdict(bar, paper, here, ", ".join(off_table_3(result, gpus=gpus, met=met)))
 
@@ -123,7 +120,7 @@ def _resizing(of: Of, watermark: float) -> Verdict:
     result = of(Case(SLINFER, 64, settings={"watermark": watermark}))
     found = result.sampled.get(GPU) if result is not None else None
     if found is None:
-        return Verdict(bar, f"{said:.1f} %", "–", None)
+        return Verdict(bar, f"{said:.1f} %", MISSING, None)
     percent = 100 * found.resizing
     is_met = said / BAR_FACTOR <= percent <= said * BAR_FACTOR
     return Verdict(bar, f"{said:.1f} %", f"{percent:.1f} %", "" if is_met else f"{percent / said:.1f} times as much")
@@ -131,11 +128,11 @@ def _resizing(of: Of, watermark: float) -> Verdict:
 
 def _speed(of: Of) -> Verdict:
     found = [result for result in (of(Case(SLINFER, 128, (size,))) for size in SIZES) if result is not None]
-    bar = f"A run of 128 models: under {tables.BAR_RUN_S:.0f} s of one core"
+    bar = f"A run of 128 models: under {BAR_RUN_S:.0f} s of one core"
     if not found:
-        return Verdict(bar, "", "–", None)
+        return Verdict(bar, "", MISSING, None)
     slowest = max(result.took_s for result in found)
-    is_met = slowest < tables.BAR_RUN_S
+    is_met = slowest < BAR_RUN_S
     return Verdict(
         bar, "", f"{slowest:.0f} s, when it was recorded", "" if is_met else "too slow, or on a busy machine"
     )
