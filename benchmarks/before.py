@@ -24,17 +24,10 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import ROOT, machine, spread
+from benchmarks.harness import ROOT, commit, machine, spread
 
 BAR = 0.95
 LIMIT_S = 900.0
-EARLIER = {
-    "benchmarks.engine.noop": "benchmarks.noop_side", "benchmarks.engine.core_events": "benchmarks.core_events",
-    "benchmarks.scale.simulator": "benchmarks.simulator_side",
-    "benchmarks.reliability.recovery": "benchmarks.recovery_side",
-    "benchmarks.reliability.lost_pilot": "benchmarks.lost_pilot_side",
-}  # fmt: skip
-"""What sides were called in checkouts of before 2026-11-28."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -80,8 +73,6 @@ CASES = {
 def side(checkout: Path, case: Case) -> float:
     python = checkout / ".venv" / "bin" / "python"
     module, *arguments = case.arguments
-    if not case.own_side and not (checkout / "benchmarks" / "harness.py").exists():
-        module = EARLIER[module]
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT if case.own_side else checkout),
@@ -118,11 +109,6 @@ def compare(here: Path, other: Path, case: Case, *, pairs: int, say: Callable[[s
         figures["better"].append(ours / theirs if case.more_is_better else theirs / ours)
         say(f"pair {pair + 1} of {pairs}: {ours:,.2f} and {theirs:,.2f} {case.unit}, load {os.getloadavg()[0]:.1f}")
     return figures
-
-
-def commit(checkout: Path) -> str:
-    asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> int:

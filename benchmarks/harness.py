@@ -120,18 +120,13 @@ class Clock:
         return Facts(self._command, commit(), machine(), time.strftime("%Y-%m-%d"), (self._load, _load()))
 
 
-def commit() -> str:
+def commit(checkout: Path = ROOT) -> str:
+    """Return the commit of a checkout, with a mark if files were changed since."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
     try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return said.stdout.strip()
 
 
 def _load() -> float:

@@ -29,8 +29,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.before import BAR, commit
-from benchmarks.harness import ROOT, machine, spread
+from benchmarks.before import BAR
+from benchmarks.harness import ROOT, commit, machine, spread
 from benchmarks.lockstep_side import CASES
 
 BARS = {"simulator": 0.8}

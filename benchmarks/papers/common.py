@@ -176,14 +176,18 @@ class Store(Generic[C, R]):
     def in_order(self) -> list[R]:
         return [self.found[name] for name in sorted(self.found)]
 
-    def bring(self, cases: Iterable[C], run: Callable[[C], R], *, tell: Callable[[str], None]) -> None:
-        """Run the cases that this release has not run, and keep each result at once."""
+    def missing(self, cases: Iterable[C]) -> list[C]:
+        """Return each case once that this release has not run."""
         every = {case.name: case for case in cases}
-        todo = [case for name, case in every.items() if name not in self.found or self.found[name].release != RELEASE]
-        for place, case in enumerate(todo, 1):
-            tell(f"{place} of {len(todo)}: {case}")
-            self.found[case.name] = run(case)
+        return [case for name, case in every.items() if name not in self.found or self.found[name].release != RELEASE]
+
+    def bring(self, cases: Iterable[C], run: Callable[[C], R], *, tell: Callable[[str], None], jobs: int = 1) -> None:
+        """Run the missing cases in up to `jobs` processes, and keep each result at once."""
+        todo = self.missing(cases)
+        for done, (place, result) in enumerate(results(run, todo, jobs=jobs), 1):
+            self.found[todo[place].name] = result
             self._write()
+            tell(f"{done} of {len(todo)}: {todo[place]}")
 
     def drop_others(self, cases: Iterable[C]) -> None:
         """Forget the results of all cases but these."""

@@ -10,8 +10,8 @@ from benchmarks.papers import common
 from benchmarks.papers.schedmate.scheduling import drawing, intervals, records, report, settings, simulate
 from benchmarks.papers.schedmate.scheduling.__main__ import main
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
-from benchmarks.papers.schedmate.scheduling.records import ErrorFacts, Records, WindowFacts
-from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, Case, Measures, Task
+from benchmarks.papers.schedmate.scheduling.records import CaseResult, ErrorFacts, Records, WindowFacts
+from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, Case, Measures
 from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
@@ -58,8 +58,8 @@ def with_ratio(folder: Path, ratio: float) -> Records:
     for case in simulate.cases():
         factors = (0.5, 0.5, 0.5, ratio, ratio, ratio) if case.system == OURS else (1.0,) * 6
         means = [factor * (100.0 + place) for place, factor in enumerate(factors)]
-        found = [(Task(case, place), Measures(mean, 1.0, 1.0, 1.0, 0), 0.0, 0) for place, mean in enumerate(means)]
-        of._keep(case, found)
+        found = tuple(Measures(mean, 1.0, 1.0, 1.0, 0) for mean in means)
+        of.store.found[case.name] = CaseResult(case, common.RELEASE, 0.0, found)
     of.kept.errors = {system: ErrorFacts(0.9, 0.8) for system in simulate.ERRORS}
     return of
 
@@ -73,7 +73,7 @@ def test_a_cluster_in_which_ours_is_worse_breaks_the_bar(tmp_path: Path) -> None
 
 def test_a_page_of_cases_that_were_not_run_is_not_written(tmp_path: Path) -> None:
     of = with_ratio(tmp_path, 0.9)
-    of.drop_others([])
+    of.store.drop_others([])
     with pytest.raises(ValueError, match=r"FIFO at 0\.8 was not run"):
         of.of(FIFO, "mean_s")
 

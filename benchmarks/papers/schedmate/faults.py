@@ -22,7 +22,6 @@ import os
 import platform
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import ROOT
+from benchmarks.harness import ROOT, commit, machine
 from benchmarks.papers.schedmate.faults_lab import files, surroundings
 from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, attempt, device
 from benchmarks.papers.schedmate.faults_lab.surroundings import Neighbours
@@ -86,8 +85,8 @@ def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
             count = beside.count
     return {
         "command": "python -m benchmarks.papers.schedmate.faults",
-        "commit": _said("git", "rev-parse", "--short", "HEAD"),
-        "machine": f"{os.cpu_count()} cores, {_cpu()}, Linux {_kernel()}, Python {platform.python_version()}",
+        "commit": commit(),
+        "machine": f"{machine()}, Linux {platform.release().partition('-')[0]}",
         "load_before_and_after": [load[0], os.getloadavg()[0]],
         "seed": SEED,
         "times": times,
@@ -184,19 +183,6 @@ def _built(folder: Path) -> str:
     source = Path(__file__).parent / "faults_lab" / "op.cpp"
     made: Any = cpp_extension.load("faults_op", [str(source)], is_python_module=False, build_directory=str(build))
     return str(made)
-
-
-def _said(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _kernel() -> str:
-    return platform.release().partition("-")[0]
-
-
-def _cpu() -> str:
-    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return found[1] if found else platform.machine()
 
 
 if __name__ == "__main__":

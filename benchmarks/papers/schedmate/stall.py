@@ -18,15 +18,13 @@ import contextlib
 import gc
 import json
 import os
-import platform
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.harness import ROOT
+from benchmarks.harness import ROOT, commit, machine
 from stoker.manager.core.events import AskAdvice, OfFailure
 from stoker.manager.live import advisor
 from stoker.manager.live.advisor import AdvisorLink
@@ -107,9 +105,13 @@ def main() -> int:
         for what in ("answers", "takes 9 s", "is killed"):
             rows[what] = run(what, Path(place))
             print(f"{what:10}", rows[what])
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    record = {"commit": commit, "machine": machine, "load": os.getloadavg()[0], "seconds_each": SECONDS, "rows": rows}
+    record = {
+        "commit": commit(),
+        "machine": machine(),
+        "load": os.getloadavg()[0],
+        "seconds_each": SECONDS,
+        "rows": rows,
+    }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     return int(any(row["most_processor_ms"] > BAR_MS for row in rows.values()))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import ROOT, machine
+from benchmarks.harness import ROOT, commit, machine
 from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus, good_runs
 from benchmarks.papers.schedmate.failures.fault_types import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, held_out
 from benchmarks.papers.schedmate.failures.training import NEAR_LINES, Scores, scores_of, without_knowledge_of
@@ -60,10 +60,7 @@ def evaluate() -> None:
     print("lines/s:", speed, "load:", os.getloadavg())
     memory = _memory()
     print("1 GiB log:", memory)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    record = {"command": "python -m benchmarks.papers.schedmate failures", "machine": machine(), "at": str(datetime.date.today()), "commit": commit,
+    record = {"command": "python -m benchmarks.papers.schedmate failures", "machine": machine(), "at": str(datetime.date.today()), "commit": commit(),
               "split": [SPLIT_SEED, CLUSTERS_SEED], "test_types": sorted(TEST), "bars": BARS, "load": [round(load, 1) for load in os.getloadavg()], "logs": len(jobs), "scores": found, "line_found": lines, "lines_per_cpu_s": speed, "one_gibibyte": memory}  # fmt: skip
     write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o644)
 

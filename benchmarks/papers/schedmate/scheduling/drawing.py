@@ -10,13 +10,13 @@ from benchmarks.papers.schedmate.scheduling import errors, settings, simulate
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
 from benchmarks.papers.schedmate.scheduling.records import Records
 from benchmarks.papers.schedmate.scheduling.report import Cells
-from benchmarks.papers.schedmate.scheduling.texts import FIGURE
 from stoker.manager.study.plots import COLORS, style
 from stoker.whole_files import draft_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+FIGURE = "schedmate-figure.png"
 _DOTS_PER_INCH = 110
 _NAMED = {simulate.OURS: "ours", simulate.PAPER: "SchedMate's", simulate.LUCID: "Lucid's"}
 

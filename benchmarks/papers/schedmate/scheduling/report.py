@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
 
-from benchmarks.papers.arlo.tables import table
-from benchmarks.papers.arlo.texts import filled
-from benchmarks.papers.schedmate.scheduling import intervals, settings, simulate, texts
+from benchmarks.papers.common import filled, table
+from benchmarks.papers.schedmate.scheduling import errors, intervals, settings, simulate
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
-from benchmarks.papers.schedmate.scheduling.records import Records
-from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, SJF, TIRESIAS
+from benchmarks.papers.schedmate.scheduling.records import Records, WindowFacts
+from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, SHUFFLED, SJF, TIRESIAS
 
+PAGE = Path(__file__).with_name("page.md")
 PREDICTING = {
     simulate.OURS: "shortest first, our error",
     simulate.PAPER: "shortest first, SchedMate's error",
@@ -61,13 +64,28 @@ class Cells:
 
 
 def write(records: Records) -> str:
-    cells = Cells(records)
-    parts = [
-        texts.HEAD, bars(cells), findings(cells), main_table(cells), by_load(cells), by_cluster(cells), sweep(cells),
-        hidden(cells), beside(cells), texts.PAPER, texts.NOT_HERE, texts.settings_text(records),
-        windows_table(records),
-    ]  # fmt: skip
-    return filled("\n".join(parts))
+    """Return the page. Raises ValueError where a case was not run."""
+    cells, kept, windows = Cells(records), records.kept, records.kept.windows
+    paper_spread, lucid_spread = (errors.spread_of(share) for share in (settings.PAPER_SHARE, settings.LUCID_SHARE))
+    real = (fmean(window.gpus_at_work / window.gpus[at] for window in windows) for at in range(len(settings.LOADS)))
+    text = PAGE.read_text().format(
+        settings=settings, kept=kept, bars=bars(cells), **findings(cells), main=_systems(cells, simulate.MAIN),
+        by_load=by_load(cells), by_cluster=by_cluster(cells), sweep=sweep(cells), hidden=hidden(cells),
+        beside=_systems(cells, simulate.BESIDE), windows=windows_table(windows),
+        passing=cells.ratio(simulate.OURS_SKIP, simulate.FIFO_SKIP, settings.MAIN_LOAD).text(),
+        real_loads=", ".join(f"{load:.2f}" for load in real), shuffled_share=percent(kept.errors[SHUFFLED].under_100),
+        paper_share=percent(settings.PAPER_SHARE), lucid_share=percent(settings.LUCID_SHARE),
+        paper_spread=paper_spread, lucid_spread=lucid_spread, lucid_factor=math.exp(lucid_spread**2 / 2),
+        paper_both=errors.spread_both_ways(settings.PAPER_SHARE),
+        lucid_both=errors.spread_both_ways(settings.LUCID_SHARE),
+        weeks_all=len(windows), clusters=len(set(cells.strata)), jobs=sum(window.jobs for window in windows),
+        took_min=sum(result.took_s for result in kept.runs) / 60, peak_gb=kept.peak_bytes / 1e9,
+    )  # fmt: skip
+    return filled(text)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def summary(records: Records) -> dict[str, dict[str, tuple[float, float, float]]]:
@@ -106,10 +124,10 @@ def bars(cells: Cells) -> str:
         ["the same over Tiresias", to_tiresias.text(3), "reported"],
         ["never worse than FIFO beyond its interval: at no load, in no virtual cluster", "", verdict],
     ]
-    return f"{texts.BARS}\n{table(('bar', f'here, load {load:g}', 'met'), rows)}"
+    return table(("bar", f"here, load {load:g}", "met"), rows)
 
 
-def findings(cells: Cells) -> str:
+def findings(cells: Cells) -> dict[str, str]:
     load = settings.MAIN_LOAD
     costs = [
         f"{name} {100 * (ratio.value - 1):.0f} % ({100 * (ratio.low - 1):.0f} to {100 * (ratio.high - 1):.0f})"
@@ -121,22 +139,18 @@ def findings(cells: Cells) -> str:
     worse = sorted(ratio for each in settings.LOADS for ratio in cells.worse_weeks(OURS, FIFO, each, places))
     count = f"{len(places)} weeks at {len(settings.LOADS)} loads"
     weeks = f"{len(worse)} of {count}, by {100 * (worse[-1] - 1):.0f} % at most" if worse else f"none of {count}"
-    return texts.findings(
-        ours=told(cells.ratio(OURS, FIFO, load), "FIFO's"),
-        tiresias=told(cells.ratio(OURS, TIRESIAS, load), "Tiresias's"),
-        tiresias_weeks=told(cells.ratio_of_weeks(OURS, TIRESIAS, load), "Tiresias's"),
-        costs=", ".join(costs),
-        shuffled=told(shuffled, "FIFO's"),
-        weeks=weeks,
-    )
+    return {
+        "ours": told(cells.ratio(OURS, FIFO, load), "FIFO's"),
+        "tiresias": told(cells.ratio(OURS, TIRESIAS, load), "Tiresias's"),
+        "tiresias_weeks": told(cells.ratio_of_weeks(OURS, TIRESIAS, load), "Tiresias's"),
+        "costs": ", ".join(costs),
+        "shuffled": told(shuffled, "FIFO's"),
+        "weeks": weeks,
+    }
 
 
 def told(ratio: Interval, whose: str) -> str:
     return f"{ratio.text()} of {whose}{'; the interval holds 1' if ratio.holds_one else ''}"
-
-
-def main_table(cells: Cells) -> str:
-    return f"{texts.MAIN}\n{_systems(cells, simulate.MAIN)}"
 
 
 def _systems(cells: Cells, which: Sequence[str]) -> str:
@@ -173,7 +187,7 @@ def by_load(cells: Cells) -> str:
         "policy", *(f"over FIFO, {load:g}" for load in settings.LOADS),
         *(f"over Tiresias, {load:g}" for load in settings.LOADS),
     )  # fmt: skip
-    return f"{texts.by_load(cells.records)}\n{table(columns, rows)}"
+    return table(columns, rows)
 
 
 def by_cluster(cells: Cells) -> str:
@@ -194,7 +208,7 @@ def by_cluster(cells: Cells) -> str:
         "cluster", "weeks", "jobs", "GPUs", "FIFO: waiting, mean, s", "ours over FIFO", "over Tiresias", "over SJF",
         "weeks worse than FIFO by over 1 % (their ratios)",
     )  # fmt: skip
-    return f"{texts.BY_CLUSTER}\n{table(columns, rows)}"
+    return table(columns, rows)
 
 
 def sweep(cells: Cells) -> str:
@@ -203,7 +217,7 @@ def sweep(cells: Cells) -> str:
         shares = cells.records.kept.errors[system]
         rows.append([
             "0" if system == SJF else system.removeprefix("spread "),
-            texts.percent(shares.under_100), texts.percent(shares.within_two),
+            percent(shares.under_100), percent(shares.within_two),
             cells.ratio(system, FIFO, load).text(), cells.ratio_of_weeks(system, FIFO, load).text(),
             *(
                 "1" if system == SJF else ratio(system, SJF, load).text()
@@ -213,7 +227,7 @@ def sweep(cells: Cells) -> str:
     columns = (
         "spread", "errors under 100 %", "within a factor of two", "over FIFO", "by weeks", "over SJF", "by weeks"
     )  # fmt: skip
-    return f"{texts.SWEEP}\n{table(columns, rows)}"
+    return table(columns, rows)
 
 
 def hidden(cells: Cells) -> str:
@@ -221,30 +235,25 @@ def hidden(cells: Cells) -> str:
     shares, load = cells.records.kept.errors, settings.MAIN_LOAD
     rows = [
         [
-            named(system), texts.percent(shares[system].under_100), texts.percent(shares[system].within_two),
+            named(system), percent(shares[system].under_100), percent(shares[system].within_two),
             cells.ratio(system, FIFO, load).text(),
         ]
         for system in which
     ]  # fmt: skip
     columns = ("predictions", "errors under 100 %", "within a factor of two", "over FIFO")
-    return f"{texts.hidden(shuffled=shares[simulate.SHUFFLED].under_100)}\n{table(columns, rows)}"
+    return table(columns, rows)
 
 
-def beside(cells: Cells) -> str:
-    passing = cells.ratio(simulate.OURS_SKIP, simulate.FIFO_SKIP, settings.MAIN_LOAD)
-    return f"{texts.beside(passing=passing.text())}\n{_systems(cells, simulate.BESIDE)}"
-
-
-def windows_table(records: Records) -> str:
+def windows_table(windows: Sequence[WindowFacts]) -> str:
     rows = [
         [
             f"`{window.cluster}`", str(window.week + 1), f"{window.jobs:,}", f"{window.duration_s:,.0f}",
             f"{window.gpus_at_work:.1f}", *map(str, window.gpus),
         ]
-        for window in records.kept.windows
+        for window in windows
     ]  # fmt: skip
     columns = (
         "cluster", "week", "jobs", "duration, mean, s", "GPUs at work",
         *(f"GPUs, load {load:g}" for load in settings.LOADS),
     )  # fmt: skip
-    return f"{texts.WINDOWS}\n{table(columns, rows)}"
+    return table(columns, rows)

@@ -9,7 +9,6 @@ Tiresias its policy waits for. A pilot has eight GPUs and a gang may span pilots
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import msgspec
@@ -63,6 +62,9 @@ class Case(msgspec.Struct, frozen=True):
     load: float
     draw: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.system}, load {self.load:g}, draw {self.draw}"
+
     @property
     def name(self) -> str:
         return f"{self.system}/{self.load:g}/{self.draw}"
@@ -115,17 +117,11 @@ class Measures(msgspec.Struct, frozen=True, array_like=True):
     preempted: int
 
 
-class Task(msgspec.Struct, frozen=True):
-    """A window, by its place among all of them, under a case."""
-
-    case: Case
-    place: int
-
-
-def run(task: Task) -> Measures:
-    window = windows()[task.place]
-    policies = policies_of(task.case.system, predictions(window, task.case))
-    took_s, preempted = completion_times_s(window.jobs, policies, gpus=window.gpus_at(task.case.load))
+def run(case: Case, place: int) -> Measures:
+    """Simulate the window at this place. Raises StokerError."""
+    window = windows()[place]
+    policies = policies_of(case.system, predictions(window, case))
+    took_s, preempted = completion_times_s(window.jobs, policies, gpus=window.gpus_at(case.load))
     return measured(window.jobs, took_s, preempted)
 
 
@@ -175,9 +171,3 @@ def measured(jobs: tuple[Job, ...], took_s: list[float], preempted: int) -> Meas
     mean_s, own_s = sum(took_s) / count, sum(job.duration_s for job in jobs) / count
     p50_s, p95_s = quantile(rising, 0.5), quantile(rising, 0.95)
     return Measures(round(mean_s, 1), round(mean_s - own_s, 1), round(p50_s, 1), round(p95_s, 1), preempted)
-
-
-def run_timed(task: Task) -> tuple[Task, Measures, float]:
-    began = time.process_time()
-    found = run(task)
-    return task, found, time.process_time() - began
