@@ -15,15 +15,12 @@ from benchmarks.harness import ROOT
 from benchmarks.papers.pervasive import report as context
 from benchmarks.papers.pervasive.__main__ import RECORD as CONTEXT_RECORD
 from benchmarks.papers.pervasive.__main__ import read as read_context
-from benchmarks.papers.prompt_tuner import paper, readings, report_bars
-from benchmarks.papers.prompt_tuner.cases import INFLESS, MEDIUM, NOBODY, System
+from benchmarks.papers.prompt_tuner import paper, report_bars, scenarios
 from benchmarks.papers.prompt_tuner.grid import read_grid
-from benchmarks.papers.prompt_tuner.page import Page
-from benchmarks.papers.prompt_tuner.readings import Condition, Reading
-from benchmarks.papers.prompt_tuner.record import Record, read
+from benchmarks.papers.prompt_tuner.record import Evaluation, Page, Record, evaluations, over, read, show
 from benchmarks.papers.prompt_tuner.report import RECORD as TUNER_RECORD
 from benchmarks.papers.prompt_tuner.report_sets import again_anchored
-from benchmarks.papers.prompt_tuner.summary import Evaluation, evaluations, over, show
+from benchmarks.papers.prompt_tuner.scenarios import INFLESS, MEDIUM, NOBODY, Condition, Reading, System
 from benchmarks.tables import row
 from stoker.manager.study.statistics import estimate
 
@@ -94,11 +91,11 @@ def _headline(record: Record) -> str:
 
 def _schedulers(record: Record) -> list[tuple[str, str]]:
     sets = evaluations(record)
-    hold = readings.baseline(record.chosen, Reading.HOLD, Condition.ALL)
+    hold = scenarios.baseline(record.chosen, Reading.HOLD, Condition.ALL)
     systems: list[tuple[str, System]] = [
         ("`prompt-tuner`", NOBODY),
         *((f"{reading.value}", record.chosen[reading]) for reading in Reading),
-        ("`prompt-tuner` as it ships: it learns from earlier jobs", readings.LEARNS),
+        ("`prompt-tuner` as it ships: it learns from earlier jobs", scenarios.LEARNS),
         ("INFless, instances hold and wait, which learns too", hold),
     ]
     return [(f"| {name} |", row(name, *_found(sets, system))) for name, system in systems]

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from benchmarks.papers.prompt_tuner import paper, readings, texts
-from benchmarks.papers.prompt_tuner.cases import (
+from benchmarks.papers.prompt_tuner import paper, scenarios
+from benchmarks.papers.prompt_tuner.record import TEXT, Evaluation, KeptRun, Page, Spread, show
+from benchmarks.papers.prompt_tuner.report_figures import verdict
+from benchmarks.papers.prompt_tuner.scenarios import (
     APART,
     BOUND,
     FEWER_GPUS,
@@ -22,17 +24,16 @@ from benchmarks.papers.prompt_tuner.cases import (
     MAIN,
     MEDIUM,
     NOBODY,
+    OF_INFLESS,
     VICUNA,
+    Chosen,
+    Condition,
     Group,
+    Reading,
     System,
     at,
 )
-from benchmarks.papers.prompt_tuner.page import TEXT, Page, lines_of
-from benchmarks.papers.prompt_tuner.readings import OF_INFLESS, Chosen, Condition, Reading
-from benchmarks.papers.prompt_tuner.record import KeptRun
-from benchmarks.papers.prompt_tuner.report_figures import verdict
-from benchmarks.papers.prompt_tuner.summary import Evaluation, Spread, show
-from benchmarks.papers.prompt_tuner.tuning import other_order
+from benchmarks.papers.prompt_tuner.searching import other_order
 from benchmarks.tables import head, paragraph, row
 from stoker.manager.study.statistics import MeanEstimate, estimate
 
@@ -74,15 +75,15 @@ class Bar(msgspec.Struct, frozen=True):
 
 def against_baselines(sets: Sequence[Evaluation], chosen: Chosen, condition: Condition) -> Iterator[Bar]:
     for reading in Reading:
-        ours, theirs = readings.ours(condition), readings.baseline(chosen, reading, condition)
+        ours, theirs = scenarios.ours(condition), scenarios.baseline(chosen, reading, condition)
         for group in (MEDIUM, HIGH):
             fewer = tuple(each.more_violations(group, theirs, ours) for each in sets)
-            said = "{:g} to {:g}".format(*paper.FEWER_POINTS[readings.POLICIES[reading]])
+            said = "{:g} to {:g}".format(*paper.FEWER_POINTS[scenarios.POLICIES[reading]])
             what = f"points that fewer jobs are late than under {reading.value}, {group.load} load"
             yield Bar(what, FEWER_POINTS[reading], fewer, paper=said)
         for group in (MEDIUM, HIGH):
             times = tuple(each.times_the_cost(group, theirs, ours) for each in sets)
-            has = readings.POLICIES[reading] == INFLESS and group == MEDIUM
+            has = scenarios.POLICIES[reading] == INFLESS and group == MEDIUM
             said = f"{1.0 / (1.0 - paper.SAVED[MEDIUM.emergence] / 100.0):.2f}" if has else ""
             what = f"times our cost that is paid under {reading.value}, {group.load} load"
             yield Bar(what, TIMES_THE_COST[reading], times, 2, paper=said)
@@ -101,16 +102,16 @@ class Part(msgspec.Struct, frozen=True):
 
 def parts() -> list[Part]:
     whole, found = paper.TABLE_8["whole"], []
-    for name, system in readings.TABLE_8.items():
+    for name, system in scenarios.TABLE_8.items():
         if name != "whole":
             said = paper.TABLE_8[name]
             points, ratio = f"{said.violations - whole.violations:+.1f}", said.cost / whole.cost
-            found.append(Part(readings.SHOWN[name], system, points, f"{ratio:.2f}", ratio > 1.0))
+            found.append(Part(scenarios.SHOWN[name], system, points, f"{ratio:.2f}", ratio > 1.0))
     low, high = paper.BANK_SAVED
     times = f"{1 / (1 - low / 100):.2f} to {1 / (1 - high / 100):.2f}"
     points = "{:+.0f} to {:+.0f}".format(*paper.BANK_FEWER_POINTS)
-    found.append(Part("without the bank", readings.NO_PROMPTS, points, times))
-    found.append(Part("without reusing runtimes", readings.NO_RUNTIMES, "more", "more, less than the bank's"))
+    found.append(Part("without the bank", scenarios.NO_PROMPTS, points, times))
+    found.append(Part("without reusing runtimes", scenarios.NO_RUNTIMES, "more", "more, less than the bank's"))
     return found
 
 
@@ -141,8 +142,7 @@ def held(bars: Sequence[Bar]) -> int:
 
 def against(page: Page) -> str:
     sets = len(page.sets)
-    lines = ["## Bars: nobody learns", "", texts.BARS, ""]
-    lines += head("what", "paper", "bar", "the most central set", "holds", f"all {sets} sets", "holds in")
+    lines = head("what", "paper", "bar", "the most central set", "holds", f"all {sets} sets", "holds in")
     for bar in against_baselines(page.sets, page.chosen, Condition.NOBODY):
         lines.append(_bar(bar, sets))
     worse = worse_than(page.central, page.chosen)
@@ -156,19 +156,23 @@ def against(page: Page) -> str:
     lines.append(row(f"the mean round at {paper.LARGE_GPUS} GPUs where something changed: what the policy computes",
                      said, f"{1e3 * ROUND_S:.0f} ms", f"{show(mean, digits=2)} ms, at most {most:.0f} ms", holds,
                      "", ""))  # fmt: skip
-    lines += ["", "## Bars: who learns", "", texts.CONDITIONS, ""]
+    return "\n".join(lines)
+
+
+def learning(page: Page) -> str:
+    """Ours against the baselines, where somebody learns."""
     conditions = (Condition.ALL, Condition.OURS_ALONE)
-    lines += head("what", "bar", *(cell for one in conditions for cell in (one.value, "holds")))
+    lines = head("what", "bar", *(cell for one in conditions for cell in (one.value, "holds")))
     columns = [list(against_baselines(page.sets[:1], page.chosen, condition)) for condition in conditions]
     for pair in zip(*columns, strict=True):
         cells = [cell for bar in pair for cell in (show(bar.found[0], digits=bar.digits), bar.verdict)]
         lines.append(row(pair[0].what, f"{pair[0].wanted:g}", *cells))
-    ours = [show(estimate(page.central.violations(group, readings.LEARNS))) for group in (MEDIUM, HIGH)]
+    ours = [show(estimate(page.central.violations(group, scenarios.LEARNS))) for group in (MEDIUM, HIGH)]
     alone = [show(estimate(page.central.violations(group, NOBODY))) for group in (MEDIUM, HIGH)]
-    cheaper = [show(page.central.times_the_cost(group, NOBODY, readings.LEARNS), digits=2) for group in (MEDIUM, HIGH)]
+    cheaper = [show(page.central.times_the_cost(group, NOBODY, scenarios.LEARNS), digits=2) for group in (MEDIUM, HIGH)]
     lines += ["", paragraph(f"""Learning takes ours from {alone[0]} to {ours[0]} % at medium load and from {alone[1]}
         to {ours[1]} % at high load; without, ours costs {cheaper[0]} and {cheaper[1]} times as much.""")]  # fmt: skip
-    return lines_of(*lines)
+    return "\n".join(lines)
 
 
 def _bar(bar: Bar, sets: int) -> str:
@@ -177,35 +181,34 @@ def _bar(bar: Bar, sets: int) -> str:
 
 
 def ablations(page: Page) -> str:
-    sets, one = len(page.sets), page.central
-    lines = ["## Table 8 and Figure 8: the scheduler without a part", "", texts.ABLATIONS, ""]
-    whole = paper.TABLE_8["whole"]
+    """Table 8, and the bank and runtimes of Figure 8."""
+    sets, one, whole = len(page.sets), page.central, paper.TABLE_8["whole"]
     found = f"{show(estimate(one.violations(MEDIUM, NOBODY)))} % and ${show(estimate(one.costs(MEDIUM, NOBODY)))}"
-    lines += [paragraph(f"""The whole scheduler: the paper {whole.violations} % and ${whole.cost}; here {found} with
-        the most central set."""), ""]  # fmt: skip
-    lines += head("scheduler", "paper: points more", "here", "same sign", f"all {sets} sets", "paper: cost", "here",
-                  "same sign", f"all {sets} sets")  # fmt: skip
+    text = f"""The whole scheduler: the paper {whole.violations} % and ${whole.cost}; here {found} with the most central
+        set."""
+    both = ("same sign", f"all {sets} sets")
+    lines = [paragraph(text), ""]
+    lines += head("scheduler", "paper: points more", "here", *both, "paper: cost", "here", *both)
     for part, more, times in ablation_bars(page.sets):
         points, between = more.spread.shown(sign=True)
         cost, cost_between = times.spread.shown(digits=2)
         lines.append(row(part.what, part.points, points, more.verdict, f"{between}; {more.sets} of {sets}", part.times,
                          cost, times.verdict, f"{cost_between}; {times.sets} of {sets}"))  # fmt: skip
-    return lines_of(*lines)
+    return "\n".join(lines)
 
 
 def experiments(page: Page) -> str:
     one, hold, at_once = page.central, page.chosen[Reading.HOLD], page.chosen[Reading.AT_ONCE]
-    lines = ["## How the distance to INFless changes", "", texts.EXPERIMENTS, ""]
-    lines += head("changed", "ours, %", "INFless, %", "points", "times the cost")
+    lines = head("changed", "ours, %", "INFless, %", "points", "times the cost")
     rows: list[tuple[str, Group, System, System]] = [
         (f"nothing ({hold})", MEDIUM, NOBODY, hold),
         (f"whose turn is first ({other_order(hold)})", MEDIUM, NOBODY, other_order(hold)),
         (f"all at once ({at_once})", MEDIUM, NOBODY, at_once),
         (f"all at once, whose turn is first ({other_order(at_once)})", MEDIUM, NOBODY, other_order(at_once)),
-        ("all learn", MEDIUM, readings.LEARNS, readings.baseline(page.chosen, Reading.HOLD, Condition.ALL)),
+        ("all learn", MEDIUM, scenarios.LEARNS, scenarios.baseline(page.chosen, Reading.HOLD, Condition.ALL)),
         (BOUND.name, BOUND, NOBODY, hold),
-        (f"{BOUND.name}, all learn", BOUND, readings.LEARNS,
-         readings.baseline(page.chosen, Reading.HOLD, Condition.ALL)),
+        (f"{BOUND.name}, all learn", BOUND, scenarios.LEARNS,
+         scenarios.baseline(page.chosen, Reading.HOLD, Condition.ALL)),
         (APART.name, APART, NOBODY, hold),
         ("high load", HIGH, NOBODY, hold),
         ("S = 0.5", at("medium", 0.5), NOBODY, hold),
@@ -217,7 +220,7 @@ def experiments(page: Page) -> str:
                          show(one.more_violations(group, theirs, ours)),
                          show(one.times_the_cost(group, theirs, ours), digits=2)))  # fmt: skip
     points = {what: one.more_violations(group, theirs, ours) for what, group, ours, theirs in rows}
-    return lines_of(*lines, "", _widest(points))
+    return "\n".join([*lines, "", _widest(points)])
 
 
 def _widest(points: Mapping[str, MeanEstimate]) -> str:
@@ -233,15 +236,14 @@ _SAID, _MOST = (100.0 * share for share in paper.INITIALISATION)
 
 
 def compared(page: Page) -> str:
-    lines = ["## What was no anchor, and can be compared", "", texts.COMPARED, ""]
-    lines += head("what", "paper", "the most central set", f"all {len(page.sets)} sets", "against the paper's mean")
+    lines = head("what", "paper", "the most central set", f"all {len(page.sets)} sets", "against the paper's mean")
     for reading in OF_INFLESS:
         lines += [row(*cells) for cells in _waiting(page, reading)]
     mean, longest = rounds(page.central)
     said = "{:.0f} ms, at most {:.0f} ms".format(*(1e3 * seconds for seconds in paper.ROUND_S))
     what = f"a round of scheduling at {paper.LARGE_GPUS} GPUs that has something to look at"
     lines.append(row(what, said, f"{show(mean, digits=2)} ms, at most {longest:.0f} ms", "", ""))
-    return lines_of(*lines)
+    return "\n".join(lines)
 
 
 def starts(page: Page, reading: Reading) -> list[MeanEstimate]:

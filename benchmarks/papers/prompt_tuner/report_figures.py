@@ -4,44 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.papers.prompt_tuner import paper, readings, texts
-from benchmarks.papers.prompt_tuner.cases import FEWER_GPUS, HEAVY, MAIN, MEDIUM, NOBODY, Group, System, at, of_bank
-from benchmarks.papers.prompt_tuner.page import TEXT, Page, lines_of, span
-from benchmarks.papers.prompt_tuner.readings import Reading
-from benchmarks.papers.prompt_tuner.summary import Evaluation, show
-from benchmarks.tables import head, paragraph, row
+from benchmarks.papers.prompt_tuner import paper, scenarios
+from benchmarks.papers.prompt_tuner.record import TEXT, Evaluation, Page, show, span
+from benchmarks.papers.prompt_tuner.scenarios import (
+    FEWER_GPUS,
+    HEAVY,
+    MAIN,
+    MEDIUM,
+    NOBODY,
+    Group,
+    Reading,
+    System,
+    at,
+    of_bank,
+)
+from benchmarks.tables import head, row
 from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 def figure_3c(page: Page) -> str:
     one, systems = page.central, [NOBODY, *page.chosen.values()]
-    lines = ["## Figure 3c: violations by the number of GPUs", "", texts.FIGURE_3C, "", paragraph(page.one_set()), ""]
-    lines += head("GPUs, at most", "ours, %", *(f"{reading.value}, %" for reading in page.chosen))
+    lines = head("GPUs, at most", "ours, %", *(f"{reading.value}, %" for reading in page.chosen))
     lines += [
         row(f"{group.gpus}", *(show(estimate(one.violations(group, system))) for system in systems))
         for group in (*FEWER_GPUS, MEDIUM)
     ]
-    return lines_of(*lines)
+    return "\n".join(lines)
 
 
 def figure_7(page: Page) -> str:
+    """Violations and cost by load and S."""
     one, systems = page.central, [NOBODY, *(page.chosen[reading] for reading in TEXT)]
     names = ["ours", *(reading.value for reading in TEXT)]
-    lines = ["## Figure 7: violations and cost by load and S", "", texts.FIGURE_7, "", paragraph(page.one_set()), ""]
-    lines += head("load, S", *(f"{name}, %" for name in names), *(f"{name}, $" for name in names))
+    lines = head("load, S", *(f"{name}, %" for name in names), *(f"{name}, $" for name in names))
     for group in MAIN:
         late = [show(estimate(one.violations(group, system))) for system in systems]
         lines.append(row(group.name, *late, *(show(estimate(one.costs(group, system))) for system in systems)))
-    lines += ["", "![Figure 7](prompttuner-figure-7.png)", "", "Against the paper's words, pairwise by seed:", ""]
-    lines += head("what", "paper", "the most central set", "")
-    lines += _said(page)
-    return lines_of(*lines)
+    return "\n".join(lines)
+
+
+def figure_7_said(page: Page) -> str:
+    """Figure 7 against the paper's words, pairwise by seed."""
+    return "\n".join([*head("what", "paper", "the most central set", ""), *_said(page)])
 
 
 def _said(page: Page) -> Iterator[str]:
     one = page.central
     for reading in TEXT:
-        low, high = paper.FEWER_POINTS[readings.POLICIES[reading]]
+        low, high = paper.FEWER_POINTS[scenarios.POLICIES[reading]]
         for load in paper.MAIN_LOADS:
             fewer = one.more_violations(at(load, 1.0), page.chosen[reading], NOBODY)
             what = f"7a: points under {reading.value}, {load}"
@@ -74,8 +84,7 @@ def verdict(found: MeanEstimate, low: float, high: float = float("inf")) -> str:
 
 def table_7(page: Page) -> str:
     one, systems = page.central, [NOBODY, *(page.chosen[reading] for reading in TEXT)]
-    lines = ["## Table 7: large models, and 96 GPUs", "", texts.TABLE_7, "", paragraph(page.one_set()), ""]
-    lines += head("setting", "", "ours", *(reading.value for reading in TEXT))
+    lines = head("setting", "", "ours", *(reading.value for reading in TEXT))
     for group in HEAVY:
         said = paper.TABLE_7[group.name]
         late = (f"{said[each.policy].violations} / {said[each.policy].cost}" for each in systems)
@@ -90,32 +99,37 @@ def table_7(page: Page) -> str:
         lines.append(row("", "paper: points more than ours", "", *apart))
         points = (show(one.more_violations(group, each, NOBODY)) for each in systems[1:])
         lines.append(row("", "here: points more than ours", "", *points))
-    return lines_of(*lines)
+    return "\n".join(lines)
 
 
-def figure_8(page: Page) -> str:
-    one = page.central
-    lines = ["## Figure 8: reuse by S, the window, the size of the bank", "", texts.FIGURE_8, ""]
-    lines += [paragraph(page.one_set()), ""]
-    lines += head("S", "what", "%", "$", "points more", "times the cost")
-    for emergence in paper.EMERGENCES:
-        group = at("medium", emergence)
-        for what, system in readings.FIGURE_8_AB.items():
-            lines.append(_beside(one, f"{emergence:g}", group, system, group, what))
-    lines += ["", *head("what the bank does", "paper", *(f"S = {emergence:g}" for emergence in paper.EMERGENCES))]
-    groups = [at("medium", emergence) for emergence in paper.EMERGENCES]
-    points = [show(one.more_violations(group, readings.NO_PROMPTS, NOBODY)) for group in groups]
-    saved = [show(one.saved(group, NOBODY, readings.NO_PROMPTS)) for group in groups]
-    lines.append(row("points fewer violations", "{:.0f} to {:.0f}".format(*paper.BANK_FEWER_POINTS), *points))
-    lines.append(row("% of the cost saved", "{:.0f} to {:.0f}".format(*paper.BANK_SAVED), *saved))
-    lines += ["", "![Figure 8](prompttuner-figure-8.png)", ""]
-    lines += head("window, s", "%", "$", "points more", "times the cost")
-    for window_s in paper.WINDOWS_S:
-        system = readings.of_window(window_s, usual_s=paper.WINDOW_S)
-        lines.append(_beside(one, f"{window_s:g}", MEDIUM, system, MEDIUM))
-    lines += ["", *head("candidates in the bank", "%", "$", "points more", "times the cost")]
-    lines += [_beside(one, f"{size:,}", of_bank(size), NOBODY, MEDIUM) for size in paper.BANK_SIZES]
-    return lines_of(*lines)
+def figure_8(page: Page) -> dict[str, str]:
+    """The bank and runtimes by S, the window, the bank's size."""
+    one, numbers = page.central, ("%", "$", "points more", "times the cost")
+    groups = {emergence: at("medium", emergence) for emergence in paper.EMERGENCES}
+    reuse = [
+        _beside(one, f"{emergence:g}", group, system, group, what)
+        for emergence, group in groups.items()
+        for what, system in scenarios.FIGURE_8_AB.items()
+    ]
+    points = [show(one.more_violations(group, scenarios.NO_PROMPTS, NOBODY)) for group in groups.values()]
+    saved = [show(one.saved(group, NOBODY, scenarios.NO_PROMPTS)) for group in groups.values()]
+    windows = [(f"{each:g}", scenarios.of_window(each, usual_s=paper.WINDOW_S)) for each in paper.WINDOWS_S]
+    found = {
+        "reuse": [*head("S", "what", *numbers), *reuse],
+        "bank": [
+            *head("what the bank does", "paper", *(f"S = {emergence:g}" for emergence in groups)),
+            row("points fewer violations", "{:.0f} to {:.0f}".format(*paper.BANK_FEWER_POINTS), *points),
+            row("% of the cost saved", "{:.0f} to {:.0f}".format(*paper.BANK_SAVED), *saved),
+        ],
+        "window": [
+            *head("window, s", *numbers), *(_beside(one, name, MEDIUM, system, MEDIUM) for name, system in windows)
+        ],
+        "size": [
+            *head("candidates in the bank", *numbers),
+            *(_beside(one, f"{size:,}", of_bank(size), NOBODY, MEDIUM) for size in paper.BANK_SIZES),
+        ],
+    }  # fmt: skip
+    return {f"figure_8_{name}": "\n".join(lines) for name, lines in found.items()}
 
 
 def _beside(one: Evaluation, name: str, group: Group, system: System, usual: Group, *more: str) -> str:

@@ -27,8 +27,8 @@ import msgspec
 
 from benchmarks.baselines.loading import policy
 from benchmarks.papers.prompt_tuner import paper
-from benchmarks.papers.prompt_tuner.cases import Case
 from benchmarks.papers.prompt_tuner.jobs import MODELS, Model, Parameters, arrival, jobs
+from benchmarks.papers.prompt_tuner.scenarios import Case
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient, OfContext
 from stoker.manager.core.seams import Action, Changes, Policies, View
 from stoker.manager.sim.client import Arrival, recipe_of

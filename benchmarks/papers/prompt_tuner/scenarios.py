@@ -1,13 +1,17 @@
-"""The runs that the evaluation consists of, as values: whoever has the same value has the same run."""
+"""TODO"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import enum
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from benchmarks.papers.prompt_tuner import paper
 from benchmarks.papers.prompt_tuner.jobs import Bank, Parameters
+
+# ---- cases
+
 
 OURS, INFLESS, ELASTIC_FLOW = "prompt-tuner", "infless", "elastic-flow"
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
@@ -102,3 +106,71 @@ VICUNA = (
 
 def of_bank(size: int) -> Group:
     return MEDIUM if size == Parameters().bank_size else Group(f"bank of {size}", changed=(("bank_size", size),))
+
+
+# ---- readings
+
+
+class Reading(enum.Enum):
+    """A baseline, as it may be meant. The first of each is the one nearest to the text."""
+
+    HOLD = "INFless, instances hold and wait"
+    AT_ONCE = "INFless, all at once"
+    RESIZES = "ElasticFlow, resizes"
+    FIXED = "ElasticFlow, sizes stay"
+
+
+POLICIES = {
+    Reading.HOLD: INFLESS,
+    Reading.AT_ONCE: INFLESS,
+    Reading.RESIZES: ELASTIC_FLOW,
+    Reading.FIXED: ELASTIC_FLOW,
+}
+
+
+class Condition(enum.Enum):
+    NOBODY = "nobody learns"
+    ALL = "all learn"
+    OURS_ALONE = "ours alone learns"
+
+
+Chosen = Mapping[Reading, System]
+"""Each reading in its best setting, where nobody learns."""
+
+
+def ours(condition: Condition) -> System:
+    return NOBODY if condition is Condition.NOBODY else LEARNS
+
+
+def baseline(chosen: Chosen, reading: Reading, condition: Condition) -> System:
+    return chosen[reading].having(learn=True) if condition is Condition.ALL else chosen[reading]
+
+
+LEARNS = System(OURS, (("learn", True),))
+TABLE_8: Mapping[str, System] = {
+    "whole": NOBODY,
+    "no-warm-allocator": NOBODY.having(together=False),
+    "no-delay": NOBODY.having(delay=False),
+    "no-budget": System(OURS, NOBODY.settings, Bank.ALWAYS),
+}
+NO_PROMPTS, NO_RUNTIMES = System(OURS, NOBODY.settings, Bank.NEVER), NOBODY.having(reuse=False)
+FIGURE_8_AB: Mapping[str, System] = {"both": NOBODY, "no prompt reusing": NO_PROMPTS, "no runtime reusing": NO_RUNTIMES}
+SHOWN: Mapping[str, str] = {
+    "whole": "the whole scheduler",
+    "no-warm-allocator": "without the warm allocator",
+    "no-delay": "without DelaySchedulable",
+    "no-budget": "without the latency budget",
+}
+
+
+OF_INFLESS = (Reading.HOLD, Reading.AT_ONCE)
+KEPT_S = (15.0, 120.0)
+"""Seconds for which INFless keeps idle instances, where that is not by its histogram of arrivals."""
+
+
+def kept(system: System) -> Iterator[System]:
+    return (system.having(keep_alive_s=seconds) for seconds in KEPT_S)
+
+
+def of_window(window_s: float, *, usual_s: float) -> System:
+    return NOBODY if window_s == usual_s else NOBODY.having(window_s=window_s)
