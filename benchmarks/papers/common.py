@@ -20,6 +20,7 @@ import msgspec
 
 import stoker
 from benchmarks.harness import ROOT
+from benchmarks.tables import paragraph
 from stoker.errors import StokerError
 from stoker.manager.study.running import Tell, Workers
 from stoker.whole_files import draft_of
@@ -209,6 +210,12 @@ _CODE, _KEPT = re.compile("`[^`]*`"), "\0"
 def write_page(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
     sys.stdout.write(f"{path}\n")
+
+
+def page(template: Path, **values: Any) -> str:
+    """Return the page: a template with its values, and the paragraphs that start with a pilcrow filled."""
+    blocks = template.read_text().format(**values).split("\n\n")
+    return "\n\n".join(paragraph(block[2:]) if block.startswith("¶ ") else block for block in blocks)
 
 
 def table(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:

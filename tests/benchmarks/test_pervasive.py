@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from benchmarks.papers.pervasive import disks, fit, paper, predict, worlds
-from benchmarks.papers.pervasive.fit import Fit
-from benchmarks.papers.pervasive.parameters import BOUNDS, Parameters, possible
-from benchmarks.papers.pervasive.proportion import distance
+from benchmarks.papers.pervasive.fit import BOUNDS, Fit, Parameters, possible
+from benchmarks.papers.pervasive.predict import distance
 from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.log import EventLog, Happened
 

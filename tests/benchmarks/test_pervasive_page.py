@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.papers.pervasive import claims, fitted, paper, predict, report, scenario_files
 from benchmarks.papers.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read
-from benchmarks.papers.pervasive.found import at_most
-from benchmarks.papers.pervasive.predict import Prediction
+from benchmarks.papers.pervasive.predict import Prediction, at_most
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study.running import run_all
 from stoker.manager.study.scenario import load_scenario, shipped

@@ -17,10 +17,8 @@ import msgspec
 
 from benchmarks.papers.pervasive import paper, worlds
 from benchmarks.papers.pervasive.drawing import NAMES
-from benchmarks.papers.pervasive.found import Found, between
-from benchmarks.papers.pervasive.predict import BATCH, BATCHES, NONE_LOST, Prediction
-from benchmarks.papers.pervasive.proportion import Distance
-from benchmarks.tables import head, paragraph, row
+from benchmarks.papers.pervasive.predict import BATCH, BATCHES, NONE_LOST, Distance, Found, Prediction, between
+from benchmarks.tables import head, row
 from stoker.contexts.recipe import Awareness
 
 
@@ -124,16 +122,9 @@ def gains_in_short(found: Found) -> str:
 
 
 def gains_section(found: Found) -> str:
-    lines = [
-        "### Full over partial under preemption",
-        "",
-        paragraph(f"""The paper has {SAID:.2f}, with three GPUs lost early under full awareness only. Each pair has the
-            same parameters, the same size of calls and the same start."""),
-        "",
-        *head(
-            "inferences a call", "first GPU goes", "pairs", "full over partial", "median", "full does less than partial"
-        ),
-    ]
+    lines = head(
+        "inferences a call", "first GPU goes", "pairs", "full over partial", "median", "full does less than partial"
+    )
     for batch in BATCHES:
         groups = [(start, values) for start, values in pairs(found.predictions, batch=batch).items()]
         spared = pairs(found.predictions, batch=batch, none_lost=True)
@@ -142,7 +133,7 @@ def gains_section(found: Found) -> str:
             less = f"in {sum(one < 1.0 for one in values)}"
             cells = [f"{batch:,}", start, f"{len(values)}", between(values, ".2f"), f"{median(values):.2f}", less]
             lines.append(row(*cells))
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 BAR = 0.05
@@ -171,17 +162,7 @@ def capacity_section(found: Found) -> str:
         ("GPUs that hold the context, until the last call is handed out; the same", lambda off: off.hot),
         ("the same GPUs; inferences evenly from a call's beginning to its end", lambda off: off.evenly),
     )
-    lines = [
-        "## Completed inferences against the integral of capacity (Figure 9)",
-        "",
-        paragraph(f"""Each GPU counts with the inferences a second that its kind does. Given is how far completed
-            inferences ever are from a line through the origin and the end, as a part of all {paper.INFERENCES:,}:
-            the median over sets and variants, in calls of {BATCH}, and the most. Within {BAR:.0%} is our bar for
-            what may be called proportional; the paper names none, and says of Figure 9a that the rate "scales
-            linearly with the amount of opportunistically connected GPUs" (§4.5)."""),
-        "",
-        *head("what is integrated and counted", *_FIGURES),
-    ]
+    lines = head("what is integrated and counted", *_FIGURES)
     for words, of in rules:
         cells = []
         for figure in _FIGURES:
@@ -189,15 +170,4 @@ def capacity_section(found: Found) -> str:
             kept = sum(value <= BAR for value in values)
             cells.append(f"{median(values):.1%}, at most {max(values):.1%}; {kept} of {len(values)} within {BAR:.0%}")
         lines.append(row(words, *cells))
-    lines += [
-        "",
-        paragraph(f"""The first rule is the paper's figure: GPUs that load count, and do nothing yet. The second leaves
-            loads out, and the tail, in which GPUs have nothing to do. What it still shows is calls that run: with
-            {paper.FIGURE_9B_GPUS} GPUs up to {paper.FIGURE_9B_GPUS * BATCH:,} inferences are in calls that run, and
-            those of them that are done are not yet reported. The third spreads a call's inferences over its time. It
-            is nearly an identity: a GPU's rate times the time that it is busy is its inferences. So a small distance
-            by the third rule says that GPUs that hold the context are busy, and is no evidence that completed
-            inferences follow capacity."""),
-        "",
-    ]
     return "\n".join(lines)

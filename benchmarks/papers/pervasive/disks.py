@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 from benchmarks.papers.pervasive import fit, paper, predict
 from benchmarks.papers.pervasive.claims import judged
-from benchmarks.papers.pervasive.fit import FAIR, Fit
-from benchmarks.papers.pervasive.found import Found, between
-from benchmarks.papers.pervasive.parameters import Parameters
-from benchmarks.papers.pervasive.predict import BATCH, Prediction, Preempted, Shared
+from benchmarks.papers.pervasive.fit import FAIR, Fit, Parameters
+from benchmarks.papers.pervasive.predict import BATCH, Found, Prediction, Preempted, Shared, between
 from benchmarks.papers.pervasive.worlds import Sharing
 from benchmarks.tables import head, paragraph, row
 from stoker.contexts.recipe import Awareness
@@ -86,20 +84,16 @@ def in_short(found: Found) -> list[str]:
 
 
 def disks_section(found: Found) -> str:
-    lines = [
-        "## Loads that depend on their neighbours, simulated",
-        "",
-        paragraph(f"""Workers of one node share its disk. When some are preempted, the others load faster.
-            Simulated is the most that this can do: the workers of a node load at the same time, a load
-            with all its neighbours takes what was fitted, and its reading gets faster with each that goes. Figure
-            8, partial, in calls of {BATCH}; sets whose Figure 6 is off by more than {FAIR:.0%} on such nodes are
-            left out."""),
-        "",
-        *head(
-            "GPUs a node", "share of a load that reads the disk", "GPUs go", "first at, s", "sets",
-            "done, one GPU a node", "done here", f"against the paper's {_SAID:,.0f}",
-        ),
-    ]  # fmt: skip
+    lines = head(
+        "GPUs a node",
+        "share of a load that reads the disk",
+        "GPUs go",
+        "first at, s",
+        "sets",
+        "done, one GPU a node",
+        "done here",
+        f"against the paper's {_SAID:,.0f}",
+    )
     for case in cases(found):
         how = "from all nodes in turn" if case.sharing.spread else "node by node"
         cells = [
@@ -107,7 +101,7 @@ def disks_section(found: Found) -> str:
             between(case.alone), between(case.done), judged(_SAID, case.done),
         ]  # fmt: skip
         lines.append(row(*cells))
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 _BANDS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)
@@ -133,7 +127,7 @@ def wanted(done: float, awareness: Awareness, *, begins_s: float, late_s: float 
 
 
 def shares_section(fits: Sequence[Fit], predictions: Sequence[Sequence[Prediction]]) -> str:
-    said = paper.FIGURE_8[Awareness.DISK]
+    said = _SAID
     begins = sorted(fit.worker(each.parameters, paper.A10, Awareness.DISK, BATCH)[0] for each in fits)
     least = wanted(said, Awareness.DISK, begins_s=begins[0], late_s=paper.PREEMPTED_EVERY_S)
     most = wanted(said, Awareness.DISK, begins_s=begins[-1])
@@ -144,20 +138,17 @@ def shares_section(fits: Sequence[Fit], predictions: Sequence[Sequence[Predictio
     ]
     half_s = paper.PREEMPTED_EVERY_S * (paper.EACH - 1) / 2
     stays_s = [paper.PREEMPTED_FROM_S + half_s + turn * paper.PREEMPTED_EVERY_S * paper.EACH for turn in (0, 1)]
-    [static_run] = [run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.DISK, BATCH)]
+    text = f"""{said:,.0f} inferences by the end are many. A10s are there for {stays_s[0]:,.0f} s on the mean,
+        TITANs for {stays_s[1]:,.0f} s, and both together do {paper.INFERENCES:,} in {_PARTIAL.seconds:,.0f}
+        s; so TITANs must do {least:.0%} to {most:.0%} of the work while all are there, in calls of {BATCH} (the
+        range: when GPUs begin, and whether the first goes at {paper.PREEMPTED_FROM_S:.0f} s or a minute later;
+        half a call is lost with each GPU). The sets that explain Figures 6 and 7 give TITANs {min(have):.0%} to
+        {max(have):.0%}: with a load for every call the older GPU is ahead only where it loads much faster than
+        the newer one, and the other sizes of calls limit by how much."""
     lines = [
-        "## What Figure 8's partial run asks for",
+        paragraph(text),
         "",
-        paragraph(f"""{said:,.0f} inferences by the end are many. A10s are there for {stays_s[0]:,.0f} s on the mean,
-            TITANs for {stays_s[1]:,.0f} s, and both together do {paper.INFERENCES:,} in {static_run.seconds:,.0f}
-            s; so TITANs must do {least:.0%} to {most:.0%} of the work while all are there, in calls of {BATCH} (the
-            range: when GPUs begin, and whether the first goes at {paper.PREEMPTED_FROM_S:.0f} s or a minute later;
-            half a call is lost with each GPU). The sets that explain Figures 6 and 7 give TITANs {min(have):.0%} to
-            {max(have):.0%}: with a load for every call the older GPU is ahead only where it loads much faster than
-            the newer one, and the other sizes of calls limit by how much."""),
-        "",
-        "| TITANs' share, partial | sets | A10 load over TITAN load | partial, done | full, done |",
-        "|---|---|---|---|---|",
+        *head("TITANs' share, partial", "sets", "A10 load over TITAN load", "partial, done", "full, done"),
     ]
     for low, high in pairwise(_BANDS):
         inside = [(parameters, row) for share, parameters, row in rows if low <= share < high]
@@ -166,13 +157,8 @@ def shares_section(fits: Sequence[Fit], predictions: Sequence[Sequence[Predictio
             done = [_done([row for _, row in inside], awareness) for awareness in (Awareness.DISK, Awareness.FULL)]
             shown = f"{len(inside)} | {min(loads):.2g} to {max(loads):.2g} | {' | '.join(done)}"
             lines.append(f"| {low:.0%} to {high:.0%} | {shown} |")
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def _done(rows: Sequence[Sequence[Prediction]], awareness: Awareness) -> str:
-    values = [one.value for row in rows for one in row if one.is_of("8", awareness) and one.batch == BATCH]
-    return _range(values)
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"{min(values):,.0f} to {max(values):,.0f}"
+    return between([one.value for row in rows for one in row if one.is_of("8", awareness) and one.batch == BATCH])

@@ -1,20 +1,4 @@
-"""The static runs in closed form: quick enough to search for parameters with. The simulator checks what is found.
-
-Twenty workers pull tasks from one queue; each task takes a constant time on a kind of GPU. Whoever is free first takes
-the next, so the last task begins at the first moment by which as many have begun as there are. What the simulator adds:
-the manager's decisions, transfers, and messages.
-
-Parameter sets that explain Figures 6 and 7, found by chance and improved one step at a time.
-
-There are seven numbers and ten unknowns, so there is no best set: what matters is which values are possible at all.
-Many starts are drawn within the bounds and improved until no number is off by more than a limit, and no further: a
-search that went on would gather in a corner. Of the sets that come under a limit, all count alike. Those are kept that
-lie farthest apart (each next one is the farthest from all before it; Gonzalez, "Clustering to minimize the maximum
-intercluster distance", 1985), so that few sets span what many do.
-
-There are two limits. `CLOSE` is what the text can bear: it rounds 2,900 s to 1.7 %. But each run was done once, on a
-cluster that others used as well, and nothing says how far a second one would have been from it: `FAIR`.
-"""
+"""TODO"""
 
 from __future__ import annotations
 
@@ -24,9 +8,55 @@ from collections.abc import Sequence
 import msgspec
 
 from benchmarks.papers.pervasive import paper
-from benchmarks.papers.pervasive.parameters import BOUNDS, Parameters, possible
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
+
+# ---- parameters
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    item_a10_s: float
+    item_titan_s: float
+    load_a10_s: float
+    load_titan_s: float
+    call_s: float
+    shared_node_bytes_per_s: float
+    network_bytes_per_s: float
+    warm_items: float
+    warm_item_s: float
+    boot_s: float
+
+
+class Bound(msgspec.Struct, frozen=True):
+    low: float
+    high: float
+    why: str
+
+
+_LOAD = "imports that are in memory and a fast disk; up to 3.7 GB at 20 MB/s, a spinning disk that workers share"
+BOUNDS = {
+    "item_a10_s": Bound(0.05, 1.5, "7.4 GB at 600 GB/s are 12 ms a token: from four tokens to a hundred"),
+    "item_titan_s": Bound(0.05, 3.0, "7.4 GB at 480 GB/s are 15 ms a token; 1 to 6 times as long as on an A10"),
+    "load_a10_s": Bound(5.0, 180.0, _LOAD),
+    "load_titan_s": Bound(5.0, 180.0, _LOAD),
+    "call_s": Bound(0.005, 0.5, "what a task costs between manager and worker, beyond its function"),
+    "shared_node_bytes_per_s": Bound(50e6, 1.25e9, "from 20 small files at a time to a full link of 10 Gb/s"),
+    "network_bytes_per_s": Bound(0.125e9, 1.25e9, "between two nodes: links of 1 to 10 Gb/s"),
+    "warm_items": Bound(1.0, 300.0, "no more than until every kernel and length was met once"),
+    "warm_item_s": Bound(0.0, 0.5, "from nothing to about an inference itself"),
+    "boot_s": Bound(5.0, 60.0, "from the start of a batch job to a connected worker"),
+}
+MOST_SLOWER = 6.0
+"""An inference on a TITAN X takes at least as long as on an A10, and at most this many times as long."""
+
+
+def possible(parameters: Parameters) -> bool:
+    inside = all(bound.low <= getattr(parameters, name) <= bound.high for name, bound in BOUNDS.items())
+    return inside and 1.0 <= parameters.item_titan_s / parameters.item_a10_s <= MOST_SLOWER
+
+
+# ---- fit
+
 
 _EXACT_S = 1e-3
 

@@ -1,19 +1,20 @@
-"""The page's sections on Figures 6 and 7, the ratios that §4 takes of them, and the parameters that were fitted."""
+"""TODO"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.papers.pervasive import fit, paper
+from benchmarks.papers.pervasive import fit, paper, worlds
 from benchmarks.papers.pervasive.claims import called
 from benchmarks.papers.pervasive.drawing import NAMES
-from benchmarks.papers.pervasive.fit import SEED
-from benchmarks.papers.pervasive.found import Found, at_most, between
-from benchmarks.papers.pervasive.parameters import BOUNDS
-from benchmarks.papers.pervasive.predict import BATCH
-from benchmarks.tables import head, paragraph, row
+from benchmarks.papers.pervasive.fit import BOUNDS
+from benchmarks.papers.pervasive.predict import BATCH, PEAKS, Found, at_most, between
+from benchmarks.tables import head, row
 from stoker.contexts.recipe import Awareness
 from stoker.units import show_bytes
+
+# ---- fitted
+
 
 _Times = Mapping[tuple[Awareness, int], float]
 """Seconds of a static run, by awareness and inferences a call."""
@@ -29,19 +30,10 @@ def in_short(found: Found) -> str:
 
 
 def static(found: Found) -> str:
-    lines = [
-        "## Figures 6 and 7: fitted",
-        "",
-        paragraph(f"""{paper.INFERENCES:,} inferences on ten A10 and ten TITAN X (Pascal). *Simulated* is the most
-            central parameter set; what all sets give is from the closed form that they were searched with, which is
-            within {at_most(_apart(found))} of the simulator here."""),
-        "",
-        *head("figure", "context", "inferences a call", "paper, s", "simulated, s", "error", "all sets, s"),
-    ]
+    lines = head("figure", "context", "inferences a call", "paper, s", "simulated, s", "error", "all sets, s")
     for run, seconds in found.simulated:
         values = [fit.seconds(each.parameters, run.awareness, run.batch) for each in found.fits]
         lines.append(f"{static_row(run, seconds)} {between(values)} |")
-    lines += ["", "![Figures 6 and 7](context-paper-figures-6-7.png)", ""]
     return "\n".join(lines)
 
 
@@ -51,7 +43,7 @@ def static_row(run: paper.Run, seconds: float) -> str:
     return f"| {run.figure} | {called(run.awareness)} | {run.batch:,} | {times} |"
 
 
-def _apart(found: Found) -> float:
+def apart(found: Found) -> float:
     first = found.fits[0].parameters
     return max(abs(fit.seconds(first, run.awareness, run.batch) / seconds - 1.0) for run, seconds in found.simulated)
 
@@ -63,14 +55,7 @@ def ratios(found: Found) -> str:
         {(run.awareness, run.batch): fit.seconds(each.parameters, run.awareness, run.batch) for run in runs}
         for each in found.fits
     ]
-    lines = [
-        "### The ratios of §4.2 and §4.3 (RQ1, RQ2)",
-        "",
-        paragraph("""They are taken of the times above, which were fitted, so they are no further evidence. The paper's
-            are by its unrounded times."""),
-        "",
-        *head("ratio", "paper", "simulated", "all sets"),
-    ]
+    lines = head("ratio", "paper", "simulated", "all sets")
     for one in paper.REDUCTIONS:
         words = f"RQ1: {NAMES[one.awareness]} takes less time than {NAMES[one.against]}, calls of {BATCH}, by"
         values = [_reduction(times, one) for times in every]
@@ -79,7 +64,7 @@ def ratios(found: Found) -> str:
         words = "RQ2: full takes longer with its worst size of calls than with its best, by"
         values = [_spread(times) for times in every]
         lines.append(row(words, f"{paper.SPREAD:.1%}", f"{_spread(simulated):.1%}", between(values, ".1%")))
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def _reduction(times: _Times, one: paper.Reduction) -> float:
@@ -92,20 +77,12 @@ def _spread(times: _Times) -> float:
 
 
 def unknowns(found: Found) -> str:
-    close = sum(each.close for each in found.fits)
-    lines = [
-        f"## The unknowns: {len(found.fits)} sets of {len(BOUNDS)} parameters, {close} of them close",
-        "",
-        paragraph(f"""{found.starts} searches (seed {SEED}, starts 0 to {found.starts - 1}) began at random places
-            within the bounds. Of the sets that they found, those are kept that lie farthest apart."""),
-        "",
-        *head("parameter", "possible", "most central", "all", "why these bounds"),
-    ]
+    lines = head("parameter", "possible", "most central", "all", "why these bounds")
     for name, bound in BOUNDS.items():
         values = [getattr(each.parameters, name) for each in found.fits]
         shown = [_show(name, value) for value in (bound.low, bound.high, values[0], min(values), max(values))]
         lines.append(f"| {name} | {shown[0]} to {shown[1]} | {shown[2]} | {shown[3]} to {shown[4]} | {bound.why} |")
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def _show(name: str, value: float) -> str:
@@ -114,3 +91,22 @@ def _show(name: str, value: float) -> str:
     if name == "warm_items":
         return f"{value:.0f}"
     return f"{value:.2g} s" if 0.001 <= value < 1 else f"{value:.3g} s" if value >= 1 else "0 s"
+
+
+# ---- kinds
+
+
+_FITTED = (paper.A10, paper.TITAN)
+
+
+def section(found: Found) -> str:
+    lines = head(
+        "kind", "GPUs", *(f"{what}: {words}" for words, _ in PEAKS for what in ("peak", "seconds")), "loads as"
+    )
+    for kind, count in paper.TABLE_1.items():
+        cells = [f"{kind} (fitted)" if kind in _FITTED else kind, f"{count:.0f}"]
+        for _, peaks in PEAKS:
+            values = [worlds.item_s(each.parameters, kind, peaks=peaks) for each in found.fits]
+            cells += [f"{peaks[kind]:g}", f"{values[0]:.2g} ({min(values):.2g} to {max(values):.2g})"]
+        lines.append(row(*cells, "TITAN X" if kind in paper.OLD else "A10"))
+    return "\n".join(lines)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from benchmarks.papers.pervasive import claims as pervasive_claims
 from benchmarks.papers.pervasive.claims import CLAIMS, Claim, Variant, called
 from benchmarks.papers.pervasive.drawing import NAMES
-from benchmarks.papers.pervasive.found import Found, between
-from benchmarks.papers.pervasive.predict import BATCH, BATCHES, KEPT_VARIANTS, NONE_LOST, RAMPS_WRITTEN, Prediction
+from benchmarks.papers.pervasive.predict import BATCH, BATCHES, KEPT_VARIANTS, NONE_LOST, Found, Prediction, between
 from benchmarks.tables import head, paragraph, row
 from stoker.contexts.recipe import Awareness
 
@@ -80,19 +78,18 @@ def together(found: Found) -> str:
     return f"{said}{': ' if misses else ''}{', '.join(misses)}."
 
 
-def section(found: Found) -> str:
-    return "\n".join([_intervals(found), _held(found), _variants(found), pervasive_claims.gains_section(found)])
-
-
-def _intervals(found: Found) -> str:
-    lines = [
-        "## Figures 8 and 9: predicted",
-        "",
-        *head(
-            "figure", "inferences a call", "paper", "close sets", "judged", "all sets", "median", "judged",
-            "variants that hold it",
-        ),
-    ]  # fmt: skip
+def intervals(found: Found) -> str:
+    lines = head(
+        "figure",
+        "inferences a call",
+        "paper",
+        "close sets",
+        "judged",
+        "all sets",
+        "median",
+        "judged",
+        "variants that hold it",
+    )
     for claim in CLAIMS:
         for batch in BATCHES:
             near, every = claim.values(found.close, batch=batch), claim.values(found.predictions, batch=batch)
@@ -103,17 +100,11 @@ def _intervals(found: Found) -> str:
                 holders(claim, claim.variants(found.predictions, batch=batch)),
             ]  # fmt: skip
             lines.append(row(*cells))
-    lines += [
-        "",
-        f"§4.2 has calls of {BATCH}; of the runs of Figures 8 and 9 the text does not say how many a call had.",
-        "",
-        "![Figure 8](context-paper-figures-8.png)",
-        "![Figure 9](context-paper-figures-9.png)",
-        "",
-        paragraph(_PANELS if found.panels else _mixed(found)),
-        "",
-    ]
     return "\n".join(lines)
+
+
+def panels(found: Found) -> str:
+    return paragraph(_PANELS if found.panels else _mixed(found))
 
 
 def _mixed(found: Found) -> str:
@@ -125,15 +116,8 @@ def _mixed(found: Found) -> str:
         sets and variants, calls of both sizes together."""
 
 
-def _held(found: Found) -> str:
-    lines = [
-        "### Which variants hold the paper's numbers",
-        "",
-        paragraph("""The intervals above span all variants; a number may lie in that span and in the interval of few
-            variants, or of none. By all sets:"""),
-        "",
-        *head("figure", "inferences a call", "paper", "held by", "which", "below it", "above it"),
-    ]
+def held(found: Found) -> str:
+    lines = head("figure", "inferences a call", "paper", "held by", "which", "below it", "above it")
     for claim in CLAIMS:
         for batch in BATCHES:
             variants = claim.variants(found.predictions, batch=batch)
@@ -147,21 +131,11 @@ def _held(found: Found) -> str:
                 f"{len(above)}, at least {min(above):,.0f}" if above else "none",
             ]  # fmt: skip
             lines.append(row(*cells))
-    texts = [f'of Figure {claim.figure} that the application "{claim.text}"' for claim in CLAIMS if claim.text]
-    known = f"""All variants of Figure 9 were written, or kept of the first ones, on {RAMPS_WRITTEN}, when the paper's
-        numbers and what the first ones predicted were known. So a variant of them that holds its number shows that an
-        assumption can be found that does, and not that it was foreseen."""
-    grew = f"Of how the pools grew, §4.5 says {' and '.join(texts)}; no more."
-    lines += ["", paragraph(f"{grew} {known}"), ""]
     return "\n".join(lines)
 
 
-def _variants(found: Found) -> str:
-    lines = [
-        "### By what the text leaves open",
-        "",
-        *head("figure", "inferences a call", "assumed", "most central set", "all sets", "the paper's number is"),
-    ]
+def variants(found: Found) -> str:
+    lines = head("figure", "inferences a call", "assumed", "most central set", "all sets", "the paper's number is")
     for place, first in enumerate(found.predictions[0]):
         values = [each[place].value for each in found.predictions]
         name = f"{first.figure}, {called(first.awareness)}" if first.figure == "8" else first.figure
@@ -169,7 +143,7 @@ def _variants(found: Found) -> str:
         where = "above" if said > max(values) else "below" if said < min(values) else "inside"
         where = "not counted" if first.variant == NONE_LOST else where
         lines.append(variant_row(name, first, between(values), where))
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def variant_row(name: str, first: Prediction, every: str, where: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.papers.pervasive import paper, predict, worlds
-from benchmarks.papers.pervasive.parameters import Parameters
+from benchmarks.papers.pervasive.fit import Parameters
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study import scenario
 from stoker.manager.study.scenario import Scenario, scenario_text

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from benchmarks.papers.pervasive import paper
-from benchmarks.papers.pervasive.parameters import Parameters
+from benchmarks.papers.pervasive.fit import Parameters
 from stoker.contexts.recipe import Awareness
 from stoker.manager.core.seams import Policies
 from stoker.manager.sim.client import Arrival
