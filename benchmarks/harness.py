@@ -7,6 +7,7 @@ Where and when something was measured: what every stored record begins with.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -75,6 +76,45 @@ def take_turns(pair: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, T]:
     order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
     found = {name: sides[name]() for name in order}
     return {name: found[name] for name in sides}
+
+
+def in_turns(
+    sides: Mapping[str, Callable[[], float]], repeats: int, say: Callable[[str], None]
+) -> dict[str, list[float]]:
+    """Measure all sides `repeats` times in the order A B B A; return their numbers."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for repeat in range(repeats):
+        for name, number in take_turns(repeat, sides).items():
+            found[name].append(number)
+        latest = ", ".join(f"{name} {numbers[-1]:,.4g}" for name, numbers in found.items())
+        say(f"{repeat + 1} of {repeats}: {latest}")
+    return found
+
+
+def side_options(about: str | None = None, **defaults: Any) -> argparse.Namespace:
+    """Parse the options of a side. A default gives the type; a list takes several values, a tuple is a choice."""
+    ask = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(default, tuple):
+            ask.add_argument(name, choices=default)
+        elif isinstance(default, bool):
+            ask.add_argument(option, action="store_true")
+        elif isinstance(default, list):
+            ask.add_argument(option, type=type(default[0]), nargs="+", default=default)
+        else:
+            ask.add_argument(option, type=type(default), default=default)
+    return ask.parse_args()
+
+
+def until(true: Callable[[], T], limit_s: float, what: str, *, every_s: float = 0.005) -> T:
+    """Wait for a true value and return it. Raises RuntimeError after `limit_s`."""
+    end = time.monotonic() + limit_s
+    while not (found := true()):
+        if time.monotonic() > end:
+            raise RuntimeError(f"{what}: not within {limit_s:g} s")
+        time.sleep(every_s)
+    return found
 
 
 def spread(numbers: Sequence[float], *, digits: int = 0) -> str:

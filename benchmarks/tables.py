@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from benchmarks.harness import spread
+from benchmarks.harness import ratios, spread
 
 
 class Verdict(enum.Enum):
@@ -107,6 +107,13 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if bool(self.lines) == bool(self.skipped):
             raise ValueError(f"{self.name}: a table has lines, or a reason why not")
+
+
+def versus(what: str, cells: dict[str, list[float]], *, bar: Bar | None = None, digits: int = 0, last: int = 2) -> Line:
+    """Return a line of two sides and their ratio, pair by pair."""
+    (ours, above), (theirs, below) = cells.items()
+    ratio = {f"{ours} / {theirs}": ratios(above, below)}
+    return Line(what=what, cells={**cells, **ratio}, bar=bar, digits=digits, last_digits=last)
 
 
 def passes(table: Table, *, quick: bool = False) -> bool:

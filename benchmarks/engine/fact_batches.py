@@ -9,7 +9,6 @@ run leaves the other slot idle, which is part of what is measured: 1,024 claims 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -17,7 +16,7 @@ import time
 from collections.abc import Callable
 
 import stoker
-from benchmarks.harness import MODEL, missing, run_side
+from benchmarks.harness import MODEL, missing, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.fact_verification.functions import Question, verify
 from stoker.apps.fact_verification.options import SAMPLE, SHIPPED, read_claims, read_prompts
@@ -39,14 +38,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         say(f"calls of {size}: " + ", ".join(f"{one:.1f} s" for one in taken))
         cells = {"seconds": taken, "claims/s": [claims / one for one in taken]}
         lines.append(Line(what=f"{claims:,} claims in calls of {size}", cells=cells, digits=1))
-    lines.append(
-        Line(
-            what="the slowest size against the fastest (medians)",
-            cells={"slowest / fastest": [max(medians) / min(medians)]},
-            bar=Bar(at_most=1.10, repeats=1),
-            last_digits=3,
-        )
-    )
+    apart = {"slowest / fastest": [max(medians) / min(medians)]}
+    what = "the slowest size against the fastest (medians)"
+    lines.append(Line(what=what, cells=apart, bar=Bar(at_most=1.10, repeats=1), last_digits=3))
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
@@ -74,8 +68,5 @@ def run(claims: int, runs: int) -> dict[int, list[float]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--claims", type=int, default=1024)
-    parser.add_argument("--runs", type=int, default=3)
-    options = parser.parse_args()
+    options = side_options(__doc__, claims=1024, runs=3)
     print(json.dumps({"seconds": run(options.claims, options.runs)}))

@@ -9,10 +9,11 @@ in seconds, from the submission of the call to its result. The first three conte
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 import psutil
 
 import stoker
+from benchmarks.harness import side_options
 
 SITE = 'name = "one"\n[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:1"\nmax_blocks = 1\n'
 FILE_BYTES = 1 << 20
@@ -56,11 +58,27 @@ def measure(*, evict: bool, contexts: int) -> list[float]:
     return seconds[WARM_UP:]
 
 
+def demo(claims: int) -> dict[str, object]:
+    """Run `stoker run fact_verification` in a fresh process. `verdicts`: labels by true label, for each prompt."""
+    with tempfile.TemporaryDirectory(prefix="facts-") as folder:
+        command = [
+            *(sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--fresh", "--json"),
+            *("--limit", str(claims), "--out", str(Path(folder) / "out")),
+        ]
+        started = time.monotonic()
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+        seconds = time.monotonic() - started
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed\n{done.stderr[-3000:]}")
+    verdicts = [prompt["confusion"] for prompt in json.loads(done.stdout)["prompts"]]
+    return {"seconds": seconds, "claims": claims, "verdicts": verdicts}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("case", choices=["cold", "evict"])
-    parser.add_argument("--contexts", type=int, default=25)
-    asked = parser.parse_args()
+    asked = side_options(__doc__, case=("cold", "evict", "demo"), contexts=25, claims=900)
+    if asked.case == "demo":
+        print(json.dumps(demo(asked.claims)))
+        return
     seconds = measure(evict=asked.case == "evict", contexts=asked.contexts)
     print(json.dumps({"seconds": statistics.median(seconds), "all": [round(each, 4) for each in seconds]}))
 

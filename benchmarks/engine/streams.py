@@ -8,7 +8,6 @@ From `yield` in a library until the program has the piece.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
@@ -17,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import stoker
-from benchmarks.harness import run_side
+from benchmarks.harness import run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 
 SLOTS = 8
@@ -78,17 +77,14 @@ def side(*, streams: int, calls: bool, count: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=1)
-    parser.add_argument("--calls", type=int, default=0)
-    parser.add_argument("--pieces", type=int, default=500)
-    asked = parser.parse_args()
+    asked = side_options(__doc__, streams=1, calls=0, pieces=500)
     with tempfile.TemporaryDirectory() as folder, stoker.load(run_dir=folder):
         found = side(streams=asked.streams, calls=bool(asked.calls), count=asked.pieces)
     at = {f"p{percent}_ms": found[min(len(found) - 1, len(found) * percent // 100)] for percent in (50, 99)}
     print(json.dumps({**at, "pieces": len(found)}))
 
 
+SIDE = "benchmarks.engine.streams"
 NAME, TITLE = "streams", "from `yield` in a library until its program has the piece, 50 pieces a second and stream"
 CASES = {
     "one stream": ("1", "0"),
@@ -103,18 +99,11 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     found: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
     for repeat in range(repeats):
         for case, (streams, calls) in CASES.items():
-            side = run_side(
-                "benchmarks.engine.streams", "--streams", streams, "--calls", calls, "--pieces", str(pieces)
-            )
+            side = run_side(SIDE, "--streams", streams, "--calls", calls, "--pieces", str(pieces))
             found[case].append(side)
             say(f"{repeat + 1} of {repeats}: {case}: {side['p50_ms']:.2f} and {side['p99_ms']:.2f} ms")
     lines = [
-        Line(
-            what=f"{case}, {name}, ms",
-            cells={"ms": [side[f"{name}_ms"] for side in sides]},
-            bar=Bar(at_most=bar),
-            last_digits=2,
-        )
+        Line(what=f"{case}, {name}, ms", cells={"ms": [side[f"{name}_ms"] for side in sides]}, bar=Bar(at_most=bar))
         for case, sides in found.items()
         for name, bar in (("p50", P50_MS), ("p99", P99_MS))
     ]

@@ -32,8 +32,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ratios, run_side, take_turns
-from benchmarks.tables import Bar, Line, Table
+from benchmarks.harness import run_side, take_turns
+from benchmarks.tables import Bar, Table, versus
 
 WARM_S = 120.0
 
@@ -67,13 +67,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--sequential", type=int, default=0, help="calls one after another, measured first")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="vine-"))
-    try:
-        found = side(options, folder)
-        gc.collect()  # a manager writes its last log when it goes
-        print(json.dumps(found))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="vine-", ignore_cleanup_errors=True) as folder:
+        found = side(options, Path(folder))
+        gc.collect()  # a manager writes its last log when it ends
+    print(json.dumps(found))
 
 
 def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -180,9 +177,10 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     found: dict[str, list[float]] = {name: [] for name in ("app", "seq", "direct", "direct_seq", "fork", "fork_seq")}
 
     def ours() -> dict[str, float]:
-        rate = run_side(OURS, "--executor", "stoker", "--how", "app", "--calls", str(calls))["calls_per_s"]
-        one = run_side(OURS, "--executor", "stoker", "--how", "sequential", "--calls", str(calls))
-        return {"app": rate, "seq": one["p50_ms"]}
+        rate, one = (
+            run_side(OURS, "--executor", "stoker", "--how", how, "--calls", str(calls)) for how in ("app", "sequential")
+        )
+        return {"app": rate["calls_per_s"], "seq": one["p50_ms"]}
 
     def theirs(mode: str) -> dict[str, float]:
         size = ("--calls", str(theirs_calls[mode]), "--sequential", str(sequential))
@@ -196,31 +194,14 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
                 found[name].append(number)
         latest = ", ".join(f"{name} {numbers[-1]:,.2f}" for name, numbers in found.items())
         say(f"pair {repeat + 1} of {repeats}: {latest}")
-    lines = [
-        Line(
-            what=f"calls/s, TaskVine {mode}",
-            cells={
-                "Stoker": found["app"],
-                "TaskVine": found[mode],
-                "Stoker / TaskVine": ratios(found["app"], found[mode]),
-            },
-            bar=Bar(at_least=10, repeats=3) if mode == "direct" else None,
-            last_digits=1,
+    lines = []
+    for mode, bar in (("direct", Bar(at_least=10, repeats=3)), ("fork", None)):
+        lines.append(
+            versus(f"calls/s, TaskVine {mode}", {"Stoker": found["app"], "TaskVine": found[mode]}, bar=bar, last=1)
         )
-        for mode in ("direct", "fork")
-    ]
-    lines += [
-        Line(
-            what=f"one call after another, p50 in ms, TaskVine {mode}",
-            cells={
-                "Stoker": found["seq"],
-                "TaskVine": found[f"{mode}_seq"],
-                "Stoker / TaskVine": ratios(found["seq"], found[f"{mode}_seq"]),
-            },
-            digits=2,
-        )
-        for mode in ("direct", "fork")
-    ]
+    for mode in ("direct", "fork"):
+        what = f"one call after another, p50 in ms, TaskVine {mode}"
+        lines.append(versus(what, {"Stoker": found["seq"], "TaskVine": found[f"{mode}_seq"]}, digits=2))
     return Table(name=NAME, title=TITLE, lines=lines)
 
 

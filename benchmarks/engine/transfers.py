@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.network import Network, why_not
-from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.harness import ratios, run_side, side_options, take_turns, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import payloads
 from stoker.contexts.loading import ObjectPath
@@ -125,13 +125,7 @@ def _stay(length: int, seconds: float) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--pilots", type=int, default=16)
-    parser.add_argument("--bytes", type=int, default=256_000_000)
-    parser.add_argument("--rate", default="100mbit")
-    parser.add_argument("--parted", action="store_true")
-    parser.add_argument("--limit-s", type=float, default=300.0)
-    given = parser.parse_args()
+    given = side_options(pilots=16, bytes=256_000_000, rate="100mbit", parted=False, limit_s=300.0)
     os.umask(0o077)
     with (
         tempfile.TemporaryDirectory(prefix="transfers-") as place,
@@ -162,21 +156,21 @@ def _measure(
     make_folder(folder)
     manager = ["stoker.manager.main", "--session", str(folder.path), "--interface", network.address(HEAD)]
     started.append(_start(place, "manager", *manager))
-    _until(folder.file.exists, given.limit_s)
+    until(folder.file.exists, given.limit_s, "the manager")
     started.append(_start(place, "seed", "stoker.pilot.transfer.seed", "--session", str(folder.path)))
-    _until((folder.path / SEED_FILE).exists, given.limit_s)
+    until((folder.path / SEED_FILE).exists, given.limit_s, "the seed")
     link = Link(folder, observer=False)
     try:
         link.wait_joined(given.limit_s)
         homes = [_start_pilot(place, folder, network, number, started) for number in range(1, given.pilots + 1)]
-        _until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), given.limit_s)
+        until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), given.limit_s, "the pilots")
         time.sleep(2.0 + 0.3 * given.pilots)  # their interpreters are up, and the machine is quiet again
         before = network.sent_bytes(HEAD)
         submission = _submission(place, given.bytes)
         arguments = payloads.dumps(((2.0,), {}))
         for _ in range(6 * given.pilots):
             link.submit(submission, arguments, Ends())
-        arrivals = _until(lambda: _arrivals(homes), given.limit_s)
+        arrivals = until(lambda: _arrivals(homes), given.limit_s, "the object on all hosts", every_s=0.05)
         sent = network.sent_bytes(HEAD) - before
         with Observer(folder) as observer:
             status = observer.status()
@@ -241,16 +235,6 @@ def _arrivals(homes: list[Path]) -> list[tuple[float, int, int, float]]:
         at = datetime.strptime(said[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
         found.append((at, int(said[2]), int(said[3]), float(said[4])))
     return found
-
-
-def _until(true, seconds: float):  # type: ignore[no-untyped-def]
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = true()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise SystemExit(f"it took longer than {seconds:g} s")
 
 
 if __name__ == "__main__":

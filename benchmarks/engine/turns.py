@@ -18,7 +18,6 @@ board: each sends the next one a datagram when its iteration has ended, which is
 
 from __future__ import annotations
 
-import argparse
 import array
 import contextlib
 import dataclasses
@@ -33,7 +32,7 @@ from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from benchmarks.harness import run_side
+from benchmarks.harness import run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.device_turns import work_of
 from stoker.pilot.library.library_turns import LibraryTurns
@@ -73,12 +72,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--libraries", type=int, default=2)
-    ask.add_argument("--iterations", type=int, default=200, help="of each library")
-    ask.add_argument("--step-ms", type=float, default=20.0)
-    ask.add_argument("--bare", action="store_true", help="hand on by a datagram alone")
-    asked = ask.parse_args()
+    asked = side_options(__doc__, libraries=2, iterations=200, step_ms=20.0, bare=False)
     here = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="turns-") as folder:
         ready = here.Barrier(asked.libraries + 1)
@@ -96,16 +90,9 @@ def main() -> None:
         if any(process.exitcode for process in each):
             raise SystemExit("a library failed")
         gaps = _gaps([Path(folder, f"spans-{number}") for number in numbers])
-    print(
-        json.dumps(
-            {
-                "seconds": seconds,
-                "computed_s": asked.libraries * asked.iterations * asked.step_ms / 1e3,
-                "gap_us": 1e6 * statistics.median(gaps),
-                "gaps_s": sum(gaps),
-            }
-        )
-    )
+    computed_s = asked.libraries * asked.iterations * asked.step_ms / 1e3
+    gap_us = 1e6 * statistics.median(gaps)
+    print(json.dumps({"seconds": seconds, "computed_s": computed_s, "gap_us": gap_us, "gaps_s": sum(gaps)}))
 
 
 def _gaps(files: list[Path]) -> list[float]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import stoker
-from benchmarks.harness import missing, ratios, take_turns
+from benchmarks.harness import in_turns, missing, ratios, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.agent.process import LibraryProcess, Zygotes
@@ -101,63 +101,49 @@ class Starter:
 
 
 def _wait_until_loaded(library: LibraryProcess, log: str) -> None:
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
+    def is_loaded() -> bool:
         messages, here = library.receive()
         for message in messages:
-            if isinstance(message, Loaded):
-                return
             if isinstance(message, LoadFailed):
                 raise RuntimeError(f"the loader failed: {message.failure.message}")
+        if any(isinstance(message, Loaded) for message in messages):
+            return True
         if not here:
-            break
-        time.sleep(0.002)
-    raise RuntimeError(f"the library did not load:\n{Path(log).read_text()[-2000:]}")
+            raise RuntimeError(f"the library did not load:\n{Path(log).read_text()[-2000:]}")
+        return False
+
+    until(is_loaded, WAIT_S, "the load of the library", every_s=0.002)
 
 
 def _wait_for(zygote: Zygote, kind: type[T]) -> T:
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
-        said = zygote.receive()
-        if said is None:
+    def said() -> list[T]:
+        messages = zygote.receive()
+        if messages is None:
             raise RuntimeError(f"the zygote ended:\n{zygote.log.read_text()[-2000:]}")
-        for message in said:
-            if isinstance(message, kind):
-                return message
-        time.sleep(0.002)
-    raise RuntimeError(f"the zygote did not say {kind.__name__} within {WAIT_S:.0f} s")
+        return [message for message in messages if isinstance(message, kind)]
+
+    return until(said, WAIT_S, f"{kind.__name__} of the zygote", every_s=0.002)[0]
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     """Both ways in turn, after one of each that does not count (files come from the disk then)."""
     if reason := missing("torch", "transformers"):
         return Table(name=NAME, title=TITLE, skipped=reason)
-    repeats = 1 if quick else 11
-    forked: list[float] = []
-    fresh: list[float] = []
     with tempfile.TemporaryDirectory(prefix="zygote-") as place:
         starter = Starter(Path(place))
+        sides = {
+            "zygote": lambda: starter.request(fresh=False),
+            "fresh interpreter": lambda: starter.request(fresh=True),
+        }
         try:
             imported_s = starter.preload(uses_torch_and_transformers(""))
             if not quick:
-                starter.request(fresh=True)
-                starter.request(fresh=False)
-            for repeat in range(repeats):
-                found = take_turns(
-                    repeat,
-                    {"fresh": lambda: starter.request(fresh=True), "forked": lambda: starter.request(fresh=False)},
-                )
-                fresh.append(found["fresh"])
-                forked.append(found["forked"])
-                say(f"pair {repeat + 1} of {repeats}: fresh {fresh[-1]:.2f} s, zygote {forked[-1]:.4f} s")
+                for side in sides.values():
+                    side()
+            found = in_turns(sides, 1 if quick else 11, say)
         finally:
             starter.zygotes.close()
-    line = Line(
-        what="seconds",
-        cells={"zygote": forked, "fresh interpreter": fresh, "fresh / zygote": ratios(fresh, forked)},
-        bar=Bar(at_least=20, repeats=7),
-        digits=3,
-        last_digits=0,
-    )
+    cells = {**found, "fresh / zygote": ratios(found["fresh interpreter"], found["zygote"])}
+    line = Line(what="seconds", cells=cells, bar=Bar(at_least=20, repeats=7), digits=3, last_digits=0)
     note = f"The zygote itself was ready {imported_s:.1f} s after its start; every library of the pilot forks from it."
     return Table(name=NAME, title=TITLE, lines=[line], notes=[note])

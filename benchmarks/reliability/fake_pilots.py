@@ -10,7 +10,6 @@ given and how many of them twice after they had ended.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import select
@@ -23,6 +22,7 @@ from typing import Any
 
 import zmq
 
+from benchmarks.harness import side_options
 from stoker.dealer import Keys, open_socket
 from stoker.pilot.agent.link import said_in
 from stoker.pilot.core import commands
@@ -213,13 +213,9 @@ class FakePilot:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--session", required=True)
-    ask.add_argument("--pilots", type=int, default=1)
-    ask.add_argument("--devices", type=int, default=2)
-    ask.add_argument("--hold-after", type=int, default=-1, metavar="N", help="only the first N calls end by themselves")
-    asked = ask.parse_args()
-    _many_files()
+    asked = side_options(__doc__, session="", pilots=1, devices=2, hold_after=-1)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     ledger = Ledger(asked.hold_after)
     context: zmq.Context[Any] = zmq.Context()
     context.max_sockets = 3 * asked.pilots + 100
@@ -281,11 +277,6 @@ def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -
             pilot.beat()
             beats.append((now + HEARTBEAT_S, pilot))
             used.append(pilot)
-
-
-def _many_files() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

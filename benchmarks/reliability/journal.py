@@ -10,7 +10,6 @@ python -m benchmarks.reliability.journal map --sync true  calls/s of a program, 
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import os
@@ -24,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.harness import ratios, run_side, side_options, take_turns
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import Event, FromClient, FromPilot, SetTimer, TimerFired, ToPilot
@@ -236,8 +235,7 @@ def rate(*, sync: str, calls: int) -> dict[str, Any]:
     import stoker
 
     site = Path("site.toml")
-    said = Path(os.environ.get("SITE", "")).read_text() if os.environ.get("SITE") else _SITE
-    site.write_text(f"{said}\n[session]\nsync = {sync}\n")
+    site.write_text(f'name = "here"\n[provider]\nkind = "local"\n[session]\nsync = {sync}\n')
 
     def nothing(x: int) -> int:
         return x
@@ -252,21 +250,10 @@ def rate(*, sync: str, calls: int) -> dict[str, Any]:
     return {"calls_per_s": calls / took_s}
 
 
-_SITE = """name = "here"
-[provider]
-kind = "local"
-"""
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["idle", "ended", "map"])
-    parser.add_argument("--pilots", type=int, default=2000)
-    parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--calls", type=int, default=10_000_000)
-    parser.add_argument("--open", type=int, default=1000)
-    parser.add_argument("--sync", choices=["true", "false"], default="true")
-    asked = parser.parse_args()
+    asked = side_options(
+        __doc__, what=("idle", "ended", "map"), pilots=2000, hours=24.0, calls=10_000_000, open=1000, sync="true"
+    )  # fmt: skip
     if asked.what == "map":
         print(json.dumps(rate(sync=asked.sync, calls=asked.calls)))
         return

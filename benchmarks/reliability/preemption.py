@@ -50,12 +50,8 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
             return Table(name=NAME, title=TITLE, skipped=why)
         runs.append(found)
         say(f"run {number} of {repeats}: {', '.join(f'{name} {value:,.2f}' for name, value in found.items())}")
-    cells = {
-        "s": [run["seconds"] for run in runs],
-        "preempted": [run["preempted"] for run in runs],
-        "pilot-seconds": [run["pilot_s"] for run in runs],
-        "goodput": [run["goodput"] for run in runs],
-    }
+    headings = {"s": "seconds", "preempted": "preempted", "pilot-seconds": "pilot_s", "goodput": "goodput"}
+    cells = {heading: [run[name] for run in runs] for heading, name in headings.items()}
     what = f"{calls:,} calls of {runs[0]['call_s']:g} s on 8 nodes, a pilot preempted every 5 s"
     return Table(name=NAME, title=TITLE, lines=[Line(what=what, cells=cells, bar=Bar(at_least=0.85))])
 
@@ -74,47 +70,40 @@ def nap(sleep, number):
     return number
 
 
-class Pusher(threading.Thread):
-    """Every few seconds a short job of the other partition takes the node of a pilot."""
+class Every(threading.Thread):
+    """Calls a function every few seconds until it is stopped."""
 
-    def __init__(self, cluster: Cluster, *, seed: int) -> None:
+    def __init__(self, seconds: float, do: Callable[[], None]) -> None:
         super().__init__(daemon=True)
-        self._cluster = cluster
-        self._chance = random.Random(seed)
-        self._over = threading.Event()
+        self._seconds, self._do, self._over = seconds, do, threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(EVERY_S):
-            jobs = [line[0] for line in self._cluster.queue("--states=RUNNING", "--partition=backfill")]
-            if nodes := sorted(filter(None, (self._cluster.job(job).get("NodeList") for job in jobs))):
-                options = ("--partition=main", "--exclusive", f"--nodelist={self._chance.choice(nodes)}")
-                self._cluster.submit(f"sleep {PUSHED_S}", *options)
+        while not self._over.wait(self._seconds):
+            self._do()
 
     def stop(self) -> None:
         self._over.set()
         self.join()
 
 
-class Meter(threading.Thread):
-    """Sums up the time that pilots are there."""
+def push(cluster: Cluster, chance: random.Random) -> None:
+    """Let a short job of the other partition take the node of a pilot."""
+    jobs = [line[0] for line in cluster.queue("--states=RUNNING", "--partition=backfill")]
+    if nodes := sorted(filter(None, (cluster.job(job).get("NodeList") for job in jobs))):
+        cluster.submit(f"sleep {PUSHED_S}", "--partition=main", "--exclusive", f"--nodelist={chance.choice(nodes)}")
+
+
+class Meter:
+    """Sums up the seconds of pilots."""
 
     def __init__(self, session: stoker.Session) -> None:
-        super().__init__(daemon=True)
-        self.pilot_s = 0.0
-        self._session = session
-        self._over = threading.Event()
+        self.pilot_s, self._session = 0.0, session
+        self._last, self._pilots = time.monotonic(), len(session.status(30).pilots)
 
-    def run(self) -> None:
-        last, pilots = time.monotonic(), len(self._session.status(30).pilots)
-        while not self._over.wait(0.1):
-            seen = len(self._session.status(30).pilots)
-            now = time.monotonic()
-            self.pilot_s += (now - last) * (pilots + seen) / 2
-            last, pilots = now, seen
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
+    def look(self) -> None:
+        seen, now = len(self._session.status(30).pilots), time.monotonic()
+        self.pilot_s += (now - self._last) * (self._pilots + seen) / 2
+        self._last, self._pilots = now, seen
 
 
 def main() -> None:
@@ -135,14 +124,15 @@ def side(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, f
     site = write_site(place, provider={"gpus": "a10:1"}, pilot=blocks)
     with stoker.load(site, run_dir=f"{place}/runinfo") as session:
         status_when(session, lambda status: len(status.pilots) == NODES, what=f"{NODES} pilots", limit_s=120)
-        pusher, meter = Pusher(cluster, seed=seed), Meter(session)
+        meter, chance = Meter(session), random.Random(seed)
+        both = Every(0.1, meter.look), Every(EVERY_S, lambda: push(cluster, chance))
         begun = time.monotonic()
-        meter.start()
-        pusher.start()
+        for thread in both:
+            thread.start()
         results = sorted(stoker.map(nap, range(calls), ordered=False))
         seconds = time.monotonic() - begun
-        meter.stop()
-        pusher.stop()
+        for thread in both:
+            thread.stop()
         status = session.status()
         preempted = sum(int(line[-1]) for line in cluster.queue("--partition=backfill"))
     if preempted < seconds / EVERY_S / 2 - 1:

@@ -16,7 +16,6 @@ python -m benchmarks.reliability.vanishing --awareness full
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import tempfile
@@ -28,7 +27,7 @@ from typing import Any
 import psutil
 
 import stoker
-from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.harness import ratios, run_side, side_options, take_turns, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Awareness
 from stoker.site import Pilot, Site
@@ -43,9 +42,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     failed: dict[str, list[float]] = {"full": [], "disk": []}
     repeats = 1 if quick else 3
     for repeat in range(repeats):
-        sides = {
-            name: partial(run_side, "benchmarks.reliability.vanishing", "--awareness", name, *small) for name in done
-        }
+        sides = {name: partial(run_side, "benchmarks.reliability.vanishing", name, *small) for name in done}
         for name, found in take_turns(repeat, sides).items():
             done[name].append(float(found["calls"]))
             failed[name].append(float(found["failed"]))
@@ -60,14 +57,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--awareness", choices=["disk", "full"], required=True)
-    ask.add_argument("--pilots", type=int, default=20)
-    ask.add_argument("--call-s", type=float, default=5.0, help="seconds that a call's inferences take")
-    ask.add_argument("--load", type=float, default=LOAD_IN_CALLS, help="what a load takes, in calls")
-    ask.add_argument("--from-s", type=float, default=40.0, help="when the first pilot is killed")
-    ask.add_argument("--every-s", type=float, default=8.0, help="the time between two kills")
-    asked = ask.parse_args()
+    asked = side_options(
+        __doc__, awareness=("disk", "full"), pilots=20, call_s=5.0, load=LOAD_IN_CALLS, from_s=40.0, every_s=8.0
+    )  # fmt: skip
     call_s = float(asked.call_s)
     load_s = asked.load * call_s
     done = failed = 0
@@ -105,11 +97,7 @@ def main() -> None:
 
 
 def _wait_for_pilots(session: Any, number: int, folder: str) -> list[psutil.Process]:
-    deadline = time.monotonic() + 120
-    while len(session.status().pilots) < number:
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{len(session.status().pilots)} of {number} pilots joined within 120 s")
-        time.sleep(0.2)
+    until(lambda: len(session.status().pilots) == number, 120, f"{number} pilots", every_s=0.2)
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -13,7 +13,6 @@ One side of `embeddings`, in a fresh process; its last line is JSON.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import json
@@ -24,10 +23,11 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import missing, ratios, run_side
+from benchmarks.harness import in_turns, missing, ratios, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "embeddings", "embedding texts as long as tweets: Stoker, a script that sorts them, padding to 512"
@@ -38,15 +38,13 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if why := missing("torch", "transformers"):
         return Table(name=NAME, title=TITLE, skipped=why)
     repeats, texts, padded = (1, 300, 20) if quick else (3, 20_000, 600)
-    found: dict[str, list[float]] = {"stoker": [], "sorted": [], "padded": []}
-    for repeat in range(repeats):
-        for name, rates in found.items():
-            count = str(padded if name == "padded" else texts)
-            ways = [("--processes", "1"), ("--processes", "2")] if name == "sorted" else [()]
-            rates.append(max(run_side(SIDE, name, "--texts", count, *way)["texts_per_s"] for way in ways))
-        say(
-            f"repeat {repeat + 1} of {repeats}: " + ", ".join(f"{name} {each[-1]:,.0f}" for name, each in found.items())
-        )
+
+    def rate(name: str) -> float:
+        count = str(padded if name == "padded" else texts)
+        ways = [("--processes", "1"), ("--processes", "2")] if name == "sorted" else [()]
+        return max(run_side(SIDE, name, "--texts", count, *way)["texts_per_s"] for way in ways)
+
+    found = in_turns({name: partial(rate, name) for name in ("stoker", "sorted", "padded")}, repeats, say)
     lines = [Line(what=name, cells={"texts/s": rates}, digits=0) for name, rates in found.items()]
     for other, least in (("padded", 1.5), ("sorted", 0.95)):
         cells = {"ratio": ratios(found["stoker"], found[other])}
@@ -184,22 +182,16 @@ def padded_rate(folder: Path, all_texts: Sequence[str]) -> float:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("side", choices=("stoker", "sorted", "padded"))
-    ask.add_argument("--texts", type=int, default=20_000)
-    ask.add_argument("--processes", type=int, default=1)
-    asked = ask.parse_args()
+    asked = side_options(__doc__, side=("stoker", "sorted", "padded"), texts=20_000, processes=1)
     with tempfile.TemporaryDirectory(prefix="embeddings-") as place:
         folder = Path(place) / "model"
         write_model(folder)
         os.environ.setdefault("STOKER_HOME", place + "/home")
-        all_texts = texts(asked.texts)
-        if asked.side == "stoker":
-            rate = stoker_rate(folder, all_texts)
-        elif asked.side == "sorted":
-            rate = sorted_rate(folder, all_texts, processes=asked.processes)
-        else:
-            rate = padded_rate(folder, all_texts)
+        rate = {
+            "stoker": stoker_rate,
+            "sorted": partial(sorted_rate, processes=asked.processes),
+            "padded": padded_rate,
+        }[asked.side](folder, texts(asked.texts))
     print(json.dumps({"texts_per_s": rate, "texts": asked.texts}))
 
 

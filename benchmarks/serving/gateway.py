@@ -9,7 +9,6 @@ several numbers of streams it shows where each side has no time left: there stre
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -17,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import machine, run_side, spread
+from benchmarks.harness import machine, run_side, side_options, spread
 
 SIDE = "benchmarks.serving.gateway_side"
 SIDES = ("direct", "gateway")
@@ -25,13 +24,7 @@ BARS_MS = {50: 5, 99: 20}
 
 
 def main() -> None:
-    asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asking.add_argument("--pairs", type=int, default=3)
-    asking.add_argument("--streams", type=int, nargs="+", default=[200])
-    asking.add_argument("--rounds", type=int, default=3)
-    asking.add_argument("--tokens", type=int, default=100)
-    asking.add_argument("--json", type=Path, help="every number, into this file")
-    asked = asking.parse_args()
+    asked = side_options(__doc__, pairs=3, streams=[200], rounds=3, tokens=100, json="")
     record: dict[str, Any] = {"machine": machine(), "rounds": asked.rounds, "tokens": asked.tokens, "runs": []}
     sys.stdout.write(f"{record['machine']}\n")
     for streams in asked.streams:
@@ -45,7 +38,7 @@ def main() -> None:
         sys.stdout.flush()
         record["runs"] += runs
     if asked.json:
-        asked.json.write_text(json.dumps(record) + "\n")
+        Path(asked.json).write_text(json.dumps(record) + "\n")
 
 
 def table_of(runs: list[dict[str, Any]], *, streams: int, pairs: int) -> str:

@@ -8,7 +8,6 @@ their end, one is a stream whose client goes, one is refused. Prints the residen
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -19,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.harness import ROOT, machine
+from benchmarks.harness import ROOT, machine, side_options
 from benchmarks.serving.gateway_side import REQUEST
 from benchmarks.serving.session_processes import memory_bytes
 
@@ -79,12 +78,8 @@ async def ask(port: int, *, requests: int, clients: int) -> list[tuple[int, dict
 
 
 def main() -> None:
-    asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asking.add_argument("--requests", type=int, default=100_000)
-    asking.add_argument("--clients", type=int, default=16)
-    asking.add_argument("--json", type=Path, help="every number, into this file")
-    asked = asking.parse_args()
-    into = asked.json.absolute() if asked.json else None
+    asked = side_options(__doc__, requests=100_000, clients=16, json="")
+    into = Path(asked.json).absolute() if asked.json else None
     command = [sys.executable, "-m", "benchmarks.serving.gateway_side", "serve", "--every", "0"]
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # Parsl starts scripts by name
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}

@@ -10,7 +10,6 @@ streams took, as a share; microseconds of processor time a token by process; and
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -24,6 +23,7 @@ import msgspec
 import psutil
 
 import stoker
+from benchmarks.harness import side_options
 from benchmarks.serving.session_processes import cpu_seconds
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_answers import TextBegun, TextEnded, TextPiece
@@ -141,13 +141,7 @@ async def ask(make, *, streams: int, rounds: int, tokens: int, every_s: float) -
 
 
 def main() -> None:
-    asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asking.add_argument("side", choices=["direct", "gateway", "serve"])
-    asking.add_argument("--streams", type=int, default=200)
-    asking.add_argument("--rounds", type=int, default=3)
-    asking.add_argument("--tokens", type=int, default=100)
-    asking.add_argument("--every", type=float, default=0.05)
-    asked = asking.parse_args()
+    asked = side_options(__doc__, side=("direct", "gateway", "serve"), streams=200, rounds=3, tokens=100, every=0.05)
     how = {"streams": asked.streams, "rounds": asked.rounds, "tokens": asked.tokens, "every_s": asked.every}
     random.seed(1)
     if asked.side == "serve":

@@ -22,7 +22,6 @@ One side of `model_switch`: switches between two models of which only one fits, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -34,7 +33,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, missing, ratios, run_side
+from benchmarks.harness import MODEL, missing, ratios, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.contexts.folders import SNAPSHOTS
@@ -65,24 +64,16 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
                 found[name].append(statistics.median(numbers))
             weights = asleep["weights_bytes"]
             say(f"repeat {repeat + 1} of {repeats}: " + ", ".join(f"{n} {s[-1]:.3f} s" for n, s in found.items()))
-    nothing_s = found["nothing"]
+
+    def line(what: str, name: str, bar: Bar | None = None, last: int = 0) -> Line:
+        ratio = ratios(found["nothing"], found[name])
+        cells = {"s": found[name], "from nothing, s": found["nothing"], "ratio": ratio}
+        return Line(what=what, cells=cells, bar=bar, digits=3, last_digits=last)
+
     lines = [
-        Line(
-            what="asleep, weights copied",
-            cells={"s": found["copied"], "from nothing, s": nothing_s, "ratio": ratios(nothing_s, found["copied"])},
-            bar=Bar(at_least=10.0),
-            digits=3,
-            last_digits=0,
-        ),
-        *(
-            Line(
-                what=what,
-                cells={"s": found[name], "from nothing, s": nothing_s, "ratio": ratios(nothing_s, found[name])},
-                digits=3,
-                last_digits=last,
-            )
-            for what, name, last in (("asleep", "asleep", 0), ("from a snapshot, in a session", "snapshot", 1))
-        ),
+        line("asleep, weights copied", "copied", Bar(at_least=10.0)),
+        line("asleep", "asleep"),
+        line("from a snapshot, in a session", "snapshot", last=1),
         Line(what="the same model once more, in a session", cells={"s": found["hot"]}, last_digits=3),
     ]
     note = (
@@ -199,11 +190,7 @@ def switch_asleep(*, switches: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("way", choices=["asleep", "snapshot", "nothing"])
-    ask.add_argument("--switches", type=int, default=4)
-    ask.add_argument("--snapshots", default="", metavar="DIR")
-    asked = ask.parse_args()
+    asked = side_options(__doc__, way=("asleep", "snapshot", "nothing"), switches=4, snapshots="")
     with tempfile.TemporaryDirectory(prefix="snapshots-") as folder:
         os.environ[SNAPSHOTS] = asked.snapshots or folder
         if asked.way == "asleep":

@@ -17,7 +17,6 @@ The model is that of the tests: `tests` must be on PYTHONPATH.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -33,7 +32,7 @@ from typing import Any
 import psutil
 from tiny_model import write_tiny_model
 
-from benchmarks.harness import ROOT, missing, run_side
+from benchmarks.harness import ROOT, missing, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "openai_batch", "an OpenAI batch file while the manager and every pilot are killed once"
@@ -70,9 +69,7 @@ POLL_S = 0.2
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--requests", type=int, default=2_000)
-    asked = ask.parse_args()
+    asked = side_options(__doc__, requests=2_000)
     with tempfile.TemporaryDirectory(prefix="batch-") as place:
         folder = Path(place)
         write_tiny_model(folder / "tiny")

@@ -7,11 +7,10 @@ line is JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 
-from benchmarks.harness import MODEL, missing, run_side
+from benchmarks.harness import MODEL, missing, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 
@@ -40,11 +39,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--model", default="")
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
+    given = side_options(__doc__, dtype="auto", model="", quick=False)
     times = load_causal_lm(given.model or default_model(), dtype=given.dtype).profile(quick=given.quick).times
     print(json.dumps({"prefill": 100 * times.prefill_error.mean, "decode": 100 * times.decode_error.mean}))
 
