@@ -56,8 +56,6 @@ PAGE = "page.html"
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A record: what was measured, and where."""
-
     facts: Facts
     quick: bool
     failed: tuple[str, ...]

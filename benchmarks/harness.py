@@ -1,8 +1,6 @@
-"""Two sides measured in turn (A B B A ...), each in a fresh process: a machine that drifts does so for both.
+"""Sides measured in turn (A B B A ...), each in a fresh process, and where and when something was measured.
 
 A side is a command whose last line of output is a JSON object of numbers.
-
-Where and when something was measured: what every stored record begins with.
 """
 
 from __future__ import annotations
@@ -46,9 +44,10 @@ def run_side(
     environment: Mapping[str, str] | None = None,
     python: str = sys.executable,
 ) -> dict[str, Any]:
-    """Run `python -m module arguments` in a fresh process, in `folder` (else a folder of its own that goes with it).
+    """Run `python -m module arguments` in a fresh process, in `folder` or a temporary one; return its last line as a
+    dict.
 
-    Returns its last line as a dict. Raises RuntimeError with its output.
+    Raises RuntimeError with its output.
     """
     command = [python, "-m", module, *arguments]
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # Parsl starts scripts by name
@@ -108,7 +107,6 @@ def side_options(about: str | None = None, **defaults: Any) -> argparse.Namespac
 
 
 def until(true: Callable[[], T], limit_s: float, what: str, *, every_s: float = 0.005) -> T:
-    """Wait for a true value and return it. Raises RuntimeError after `limit_s`."""
     end = time.monotonic() + limit_s
     while not (found := true()):
         if time.monotonic() > end:
@@ -161,7 +159,6 @@ class Clock:
 
 
 def commit(checkout: Path = ROOT) -> str:
-    """Return the commit of a checkout, with a mark if files were changed since."""
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -3,13 +3,9 @@
     git worktree add ../before COMMIT && make -C ../before install
     python -m benchmarks.lockstep ../before [core_events cold_load ...] [--rounds 20] [--repeats 5]
 
-`before` compares whole processes, one after the other. That is right for what takes minutes, and too coarse for a
-few percent: on a shared machine a core is a third slower from one second to the next, and of two processes of the same
-code one may be a tenth faster throughout, by where its objects happen to lie. Here each round takes a figure of both,
-one right after the other, in random order. Each repeat begins new processes, and its figure is the median of the ratios
-of its rounds. Both sides run this checkout's benchmark, with their own Stoker.
-
-A ratio is what this checkout does better: at least 0.95 means "not worse". `--json FILE` keeps every number.
+`before` compares whole processes, which is too coarse for a few percent on a shared machine. Here each round takes a
+figure of both, one right after the other, in random order. Each repeat begins new processes; its figure is the median
+of the rounds' ratios. A ratio is what this checkout does better: at least 0.95 means "not worse".
 """
 
 from __future__ import annotations
@@ -38,8 +34,6 @@ BARS = {"simulator": 0.8}
 
 
 class Side:
-    """A checkout's process for one case."""
-
     def __init__(self, checkout: Path, case: str, home: str) -> None:
         python = checkout / ".venv" / "bin" / "python"
         self._process = subprocess.Popen(

@@ -1,8 +1,7 @@
 """The page that `make bench` ends with: every bar as a picture, what is met, and what is missed.
 
-One HTML file without anything from elsewhere. A bar's line shows the median as a part of what is wanted, on a scale in
-which each doubling is as wide, with the range of the repeats; the vertical line is the bar. To the right of it is
-better, whether more or less was wanted.
+It is one HTML file. A line shows the median as a part of what is wanted, on a logarithmic scale, with the range of the
+repeats; right of the vertical line is better, whether more or less was wanted.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ tr + tr td { border-top: 1px solid #ddd } .missed { color: #d95f0e; font-weight:
 
 
 class Judged(NamedTuple):
-    """A line that has a bar."""
-
     table: str
     line: Line
     verdict: Verdict

@@ -29,8 +29,6 @@ _TUNER = "`prompt-tuner` has"
 
 
 class Quote(NamedTuple):
-    """A line of a file, and how it begins."""
-
     path: Path
     begins: str
     line: str

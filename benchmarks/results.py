@@ -1,10 +1,7 @@
-"""What the records in `benchmarks/records` do not say of themselves: command, commit, load, or what was changed.
+"""`python -m benchmarks.results`: write `benchmarks/RESULTS.md` from the records in `benchmarks/records`.
 
-`python -m benchmarks.results`: write `benchmarks/RESULTS.md` from the records in `benchmarks/records`.
-
-Every table of a record that `python -m benchmarks --json FILE` has written, with what the record says of its command,
-commit, machine and load; what records do not say of them is listed first.
-A test compares the page with the records, so that no number stands there that nobody measured.
+The page has every table of each record with its command, commit, machine and load, and first what records lack of
+these. A test compares the page with the records.
 """
 
 from __future__ import annotations

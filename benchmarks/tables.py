@@ -1,9 +1,6 @@
-"""What a benchmark brings back, and whether it meets its bar.
+"""What a benchmark brings back, whether it meets its bar, and prose with computed numbers.
 
-A verdict is made from measured numbers alone: no numbers, a number that is none, or fewer repeats than the bar asks for
-is not a bar met.
-
-Prose of pages that code writes: numbers in it are computed, so lines are filled when the page is written.
+A bar is not met without numbers, with a number that is none, or with fewer repeats than it asks for.
 """
 
 from __future__ import annotations
@@ -20,8 +17,6 @@ from benchmarks.harness import ratios, spread
 
 
 class Verdict(enum.Enum):
-    """What is said of a line."""
-
     MET = "met"
     """The median is on the right side of the bar."""
     MISSED = "MISSED"
@@ -66,8 +61,8 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a table.
 
-    `cells` are numbers by their heading, one a repeat; the bar judges the last of them. `digits` are those behind the
-    point in all cells but the last, which has `last_digits`.
+    `cells`: numbers by heading, one a repeat; the bar judges the last cell. `digits`: of all cells but the last, which
+    has `last_digits`.
     """
 
     what: str
@@ -110,7 +105,6 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def versus(what: str, cells: dict[str, list[float]], *, bar: Bar | None = None, digits: int = 0, last: int = 2) -> Line:
-    """Return a line of two sides and their ratio, pair by pair."""
     (ours, above), (theirs, below) = cells.items()
     ratio = {f"{ours} / {theirs}": ratios(above, below)}
     return Line(what=what, cells={**cells, **ratio}, bar=bar, digits=digits, last_digits=last)

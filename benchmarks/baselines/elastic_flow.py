@@ -1,24 +1,18 @@
-"""ElasticFlow (Gu et al., ASPLOS 2023) at the seams: a fixed cluster, whose jobs are given more and fewer devices.
+"""ElasticFlow (Gu et al., ASPLOS 2023) on a fixed cluster: PromptTuner's second baseline (§3.1, §6.1).
 
-It is a platform for training, and PromptTuner's second baseline (§3.1, §6.1). What each job is to have is told by
-`elastic_flow_plan`, whose essay says where the rules are from; this carries it out.
+`elastic_flow_plan` decides how many devices each job gets; this module carries the plan out.
 
-1. When a job with a deadline comes, it is admitted or not, once and for all. Jobs that are not admitted, those without
-   a deadline, and admitted ones that are late after all have what the others leave over. (ElasticFlow refuses to run
-   them; PromptTuner counts them as late. A job that wants that, `drop_late`, is dropped.)
-2. When jobs come or end, and when the plan itself says that sizes change, sizes are planned anew, but not more often
-   than every `slot_s`. A running job of another size is evicted: it goes on from its checkpoint with the new size
-   (`rescale=False`: it keeps its size until it is done, and is planned around).
-3. Nothing is reused (§6.1): for each job its context is loaded on each of its devices when it begins or goes on, and
-   unloaded when it ends or is evicted. So each of these costs a cold start, which is planned with.
-4. All devices belong to it all the time: whoever reckons its costs counts all of them, used or not.
+1. A job with a deadline is admitted or not when it comes. Jobs that are not admitted, jobs without a deadline and
+   admitted jobs that become late get what the others leave. ElasticFlow refuses to run them; PromptTuner counts them
+   as late. `drop_late` drops them.
+2. Sizes are planned again when jobs come or end, and when the plan itself changes sizes, but at most once in `slot_s`.
+   A running job of another size is evicted and goes on from its checkpoint. With `rescale=False` it keeps its size.
+3. Nothing is reused (§6.1): each start loads the context on each device, so each start costs a cold start. The plan
+   counts it.
+4. All devices belong to the policy all the time, so its cost counts all of them.
 
-A job is planned with all of its items; with `learn`, with the most of them that the last jobs of its kind did
-(`core.per_context`). While nobody knows how long a job takes it has no share, and the fewest devices that it
-can run on.
-
-A job whose function never reports progress cannot be evicted: it gets to its end, and the plan goes on without what it
-holds. A call for one library alone is never evicted.
+A job is planned with all of its items, or with `learn` with the most items that the last jobs of its kind did. A job
+that never reports progress cannot be evicted; a call for one library is never evicted.
 """
 
 from __future__ import annotations
@@ -49,7 +43,7 @@ from stoker.manager.core.seams import Action, Changes, Drop, Evict, Forecast, Po
 
 
 class ElasticFlow(InRounds):
-    """Dispatch and loads of the baseline; see the module's text. Times in seconds."""
+    """Dispatch and loads of the baseline. Times are in seconds."""
 
     def __init__(
         self, residency: ByOrder, *, slot_s: float = 1.0, rescale: bool = True, learn: bool = False,

@@ -1,7 +1,6 @@
 """ElasticFlow's published traces, replayed with its plan alone: how many jobs end before their deadlines.
 
-A job has a number of iterations, a model and a batch size. The trace has the measured throughput of each model and
-batch size by GPUs. A plan is made whenever a job comes or ends, and at the moments where the last plan changes sizes.
+The trace has the throughput of each model and batch size by GPUs. A plan is made when a job comes or ends.
 """
 
 from __future__ import annotations
@@ -101,8 +100,8 @@ def earliest_deadline(
 
 
 def in_time(tasks: list[Task], devices: int, rule: Rule, *, admission: bool, slot_s: float = 1.0) -> float:
-    """The part of all jobs that end before their deadlines. `admission`: those that cannot be are refused at once.
-    Nothing is planned but at the ends of slots."""
+    """Return the share of jobs in time. `admission`: jobs that cannot be in time are refused. Plans are made at slots'
+    ends."""
     coming, doing = sorted(tasks, key=lambda task: (task.submitted_at, task.id), reverse=True), dict[int, Doing]()
     good, now = 0, coming[-1].submitted_at
     while coming or doing:

@@ -1,38 +1,24 @@
-"""INFless for jobs of several devices: each model scales its own instances, at once and for itself.
+"""INFless (Yang et al., ASPLOS 2022) for jobs of several devices, as PromptTuner (§3.2, §6.1) takes it as a baseline.
 
-INFless (Yang et al., ASPLOS 2022) serves inference: a model's *instances* are scaled with its traffic, stay for a while
-after their last request to be used again, and each gets the resources with which requests are in time. PromptTuner
-(§3.2, §6.1) takes it as a baseline for prompt tuning, reinforced: a job may run on several instances at once. The
-source of INFless is not in its public repository (github.com/tjulym/INFless). The rules below are what PromptTuner says
-of it, what public summaries of INFless' paper say, and where both are silent, what is best for it. An instance is a
-replica here: one library with its devices to itself.
+INFless serves inference: each model scales its own *instances* with its traffic. PromptTuner lets a job run on several
+instances. INFless' source is not public; the rules are what PromptTuner and public summaries of INFless say, and where
+both are silent, what is best for INFless. An instance is a replica here: one library with its own devices.
 
-1. *How many*: when a job comes, the fewest instances with which it is predicted to be in time. A prediction is taken a
-   tenth longer than it is (`margin`; INFless does so); it is of all the job's items, or with `learn` of the most that
-   the last jobs of its kind did (`core.per_context`). Idle instances of its model are used first. If those
-   are not enough, the others are launched at once, and the job waits for the slowest (PromptTuner §3.2): the time of
-   a launch is in the prediction, and the idle ones are kept waiting beside it. Instances that were launched for
-   traffic, and are not up yet, come before new ones.
-2. *No delay, no look around*: a job never waits for instances that others will give back soon, and nothing is taken
-   from another model. Models share one thing, the count of free devices: who comes first has them.
-3. When neither idle instances nor free devices are enough, the job waits, and is looked at again whenever something
-   changed, with the time that is left then. Jobs of a model are looked at in order of arrival (or of deadlines:
-   `order`); one that does not fit lets others pass. There are two readings of what it does meanwhile. All at once (the
-   default): it keeps nothing, so that no two jobs can wait for each other. With `hold`, as §3.2 tells of instances that
-   wait for the slowest of a job's: it takes what there is, holds it, and takes more in its turn until it has what it
-   wants. When it cannot be in time any more it begins on what it holds: else two such jobs would wait for ever.
-4. A job that cannot be in time however many it gets runs on one instance (or the fewest that it can run on).
-5. *Traffic*: with R arrivals a second (over `window_s`) that take T instance-seconds each, a model wants R x T
-   instances. What lacks is launched, where devices are free (INFless: when R exceeds what the instances there can
-   serve). Instances beyond that are let go when they have been idle for the keep-alive time.
-6. *Keep-alive* (INFless' LSTH): a high quantile (`tail`) of the times between arrivals of the model, once over a long
-   time and once over a short one, mixed by `gamma` (0.5 in the paper); `most_s` before there are enough of these.
-   `keep_alive_s` is used in its place if it is given. The paper's second window, after which an instance is started
-   again just before the next request, is a low quantile of the same times: less than a launch takes with jobs every
-   few seconds, so it is none.
+1. *How many*: a job gets the fewest instances with which it is predicted to be in time. Predictions are taken `margin`
+   longer (a tenth). Idle instances of the model come first; missing ones are launched at once, and the job waits for
+   the slowest while the idle ones are held.
+2. A job never waits for instances that others give back soon, and nothing is taken from another model.
+3. Without enough idle instances and free devices the job waits, and is looked at again after each change, in order of
+   arrival or deadline (`order`); jobs that fit pass it. By default it holds nothing meanwhile. With `hold` it keeps
+   what it gets (§3.2), and begins on it when it can no longer be in time: else two such jobs could wait for ever.
+4. A job that cannot be in time runs on the fewest instances that it can run on.
+5. *Traffic*: R arrivals a second (over `window_s`) of T instance-seconds each want R x T instances. Missing ones are
+   launched where devices are free; the others end after the keep-alive time.
+6. *Keep-alive* (INFless' LSTH): the quantile `tail` of the times between arrivals, over a long and a short time, mixed
+   by `gamma` (0.5 in the paper); `most_s` until there are enough times. `keep_alive_s` replaces it. The paper's second
+   window, a start before the next request, is shorter than a launch here, so it is left out.
 
-What each setting is worth has to be searched before anything is compared: `order`, `hold`, `window_s` (0: nothing is
-launched for traffic), `keep_alive_s`, `gamma`, `margin`, `learn`.
+A comparison must first search the settings: `order`, `hold`, `window_s`, `keep_alive_s`, `gamma`, `margin`, `learn`.
 """
 
 from __future__ import annotations
@@ -87,8 +73,9 @@ class _Stock:
 
 
 class Infless(InRounds):
-    """Dispatch and instances of the baseline; see the module's text. Times in seconds. With `keep_alive_s` idle
-    instances stay so long; without, by histogram, between `least_s` and `most_s`, and `most_s` before there is one."""
+    """Dispatch and instances of the baseline. Times are in seconds. Without `keep_alive_s`, idle instances stay as long
+    as the histogram says, between `least_s` and `most_s`.
+    """
 
     def __init__(
         self, residency: ByOrder, *, order: Order | str = Order.ARRIVAL, window_s: float = 60.0,

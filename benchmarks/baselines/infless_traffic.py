@@ -37,8 +37,7 @@ class Traffic:
         return math.ceil(count / window_s * self._instance_s) if count > 1 else 0
 
     def keep_s(self, now: float, *, gamma: float, tail: float) -> float | None:
-        """The quantile `tail` of the times between arrivals, `gamma` parts over the long time and the rest over the
-        short one; None while there are too few."""
+        """Return the quantile of the times between arrivals, mixed by `gamma`; None while there are too few."""
         long_s = self._gap_s(now, over_s=self.long_s, tail=tail)
         if long_s is None:
             return None

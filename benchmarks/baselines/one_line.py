@@ -1,8 +1,7 @@
-"""What policies share that keep the calls of a context in one line, and every device loaded with that context.
+"""What policies share that keep the calls of a context in one line, with that context loaded on every device.
 
-Calls are planned in rounds, at most ten a second and only after something has changed. A library has one device, and
-all libraries of a context are alike: a call for n libraries runs on any n that are free, so neither the node nor the
-neighbours of a device matter. Each context has a line of its own; the context that wants devices first has them all.
+Rounds plan calls, at most ten a second and only after a change. A library has one device, and all libraries of a
+context are alike, so a call for n libraries runs on any n free ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What policies of gangs share that plan in rounds: replicas on whole devices, loaded only when they are ordered, and
-how long a call still takes on so many of them.
+"""What policies of gangs share that plan in rounds: replicas on whole devices, and how long a call takes on them.
 
-Dispatch plans and orders; residency (`ByOrder`) only knows where a replica could be, and says so when a context can be
-nowhere. A replica is one library: it has its devices to itself, one or several of one pilot.
+Dispatch plans and orders loads; residency (`ByOrder`) only says where a replica could be. A replica is one library
+with one or several devices of one pilot.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ Place = tuple[PilotId, tuple[DeviceId, ...]]
 
 
 class InRounds(Quiet):
-    """Dispatch that gives out nothing between its rounds."""
-
     asks_every_call = False
     honours = frozenset({"deadline"})
 
@@ -75,8 +72,7 @@ class ByOrder(WholeDevice):
         return [action for action in super().wanted(view, context) if isinstance(action, Timer | FailWaiting)]
 
     def places(self, view: View, context: Context) -> list[tuple[Device, ...]]:
-        """Where a replica could be loaded now: devices that hold nothing. Those beside others that are taken come
-        first, so that whole nodes stay free for those that need several devices."""
+        """Return the places for a replica now; the most crowded nodes come first, so that whole nodes stay free."""
         alive = any(library.usable for library in context.libraries.values())
         return list(self.open_places(view, context, desperate=not alive))
 
@@ -128,15 +124,14 @@ def load_s(context: Context) -> float:
 
 
 def starts_in_s(call: Call, *, size: int, fresh: bool = True) -> float:
-    """What passes on hot replicas before the first item: the ranks meet; what it does once, if it has not (`fresh`)."""
+    """Return the seconds before the first item on hot replicas: the ranks meet, and what a `fresh` call does once."""
     features = call.spec.features
     before_s = features.before_items_s(size) if features is not None and fresh else 0.0
     return before_s + (call.group.context.paces.meet_s if size > 1 else 0.0)
 
 
 def item_times_s(call: Call) -> dict[int, float] | None:
-    """How long all its items take at most, by the replicas that it may have, without what passes before the first; more
-    than zero, also for a call without items. None while nothing was measured that could tell."""
+    """Return the seconds of all items by the number of replicas, above 0; None while nothing was measured."""
     smallest, largest = call.group.options.gang
     paces, work = call.group.context.paces, work_of(call.spec.features)
     times: dict[int, float] = {}
@@ -149,8 +144,8 @@ def item_times_s(call: Call) -> dict[int, float] | None:
 
 
 def left_of(view: View, call: Call, *, learn: bool) -> float:
-    """The part of its items that it has still to do at most, by what it said last, and how long that is ago. `learn`:
-    by what such calls did before, too."""
+    """Return the share of its items that a call has left at most, by its last report, and with `learn` by earlier
+    calls."""
     said = view.reports.get(call.id)
     features = call.spec.features
     items = float(features.items) if features is not None else 1.0

@@ -1,13 +1,10 @@
-"""First come first served, and the shortest expected run first: calls on one or several libraries, never preempted.
+"""First come first served, and the shortest expected run first: SchedMate's first two baselines (§4.3), no preemption.
 
-SchedMate as a standalone scheduler is the second (its §4.3: "vanilla Shortest Job First", by an estimate of each job's
-duration), FIFO the first. The head of the line waits until enough libraries are free, and nobody passes it: so do both
-in the published simulator of Lucid, which is by the same group (`simulation/policy/fifo.py`, `sjf.py`). With `skip`
-those behind it may begin where they fit, without a reservation for it.
+The head of the line waits until enough libraries are free, and nobody passes it, as in Lucid's published simulator
+(`simulation/policy/fifo.py`, `sjf.py`). With `skip` later calls may begin where they fit.
 
-Priorities come before the length. `expected_s` says how long a call is expected to run; without it that is what calls
-of its function took so far, or what advice on its context says. A call of which nothing is known counts as short: it
-runs early, and is known then. Equal calls go in the order in which they came.
+Priority comes first, then the length by `expected_s`: by default the mean of the function's calls so far, else advice
+on the context. A call of unknown length counts as short, so it runs early. Equal calls keep their order.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ _Entry = tuple[int, float, float, int, Call]
 
 
 def known_run_s(call: Call) -> float:
-    """What calls of its function took, in seconds; before one has, what advice says; 0 if nothing is known."""
+    """Return the seconds that calls of its function took, else what advice says, else 0."""
     advised = (each.run_s for each in call.group.context.advice.values())
     return call.group.cost.run_s or min((seconds for seconds in advised if seconds), default=0.0)
 

@@ -1,24 +1,13 @@
 """What awareness is worth: fact verification with SmolLM2-135M at the paper's three levels, calls of 16 claims.
 
-Every number is the clock time of a whole command, `stoker run fact_verification`, from the start of its process to its
-end: with Python's start, the session's, the loads, and the results on disk. Both sides of a pair run in turn.
+Every number is the clock time of a whole `stoker run fact_verification` process. Both sides of a pair run in turn.
 
-1. Full against what it cannot avoid: (one load a slot + the inferences alone).
-   *Load*: the mean, over that run's own loads, of the time from the pilot's start of a library to a context that can
-   be called, imports included (`load_device_s / loads` of its summary). The slots load side by side: it counts once.
-   *Inferences alone*: the clock time of the same calls, in the same order, through the same `stoker.map`, over a
-   session in which every slot is hot (`awareness_side`).
-   A second line takes for the inferences alone the same run's own time in the model, summed and divided by the slots:
-   it does not suffer from a machine that drifts between two runs, and counts as lost what a slot waits at the end.
-2. None against full, with the GGUF as shipped (`--no-snapshot`: each load dequantizes it) and with a snapshot. Below
-   full each call has a process of its own that imports and loads for itself. How much full is worth grows with the
-   number of calls, up to (load + call) / call; so the number of calls is shown.
-
-The inferences of a fact verification run alone: its very calls, over contexts that are hot on every slot already.
-
-`python -m benchmarks.engine.awareness --limit 300 [--no-snapshot]` prints as JSON how long the calls took on the clock.
-The calls are made by the application's own code, in its order, through the same `stoker.map`. Before the clock starts
-each slot has answered texts that share nothing with them.
+1. Full against what it cannot avoid: one load a slot, and the inferences alone. *Load*: the mean time from the start of
+   a library to a context that can be called. *Inferences alone*: the clock time of the same calls over hot slots, which
+   `python -m benchmarks.engine.awareness --limit 300 [--no-snapshot]` measures and prints as JSON. A second line takes
+   the run's own time in the model, divided by the slots: a machine that drifts between runs does not change it.
+2. None against full, with the GGUF as shipped (`--no-snapshot`) and with a snapshot. Below full each call imports and
+   loads for itself, so the worth of full grows with the number of calls, up to (load + call) / call.
 """
 
 from __future__ import annotations
@@ -50,7 +39,6 @@ PROMPTS, BATCH = 3, 16
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Everything, in a state folder of its own, so that nothing remembered from before takes part (unless quick)."""
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     with tempfile.TemporaryDirectory(prefix="awareness-") as place:

@@ -1,11 +1,10 @@
-"""What a call that is stopped costs others: the longest gap in another client's stream, and the time to a free slot.
+"""What a stopped call costs others: the longest gap in another client's stream, and the time to a free slot.
 
     python -m benchmarks.engine.cancelling --repeats 5
 
 Client A reads a stream of `stoker serve`; client B asks for 2,000 tokens without a stream and leaves after 3 s. The gap
-is the longest time between two events of A from B's request on; the gap without B is measured before it. Then a program
-cancels running calls in libraries of one slot: the time is from `cancel()` until the next call begins in that slot. The
-model is SmolLM2-135M; the encoder has the size of all-MiniLM-L6-v2 and random weights.
+is the longest time between two events of A after B's request, beside the gap without B. Then a program cancels running
+calls in libraries of one slot: the time is from `cancel()` to the next call in that slot.
 """
 
 from __future__ import annotations

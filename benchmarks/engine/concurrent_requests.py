@@ -1,9 +1,7 @@
 """Requests at once into one library with 32 slots: time in Stoker a request, beside the function's own.
 
-A request waits for 50 ms, as one that an engine has in its batch, or does nothing. The time in Stoker is what the whole
-takes beyond the requests themselves, which run 32 at a time, divided by their number. A new session for each repeat.
-
-One side of `concurrent_requests`: sends all requests at once to one library with several slots, and prints JSON.
+A request waits for 50 ms, as in an engine's batch, or does nothing. The time in Stoker is what the whole takes beyond
+the requests, 32 at a time, divided by their number. Each repeat has a new session.
 
 python -m benchmarks.engine.concurrent_requests --slots 32 --calls 100 1000 10000 --request-ms 50
 """

@@ -1,16 +1,11 @@
-"""The manager's core by itself: `core_events` and `memory_per_call`, each in a fresh process, with their bars.
+"""The manager's core by itself: `core_events` (events a second) and `memory_per_call`, each in a fresh process.
 
-How many events a second the pure core handles, with few and with many calls queued.
+An event is a call's arrival or end. They come as the live loop delivers them: arrivals in Submit messages of 256 calls,
+ends in frames of 16 to 32, from 1,000 pilots with one hot library each, in random order. As many calls arrive as end.
+Only the processor time of `Core.handle` counts: no sockets, no journal, no encoding.
 
-An event is a call's arrival, or a call's end. They come as the live loop delivers them: arrivals in Submit messages of
-256 calls, ends in frames of 16 to 32, from 1,000 pilots with one hot library each, in random order. Each frame of ends
-is answered with as many calls for that library, and with the results for the client. The number of calls that wait in
-the manager stays what it was: as many arrive as end. Only the processor time of `Core.handle` counts, acknowledgements
-and all; no sockets, no journal, no encoding.
-
-Libraries have 32 slots, so that frames have the same size however few calls wait. With `--slots 1` calls of 0.2 ms go
-to libraries of one slot through the prefetch window, whose fair share makes frames of one or two ends when few calls
-wait.
+Libraries have 32 slots, so frames keep their size. With `--slots 1` calls of 0.2 ms go through the prefetch window,
+whose fair share makes frames of one or two ends when few calls wait.
 
     python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5] [--profile]
 """
@@ -215,7 +210,7 @@ def fill(core: Core, *, calls: int) -> None:
 
 
 def bytes_per_call(calls: int) -> dict[str, float]:
-    """Bytes that a queued call adds: to the process, and to Python's allocator in a second run."""
+    """Return the bytes that a queued call adds to the process, and in a second run to Python's allocator."""
     process = psutil.Process()
     fill(Core("bench", default_policies()), calls=SUBMIT)
     gc.collect()

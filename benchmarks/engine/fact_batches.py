@@ -1,10 +1,7 @@
-"""Calls of 1, 16 and 256 claims over one hot context: with the load out of the way the size should not matter.
+"""Calls of 1, 16 and 256 claims over one hot context: without the load the size should not matter (13.6 % in §4.3).
 
-The paper's own range is 13.6 % (Pervasive Context Management §4.3). The tensor batch is 1, as there. Sizes take turns
-in one session, in another order each time; every run infers the same claims with the same prompt. The last call of a
-run leaves the other slot idle, which is part of what is measured: 1,024 claims are four calls of 256.
-
-`python -m benchmarks.engine.fact_batches` is the side that measures; its last line is JSON.
+Sizes take turns in one session, in another order each time, with the same claims and a tensor batch of 1. The last call
+of a run leaves the other slot idle, which counts. `python -m benchmarks.engine.fact_batches` is the side.
 """
 
 from __future__ import annotations

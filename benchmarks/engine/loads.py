@@ -1,10 +1,10 @@
-"""One side of two cases of `before`: how long the first call of a context waits, in a session of one pilot.
+"""How long the first call of a context waits, in a session of one pilot, and a whole demo: sides of `before`.
 
     python -m benchmarks.engine.loads cold      there is room for every context on the device
     python -m benchmarks.engine.loads evict     there is room for one: the last one, idle, has to go first
 
-Each context has a file of 1 MB that its pilot must fetch, and a loader that only reads it. Prints the median as JSON,
-in seconds, from the submission of the call to its result. The first three contexts are not counted.
+Each context has a file of 1 MB and a loader that only reads it. Prints the median as JSON, in seconds from the call's
+submission to its result, without the first three contexts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ def measure(*, evict: bool, contexts: int) -> list[float]:
 
 
 def demo(claims: int) -> dict[str, object]:
-    """Run `stoker run fact_verification` in a fresh process. `verdicts`: labels by true label, for each prompt."""
     with tempfile.TemporaryDirectory(prefix="facts-") as folder:
         command = [
             *(sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--fresh", "--json"),

@@ -26,7 +26,7 @@ def why_not() -> str:
 
 
 class Network:
-    """`count` hosts, `0` the first. Each has its own address; its link carries `rate` (as `tc` writes it) either way.
+    """`count` hosts, 0 the first, each with its own address and a link of `rate` (as `tc` writes it) either way.
 
     Use it with `with`: at the end every namespace is gone.
     """
@@ -66,7 +66,7 @@ class Network:
         return ["ip", "netns", "exec", self.name(number), *words]
 
     def enter(self, number: int) -> None:
-        """Be on a host from now on: this process, and those that it starts. To be called before there are threads."""
+        """Put this process, and those that it starts, on a host. Call it before there are threads."""
         library = ctypes.CDLL(None, use_errno=True)
         with open(f"/run/netns/{self.name(number)}", "rb") as namespace:
             if library.setns(namespace.fileno(), _CLONE_NEWNET):
@@ -85,7 +85,6 @@ class Network:
         self._inside(self._switch, "ip", "link", "set", f"v{number}", "up" if plugged else "down")
 
     def part(self, *numbers: int) -> None:
-        """Let these hosts reach all others, but not each other: what one sends to another is lost without a word."""
         for number in numbers:
             self._inside(self._switch, "ip", "link", "set", f"v{number}", "type", "bridge_slave", "isolated", "on")
 

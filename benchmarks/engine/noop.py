@@ -1,15 +1,8 @@
 """No-op calls on a hot context: Stoker against Parsl's HighThroughputExecutor, 2 slots each, in turn, fresh processes.
 
-Stoker makes Python's garbage collector look less often while a session is loaded, which HTEX does not: so the same is
-measured where both sides have that, and where neither has. HTEX fetches no task ahead of need unless it is told to:
-one line has it fetch a thousand.
-
-Both have `initialize_logging=False`, except where the line says otherwise: the records that Parsl's own log writes
-about each task cap any executor.
-
-One side of the no-op benchmark, in a fresh process: calls that do nothing, through one executor.
-
-`python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` prints calls a second as JSON.
+Stoker runs the garbage collector less often in a session and HTEX does not, so lines show both ways for both. HTEX
+fetches no task ahead by default; one line has it fetch a thousand. Parsl's own log is off but for one line, since its
+records cap any executor. `python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` is a side.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""A session that streams: `python -m benchmarks.engine.streams --streams N --calls N --pieces N`.
+"""From `yield` in a library until the program has the piece, in milliseconds, by the clock that all processes share.
 
-Each piece bears the time at which it was yielded. CLOCK_MONOTONIC is one for all processes of a machine, so the program
-knows how long each was on its way. Prints the milliseconds at two percentiles.
-
-From `yield` in a library until the program has the piece.
+`python -m benchmarks.engine.streams --streams N --calls N --pieces N` is the side: a session that streams.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ def nothing(context: str, number: int) -> int:  # noqa: ARG001
 
 
 def side(*, streams: int, calls: bool, count: int) -> list[float]:
-    """How long each piece was on its way, in milliseconds. With `calls`, calls run in another slot all the time."""
+    """Return the milliseconds of each piece. With `calls`, calls run in another slot all the time."""
     found: list[float] = []
     done = threading.Event()
 

@@ -1,16 +1,10 @@
-"""TaskVine's side of the no-op benchmark, in a fresh process: FunctionCalls to a library that is hot already.
+"""No-op calls: Stoker's python_app against TaskVine's FunctionCall, 2 slots each, in turn, each in a fresh process.
 
-`python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` prints calls a second as JSON,
-and the median and 99th percentile of calls made one after another. It needs `ndcctools` and its `vine_worker`.
+TaskVine runs functions in two ways: `direct` (in the library's process, as Stoker does) and `fork` (its default). Each
+has the shape in which it was faster: direct two workers of one core, fork one worker of two cores with two slots. It
+needs `ndcctools`, which conda-forge has, and its `vine_worker`.
 
-The workers are one core each with one library each (`--workers 2 --slots 1`), or one of two cores whose library forks
-two calls at a time (`--workers 1 --slots 2`; fork only: in direct mode a library runs one call at a time).
-
-No-op calls: Stoker's python_app against TaskVine's FunctionCall, 2 slots each, in turn, each in a fresh process.
-
-TaskVine in both ways in which it runs functions: `direct` (in the library's process, as Stoker does) and `fork` (its
-default, a fork a call). Each in the shape in which it was the faster: for direct two workers of one core, for fork one
-worker of two cores whose library has two slots. It needs `ndcctools`, which conda-forge has and PyPI has not.
+`python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` is the side.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """One object of 256 MB to sixteen pilots on separate hosts, against the same to one pilot, at the same link speed.
 
-Hosts are network namespaces on one switch, and `tc tbf` gives each of them, and the one with the object, a link so slow
-that the network is the limit and not this machine's two cores (see `transfers_side`). Without peers the object would
-cross the link of the host that has it sixteen times, and take sixteen times as long.
+Hosts are network namespaces on one switch; `tc tbf` makes each link so slow that the network is the limit. Without
+peers the object would cross the link of its host sixteen times.
 
-One object to N pilots, each in a network namespace of its own behind a link of a given speed.
-
-A real manager, a real seed and real pilots that see no file of the session; the calls of a real client want a context
-with one file. The last line of output is a JSON object: seconds from the first byte asked for to the last arrival,
-bytes that pilots read from the seed, bytes that left the link of the host where manager and seed are, and what `stoker
-status` says at the end. With `--parted` the pilots reach manager and seed, but not each other.
+The side has a real manager, seed and pilots that see no file of the session. It prints, as JSON, the seconds from the
+first byte asked for to the last arrival, the bytes that pilots read from the seed and that left its host, and what
+`stoker status` says. With `--parted` pilots do not reach each other.
 """
 
 from __future__ import annotations

@@ -1,19 +1,11 @@
-"""What it costs that libraries on one device take turns: iterations of 20 ms, computed by one, two and eight libraries.
+"""What turns of libraries on one device cost: iterations of 20 ms, computed by one, two and eight libraries.
 
-What the whole takes beyond the iterations, in % of them: with one library, which takes no lock, what the loop and the
-machine cost anyhow; with two processes that hand on by a bare datagram, the least that a hand-over between processes
-costs here. `idle us` is how long the device waits between two iterations, the median: a machine that has other work
-stretches the iterations too, and so the whole, but hardly that.
-
-Libraries on one device compute iterations of a fixed length; prints JSON: seconds in all, what they computed, and
-how long the device was idle between two iterations (`gap_us`, the median, and `gaps_s`, all of them together). Each
-library writes at each iteration what an engine with eight requests has to do, as engines do.
+The cost is what the whole takes beyond the iterations, in % of them. With one library, which takes no lock, it is what
+the loop and the machine cost. `--bare` is two processes that hand on by a datagram: the least that a hand-over costs.
+`idle us` is the median wait of the device between two iterations. Each library writes what an engine with eight
+requests writes at each iteration.
 
 python -m benchmarks.engine.turns --libraries 2 --iterations 200 --step-ms 20
-
-An iteration keeps a core busy until its length has passed, so what the whole takes beyond the iterations is what
-handing turns on has cost, and what the machine has taken from the iterations. With `--bare` the processes have no
-board: each sends the next one a datagram when its iteration has ended, which is the least that a hand-over can cost.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How soon a library can run a loader that uses torch and transformers: forked, or in a fresh interpreter.
 
-The clock starts when the pilot's code is asked for the library and stops inside the loader, when it has imported what
-it uses and has run a first tensor operation; what it would load then is left out. Both ways go through the pilot's own
-zygote, socket and library code, in turn, on one core; `fresh` is what `awareness` none and disk ask for. The zygote's
-own start, with its imports, is paid once a pilot and shown beside.
+The clock runs from the request for the library until the loader has imported its modules and run a tensor operation.
+Both ways go through the pilot's own zygote, socket and library code, in turn, on one core; awareness none and disk use
+`fresh`. The zygote's own start is paid once a pilot and shown beside.
 """
 
 from __future__ import annotations
@@ -126,7 +125,6 @@ def _wait_for(zygote: Zygote, kind: type[T]) -> T:
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Both ways in turn, after one of each that does not count (files come from the disk then)."""
     if reason := missing("torch", "transformers"):
         return Table(name=NAME, title=TITLE, skipped=reason)
     with tempfile.TemporaryDirectory(prefix="zygote-") as place:

@@ -1,11 +1,8 @@
-"""The parts of `make gpu`, in order, and how they share its 470 seconds.
+"""The parts of `make gpu`, in order, and how they share its 470 seconds; its two suites of tests.
 
-Each part has a *typical* time, measured or estimated for one H100 or H200 with 16 cores, and a *limit*. A part may use
-the time that is left until the deadline, less the typical times of the parts after it, between its own typical time and
-its limit. So a slow part first uses the time that earlier parts saved. A part that starts with less than half of its
-typical time left, 20 s at most, is not reached. The typical times add up to less than the deadline.
-
-The two suites of tests that `make gpu` runs: the site suite, and the tests with the marker `gpu`.
+A part may use the time until the deadline less the *typical* times of later parts, between its own typical time and its
+*limit*. A part that starts with less than half of its typical time left, 20 s at most, is not reached. Typical times
+are measured or estimated for one H100 or H200 with 16 cores.
 """
 
 from __future__ import annotations

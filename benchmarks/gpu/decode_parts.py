@@ -1,8 +1,7 @@
 """The part of `make gpu` on texts: decode and prefill by batch, against Transformers' `generate` and vLLM.
 
-A run writes `TOKENS` tokens after prompts of `PROMPT` tokens that no other run has. Its first token takes the prefill;
-the mean of the other steps is the decode step. A decode step reads the weights and the keys and values of all rows
-once: that many bytes over the measured bandwidth of the device are the *bandwidth limit*.
+A run writes `TOKENS` tokens after prompts of `PROMPT` tokens. Its first token takes the prefill; the mean of the other
+steps is the decode step. The *bandwidth limit* of a step is the time to read the weights, keys and values once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Parts of `make gpu` that have no session: the devices, the model's files, and turns.
-
-The part of `make gpu` on encoders: runtimes of fixed lengths (static) against batches as long as their texts.
-
-Parts of `make gpu` on gangs and prompt tuning.
-"""
+"""Parts of `make gpu` on devices, the model's files, turns, encoders, gangs and prompt tuning."""
 
 from __future__ import annotations
 
@@ -171,8 +166,7 @@ def _exchange(_: Any, count: int, device: str, through: str) -> tuple[int, float
 
 
 def gang(answer: Answer, place: Place) -> None:
-    """A sum over two ranks: two GPUs by NCCL; else two pilots on one GPU by Gloo through host memory, since NCCL takes
-    a GPU once; else two CPU devices by Gloo."""
+    """Sum over two ranks: two GPUs by NCCL, else two pilots on one GPU by Gloo, else two CPU devices by Gloo."""
     import torch
 
     gpus = torch.cuda.device_count()

@@ -1,7 +1,6 @@
 """`python benchmarks/gpu/kit.py`: wheels for a machine with GPUs and no network, into `.gpu-kit`.
 
-PyTorch and Transformers must be there already; these are Stoker's other requirements and what its tests need, at the
-versions of constraints.txt. Large ones that such machines have anyway (pyarrow, numpy) are left out.
+PyTorch and Transformers must be there already; large packages that such machines have (pyarrow, numpy) are left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Parts of `make gpu` on awareness and loads.
 
-All loads of `load` run in one session with a warm zygote, except loads from a peer. When each load had a session of its
-own, the session spent 12 to 18 s on imports and start, and the loader 1 to 8 s. Each load is of a recipe that differs
-only in its `threads`, so it gets a library of its own.
+All loads of `load` but those from a peer run in one session with a warm zygote, since a session's start takes longer
+than a load. Each recipe differs in its `threads`, so each load gets a library of its own.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ def _verify(llm: Any, number: int) -> int:
 
 
 def awareness(answer: Answer, place: Place) -> None:
-    """Calls of 16 claims at each level, each in a session of its own that gives a library the whole device. The rate
-    counts from the first call to the last result, with the loads."""
+    """Make calls of 16 claims at each level, each in its own session. The rate counts the loads."""
     if place.lacks_model(answer):
         return
     rates = {}
@@ -189,7 +187,6 @@ class _Loads:
 
 
 def told_by(origin: str) -> tuple[float, float]:
-    """Return the seconds of the loader, and the GB/s of its weights, from `CausalLM.origin`; 0 if it lacks one."""
     own, stream = _OWN.search(origin), _STREAM.search(origin)
     own_s = float(own[1]) / (1000 if own[2] == "ms" else 1) if own else 0.0
     return own_s, float(stream[1]) if stream else 0.0

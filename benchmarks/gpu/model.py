@@ -75,7 +75,7 @@ def weights_bytes(folder: Path) -> int:
 
 
 def pickle_of(folder: Path) -> Path:
-    """Write the same model as a pickle next to it. A pickle loads slowly, so Stoker makes a snapshot of it."""
+    """Write the same model as a pickle, which loads slowly, so that Stoker makes a snapshot of it."""
     from safetensors.torch import load_file
 
     pickled = folder.with_name(f"{folder.name}-pickled")

@@ -1,9 +1,4 @@
-"""The site file of a part of `make gpu`: this machine, its GPUs, or CPU devices in a rehearsal.
-
-The page cache: drop files from it, and tell how much of them it holds.
-
-Where a part of `make gpu` works, where it writes its numbers, and how it times the device.
-"""
+"""The place of a part of `make gpu`: its folder, site file, numbers and clock, and the page cache."""
 
 from __future__ import annotations
 
@@ -103,8 +98,6 @@ PINNED = "host to device, pinned, GB/s"
 
 
 class Answer:
-    """Numbers by their names, kept in a file."""
-
     def __init__(self, file: Path) -> None:
         self._file = file
         self._said: dict[str, Any] = {"numbers": {}}

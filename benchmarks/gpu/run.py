@@ -1,9 +1,7 @@
 """`python benchmarks/gpu/run.py`: runs the parts of `make gpu`, and writes a record (JSON) and a page (Markdown).
 
-Needs the standard library only, and installs missing packages from `.gpu-kit` into its own folder. If a part fails,
-hangs or cannot run here, the record says so, and the next part starts. The record is rewritten every second with the
-numbers of the running part, and replaced in one step, so a run that is killed leaves its numbers up to then.
-`budget.py` has the order and the limits.
+Needs the standard library only, and installs missing packages from `.gpu-kit` into its own folder. The record says of a
+part that fails, hangs or cannot run why. The record is replaced every second, so a run that is killed keeps it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The part of `make gpu` on policies: 8 models of 1 to 3 B under `slinfer`, and each alone on the device (`exclusive`).
 
-It uses the requests and clients of benchmarks/live_models. A request is in time if each of its tokens is. The
-objectives are SLINFER's for these prompts (§IX-A), rounded: 0.5 s to the first token and 0.25 s for each further one.
-Unlike the paper, a load gives no grace. Both sides get the same trace. It is as long as the part has time for, 180 s at
-most: about 30 s in a whole run, and 3 minutes with `make gpu ARGS=slinfer`. Slinfer starts with all models loaded, and
-exclusive, which has room for one, with the first. Eight contexts share the files of three models, and each library
-loads weights of its own.
+It uses the requests and clients of benchmarks/live_models. A request is in time if each token is: 0.5 s to the first
+and 0.25 s for each further one (SLINFER §IX-A, rounded). Unlike in the paper, a load gives no grace. Both sides get the
+same trace, about 30 s long in a whole run and 180 s at most. Slinfer starts with all models loaded, exclusive with the
+first. Eight contexts share the files of three models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the papers' evaluations share: options, exit status, processes, kept results and pages.
 
-A result is kept by the name of its case, which says everything that decides it, and with the release that computed it:
-a release runs each case once. A page is a Markdown template with the names of values and tables in braces.
+A result is kept by its case, which says everything that decides it, with the release that computed it: a release runs
+each case once. A page is a Markdown template with names of values and tables in braces.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def options(paper: str, about: str | None, **own: dict[str, Any] | None) -> argparse.ArgumentParser:
-    """Return a parser of a paper's options; None takes the option of `OPTIONS`."""
     ask = argparse.ArgumentParser(prog=f"python -m benchmarks.papers.{paper}", description=about)
     for name, settings in own.items():
         option = name.replace("_", "-")
@@ -63,7 +62,6 @@ def options(paper: str, about: str | None, **own: dict[str, Any] | None) -> argp
 
 
 def parsed(ask: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """Parse, and check `--quick` and `--out`."""
     asked = ask.parse_args(arguments)
     if getattr(asked, "quick", False) and asked.out is None and getattr(asked, "table", True):
         ask.error("--quick wants --out: what it writes must not replace the whole page")
@@ -77,8 +75,7 @@ def parsed(ask: argparse.ArgumentParser, arguments: list[str] | None) -> argpars
 
 
 def exit_status(evaluate: Callable[[], int], *, stopped: str, missing: str = "", skip: bool = False) -> int:
-    """Run an evaluation. Return its status, 1 when it fails, 130 after Ctrl-C. Without its data it is not run: 2, or 0
-    with `skip`."""
+    """Run an evaluation. Return its status, 1 when it fails, 130 after Ctrl-C, 2 without its data (0 with `skip`)."""
     if missing:
         say(f"{missing}: the evaluation is skipped")
         return 0 if skip else 2
@@ -154,7 +151,6 @@ def read_results(path: Path, kind: type[T]) -> T | None:
 
 
 def rows(several: Iterable[Any]) -> bytes:
-    """JSON with a line for each row, so that changes can be read."""
     return b",\n".join(msgspec.json.encode(row, order="deterministic") for row in several)
 
 
@@ -178,7 +174,6 @@ class Store(Generic[C, R]):
         return [self.found[name] for name in sorted(self.found)]
 
     def missing(self, cases: Iterable[C]) -> list[C]:
-        """Return each case once that this release has not run."""
         every = {case.name: case for case in cases}
         return [case for name, case in every.items() if name not in self.found or self.found[name].release != RELEASE]
 
@@ -191,7 +186,6 @@ class Store(Generic[C, R]):
             tell(f"{done} of {len(todo)}: {todo[place]}")
 
     def drop_others(self, cases: Iterable[C]) -> None:
-        """Forget the results of all cases but these."""
         names = {case.name for case in cases}
         others = [name for name in self.found if name not in names]
         for name in others:
@@ -219,7 +213,6 @@ def page(template: Path, **values: Any) -> str:
 
 
 def table(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
     names = list(columns)
     head = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in lines), ""])

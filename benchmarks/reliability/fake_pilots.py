@@ -2,10 +2,9 @@
 
     python -m benchmarks.reliability.fake_pilots --session DIR --pilots 2000 --devices 2 [--hold-after 1000]
 
-Each is a socket of its own with the session's pilot key, and a shell of the core that every pilot runs: a library is
-ready at once, and a call ends when it comes. With `--hold-after N` only the first N calls end; later ones are held
-until the process gets SIGUSR1, as if they ran long. When the session is over it prints, as JSON, how many calls it was
-given and how many of them twice after they had ended.
+A library is ready at once, and a call ends when it comes. With `--hold-after N` only the first N calls end; later ones
+are held until the process gets SIGUSR1. At the end it prints, as JSON, how many calls it was given, and how many of
+them twice after they had ended.
 """
 
 from __future__ import annotations
@@ -57,8 +56,6 @@ _decode = wire.to_pilot_decoder()
 
 
 class Ledger:
-    """What all of them were given and have ended."""
-
     def __init__(self, hold_after: int) -> None:
         self.hold_after = hold_after
         self.ended: set[int] = set()
@@ -244,10 +241,10 @@ def main() -> None:
 
 
 def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -> None:
-    """Until every pilot has been told to go, or the manager is away for a minute.
+    """Serve until every pilot was told to go, or the manager is away for a minute.
 
-    One epoll over the sockets' descriptors: ZeroMQ's own poller looks at every socket each time. They are
-    edge-triggered, so a socket is emptied whenever it was used.
+    One edge-triggered epoll has all sockets, since ZeroMQ's poller looks at every socket each time. So a socket is
+    emptied whenever it was used.
     """
     waits = select.epoll()
     by_number: dict[int, FakePilot] = {}

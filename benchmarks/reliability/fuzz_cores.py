@@ -1,11 +1,7 @@
-"""Random events of the right types for a pilot's core: from the manager, from libraries, from the node.
+"""Random events of the right types for a pilot's core, and for pure parts of the manager and the pilot.
 
-Whatever comes, the core raises nothing, its memory adds up, and each call that it holds leaves once.
-
-Random events for the pure parts of the manager and of the pilot.
-
-The manager's core takes every event of the right types; the pilot's parts raise what they declare, have then changed
-nothing, and their books add up.
+The core raises nothing, its memory adds up, and each call leaves once. The parts raise what they declare, have then
+changed nothing, and their books add up.
 """
 
 from __future__ import annotations

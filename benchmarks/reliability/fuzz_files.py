@@ -1,7 +1,4 @@
-"""Readers of files, for the fuzzers: a session's journal, keys and lease, site files, and others that programs read.
-
-Every reader of bytes from outside, for the fuzzers: right inputs, what reads them, and the errors it declares.
-"""
+"""Every reader of bytes for the fuzzers; readers of files: a session's journal, keys and lease, site files."""
 
 from __future__ import annotations
 
@@ -185,7 +182,7 @@ def _condor_ads() -> Target:
 
 
 def targets(place: Path, *, seed: int, recorded: Path | None = None) -> list[Target]:
-    """All readers. `place` is a folder of the caller's for files; `recorded` the journal of a real session."""
+    """Return all readers. `place`: a folder for files; `recorded`: the journal of a real session."""
     chance = random.Random(seed)
     place.mkdir(parents=True, exist_ok=True)
     return [*frame_targets(chance), *file_targets(chance, place, recorded=recorded), *node_targets(chance, place)]

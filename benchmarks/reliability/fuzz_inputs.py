@@ -1,10 +1,7 @@
-"""Inputs for the fuzzers: right ones, made from the types of messages, and damaged ones, made from right ones.
+"""Inputs for the fuzzers: right ones, made from the types of messages, and damaged ones.
 
-Damage that a decoder can see is damage near what is right: noise is refused by its first byte. So an input is a right
-one with a few bytes flipped, cut out, repeated, taken from another one, or replaced by what decoders find hard (lengths
-that no machine has, deep nesting, text that is not UTF-8).
-
-What a fuzzer needs to know of one reader of bytes.
+Noise is refused by its first byte, so a damaged input is a right one with bytes flipped, cut, repeated, taken from
+another, or replaced by what decoders find hard (huge lengths, deep nesting, text that is not UTF-8).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Random events of the right types, with values of any kind: the manager's core takes each of them without raising.
 
-`live(chance, events=1000)` gives cores a thousand random events. Most peers and numbers in them are known to the core,
-so that the events reach deep; the others are what a stranger might send: zero, negative, huge, no number at all.
+Most peers and numbers are known to the core, so that events reach deep; the others are what a stranger might send.
 """
 
 from __future__ import annotations
@@ -236,8 +235,8 @@ class Session:
 
 
 def live(chance: random.Random, *, events: int, validate_every: int = 50) -> None:
-    """Give a core random events, as many as `events` says; after a session that ends comes another one. Raises what the
-    core raises, with a note of the event."""
+    """Give a core `events` random events; a session that ends is followed by another. Errors get a note of the
+    event."""
     session = Session(chance)
     for number in range(events):
         event = session.step()

@@ -1,7 +1,4 @@
-"""Readers of what travels between processes, for the fuzzers: frames, the library's socket, the zygote's messages.
-
-Readers of what nodes are given and send each other, for the fuzzers: manifests, environments, transfers.
-"""
+"""Readers of what travels between processes, for the fuzzers: frames, sockets, manifests, environments, transfers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What the journal costs: coming back after a long past, its size, and syncing it in groups.
 
-One past of a manager, written as a live manager writes it (core, journal, compaction; times of its own), and a real
-manager that comes back from it; prints JSON.
+A past is written as a live manager writes it (core, journal, compaction), and a real manager comes back from it.
 
 python -m benchmarks.reliability.journal idle --pilots 2000 --hours 24     a day of heartbeats, every 5 s
 python -m benchmarks.reliability.journal ended --calls 10000000  calls that ended, and 1,000 that are open
@@ -59,7 +58,7 @@ _SIDE = "benchmarks.reliability.journal"
 
 
 def coming_back(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Seconds from the start of the manager's process until it listens, and the most that its journal's files took."""
+    """Measure the seconds until a manager listens again, and the most that its journal took."""
     repeats = 1 if quick else 3
     hours, calls = ("0.1", "100000") if quick else ("24", "10000000")
     cases = {
@@ -99,8 +98,6 @@ PAYLOAD = b"x" * 64
 
 
 class Past:
-    """A manager without sockets, in times of its own."""
-
     def __init__(self, folder: SessionFolder, *, pilots: int) -> None:
         self.now = time.time() - 30 * 86_400
         self.journal = Journal(folder.journal)
@@ -182,7 +179,7 @@ def idle(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
 
 
 def ended(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 100) -> Past:
-    """A journal in which `calls` calls have ended and `open_calls` are open. Calls come, and end, in frames of 32."""
+    """Return a journal in which `calls` calls have ended and `open_calls` are open, in frames of 32."""
     past = Past(folder, pilots=pilots)
     past.client(DefineRecipe(Recipe("bench", "bench", slots=32)), DefineFunction(FunctionKey("f"), "f", b"code"))
     submitted = done = turns = 0

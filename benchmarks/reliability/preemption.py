@@ -1,17 +1,11 @@
 """Calls over pilots in the preemptible partition of a real Slurm, while every five seconds one of them is pushed aside.
 
-*Goodput* is the time that calls take by themselves (their number times what one takes, here a fixed sleep) divided by
-the pilot-seconds that there were: from each pilot's arrival to its end, summed, as the manager saw it, from the first
-pilot to the last result. What a pilot spends on loading its context, on waiting for calls, on calls that it does
-not finish and on ending counts as lost; the time in which a preempted job waits in the queue and starts again does not:
-nobody could have worked in it.
+*Goodput* is the time that the calls take by themselves (their number times a fixed sleep) divided by the pilot-seconds
+from each pilot's arrival to its end, up to the last result. Loads, waits and unfinished calls count as lost; the time
+of a preempted job in the queue does not. The side fails unless each call has one right result.
 
-The side fails unless every call has one result, and the right one.
-
-One run of `benchmarks.reliability.preemption`: `python -m benchmarks.reliability.preemption --calls 10000 --seed 1`
-prints it as JSON.
-
-The lab that starts Slurm is that of the tests: `tests` must be on PYTHONPATH.
+`python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints one run as JSON. It starts Slurm with the
+lab of the tests: `tests` must be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -87,15 +81,12 @@ class Every(threading.Thread):
 
 
 def push(cluster: Cluster, chance: random.Random) -> None:
-    """Let a short job of the other partition take the node of a pilot."""
     jobs = [line[0] for line in cluster.queue("--states=RUNNING", "--partition=backfill")]
     if nodes := sorted(filter(None, (cluster.job(job).get("NodeList") for job in jobs))):
         cluster.submit(f"sleep {PUSHED_S}", "--partition=main", "--exclusive", f"--nodelist={chance.choice(nodes)}")
 
 
 class Meter:
-    """Sums up the seconds of pilots."""
-
     def __init__(self, session: stoker.Session) -> None:
         self.pilot_s, self._session = 0.0, session
         self._last, self._pilots = time.monotonic(), len(session.status(30).pilots)

@@ -1,7 +1,4 @@
-"""What a live manager bears: thousands of connected pilots, and its own violent death.
-
-One run of a live manager among pilots that run nothing (`benchmarks.reliability.fake_pilots`), in fresh processes;
-prints JSON.
+"""What a live manager bears: thousands of connected pilots that run nothing, and its own violent death.
 
 python -m benchmarks.reliability.recovery rate --pilots 2000      calls/s, and the manager's memory
 python -m benchmarks.reliability.recovery restart                 seconds from kill -9 of the manager until it works
@@ -131,8 +128,6 @@ class Counter:
 
 
 class World:
-    """A session folder, a manager, pilots and a client."""
-
     def __init__(self, folder: Path, *, pilots: int, devices: int, hold_after: int = -1) -> None:
         self.folder = SessionFolder(folder)
         make_folder(self.folder)
@@ -193,7 +188,7 @@ def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
 
 
 def restarted(folder: Path, *, queued: int, running: int, finished: int) -> dict[str, Any]:
-    """Seconds from kill -9 of the manager, which is started again at once, until a call that was queued has ended."""
+    """Measure the seconds from kill -9 of the manager, restarted at once, until a queued call has ended."""
     world = World(folder, pilots=running // 2, devices=2, hold_after=finished)
     counter = Counter()
     total = finished + running + queued

@@ -1,17 +1,13 @@
 """Pilots are taken away one after the other until none is left (Pervasive Context Management §4.4).
 
-The paper ran inferences on 20 GPUs, lost one a minute from the 900th second on, and counted what was done when none was
-left: 62,900 inferences with pervasive contexts, 46,000 with partial ones (Figure 8), 1.37 times as many. Here 20
-pilots on this machine sleep: a call takes 5 s, a load 0.8 of that, the ratio that the paper's Figure 6 implies; one
-pilot is killed every 8 s from the 40th second on. With awareness disk each call starts a process and loads again, as
-the paper's partial contexts do. How long a load takes is put in, and the ratio of the two sides follows from it, so the
-ratio has no bar. The bar is that neither side loses a call, that is, that none ends with an error, though pilots die
-under calls that run. Sleeping pilots do not compete for this machine's cores; starting a process for each call does
-cost it something, which is why calls are not shorter, and why the two sides do not run at once.
+The paper lost one of 20 GPUs a minute from the 900th second on: 62,900 inferences with pervasive contexts, 46,000 with
+partial ones (Figure 8), 1.37 times as many. Here 20 pilots on this machine sleep: a call takes 5 s, a load 0.8 of that
+(the ratio that Figure 6 implies), and one pilot is killed every 8 s from the 40th second on. With awareness disk each
+call starts a process and loads again. The ratio of the sides follows from the lengths that are put in, so it has no
+bar. The bar is that no call ends with an error. The sides run one after the other, since starting processes costs
+cores.
 
-One side of `vanishing`: pilots that are killed one after the other until none is left; prints JSON.
-
-python -m benchmarks.reliability.vanishing --awareness full
+python -m benchmarks.reliability.vanishing full|disk
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """How well the simulator knows this machine: fact verification, live and simulated.
 
-Each run is the application as people run it, `stoker run fact_verification`, in a fresh session. From its journal come
-what loads and calls took and what passed between them (`stoker.manager.study.calibrate`); the same policies are then
-simulated in that world under several seeds. The error is that of the median simulated makespan, from the first call to
-the last end, against the live one.
-
-A second line has no bar: each run forecast from the world of the run before. A machine that drifts is in it, which no
-simulator can know of.
-
-Tuning jobs come last, where peft is installed: a gang of two, forecast from a job on one device (`tuning_times`).
+Each run is `stoker run fact_verification` in a fresh session. Its journal gives what loads and calls took
+(`stoker.manager.study.calibrate`); the same policies are simulated in that world under several seeds. The error is that
+of the median simulated makespan against the live one. A second line without a bar forecasts each run from the run
+before. Last, where peft is installed, tuning jobs: a gang of two, forecast from one device (`tuning_times`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""What a round of the `prompt-tuner` policy costs: dispatch and residency together, carried out by the manager's core.
+"""What a round of the `prompt-tuner` policy costs: dispatch and residency together, by processor time of `Core.handle`.
 
-Processor time of `Core.handle` for the timers of both rounds: what changed is taken in, who starts and what is warmed
-is decided, and all that is done. 96 GPUs work through arrivals of three models in virtual time, so most rounds find
-little to do, and some much. At 1,000 GPUs 10,000 jobs wait: `from scratch` is the first round of a policy that knows
-nothing yet; then one job comes, or one ends and others start, and that round is measured. The cases are in
-`scheduling_rounds_side`.
+96 GPUs work through arrivals of three models in virtual time, so most rounds find little to do. At 1,000 GPUs 10,000
+jobs wait: `from scratch` is a policy's first round; then one job comes, or one ends and others start.
 
-Rounds over one cluster, in a process of its own: `python -m benchmarks.scale.scheduling_rounds CASE [--quick]` prints
-its figures as JSON. Virtual time; pilots load and run as they are told; processor time of the rounds alone counts.
+`python -m benchmarks.scale.scheduling_rounds CASE [--quick]` prints the figures of a case as JSON.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """How fast the simulator is: the deployed cores in virtual time, each case in a fresh process, processor time.
 
-An event of the manager's core is what it is in `core_events`: a call that arrives or a call that ends; besides, all
-else that it is told (pilots, libraries, blocks, timers). An event of a pilot's core is a call that comes to a library
-or ends there. The bar is for both together; the line before it has the manager's alone. The cases are in
-`simulator_side`.
+An event of the manager's core is a call that arrives or ends, as in `core_events`; an event of a pilot's core is a call
+that comes to a library or ends there. The bar is for both together.
 
-One simulation, in a process of its own: `python -m benchmarks.scale.simulator CASE [--quick]` prints its figures as
-JSON. Only processor time counts, from the first event to the outcome; the peak of memory is the whole process's.
+`python -m benchmarks.scale.simulator CASE [--quick]` prints the figures of a case as JSON, with the process's peak of
+memory.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Embedding many short texts: Stoker's `encoder` in a session, against padding to the maximum and a script that sorts.
 
-Texts have the lengths of tweets: those in STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else drawn from the
-lognormal with their median and 98th percentile. The model has the shape of all-MiniLM-L6-v2 and random weights. Every
-side loads first, and is timed from the first text to the last vector, tokenizing included, on the same cores.
+Texts have the lengths of tweets: STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else a lognormal with their median
+and 98th percentile. The model has the shape of all-MiniLM-L6-v2 and random weights. Every side loads first, and is
+timed from the first text to the last vector, tokenizing included, on the same cores.
 
-*Sorted* is what a good user writes: all texts are tokenized, sorted by length, and padded in batches of 32 to the
-longest of each; with two threads, or as two processes of one thread that take every other text, whichever is faster.
-*Padded* pads each text to 512 tokens; its rate is taken over fewer texts. Sides: `embeddings_side.py`.
-
-One side of `embeddings`, in a fresh process; its last line is JSON.
+*Sorted* is what a good user writes: all texts sorted by length, in batches of 32 padded to the longest; with two
+threads or as two processes, whichever is faster. *Padded* pads each text to 512 tokens, over fewer texts.
 """
 
 from __future__ import annotations
@@ -115,8 +112,6 @@ def stoker_rate(folder: Path, all_texts: Sequence[str]) -> float:
 
 
 class Script:
-    """A model in a script, with this many threads."""
-
     def __init__(self, folder: Path, *, threads: int) -> None:
         import torch
         from transformers import AutoModel, AutoTokenizer
@@ -140,7 +135,7 @@ class Script:
         return torch.nn.functional.normalize(pooled, dim=1).numpy()
 
     def embed_all(self, all_texts: Sequence[str], *, longest: int = 0) -> int:
-        """All texts, sorted by their length, or padded to `longest` as they come; how many vectors that makes."""
+        """Embed all texts, sorted by length, or padded to `longest`; return the number of vectors."""
         rows = self._tokenizer(list(all_texts))["input_ids"]
         if not longest:
             rows.sort(key=len)

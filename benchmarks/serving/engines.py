@@ -2,10 +2,9 @@
 
     python -m benchmarks.serving.engines --vllm ENVIRONMENT/bin/python --rounds 5 --json engines.json
 
-Each round runs every side once, in a fresh process on the same cores, one after the other; ratios are of one round.
-`--vllm` is the interpreter of an environment in which vLLM imports (the two sides of vLLM are skipped without it), as
-tests/contexts/test_contexts_vllm.py says; `--before` is a checkout of the last commit without engines. A side
-that cannot run is told of with its reason. Sides: `engines_side.py`.
+Each round runs every side once, in a fresh process on the same cores; ratios are of one round. `--vllm` is an
+interpreter with vLLM (without it its two sides are skipped); `--before` is a checkout of the last commit without
+engines. A side that cannot run says why. Sides: `engines_side.py`.
 """
 
 from __future__ import annotations

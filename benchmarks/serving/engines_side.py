@@ -2,9 +2,8 @@
 
 python -m benchmarks.serving.engines_side continuous --model FOLDER --requests 96
 
-The requests are the same for every engine: claims of the fact verification demo, each with a number of new tokens that
-is drawn once (8 to 128) and always reached, since no token ends a text. The load and a few requests to warm up come
-before the clock.
+All engines get the same requests: claims of the fact verification demo, each with a number of new tokens that is always
+reached. The load and a few requests to warm up come before the clock.
 """
 
 from __future__ import annotations

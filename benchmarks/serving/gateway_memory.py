@@ -2,8 +2,8 @@
 
     python -m benchmarks.serving.gateway_memory --requests 100000
 
-Clients keep their connections and ask one request after the other. Of ten requests eight are streams that are read to
-their end, one is a stream whose client goes, one is refused. Prints the resident memory of each process of the session.
+Of ten requests eight are streams that are read to their end, one is a stream whose client goes, one is refused. Prints
+the resident memory of each process of the session.
 """
 
 from __future__ import annotations

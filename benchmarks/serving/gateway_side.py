@@ -3,9 +3,9 @@ pace.
 
     python -m benchmarks.serving.gateway_side direct|gateway --streams N --rounds N --tokens N --every S
 
-`direct`: the program that asks is in the session itself. `gateway`: it asks a gateway in another process, over HTTP.
-Prints, of all but the first round, the times to the first token (milliseconds) and how much longer than their pace
-streams took, as a share; microseconds of processor time a token by process; and the gateway's memory.
+`direct`: the program is in the session itself. `gateway`: it asks a gateway in another process, over HTTP. Prints, of
+all but the first round, the times to the first token (milliseconds), how much longer than their pace streams took,
+processor time a token by process, and the gateway's memory.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ def write_pieces(every_s: float, request: ApiRequest) -> Iterator[TextPiece]:
 
 
 class FakeModel(ServedModel):
-    """A model whose context is `pace`."""
-
     def __init__(self, every_s: float) -> None:
         super().__init__("fake", ModelSettings(path="fake"))
         self.recipe = pace(every_s)
@@ -80,7 +78,7 @@ def serve(every_s: float) -> None:
 
 
 async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
-    """The chunks with text of one stream over HTTP. No client library: the machine is there for the gateway."""
+    """Yield the chunks with text of one stream over HTTP, without a client library, which would cost processor time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({**REQUEST, "max_tokens": tokens}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"

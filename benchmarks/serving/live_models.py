@@ -1,21 +1,14 @@
 """Eight small models on two CPU devices under `slinfer`: the share of requests in time, live and simulated.
 
-Each run is a session of its own (`live_models_side`). Its step times are what its engines tell as calls run. Two
-rehearsals give the objectives, and the rate at which the simulator then predicts that three quarters of the requests
-are in time: where all or none are, agreement would say nothing. The trace is simulated with the steps of the trace
-itself, and with the lengths of the texts that the models wrote.
+Each run is a session of its own. The models are loaded and rehearse twice: two clients of each ask without a pause,
+then requests come as in the trace. Engines tell what their steps take. From the second rehearsal follow the objectives,
+and the rate at which the simulator predicts three quarters of the requests in time (if all or none were, agreement
+would say nothing). Then the trace is run, and simulated with the measured steps and the lengths of the real texts.
 
-Pilots of a session judge offers by time and memory (decision 061), and so do the simulated ones on the line with the
-bar; what the simulator says of pilots that judge by memory alone stands beside it.
-
-A side of `benchmarks.serving.live_models`: one session, whose step times are measured, and its simulation.
+Pilots judge offers by time and memory (decision 061), live and simulated; a second line has simulated pilots that judge
+by memory alone.
 
     python -m benchmarks.serving.live_models --seed 1 --for 40 [--by-memory]
-
-The models are loaded and rehearse twice: two clients of each ask without a pause, then requests come as in the trace at
-the rate that the first rehearsal suggests (an engine's steps are longer where more goes on beside them). Engines tell
-what their steps take. From the second rehearsal follow the objectives, and the rate by what the simulator predicts.
-The trace is run, and simulated with what the engines have told in it. Prints what was chosen, predicted, and found.
 """
 
 from __future__ import annotations
@@ -180,7 +173,6 @@ class Live:
             list(stream)
 
     async def rehearse(self) -> None:
-        """Two clients of each model ask, one request after the other, so that steps of all sizes are measured."""
         over = time.monotonic() + REHEARSAL_S
 
         async def client(model: int, chance: random.Random) -> None:
@@ -194,7 +186,7 @@ class Live:
         await asyncio.gather(*(client(each % MODELS, random.Random(each)) for each in range(2 * MODELS)))
 
     def step_times(self) -> StepTimes:
-        """What the engines have told of their steps since this was asked last: all models have one architecture."""
+        """Return what the engines told of their steps since the last call: all models have one architecture."""
         time.sleep(TOLD_EVERY_S)
         file = state_folder() / "performance.sqlite"
         store = PerformanceStore(file)
@@ -222,8 +214,8 @@ class Live:
     async def run(
         self, requests: list[Request], objective: Objective, *, seed: int, limit_s: float | None = None
     ) -> list[TokenTimes]:
-        """Send the requests when they are due; when their tokens came, on the clock of the trace. A request that is
-        open after `limit_s` is cancelled and counts as late."""
+        """Send the requests when they are due; return when their tokens came. A request open after `limit_s` is
+        cancelled."""
         chance = random.Random(f"prompts/{seed}")
         prompts = [text_of(each, chance) for each in requests]
         self.failed: Counter[str] = Counter()

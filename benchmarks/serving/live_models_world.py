@@ -2,9 +2,7 @@
 
 Eight models of one architecture; each has requests by its weight (1/1, 1/2, ... 1/8), independently of each other. A
 request has met its objectives if each of its tokens was in time (SLINFER eq. 1, `manager.sim.token_times`).
-
-Whether a pilot refuses a call that would be late decides as much as how fast it computes: `weighed=False` has simulated
-pilots judge by memory alone, which shows how much.
+`weighed=False` has simulated pilots judge by memory alone.
 """
 
 from __future__ import annotations
@@ -51,8 +49,7 @@ _TOKENS = (Happened.TOKEN_LATE, Happened.TOKEN_FIRST, Happened.TOKEN_MEAN)
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request: when it comes, after the first moment of the trace, of which model, and its lengths in tokens.
-    `output`: as many as it may write; an engine may end it before."""
+    """A request: when it comes, its model, and its lengths in tokens (`output`: the most)."""
 
     at_s: float
     model: int
@@ -61,7 +58,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def requests_at(rate: float, *, seed: int, for_s: float, most: int = 1_000_000) -> list[Request]:
-    """Requests at so many a second, `most` at the most. Of one seed the lengths and models are the same at any rate."""
+    """Return requests at so many a second. With one seed lengths and models are the same at any rate."""
     chance = random.Random(f"live-models/{seed}")
     weights = [1 / (1 + number) for number in range(MODELS)]
     found, at_s = [], 0.0
@@ -86,8 +83,9 @@ def objective_of(times: StepTimes) -> Objective:
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What the simulator is told. Bytes: of each device, of what a library reserves of it, of a token in its cache, of
-    the weights and what else does not grow. `times`: of the models' steps."""
+    """What the simulator knows: bytes of a device, of a library's reserve, of a cached token, of what does not grow;
+    the models' step times.
+    """
 
     times: StepTimes
     device_bytes: int
@@ -98,8 +96,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Simulated(msgspec.Struct, frozen=True):
-    """What came of a trace: whether each request was in time; medians of its time to first token and of its mean time
-    per output token, in seconds."""
+    """Whether each request was in time; medians of the time to first token and per output token, in seconds."""
 
     met: list[bool]
     first_s: float
@@ -149,8 +146,7 @@ def simulate(
 def choose_rate(
     machine: Machine, objective: Objective, *, seed: int, for_s: float, weighed: bool
 ) -> tuple[float, float]:
-    """The rate at which the share of requests in time is predicted to be nearest `AIM`, and that share: the higher the
-    rate, the fewer are in time, so the range of rates is halved again and again."""
+    """Return the rate with a predicted share nearest `AIM`, by halving the range of rates, and that share."""
     least, most = LEAST_RATE, MOST_RATE
     best = (least, 0.0)
     for _ in range(HALVINGS):

@@ -1,17 +1,11 @@
 """A switch between two models of which only one fits: from the request for the other one until its first token.
 
 Model A is hot and idle when model B is asked for. B comes from its original file ("nothing"), from a snapshot on the
-local disk, or was asleep. Both are SmolLM2-135M in float32, as two contexts that may not be together; its file and its
-snapshot are in the page cache of the machine.
+local disk, or was asleep. Both are SmolLM2-135M in float32; files are in the page cache.
 
-"nothing" and "snapshot" are whole sessions: the manager has A unloaded, and the pilot loads B in a fork of its zygote.
-Sessions do not let libraries sleep (docs/decisions/066), so "asleep" is measured without one: two processes, as
-libraries are, which a third one tells to sleep and to wake (`CausalLM.sleep`, `wake`). Add what a session takes beside
-the model, which the hot request shows. On a CPU a model that sleeps gives up its cache and keeps its weights, for they
-are in host memory already: that is what a switch costs at least. "asleep, copied" is nearer to a GPU: the process that
-falls asleep copies its weights once, and so does the one that wakes. That column is judged.
-
-One side of `model_switch`: switches between two models of which only one fits, and prints JSON, in seconds.
+"nothing" and "snapshot" are whole sessions. Sessions do not let libraries sleep (docs/decisions/066), so "asleep" is
+two processes that a third one tells to sleep and wake (`CausalLM.sleep`, `wake`). On a CPU a sleeping model keeps its
+weights in host memory. "asleep, copied" is nearer to a GPU: each side copies its weights once. That column is judged.
 
     python -m benchmarks.serving.model_switch snapshot --switches 4     a session; the other model comes from a snapshot
     python -m benchmarks.serving.model_switch nothing --switches 1      the same; it comes from its original file
@@ -45,7 +39,6 @@ SIDE = "benchmarks.serving.model_switch"
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """The three ways in turn, each in a fresh process; the median of its switches counts for a repeat."""
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, switches = (1, 1) if quick else (3, 3)
@@ -103,8 +96,8 @@ def first_piece(pieces: Iterator[str], *, since: float) -> float:
 
 
 def switch_in_session(*, switches: int, snapshot: bool) -> dict[str, Any]:
-    """Each switch asks for the model that is not there while the other is hot; then it is asked again, hot. The first
-    model always comes from a snapshot; without `snapshot` the second one does not, and switches to it alone count."""
+    """Ask for the other model while one is hot, then again, hot. Without `snapshot` only switches to the second
+    count."""
     megabytes = int(SHARE * 0.9 * cpu.memory_bytes() / 1e6)
     recipes = [
         stoker.causal_lm(threads=THREADS, memory=f"{megabytes} MB"),
@@ -155,7 +148,6 @@ def serve(pipe: Connection) -> None:
 
 
 def switch_asleep(*, switches: int) -> dict[str, Any]:
-    """Switches by sleep and wake, and such in which the weights of both models are copied once as well."""
     spawn = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for _ in range(2):

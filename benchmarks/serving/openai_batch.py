@@ -1,18 +1,15 @@
 """`stoker batch` over two pilots of this machine, while the manager and every pilot are killed once.
 
-*Useful* is the device time that the requests take where nothing is disturbed: their number, divided by what one device
-answers a second in the middle of an undisturbed run just before, hot and busy. It is divided by the pilot-seconds that
-there were in the disturbed run: from the start of each pilot's process to its end, summed, until the last answer. What
-a pilot spends on starting, on loading, on waiting while the manager is gone and on requests that it does not finish
-counts as lost; the time in which a killed pilot is not there yet does not.
+*Useful* is the device time that the requests take undisturbed: their number, divided by what one device answers a
+second in the middle of an undisturbed run just before. It is divided by the pilot-seconds of the disturbed run, from
+the start of each pilot's process to its end or the last answer. Starts, loads, waits and unfinished requests count as
+lost; the time without a killed pilot does not.
 
-The model is small and of random weights, so requests are short and the machinery around them is what is measured. The
-side fails unless each `custom_id` is answered once, and alike in both runs but for rounding.
+The model is small and has random weights, so the machinery is measured. The side fails unless each `custom_id` is
+answered once, and alike in both runs but for rounding.
 
-One pair of runs of `benchmarks.serving.openai_batch`: `python -m benchmarks.serving.openai_batch --requests 20000`
-prints JSON.
-
-The model is that of the tests: `tests` must be on PYTHONPATH.
+`python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs as JSON. The model is that of the
+tests: `tests` must be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -123,9 +120,9 @@ def run(folder: Path, name: str, *, total: int, kills: bool) -> dict[str, float]
 
 
 def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: int, kills: bool) -> dict[str, float]:
-    """Sums up the lives of pilots until the last answer, and kills a pilot, the manager and the other pilot on the way.
+    """Sum up the lives of pilots until the last answer, and kill a pilot, the manager and the other pilot on the way.
 
-    `per_s` is what was answered a second between a tenth and nine tenths of the requests.
+    `per_s`: answers a second between a tenth and nine tenths of the requests.
     """
     began = last = time.monotonic()
     pilot_s, done, killed = 0.0, 0, 0

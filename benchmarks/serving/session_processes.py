@@ -17,7 +17,6 @@ PARTS = {
 
 
 def cpu_seconds() -> dict[str, float]:
-    """Seconds of processor time so far: this process as `client`, and the others by their part of the session."""
     found: dict[str, float] = defaultdict(float)
     for part, process in _processes():
         try:

@@ -1,12 +1,10 @@
 """How like each other the prompts of a bank are, and what the number of clusters costs: Figure 10 of PromptTuner.
 
-10a: the cosine similarity of each prompt's feature with its nearest (top-1) and with its five nearest (top-5, their
-mean: the paper does not say which five-number figure it draws). Beside them stands that of any two prompts, without
-which a high similarity says nothing: raw hidden states are alike for all texts (`bank/features.py`).
+10a: the cosine similarity of each prompt's feature with its nearest, and with its five nearest (their mean; the paper
+does not say which). Beside them stands that of any two prompts, since hidden states are alike for all texts.
 
-10b: the paper's lookup in two layers, run with several numbers of clusters K. For each it gives the number of scores,
-the regret, and the latency, which is the number of scores times the seconds of one. It reads the features and scores
-that `prompt_bank` keeps, so it takes a minute once that has run.
+10b: the paper's lookup in two layers with several numbers of clusters: scores, regret and latency (scores times the
+seconds of one). It reads what `prompt_bank` keeps, so it takes a minute after that.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def similarities(features: Array) -> dict[str, dict[str, list[float]]]:
-    """The 10th, 50th and 90th percentile over prompts of what Figure 10a draws, of raw and of scaled features."""
+    """Return the 10th, 50th and 90th percentile over prompts of Figure 10a, of raw and of scaled features."""
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     return {"raw": _of(features / lengths), "scaled": _of(scale_of(features).unit(features))}
 

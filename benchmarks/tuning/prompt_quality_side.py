@@ -1,7 +1,7 @@
 """The side of `prompt_quality` that has the model: looks prompts up, tunes from them, and keeps every curve.
 
-A record is appended when a lookup or a tuning has ended, so a run that was stopped goes on; two runs may work on
-different tasks side by side. What is said in the end is computed from the records alone.
+A record is appended when a lookup or a tuning has ended, so a stopped run goes on, and two runs may work on different
+tasks. The results are computed from the records alone.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Bench:
         return target([self.tuned("random", text, reach=None, most=most) for text in self.draw(self.settings.randoms)])
 
     def reached(self, part: str, text: str, *, reach: float, most: int) -> Points:
-        """The curve from this text until the target, or so many iterations. One that was stopped before either is made
-        once more: it is the same up to there."""
+        """Return the curve from this text to the target or `most` iterations. A curve stopped before both is made
+        again."""
         points: Points = self.tuned(part, text, reach=reach, most=most)["points"]
         if _ended_early(points, reach, most=most):
             points = self.tuned(f"{part}, on", text, reach=reach, most=most)["points"]
@@ -190,7 +190,7 @@ def target(randoms: Sequence[Record]) -> float:
 
 
 def iterations_to(points: Points, reach: float, *, most: int) -> int:
-    """ITA as a job counts it: the iteration of the first evaluation that is there; `most` if none is, never below 1."""
+    """Return the first evaluation's iteration that reaches the target, at least 1; `most` if none does."""
     return next((max(1, int(iteration)) for iteration, loss in points if loss <= reach), most)
 
 
@@ -208,7 +208,6 @@ def _ended_early(points: Points, reach: float, *, most: int) -> bool:
 
 
 def said(points: Points, reach: float) -> str:
-    """ITA for people: `6`, or `>6` of a tuning that had not reached the target when it was stopped."""
     last, loss = points[-1]
     return f"{int(last)}" if loss <= reach else f">{int(last)}"
 
@@ -237,8 +236,8 @@ def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
 
 
 def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] | None:
-    """Iterations of the whole curves to their own target: §6.1's, the mean of the least losses that the iterations of
-    the target bring. None if there are none."""
+    """Return the iterations of the whole curves to their own target, the mean of their least losses; None without
+    curves."""
     curves: list[Points] = [one["points"] for one in records if one["part"] == "spread"]
     if not curves:
         return None

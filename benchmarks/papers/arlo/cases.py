@@ -37,9 +37,9 @@ PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
 
 
 class System(msgspec.Struct, frozen=True):
-    """How a system dispatches, and how it gives devices to runtimes. `dynamic`: the shape of the inflation where the
-    runtimes are compiled dynamically; `within_capacity`: the longest runtime, too, is to have no more than its
-    instances can answer."""
+    """How a system dispatches and gives devices to runtimes. `dynamic`: the shape of the inflation of dynamic runtimes;
+    `within_capacity`: the longest runtime, too, gets no more than its instances can answer.
+    """
 
     dispatch: str
     allocation: str = EVEN
@@ -76,8 +76,9 @@ SYSTEMS = {
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`profile`: the model and its latency; `runtimes`: how many; `least`: devices that scaling keeps, 0 without
-    scaling; `occupies`: the overhead of a request keeps a device busy."""
+    """`runtimes`: how many; `least`: devices that scaling keeps, 0 without scaling; `occupies`: the overhead of a
+    request keeps a device busy.
+    """
 
     system: str
     profile: LatencyProfile
@@ -96,8 +97,9 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """Latencies in milliseconds. `late`: share of requests above the objective; `devices`: on the mean over time;
-    `most_out`: instances out of service for a replacement at once; `at_once`: how many are allowed."""
+    """Latencies in milliseconds. `late`: share of requests above the objective; `devices`: the mean over time;
+    `most_out`: instances that were replaced at once, of `at_once` allowed.
+    """
 
     requests: int
     lost: int
@@ -112,7 +114,7 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of a case. `release`: of Stoker, that computed it; `took_s`: seconds of a core, without the trace."""
+    """`release`: of Stoker, that computed it; `took_s`: seconds of a core, without the trace."""
 
     case: Case
     release: str

@@ -1,9 +1,8 @@
-"""Which instance takes a request, for systems other than Arlo. `RuntimeQueues` is Arlo's own Algorithm 1.
+"""Which instance takes a request, for systems other than Arlo (`RuntimeQueues` is its Algorithm 1); Figure 4's example.
 
-INFaaS packs: of the instances that are long enough it takes the busiest one that has room. Two readings of the paper's
-sentence (§5, compared schemes) are here. In the first an instance has room while it can still answer in time, and the
-busiest of all runtimes is taken. In the second the shortest runtime with room is taken (INFaaS chooses a variant
-first), and an instance has room while at most one request waits there.
+INFaaS packs: it takes the busiest instance that is long enough and has room (§5, compared schemes). First reading: an
+instance has room while it can answer in time, and the busiest of all runtimes is taken. Second reading: the shortest
+runtime with room is taken, and an instance has room while at most one request waits there.
 
 Inter-groups Greedy (§5.2.3) takes the instance with the fewest requests, of all that are long enough.
 """
@@ -29,7 +28,7 @@ class Dispatcher(Protocol):
         """An instance has gone."""
 
     def take(self, tokens: int) -> int:
-        """The instance that a request of this length goes to; it counts as outstanding from now on."""
+        """Return the instance for a request of this length; the request is outstanding from now on."""
 
     def done(self, instance: int) -> None:
         """A request of this instance is over."""
@@ -39,8 +38,9 @@ class Dispatcher(Protocol):
 
 
 class LoadBuckets:
-    """The instances of one runtime by their load. A bit of `mask` says that instances have this load, so that the
-    least and the greatest load below a limit are found without a search."""
+    """The instances of one runtime by their load. A bit of `mask` says that instances have this load, which finds the
+    least and greatest load without a search.
+    """
 
     def __init__(self) -> None:
         self.mask = 0
@@ -119,8 +119,7 @@ def inter_groups_greedy(levels: Sequence[LoadBuckets], capacities: Sequence[int]
 
 
 def pack_any_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
-    """INFaaS, first reading: the busiest instance in relation to its capacity that has not reached it. If all have
-    reached it, the least busy one."""
+    """INFaaS, first reading: the busiest instance below its capacity, else the least busy one."""
     best, chosen, chosen_load = -1.0, -1, -1
     for runtime in range(first, len(levels)):
         load = levels[runtime].greatest_below(capacities[runtime])
@@ -130,8 +129,8 @@ def pack_any_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[int], f
 
 
 def pack_shortest_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
-    """INFaaS, second reading: the busiest instance with at most one request, of the shortest runtime that has one. If
-    no runtime has one, the least busy instance."""
+    """INFaaS, second reading: the busiest instance with room of the shortest runtime that has one, else the least
+    busy."""
     for runtime in range(first, len(levels)):
         load = levels[runtime].greatest_below(_ROOM)
         if load >= 0:

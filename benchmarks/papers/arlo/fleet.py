@@ -1,17 +1,12 @@
-"""Devices of each runtime: Arlo's allocation of what a length distribution asks for, and an even one.
+"""Devices of each runtime, instances and their replacement (§4), Arlo's reallocation (§3.3), and scaling.
 
-Instances: what each has to do, which of them serve, and their replacement (§4).
+An instance answers its requests one by one. One that is replaced answers what it has, and is out of service for a
+second more; so is an added device.
 
-An instance answers its requests one by one, in the order in which they came. One that is replaced takes no more
-requests, answers those that it has, and is out of service until it has answered them and for a second more. Then its
-device serves another runtime. A device that is added is out of service for that second, too.
-
-What is decided beside requests: Arlo's reallocation, and when devices are added and released.
-
-Reallocation (§3.3) takes the lengths of the last 120 s. Target tracking (§4) adds a device for the longest runtime when
-the 98th percentile of recent requests reaches 95 % of the objective, and releases the least busy one when that of the
-last minute is below 50 %. ST, DT and INFaaS add devices by INFaaS's headroom (§5, compared schemes): as many as can do
-1.05 times the work of the last five seconds.
+Reallocation takes the lengths of the last 120 s. Target tracking (§4) adds a device for the longest runtime when the
+98th percentile of recent requests reaches 95 % of the objective, and releases the least busy one when that of the last
+minute is below 50 %. ST, DT and INFaaS add devices by INFaaS's headroom (§5): for 1.05 times the work of the last five
+seconds.
 """
 
 from __future__ import annotations
@@ -36,10 +31,10 @@ _LESS = 0.97
 def demands(
     lengths: Iterable[int], rate: float, runtimes: Sequence[int], profile: LatencyProfile, *, overload_s: float = 0.0
 ) -> list[RuntimeDemand]:
-    """What requests of these lengths, at so many a second, ask of each runtime during one objective (§3.3).
+    """Return what requests of these lengths, at `rate` a second, ask of each runtime during one objective (§3.3).
 
-    `overload_s`: what a request more than the capacity adds to the mean latency of its instance. With 0 the latency
-    goes on as within the capacity. It concerns the longest runtime alone, as eq. 5 lets no other one have more.
+    `overload_s`: what a request above the capacity adds to the mean latency of its instance. It concerns the longest
+    runtime alone, as eq. 5 lets no other one have more.
     """
     counts = Counter(lengths)
     total = sum(counts.values())
@@ -65,8 +60,7 @@ def best_allocation(devices: int, wanted: Sequence[RuntimeDemand]) -> tuple[int,
 
 
 def even_allocation(devices: int, runtimes: int) -> tuple[int, ...]:
-    """As many devices for each runtime; where some get one more, or some none, the extra ones lie evenly spaced, with
-    one for the longest."""
+    """Return equal counts; extra devices lie evenly spaced, with one for the longest runtime."""
     counts = [devices // runtimes] * runtimes
     extra = devices % runtimes
     for number in range(extra):
@@ -94,7 +88,7 @@ class Agenda:
 
 
 class Fleet:
-    """The devices. `rows`: of each runtime, what a request takes by its length. The lists go by instance."""
+    """The devices. `rows`: for each runtime, the seconds of a request by its length. The lists go by instance."""
 
     def __init__(self, dispatcher: Dispatcher, rows: Sequence[Sequence[float]], agenda: Agenda) -> None:
         self.dispatcher = dispatcher
@@ -170,7 +164,7 @@ class Fleet:
 
 
 class Replacements:
-    """Brings a fleet to the counts that were decided last, with as few replacements as that takes, a few at a time."""
+    """Brings a fleet to the last decided counts with the fewest replacements, a few at a time."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -293,7 +287,7 @@ class Headroom:
 
 
 def release_one(fleet: Fleet, now: float, *, least: int) -> None:
-    """Release the least busy instance, but not the last one of the longest runtime, nor one of the least number."""
+    """Release the least busy instance, but not the last one of the longest runtime, nor below the least number."""
     if fleet.devices <= least:
         return
     longest = len(fleet.counts) - 1

@@ -30,8 +30,6 @@ PLAIN = {within_capacity(name): name for name in (ARLO, ARLO_EVEN, ARLO_GLOBAL, 
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """From the least to the greatest."""
-
     low: float
     high: float
 
@@ -39,7 +37,6 @@ class Interval(msgspec.Struct, frozen=True):
         return self.low <= number <= self.high
 
     def text(self, digits: int = 1) -> str:
-        """Show with this many decimals; numbers from a thousand on have none."""
         low, high = (f"{each:,.{0 if abs(each) >= 1000 else digits}f}" for each in (self.low, self.high))
         return low if low == high else f"{low} to {high}"
 
@@ -70,7 +67,6 @@ def with_system(case: Case, system: str) -> Case:
 
 
 def pairs(of: Of, cases: Sequence[Case], ours: str, theirs: str) -> Iterator[tuple[Measures, Measures]]:
-    """Two systems on the same requests, for each workload and latency."""
     for case in cases:
         if case.system == theirs:
             one, other = of(with_system(case, ours)), of(case)
@@ -107,11 +103,9 @@ class Cells(msgspec.Struct, frozen=True):
         return f"{self.values(cases, mean_ms)}; {self.values(cases, p98_ms)}"
 
     def less(self, cases: Sequence[Case], ours: str, theirs: str, what: Callable[[Measures], float]) -> str:
-        """By how many per cent one is below another; empty next to Arlo's own readings."""
         return shown(less(self.of, cases, ours, (theirs,), what)) if theirs in NAMED else ""
 
     def by_latency(self, cases: Sequence[Case]) -> str:
-        """Means by the latency of Bert-Large."""
         latencies = latencies_of(cases)
         rows = [
             [f"`{system}`", *(self.values(of_latency(cases, system, each), mean_ms) for each in latencies)]
@@ -120,7 +114,6 @@ class Cells(msgspec.Struct, frozen=True):
         return table(("mean, ms, where 512 tokens take", *(f"{longest:g} ms" for longest in latencies)), rows)
 
     def by_load(self, cases: Sequence[Case], loads: Sequence[float] = settings.UTILIZATIONS) -> str:
-        """Means and tails by the load, for each system and number of runtimes."""
         rows = []
         for system, count in dict.fromkeys((case.system, case.runtimes) for case in cases):
             keys = [(system, count, rate_at(load)) for load in loads]

@@ -1,13 +1,10 @@
-"""Table 2 and Figure 9, measured on the machine at hand: what an allocation takes, and what dispatching a burst takes.
+"""Results that are kept: of cases, of Table 2 and Figure 9 as measured here, and of a session's policy.
 
-Table 2 solves problems of each size with lengths of tweets and loads that differ. Figure 9 gives a burst of requests,
-two for each instance, to runtimes whose instances have something to do. Times are processor time.
+Table 2 solves problems of each size with lengths of tweets. Figure 9 gives a burst of two requests an instance to
+runtimes whose instances are busy. Times are processor time.
 
-The policy of a session on the requests of Figure 6a: manager, pilots and policy `arlo` in virtual time, beside the
-model of instances that the other tables use.
-
-The model begins with an allocation by earlier requests. The session begins with nothing: its first minute is left out
-on both sides, and so are the requests of that time.
+The policy `arlo` of a session (manager and pilots in virtual time) answers the requests of Figure 6a beside the model
+of instances. The session begins with nothing, so the first minute is left out on both sides.
 """
 
 from __future__ import annotations
@@ -75,8 +72,6 @@ class DispatchTime(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """All of it. `release`: of Stoker, that was measured."""
-
     release: str
     solving: list[SolvingTime]
     dispatching: list[DispatchTime]
@@ -145,7 +140,7 @@ _GB = 1_000_000_000
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """One seed: what the session's policy and the model make of the same requests. `release`: of Stoker."""
+    """One seed: what the session's policy and the model make of the same requests."""
 
     seed: int
     rate: float
@@ -239,14 +234,12 @@ class Records:
         self.get = self.store.get
 
     def measure(self, *, tell: Callable[[str], None]) -> None:
-        """Measure Table 2 and Figure 9 if this release has not."""
         if self.measured is None or self.measured.release != RELEASE:
             tell("Table 2 and Figure 9")
             self.measured = measure_all()
             self._write()
 
     def compare_deployed(self, *, tell: Callable[[str], None]) -> None:
-        """Compare the policy of a session with the model where this release has not."""
         known = {(each.seed, each.rate) for each in self.deployed if each.release == RELEASE}
         for seed, rate in product(settings.SEEDS, ENDS_S):
             if (seed, rate) not in known:

@@ -32,7 +32,6 @@ OVERHEAD_MS = 1000 * settings.OVERHEAD_S
 
 
 def write(records: Records) -> str:
-    """Return the page, in Markdown."""
     cells, found = Cells(records.get), records.measured
     figures = {name: tables.TABLES[name]() for name in tables.TABLES}
     values: dict[str, Any] = {
@@ -51,7 +50,6 @@ def write(records: Records) -> str:
 
 
 def _facts() -> dict[str, Any]:
-    """Numbers of the text that are computed from settings."""
     case, one_ms = tables.FIXED["6b"]()[0], LatencyProfile("large", 1.0).mean_s(tables.lengths_of_trace(), 8)
     arlo_ms = [devices / rate / one_ms for devices, (rate, _, _) in tables.TRACES_4.items()]
     between_s = settings.BURST_S + settings.CALM_S - settings.BURST_S * settings.BURST_RATE
@@ -80,7 +78,6 @@ def _facts() -> dict[str, Any]:
 
 
 def _requests(cases: Sequence[Case]) -> str:
-    """What the runs of a figure have in common, in words."""
     rates = sorted({case.workload.rate for case in cases})
     rate = f"{rates[0]:,.0f}" if len(rates) == 1 else f"{rates[0]:,.0f} to {rates[-1]:,.0f}"
     seeds = sorted({case.workload.seed for case in cases})

@@ -1,5 +1,4 @@
-"""The first table of `docs/reproduction/arlo.md`: each bar, what the paper has, what came out here, met or not; with
-both readings of Arlo's allocation where it takes part."""
+"""The first table of `docs/reproduction/arlo.md`: each bar, the paper's number, ours, met or not, for both readings."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A line of the table, with a finding for each reading, or with one where Arlo's allocation takes no part."""
+    """A line of the table, with a finding for each reading where Arlo's allocation takes part."""
 
     bar: str
     paper: str
@@ -104,7 +103,7 @@ def _less(of: Of, cases: Sequence[Case], other: str, said: float, what: Callable
 
 
 def orders(of: Of, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> Iterator[bool]:
-    """For each workload and latency whether the means are in the paper's order, with these readings of the systems."""
+    """Yield for each workload and latency whether the means are in the paper's order."""
     for case in cases:
         if case.system == ours:
             found = [of(with_system(case, system)) for system in (ours, dt, infaas, *READINGS[ST_])]

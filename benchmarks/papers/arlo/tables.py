@@ -1,7 +1,6 @@
 """The tables and figures of Arlo's evaluation as cases, by the names that `--table` takes, and the paper's numbers.
 
-Traces are shorter than the paper's, which gives few lengths; the larger the cluster, the shorter the trace, so that
-everything takes less than 25 minutes of one core.
+Traces are shorter than the paper's, and the shorter the larger the cluster: everything takes 25 minutes of one core.
 """
 
 from __future__ import annotations
@@ -98,7 +97,6 @@ def _grid(
     *, seeds: Iterable[int] = settings.SEEDS, profiles: Sequence[LatencyProfile] = (BASE,),
     runtimes: Sequence[int] = (8,), drift: float = 1.0, **more: Any,
 ) -> list[Case]:  # fmt: skip
-    """Every combination."""
     workloads = [Workload(rate, for_s, seed, pattern, drift=drift) for rate in rates for seed in seeds]
     return [
         Case(system, profile, devices, workload, runtimes=count, **more)
@@ -108,12 +106,11 @@ def _grid(
 
 @lru_cache(maxsize=1)
 def lengths_of_trace() -> list[int]:
-    """Lengths over one wave of drift, for numbers that need no run."""
     return make_trace(Workload(100.0, settings.DRIFT_PERIOD_S, 0), *read_lengths()).lengths
 
 
 def rate_at(utilization: float) -> float:
-    """Return the requests a second with which the ideal ones of 8 runtimes keep this share of 40 GPUs busy."""
+    """Return the requests a second whose ideal runtimes of 8 keep this share of 40 GPUs busy."""
     return float(round(utilization * 40 / SLOWEST.mean_s(lengths_of_trace(), 8), -2))
 
 
@@ -170,8 +167,7 @@ FIXED: dict[str, Callable[[], list[Case]]] = {
 
 
 def experiments() -> list[Case]:
-    """What explains misses: lengths that do not drift, an overhead that keeps a device busy, lower loads, arrivals
-    without bursts, a faster Bert-Large and longer traces."""
+    """What explains misses: no drift, an overhead that keeps a device busy, lower loads, no bursts, a faster model."""
     still = [
         replace(case, workload=replace(case.workload, drift=0.0))
         for figure in FIXED.values()

@@ -1,18 +1,12 @@
-"""The latency of a runtime by its length, and that of dynamic compilation, from the numbers of §2.
+"""Requests (when each arrives, how long it is), and the latency of a runtime by its length (§2).
 
-Latency rises in steps of 64 tokens (§3.3). The paper gives the first step and the last one; those between lie on a
-line. Within a step it rises a little, by what lies between the 20 and the 64 tokens of §2.
+Latency rises in steps of 64 tokens (§3.3). The paper gives the first step and the last; those between lie on a line.
+Within a step it rises by what lies between the 20 and the 64 tokens of §2.
 
-Requests: when each arrives, and how long it is.
-
-Lengths are those of tweets, in `../shared/data/lengths` beside the repository; where they are not, nothing of this runs
-(`missing`). The paper's trace ends at about 125 tokens, and it stretches that to 512 (§5): here a length is multiplied
-by 512/125 too, and what is then longer than 512 is taken as 512.
-
-The first 100,000 rows of the file are shorter than the rest: the file is several collections of tweets, one after the
-other, and within each lengths do not drift. So what drifts here is the share of requests that the second part gives:
-slowly, in a wave whose phase the seed draws, and from second to second by chance. Arrivals are a Poisson process
-(`stable`) or a Markov-modulated one of two states (`bursty`).
+Lengths are those of tweets, in `../shared/data/lengths` beside the repository (`missing`), times 512/125 as in the
+paper (§5), and 512 at most. The file is several collections, and within each lengths do not drift. So the share of
+requests from its second part drifts: in a slow wave whose phase the seed draws, and each second by chance. Arrivals
+are a Poisson process (`stable`) or a Markov-modulated one of two states (`bursty`).
 """
 
 from __future__ import annotations
@@ -42,8 +36,7 @@ INFLATION = 1.22, 3.56
 
 
 def inflation(shape: str, tokens: int) -> float:
-    """How much longer a dynamically compiled runtime takes: always the least (`flat`), rising with the length from the
-    least to the most, or falling from the most to the least."""
+    """Return how much longer a dynamic runtime takes: `flat`, rising or falling with the length."""
     least, most = INFLATION
     along = (tokens - 1) / (LONGEST - 1)
     if shape == "flat":
@@ -52,8 +45,6 @@ def inflation(shape: str, tokens: int) -> float:
 
 
 class LatencyProfile(msgspec.Struct, frozen=True):
-    """One model. `longest_ms`: what 512 tokens take."""
-
     model: str
     longest_ms: float = BASE_MS
 
@@ -91,8 +82,9 @@ EARLIER = 20_000
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """`rate`: requests a second in the mean. `pattern`: of arrivals, `stable` or `bursty`; `swings`: the load goes up
-    and down over minutes, as for Figure 8; `drift`: of lengths, in relation to the swing of `settings`."""
+    """`rate`: requests a second in the mean. `pattern`: `stable` or `bursty`; `swings`: the load goes up and down over
+    minutes (Figure 8); `drift`: of lengths, in relation to the swing of `settings`.
+    """
 
     rate: float
     for_s: float

@@ -28,8 +28,7 @@ _R = TypeVar("_R")
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The file of parameters. `starts`: how many searches they came from, on the day `searched`; the first of them is
-    the most central."""
+    """The file of parameters, the most central set first. `starts`: how many searches, on the day `searched`."""
 
     starts: int
     fits: tuple[Fit, ...]
@@ -77,7 +76,6 @@ def _reproduce(asked: argparse.Namespace) -> int:
 
 
 def _predict(asked: argparse.Namespace, kept: Kept, clock: Clock) -> Found:
-    """Simulate everything, draw it, and write the scenarios."""
     first, every = kept.fits[0].parameters, [each.parameters for each in kept.fits]
     runs = [run for run in paper.RUNS if run.batch >= _FEWEST or not asked.quick]
     simulated = _each("Figures 6 and 7", functools.partial(predict.static, first), runs, jobs=asked.jobs)
@@ -112,7 +110,6 @@ def _search(asked: argparse.Namespace) -> Kept:
 
 
 def _each(what: str, do: Callable[[_T], _R], todo: Sequence[_T], *, jobs: int) -> list[_R]:
-    """Apply `do` to each value in `jobs` processes, and print the progress on stderr."""
     tell, found = common.progress(what), {}
     for number, (place, result) in enumerate(common.results(do, todo, jobs=jobs), 1):
         found[place] = result

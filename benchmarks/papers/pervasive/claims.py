@@ -1,11 +1,7 @@
 """The numbers of the paper that are predicted, and where they are against what was found.
 
-Figure 8's full awareness over partial: how many times as many inferences, in pairs of runs.
-
-A pair has the same parameters, the same size of calls, and loses its first GPU at the same time. Both numbers are the
-paper's, so their ratio is a third claim, which both intervals may hold and no pair.
-
-The page's section on whether completed inferences follow the capacity that there was (Figure 9).
+Figure 8's ratio of full to partial awareness takes pairs of runs with the same parameters, size of calls and first
+loss. Figure 9's section tells whether completed inferences follow the capacity.
 """
 
 from __future__ import annotations
@@ -38,8 +34,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A number of the paper's that is predicted. `text`: what else the paper says of that run, in its own words.
-    `unit`: as it follows the number."""
+    """A predicted number of the paper. `text`: the paper's words on that run; `unit`: as it follows the number."""
 
     figure: str
     awareness: Awareness
@@ -49,7 +44,7 @@ class Claim(msgspec.Struct, frozen=True):
     unit: str = ""
 
     def values(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> list[float]:
-        """The results of the runs that predict the claim: those of `batch` inferences a call, or all if it is 0."""
+        """Return the results of the runs that predict the claim, with `batch` inferences a call (0: all)."""
         return [one.value for each in rows for one in self._of(each, batch)]
 
     def variants(self, rows: Iterable[Sequence[Prediction]], *, batch: int) -> list[Variant]:
@@ -70,13 +65,13 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def outside(said: float, values: Sequence[float]) -> float:
-    """How far a number is from the nearest end of an interval, as a part of the number; 0 inside."""
+    """Return how far a number is from an interval, as a part of the number; 0 inside."""
     nearest = min(max(said, min(values)), max(values))
     return abs(nearest / said - 1.0)
 
 
 def judged(said: float, values: Sequence[float]) -> str:
-    """In words. An interval of sets that are off by up to a tolerance has that tolerance in it: none is added."""
+    """Say where the number is. Sets are off by up to a tolerance, so the interval has it already."""
     if off := outside(said, values):
         return f"**outside** by {off:.1%}"
     return "inside, at its end" if said in (min(values), max(values)) else "inside"
@@ -96,8 +91,7 @@ SAID = paper.FIGURE_8[Awareness.FULL] / paper.FIGURE_8[Awareness.DISK]
 
 
 def pairs(rows: Iterable[Sequence[Prediction]], *, batch: int, none_lost: bool = False) -> dict[str, list[float]]:
-    """Ratios, by when the first GPU goes. `none_lost`: without the three that full awareness lost early, which is not
-    what the paper's figure has."""
+    """Return ratios by when the first GPU goes. `none_lost`: without the three that full awareness lost early."""
     found: dict[str, list[float]] = {}
     for each in rows:
         runs = [one for one in each if one.figure == "8" and one.batch == batch]

@@ -1,10 +1,7 @@
-"""The page's section on Figure 8's partial run where the workers of a node share its disk.
+"""The page's sections on Figure 8: workers of a node that share its disk, and which kind of GPU does the work.
 
-What Figure 8 depends on: which kind of GPU does the work.
-
-Everything else of it is fixed. When A10s and TITANs are taken away is said, so it is known how long each is there on
-the mean; how much all of them do together is known from Figure 6. So what is done by the end is a
-straight line in the share that TITANs have of the work, and the share that a number asks for can be read off it.
+Figure 6 gives the rate of all GPUs and the text says when each goes, so what is done at the end is linear in the
+TITANs' share of the work: the share that a number asks for can be read off it.
 """
 
 from __future__ import annotations
@@ -26,8 +23,7 @@ _SAID = paper.FIGURE_8[Awareness.DISK]
 
 
 class Case(NamedTuple):
-    """A kind of node and a way in which its GPUs go, over the sets that fit such nodes. `alone`: what these sets give
-    with one GPU a node."""
+    """A kind of node and how its GPUs go, over the sets that fit such nodes. `alone`: with one GPU a node."""
 
     sharing: Sharing
     from_s: float
@@ -108,15 +104,16 @@ _BANDS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)
 
 
 def of_titans(parameters: Parameters, awareness: Awareness) -> float:
-    """The share of all inferences that TITANs do while all GPUs are there, in calls of a hundred."""
+    """Return the TITANs' share of all inferences while all GPUs are there, in calls of a hundred."""
     a10_s, titan_s = (fit.worker(parameters, kind, awareness, BATCH)[1] for kind in (paper.A10, paper.TITAN))
     return a10_s / (a10_s + titan_s)
 
 
 def wanted(done: float, awareness: Awareness, *, begins_s: float, late_s: float = 0.0) -> float:
-    """The share of TITANs with which so many inferences would be done by the end of Figure 8. More than 1: none would
-    do. `begins_s`: when GPUs begin; `late_s`: how much later than at 900 s the first one goes. With each GPU half a
-    call is lost."""
+    """Return the TITANs' share with which `done` inferences are done at the end of Figure 8; above 1: none would do.
+
+    `begins_s`: when GPUs begin; `late_s`: how much after 900 s the first one goes. Each GPU loses half a call.
+    """
     [static] = [run for run in paper.RUNS if run.awareness is awareness and run.batch == BATCH]
     rate = paper.INFERENCES / (static.seconds - begins_s)
     lost = 2 * paper.EACH * BATCH / 2

@@ -24,8 +24,8 @@ SHARED_BYTES_PER_S = 84e9 / 8
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One run: how much of a context outlived a call, inferences a call, and how long all of them took. `most`: where
-    the text gives limits, the upper one; else 0."""
+    """One run: what of a context outlived a call, inferences a call, and seconds. `most`: an upper limit in the text,
+    else 0."""
 
     figure: str
     awareness: Awareness

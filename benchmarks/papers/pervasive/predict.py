@@ -1,4 +1,23 @@
-"""TODO"""
+"""Figures 8, 9a and 9b from parameters that were fitted on Figures 6 and 7, with nothing refitted.
+
+What the text leaves open is varied, and none of it is taken from when the paper's runs ended. A prediction is a range
+over parameter sets and all of these:
+
+- Figure 8: the first GPU goes at 900 s or a minute later; with full awareness three dropped out "early", of each kind.
+- Figure 9a: the pool grows from 4 to 20 GPUs by one every one, two or four minutes, evenly or slowly at first, half
+  A10s and half TITANs or as mixed as the cluster.
+- Figure 9b: 186 GPUs are there after 100 to 600 s; how fast the six kinds are that no static run used.
+- Figures 8 and 9: inferences a call (100 in §4.2, 1,000 as well in §4.3).
+
+Figure 8's partial run is simulated also with nodes whose workers share a disk: when neighbours are preempted, loads get
+faster. What is simulated is the most that this can do: workers of a node load together, a load with all neighbours
+takes the fitted time, and one with none takes `reads / gpus` of its reading.
+
+Figure 9's *distance* is how far completed inferences are from being proportional to capacity (GPUs, each by its
+inferences a second), as a part of all. Capacity is integrated in three ways. *Connected*: from a worker's connection to
+the end of the run. *Hot*: while the GPU holds the context, until the last call is handed out. *Evenly*: the same, and a
+call's inferences count evenly over its run. The line goes through zero and the last point.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +51,7 @@ class Distance(msgspec.Struct, frozen=True):
 
 
 def distance(log: EventLog, rates: Mapping[int, float]) -> Distance:
-    """`rates`: inferences a second of the GPU of each pilot, by the pilot's number. Of a run in which no pilot ends."""
+    """Return the distances of a run in which no pilot ends. `rates`: inferences a second by the pilot's number."""
     connected: list[tuple[float, float]] = []
     hot: list[tuple[float, float]] = []
     ends: list[tuple[float, float]] = []
@@ -132,8 +151,10 @@ Look = tuple[float, float]
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """One simulated run. `value`: seconds (Figures 9a, 9b) or inferences (8). `variant`: what was assumed beyond the
-    parameters, and `batch` inferences a call. `looks`: every `LOOK_S` from 0 on. `off`: see there; of Figure 9 only."""
+    """One simulated run. `value`: seconds (Figures 9a, 9b) or inferences (8). `variant`: what was assumed. `looks`:
+    every
+    `LOOK_S`. `off`: the distance; of Figure 9 only.
+    """
 
     figure: str
     awareness: Awareness
@@ -144,7 +165,7 @@ class Prediction(msgspec.Struct, frozen=True):
     off: Distance | None = None
 
     def is_of(self, figure: str, awareness: Awareness) -> bool:
-        """Whether this run predicts what the paper has in a figure. In Figure 8 three GPUs were lost early."""
+        """Whether this run predicts the paper's figure. In Figure 8 three GPUs were lost early."""
         return (self.figure, self.awareness) == (figure, awareness) and self.variant != NONE_LOST
 
 
@@ -264,7 +285,7 @@ class Preempted(msgspec.Struct, frozen=True):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What a parameter set gives on such nodes: Figure 6's partial run by the nodes, in seconds, and Figure 8's."""
+    """What a parameter set gives on such nodes: Figure 6's partial run in seconds, and Figure 8's."""
 
     static_s: tuple[float, ...]
     runs: tuple[Preempted, ...]
@@ -302,9 +323,9 @@ def _ran(
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What the reproduction came to. `simulated`: the static runs with the first, most central of the `fits`; of
-    `predictions` and `shared` there is one row for each fit. `starts`: of searches that the fits came from, on the day
-    `searched`. `panels`: whether the pictures have a panel for each size of calls; those of older records mix them."""
+    """The record. `simulated`: static runs with the first, most central fit; `predictions` and `shared` have a row for
+    each fit. `starts`: searches, on the day `searched`. `panels`: pictures have a panel for each size of calls.
+    """
 
     facts: Facts
     starts: int

@@ -18,7 +18,6 @@ from stoker.contexts.recipe import Awareness
 
 
 def write(found: Found) -> str:
-    """Return the page, in Markdown."""
     texts = (f'of Figure {claim.figure} that the application "{claim.text}"' for claim in CLAIMS if claim.text)
     return page(
         PAGE, paper=paper, fit=fit, predict=predict, made=_made(found), short=_short(found),

@@ -32,9 +32,10 @@ _DIGITS = 4
 
 
 class Sharing(msgspec.Struct, frozen=True):
-    """Workers of one GPU each share the disk of their node. `gpus`: of a node; `reads`: the part of a load, with all
-    neighbours there and loading too, that reads the disk. `spread`: GPUs are taken from all nodes in turn; else one
-    node is emptied after the other."""
+    """Workers of one GPU each share the disk of their node. `gpus`: of a node; `reads`: the part of a load that reads
+    the disk;
+    `spread`: GPUs are taken from all nodes in turn, else node by node.
+    """
 
     gpus: int
     reads: float
@@ -44,7 +45,7 @@ class Sharing(msgspec.Struct, frozen=True):
 def world(
     parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = paper.SINGLE, sharing: Sharing | None = None
 ) -> World:
-    """A cluster with these pools of GPUs. `peaks`: by which rates kinds that were not fitted are slower or faster."""
+    """Return a cluster with these pools of GPUs. `peaks`: the rates by which kinds that were not fitted are scaled."""
     p, reads = parameters, 0.0 if sharing is None else sharing.reads
     context = ContextModel(
         files=(
@@ -113,8 +114,8 @@ class SharedDisks(Simulation):
 
 
 def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = paper.SINGLE) -> float:
-    """Seconds an inference: fitted for the two kinds of the static runs; for the others a power of their peak rate that
-    goes through these two."""
+    """Return the seconds of an inference: fitted for two kinds; for others a power of their peak rate through these
+    two."""
     fitted = {paper.A10: parameters.item_a10_s, paper.TITAN: parameters.item_titan_s}
     if kind in fitted:
         return fitted[kind]
@@ -147,8 +148,7 @@ def vanishing(
 def ramp(
     shares: Mapping[str, float], *, first: int, last: int, until_s: float, bend: float = 1.0, every_s: float = 20.0
 ) -> Pools:
-    """From `first` GPUs to `last` in a line that is straight with `bend` 1, and with more slow at first; each kind has
-    its share of them, as whole GPUs."""
+    """Return pools from `first` to `last` GPUs; `bend` 1 is a straight line, more is slower at first."""
     order = _order(shares, last)
     pools: dict[str, list[tuple[float, int]]] = {kind: [] for kind in order}
     steps = max(1, round(until_s / every_s))

@@ -21,7 +21,6 @@ _Place = tuple[str, Group]
 
 
 def draw(folder: Path, record: Record) -> list[Path]:
-    """Write Figures 7 and 8 into a folder that is there. Raises StokerError where matplotlib is not installed."""
     paths = [folder / f"prompttuner-figure-{number}.png" for number in (7, 8)]
     of = evaluations(record)[0]
     with style() as figure_of:

@@ -1,7 +1,5 @@
-"""Everything that the page is made of: which runs, and in which order.
-
-The search comes first, then the settings of the baselines, then the most central set under all its seeds, and the
-others under fewer. What is done is kept (`runs`), so that all of it can be stopped and goes on.
+"""Everything that the page is made of, in order: the search, the baselines' settings, the central set under all its
+seeds, and the other sets under fewer. Runs are kept, so a stopped evaluation goes on.
 """
 
 from __future__ import annotations
@@ -43,8 +41,10 @@ Wanted = tuple[Group, System]
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """How much is done: under which seeds the central set is run, the others, and 96 GPUs; on a cluster so many times
-    smaller with as many fewer jobs. `stages`, `sets`: of the search, and of the sets that count, so many (0: all)."""
+    """How much is run: seeds of the central set, of the others and of 96 GPUs; on a cluster `smaller` times smaller.
+    `stages`,
+    `sets`: so many of the search's stages and of the sets (0: all).
+    """
 
     seeds: tuple[int, ...]
     few: tuple[int, ...]
@@ -56,8 +56,7 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 def whole(grid: Grid, *, seeds: int = 0, stages: int = 0, sets: int = 0) -> Extent:
-    """All that the grid asks for; with a number only so many of the central set's seeds, of the search's stages, and of
-    the sets."""
+    """Return all that the grid asks for, or so many of the central set's seeds, the stages and the sets."""
     every = grid.report.seeds[: seeds or None]
     return Extent(every, every[: grid.report.few], every[:3], stages=stages, sets=sets)
 
@@ -85,9 +84,8 @@ def again(
     runs: Runs, grid: Grid, record: Record, *, baseline: str, tell: Callable[[str], Callable[[int, int], None]],
     command: str,
 ) -> Record:  # fmt: skip
-    """The same record with all that is of one baseline's policy done again: the search for its settings, and its runs.
-    Raises SimulationError, also where a run came to something else than it had come to, or another baseline's settings
-    would be others: then the code is another one, and everything has to be done again."""
+    """Return the record with one baseline's settings searched and run again. Raises SimulationError if other results
+    change."""
     clock, usual = Clock(command), record.sets[0].parameters(grid)
     searches = searching.searched(runs.each(searching.cases(usual), tell=tell("settings")), usual)
     chosen = searching.best(searches)
@@ -130,7 +128,7 @@ def central(chosen: Chosen) -> list[Wanted]:
 
 
 def others(chosen: Chosen) -> list[Wanted]:
-    """The bars, and the numbers that the text has of the medium and the high load: what every set is asked."""
+    """Return the runs of every set: for the bars, and for the text's numbers of the medium and high load."""
     systems = [NOBODY, *chosen.values()]
     parts = [*scenarios.TABLE_8.values(), scenarios.NO_PROMPTS, scenarios.NO_RUNTIMES]
     return [*((group, system) for group in (MEDIUM, HIGH) for system in systems), *((MEDIUM, one) for one in parts)]

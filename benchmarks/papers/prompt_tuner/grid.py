@@ -19,8 +19,6 @@ SEED = 0
 
 
 class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is tried of each unknown; `width`: names."""
-
     duration_median_s: tuple[float, ...]
     overhead: tuple[float, ...]
     width: tuple[str, ...]
@@ -48,7 +46,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReportSeeds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is predicted with: seeds of the central set, how many of them the others have, and how many sets at most."""
+    """Seeds of the central set, how many of them the others have, and how many sets at most."""
 
     seeds: tuple[int, ...]
     few: int
@@ -107,7 +105,7 @@ def central(choices: Sequence[Choice], grid: Grid) -> Choice:
 
 
 def farthest_apart(choices: Sequence[Choice], grid: Grid, *, most: int) -> list[Choice]:
-    """At most so many: the central one, then always the one that is farthest from all before it (Gonzalez, 1985)."""
+    """Return the central set, then always the set farthest from all before it (Gonzalez, 1985)."""
     picked = [central(choices, grid)]
     left = [each for each in choices if each != picked[0]]
     while left and len(picked) < most:

@@ -1,5 +1,5 @@
-"""What the PromptTuner paper says of its evaluation, as numbers. Bars of a figure that the text gives no number for are
-not here: the text is all that is read."""
+"""What the text of the PromptTuner paper says of its evaluation, as numbers; bars of figures without a number are left
+out."""
 
 from __future__ import annotations
 

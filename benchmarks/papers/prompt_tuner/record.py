@@ -1,4 +1,7 @@
-"""TODO"""
+"""The record that the page is made from: every run's numbers, as means with 95 % intervals over seeds and over sets.
+
+Two systems are compared seed by seed. One set of parameters is one `Evaluation`; `over` is the interval over all sets.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 
 
 class KeptRun(msgspec.Struct, frozen=True, array_like=True):
-    """One run: its set, group, system and seed, then percent of violations, dollars' worth of device-seconds
-    (`paid_s`), the share of GPUs that were allocated, and what jobs waited before they began, as a share of their
-    latency: the mean, the most; and seconds of a round that had something to look at: the mean, the most. Last, of the
-    same latency, what a job waited while its libraries were started: the mean, the most (None: not measured)."""
+    """One run: set, group, system, seed; percent of violations, dollars' worth of device-seconds (`paid_s`), the share
+    of GPUs allocated; the share of latency that jobs waited, mean and most; seconds of a round with work, mean and
+    most; and the share of latency that jobs waited for starts (None: not measured).
+    """
 
     places: tuple[int, ...]
     group: str
@@ -60,9 +63,9 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The file. `sets`: those that were run, the most central first; `chosen`: each reading's best setting of those
-    that were tried (`searches`); `seeds`: of the central set; `few`: of the others; `again`: where and
-    when one baseline's settings and runs were done again (`everything.again`)."""
+    """The file. `sets`: the most central first; `chosen`: each reading's best setting of `searches`; `seeds`: of the
+    central set; `few`: of the others; `again`: where and when one baseline was run again (`everything.again`).
+    """
 
     facts: Facts
     searched: Searched
@@ -76,7 +79,6 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def keep(path: Path, record: Record) -> None:
-    """Write a line for each part, and one for each run."""
     parts = msgspec.to_builtins(record)
     runs = b",\n".join(map(msgspec.json.encode, parts.pop("runs")))
     lines = [b'"%s": %s' % (name.encode(), msgspec.json.encode(part)) for name, part in parts.items()]

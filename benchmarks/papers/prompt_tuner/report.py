@@ -23,7 +23,6 @@ _NEAR_POINTS, _FEW = 1.0, 4
 
 
 def write(record: Record) -> str:
-    """Return the page, in Markdown."""
     page = Page(record)
     return PAGE.read_text().format(
         made=_made(page), short=short(page), bars=report_bars.against(page), learning=report_bars.learning(page),

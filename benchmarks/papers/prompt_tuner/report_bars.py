@@ -1,9 +1,4 @@
-"""What was asked of the reproduction, and whether it holds: each bar with each set, by its interval over seeds.
-
-Sections of the page: the bars, the scheduler without a part, and what the distance to INFless depends on.
-
-The section of the page on what was no anchor and can be compared: waiting under INFless, rounds of scheduling.
-"""
+"""Sections of the page: the bars, the scheduler without a part, INFless's distance, and what was no anchor."""
 
 from __future__ import annotations
 
@@ -43,7 +38,7 @@ ROUND_S = 0.002
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One of them: at least (or, where it is `below`, less than) so much of something, under each set."""
+    """At least (or, with `below`, less than) a number, under each set."""
 
     what: str
     wanted: float
@@ -90,7 +85,7 @@ def against_baselines(sets: Sequence[Evaluation], chosen: Chosen, condition: Con
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What ours is without a part: the paper's points more and times the cost, as far as it has them."""
+    """Ours without a part: the paper's points more and times the cost, as far as it has them."""
 
     what: str
     system: System
@@ -160,7 +155,6 @@ def against(page: Page) -> str:
 
 
 def learning(page: Page) -> str:
-    """Ours against the baselines, where somebody learns."""
     conditions = (Condition.ALL, Condition.OURS_ALONE)
     lines = head("what", "bar", *(cell for one in conditions for cell in (one.value, "holds")))
     columns = [list(against_baselines(page.sets[:1], page.chosen, condition)) for condition in conditions]
@@ -181,7 +175,6 @@ def _bar(bar: Bar, sets: int) -> str:
 
 
 def ablations(page: Page) -> str:
-    """Table 8, and the bank and runtimes of Figure 8."""
     sets, one, whole = len(page.sets), page.central, paper.TABLE_8["whole"]
     found = f"{show(estimate(one.violations(MEDIUM, NOBODY)))} % and ${show(estimate(one.costs(MEDIUM, NOBODY)))}"
     text = f"""The whole scheduler: the paper {whole.violations} % and ${whole.cost}; here {found} with the most central
@@ -247,8 +240,7 @@ def compared(page: Page) -> str:
 
 
 def starts(page: Page, reading: Reading) -> list[MeanEstimate]:
-    """Percent of a job's latency while its instances start, in each set at medium load; empty if it was not measured
-    in all of them."""
+    """Return percent of latency while instances start, in each set at medium load; empty where it was not measured."""
     found = [_starts(one, page, reading, MEDIUM) for one in page.sets]
     return [each for each in found if each is not None] if all(found) else []
 

@@ -33,7 +33,6 @@ def figure_3c(page: Page) -> str:
 
 
 def figure_7(page: Page) -> str:
-    """Violations and cost by load and S."""
     one, systems = page.central, [NOBODY, *(page.chosen[reading] for reading in TEXT)]
     names = ["ours", *(reading.value for reading in TEXT)]
     lines = head("load, S", *(f"{name}, %" for name in names), *(f"{name}, $" for name in names))
@@ -44,7 +43,6 @@ def figure_7(page: Page) -> str:
 
 
 def figure_7_said(page: Page) -> str:
-    """Figure 7 against the paper's words, pairwise by seed."""
     return "\n".join([*head("what", "paper", "the most central set", ""), *_said(page)])
 
 
@@ -103,7 +101,6 @@ def table_7(page: Page) -> str:
 
 
 def figure_8(page: Page) -> dict[str, str]:
-    """The bank and runtimes by S, the window, the bank's size."""
     one, numbers = page.central, ("%", "$", "points more", "times the cost")
     groups = {emergence: at("medium", emergence) for emergence in paper.EMERGENCES}
     reuse = [

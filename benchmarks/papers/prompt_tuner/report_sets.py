@@ -1,4 +1,4 @@
-"""TODO"""
+"""Sections of the page: in short, the sets and how near they are to the anchors, and how long idle GPUs are kept."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _predicted_anchors(page: Page) -> str:
 
 
 def again_anchored(page: Page, one: Evaluation) -> list[tuple[float, float]]:
-    """A set's first two anchors under the seeds that results are from, and how far each is off."""
+    """Return a set's first two anchors under the results' seeds, and how far each is off."""
     late = fmean(one.violations(MEDIUM, NOBODY))
     allocated = fmean(100.0 * run.allocated for run in one.results(MEDIUM, page.chosen[Reading.RESIZES]))
     return [
@@ -129,7 +129,6 @@ def again_anchored(page: Page, one: Evaluation) -> list[tuple[float, float]]:
 
 
 def still_within(page: Page) -> list[Evaluation]:
-    """The sets that would count under the seeds that results are from, by the anchors that every set is run for."""
     within = page.record.searched.within + 1e-9
     return [one for one in page.sets if all(abs(off) <= within for _, off in again_anchored(page, one))]
 
@@ -167,8 +166,9 @@ def theirs(page: Page) -> Iterator[tuple[Reading, str, System]]:
 
 
 def apart_at_the_same_cost(page: Page, system: System) -> MeanEstimate | None:
-    """Points by which more jobs are late than under ours, whose window is such that it costs the same on the mean: on a
-    straight line between two windows that were run, seed by seed. None where no two windows enclose that cost."""
+    """Return the points by which more jobs are late than under ours at the same cost: seed by seed, on a straight line
+    between two windows that were run. None where no two windows enclose that cost.
+    """
     one = page.central
     cost, late = fmean(one.costs(MEDIUM, system)), one.violations(MEDIUM, system)
     points = [(fmean(one.costs(MEDIUM, each)), one.violations(MEDIUM, each)) for _, each in _ours()]

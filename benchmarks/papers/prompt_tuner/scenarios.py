@@ -1,4 +1,11 @@
-"""TODO"""
+"""The runs of the evaluation as values, and the systems: each baseline in every reading of the text, and who learns.
+
+INFless starts a job on all its instances at once, or its instances hold their devices and wait (§3.2). ElasticFlow
+resizes running jobs (§3.1), or lets them keep their size. `searching` chooses the settings that no text has.
+
+In the paper nobody learns how many iterations a job needs; a session's policy does. So there are three conditions:
+nobody learns (the paper's), all learn, ours alone learns.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +50,6 @@ STATIC = frozenset({ELASTIC_FLOW})
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One run. `counts`: jobs by model."""
-
     counts: tuple[tuple[str, int], ...]
     emergence: float
     system: System
@@ -54,8 +59,9 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A case in which several systems are compared; pages print its `name`. `times` multiplies the load's jobs;
-    `changed`: parameters that are not those of the set."""
+    """A case in which systems are compared; pages print its `name`. `times` multiplies the load's jobs; `changed`:
+    parameters that differ from the set's.
+    """
 
     name: str
     load: str = "medium"
@@ -67,7 +73,7 @@ class Group(msgspec.Struct, frozen=True):
     def cases(
         self, system: System, parameters: Parameters, *, seeds: Iterable[int], smaller: int = 1
     ) -> Iterator[Case]:
-        """A system's runs on a set's parameters, one a seed; on a cluster so many times smaller, with as many fewer
+        """Yield a system's runs on a set's parameters, one a seed; on a cluster `smaller` times smaller, with fewer
         jobs."""
         counts = tuple((model, count * self.times // smaller) for model, count in paper.LOADS[self.load].items())
         own = msgspec.structs.replace(parameters, **dict(self.changed))
@@ -112,7 +118,7 @@ def of_bank(size: int) -> Group:
 
 
 class Reading(enum.Enum):
-    """A baseline, as it may be meant. The first of each is the one nearest to the text."""
+    """A baseline in one reading. The first of each is the nearest to the text."""
 
     HOLD = "INFless, instances hold and wait"
     AT_ONCE = "INFless, all at once"

@@ -1,19 +1,11 @@
-"""The paper's clusters as worlds of the simulator: servers of eight GPUs, all there from the beginning.
+"""One run of the evaluation: the paper's clusters as worlds of the simulator, with the policies of a live session.
 
-Loads neither wait for files nor for each other: a cold start is a constant of the model (the parameters say why). A
-GPU holds one model at a time.
+Servers have eight GPUs, all there from the beginning, and a GPU holds one model at a time. A cold start is a constant
+of the model. All policies know the models' profiles beforehand (§5.3).
 
-What came of one run: who was late, and how long GPUs were held.
-
-A job is in time when its result is there within its SLO; one that was refused, dropped, or never done is a violation
-like one that is late. A GPU is paid for from the order to load a model on it until the end of its process, whether it
-loads, waits or works; systems that never give GPUs back pay for all of them, from the beginning to the end of the run.
-A run ends with its last job, and not before the 20 minutes in which jobs come.
-
-One run of the evaluation, in the simulator with the policies that a live session has.
-
-All policies know profiles of the models beforehand (§5.3): how long one takes to load, and an iteration on each number
-of replicas.
+A job is in time when its result is there within its SLO; one that was refused, dropped or never done is a violation. A
+GPU is paid for from the order to load a model until its process ends; systems that never give GPUs back pay for all of
+them. A run ends with its last job, and not before the 20 minutes in which jobs come.
 """
 
 from __future__ import annotations
@@ -78,10 +70,11 @@ _ROUNDING_S = 1e-3
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Jobs, device-seconds, seconds. `held_s`: on which models were loaded or being loaded; `busy_s`: on which jobs
-    ran; `all_s`: of the whole cluster. `wait_share`: of a job's latency in which it had not begun, the mean over jobs
-    that were done, and `wait_most` the most. `start_share`, `start_most`: of that, while a library that it then ran on
-    was started and loaded its model. `round_s`, `round_most_s`: what a round of the policy took here."""
+    """Jobs, device-seconds, seconds. `held_s`: models were loaded or loading; `busy_s`: jobs ran; `all_s`: the whole
+    cluster.
+    `wait_share`, `wait_most`: the part of a job's latency before it began, mean and most; `start_share`, `start_most`:
+    of that, while a library that it ran on was starting. `round_s`, `round_most_s`: a round of the policy.
+    """
 
     jobs: int
     late: int
@@ -251,5 +244,4 @@ class Timed:
 
     @property
     def mean_s(self) -> float:
-        """Seconds a round, over those that had something to look at: an idle tick costs nothing and says nothing."""
         return self._spent_s / self._rounds if self._rounds else 0.0

@@ -55,8 +55,7 @@ FAMILIES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(),
 
 
 def recipes(*, held_out: bool = False) -> list[CollectedRecipe]:
-    """The recipes, always the same: of each family so many points of its grid, drawn with a fixed seed; or as many
-    others, on which nothing was decided."""
+    """Return so many points of each family's grid, drawn with a fixed seed; or others, on which nothing was decided."""
     found, sources = [], corpora.members(SOURCES)
     for family in FAMILIES:
         text = sources[f"{family.name}.py"].decode()

@@ -1,11 +1,9 @@
 """`python -m benchmarks.papers.schedmate.estimates`: how good estimates for recipes are that were never measured.
 
-Leave one recipe out: each recipe of the collection is estimated from the measurements of all others, and what it took
-is compared. SchedMate reports relative errors under 100 % for 85.7 % of its estimates of durations, Lucid 27.7 %
-(§5.4, Figure 12); the bar here is 86 %.
-
-An estimate that is too low never has an error over 100 %, so a small constant meets that bar. So constants stand
-beside it, and a second measure that no constant can meet: the share of estimates within a factor of two both ways.
+Each recipe is estimated from the measurements of all others. SchedMate reports relative errors under 100 % for 85.7 %
+of its estimates of durations, Lucid 27.7 % (§5.4, Figure 12); the bar here is 86 %. A small constant meets that bar,
+since an estimate that is too low never has an error over 100 %. So constants stand beside it, and the share within a
+factor of two both ways, which no constant can meet.
 """
 
 from __future__ import annotations
@@ -49,8 +47,9 @@ def facts_of(rows: list[Row]) -> Facts:
 def estimated(
     rows: list[Row], history_rows: list[Row], facts: Facts, *, apart: Callable[[Row, Row], bool]
 ) -> dict[str, dict[str, float]]:
-    """By recipe and quantity, what is estimated from the rows of history that are `apart` from it; 0 where there is
-    none. `average`: the plain mean of the same most similar recipes, as the paper takes it."""
+    """Return by recipe and quantity the estimate from the rows of history that are `apart` from it; 0 without any.
+    `average`: the plain mean of the same similar recipes, as the paper takes it.
+    """
     found = {}
     took = {row["name"]: row["run_s"] for row in history_rows}
     folder = tempfile.TemporaryDirectory()
@@ -90,8 +89,8 @@ def remember(row: Row, facts: Facts, history: SourceHistory, performance: Perfor
 
 
 def shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float, float, float]:
-    """The share of relative errors under 100 %, of values within a factor of two, and the median relative error.
-    A value that is not there is an error of more than both."""
+    """Return the shares of relative errors under 100 % and of values within a factor of two, and the median relative
+    error."""
     known = {name: value for name, value in truth.items() if value > 0}
     errors = [abs(said[name] - value) / value if said[name] > 0 else math.inf for name, value in known.items()]
     near = [said[name] > 0 and 0.5 <= said[name] / value <= 2 for name, value in known.items()]

@@ -1,17 +1,13 @@
 """Faults of the infrastructure among mistakes that look like them: `python -m benchmarks.papers.schedmate.faults`.
 
-A session of three pilots, each with a disk (tmpfs), a memory (cgroup) and a GPU (a stand-in for NVIDIA's driver) of
-its own. Every kind of fault strikes twenty times, and every kind of mistake is made as often, in one shuffled stream
-of calls. A fault counts as *retried* if its call completed on another pilot than the one that failed it; *at once* if
-no try on the first pilot came between (it is kept off that one for 15 s, and the others may be busy for longer). A
-mistake counts as *retried* if its call ran more than once. A call *lost budget* if Parsl counted a failure of it, or
-Stoker a death.
+A session of three pilots, each with its own disk (tmpfs), memory (cgroup) and GPU (a stand-in for NVIDIA's driver).
+Every kind of fault and of mistake occurs twenty times, in one shuffled stream of calls. A fault counts as *retried* if
+its call completed on another pilot, *at once* if no try on the first pilot came between. A mistake counts as *retried*
+if its call ran more than once. A call *lost budget* if Parsl counted a failure of it, or Stoker a death.
 
-What is real: the libraries that raise (numpy, torch, safetensors, pandas, pyarrow, Pillow, tokenizers, transformers,
-the standard library); full file systems; system calls that return ESTALE, EIO and EDQUOT, by ptrace; Gloo's ranks, one
-of which is killed; the kernel's out-of-memory killer, in a cgroup that a process beside the pilot fills. What is stood
-in for, as there is no GPU: a torch operator in C++ throws c10's own exceptions with the texts of CUDA and NCCL; the
-driver and the probe read files.
+Real: the libraries that raise, full file systems, ESTALE, EIO and EDQUOT (by ptrace), a killed Gloo rank, and the
+kernel's out-of-memory killer. Stood in for, without a GPU: a torch operator in C++ throws c10's exceptions with the
+texts of CUDA and NCCL; the driver and the probe read files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Lines between those with metrics, as the logs of real jobs are full of them. None of them is progress.
-
-Runs that never ran: what a training does over time, for logs whose format is public and whose program is not here.
+"""Logs of trainings that never ran, in public formats whose programs are not here, and lines between those with
+metrics.
 
 A run has a seed, steps of uneven length (one in fifty is four times as long), a falling loss with noise, and ends
 somewhere in the middle. A format is a function from the state at a step to the lines that the program prints then.
@@ -168,13 +167,11 @@ def _clock(seconds: float) -> str:
 
 
 def _pytorch_mnist(s: State) -> list[str]:
-    """pytorch/examples, mnist/main.py. Names no total of epochs and no time."""
     rows = s.per_epoch * s.batch
     return [f"Train Epoch: {s.epoch + 1} [{s.i * s.batch}/{rows} ({100 * s.i / s.per_epoch:.0f}%)]\tLoss: {s.loss:.6f}"]
 
 
 def _imagenet(s: State) -> list[str]:
-    """pytorch/examples, imagenet/main.py; with its validation after an epoch."""
     lines = []
     if s.i == 0 and s.epoch:
         lines = [
@@ -191,7 +188,6 @@ def _imagenet(s: State) -> list[str]:
 
 
 def _timm(s: State) -> list[str]:
-    """huggingface/pytorch-image-models, train.py; with its evaluation after an epoch."""
     lines = []
     if s.i == 0 and s.epoch:
         lines = [
@@ -208,7 +204,6 @@ def _timm(s: State) -> list[str]:
 
 
 def _fairseq(s: State) -> list[str]:
-    """facebookresearch/fairseq, fairseq/logging/progress_bar.py, the simple format; with its validation."""
     stamp = f"{s.now:%Y-%m-%d %H:%M:%S}"
     lines = []
     if s.i == 0 and s.epoch:
@@ -228,7 +223,6 @@ def _fairseq(s: State) -> list[str]:
 
 
 def _deepspeed(s: State) -> list[str]:
-    """deepspeedai/DeepSpeed, deepspeed/utils/timer.py (ThroughputTimer) and runtime/engine.py (_report_progress)."""
     stamp = f"[{s.now:%Y-%m-%d %H:%M:%S},{s.now.microsecond // 1000:03d}] [INFO]"
     return [
         f"{stamp} [logging.py:96:log_dist] [Rank 0] step={s.step + 1}, skipped=0, lr=[{s.lr}], mom=[(0.9, 0.95)]",
@@ -240,7 +234,6 @@ def _deepspeed(s: State) -> list[str]:
 
 
 def _keras_classic(s: State) -> list[str]:
-    """keras-team/keras, keras/utils/generic_utils.py of version 2: a bar that is drawn over itself."""
     lines = [f"Epoch {s.epoch + 1}/{s.epochs}"] if s.i == 0 else []
     full = 30 * (s.i + 1) // s.per_epoch
     bar = "=" * max(0, full - 1) + ">" + "." * (30 - full)
@@ -254,7 +247,6 @@ def _keras_classic(s: State) -> list[str]:
 
 
 def _nanogpt(s: State) -> list[str]:
-    """karpathy/nanoGPT, train.py. Its total stands in the settings at the start alone."""
     lines = []
     if s.step % 250 == 0:
         lines.append(f"step {s.step}: train loss {s.loss:.4f}, val loss {s.loss * 1.02:.4f}")
@@ -264,7 +256,6 @@ def _nanogpt(s: State) -> list[str]:
 
 
 def _json_lines(s: State) -> list[str]:
-    """A line of JSON a report, as allenai/OLMo and wandb users print them."""
     line = {
         "time": f"{s.now.isoformat()}", "step": s.step + 1, "total_steps": s.total, "train/loss": round(s.loss, 5),
         "lr": s.lr, "tokens_per_second": round(s.batch * s.tokens / s.dt, 1), "step_time": round(s.dt, 5),
@@ -273,7 +264,6 @@ def _json_lines(s: State) -> list[str]:
 
 
 def _detectron2(s: State) -> list[str]:
-    """facebookresearch/detectron2, detectron2/utils/events.py (CommonMetricPrinter). Its `time` is the mean of all."""
     mean = s.t / (s.step + 1)
     eta = int(mean * (s.total - s.step - 1))
     left = f"{eta // 3600}:{eta // 60 % 60:02d}:{eta % 60:02d}"
@@ -286,7 +276,6 @@ def _detectron2(s: State) -> list[str]:
 
 
 def _opennmt(s: State) -> list[str]:
-    """OpenNMT/OpenNMT-py, onmt/utils/statistics.py, behind the prefix of its logger."""
     rate = s.batch * s.tokens / s.mean_dt
     return [
         f"[{s.now:%Y-%m-%d %H:%M:%S},{s.now.microsecond // 1000:03d} INFO] "
@@ -297,7 +286,6 @@ def _opennmt(s: State) -> list[str]:
 
 
 def _marian(s: State) -> list[str]:
-    """marian-nmt/marian, src/training/scheduler.h, with --lr-report. Its `Time` is that since the last line."""
     since = sum(s.durations[-s.every :])
     words = s.batch * s.tokens * len(s.durations[-s.every :]) / since
     rows = s.batch * (s.i + 1)
@@ -309,7 +297,6 @@ def _marian(s: State) -> list[str]:
 
 
 def _detr(s: State) -> list[str]:
-    """facebookresearch/detr, util/misc.py (MetricLogger.log_every); with its test after an epoch."""
     lines = []
     if s.i == 0 and s.epoch:
         lines = [
@@ -330,7 +317,6 @@ def _detr(s: State) -> list[str]:
 
 
 def _mmengine(s: State) -> list[str]:
-    """open-mmlab/mmengine, mmengine/runner/log_processor.py; with its validation after an epoch."""
     stamp = f"{s.now:%m/%d %H:%M:%S} - mmengine - INFO -"
     lines = []
     if s.i == 0 and s.epoch:
@@ -349,7 +335,6 @@ def _mmengine(s: State) -> list[str]:
 
 
 def _ultralytics(s: State) -> list[str]:
-    """ultralytics/ultralytics, ultralytics/engine/trainer.py: a bar an epoch, with losses in columns without a name."""
     lines = []
     if s.i == 0:
         lines = ["      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size"]
@@ -365,7 +350,6 @@ def _ultralytics(s: State) -> list[str]:
 
 
 def _espnet(s: State) -> list[str]:
-    """espnet/espnet, espnet2/train/reporter.py, behind the prefix of its logger. `train_time` is that of a step."""
     first = max(1, s.i + 2 - s.every)
     return [
         f"[node07] {s.now:%Y-%m-%d %H:%M:%S},{s.now.microsecond // 1000:03d} (trainer:762) INFO: "

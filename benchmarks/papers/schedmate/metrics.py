@@ -1,15 +1,10 @@
-"""Judges the metric tracker on logs with a known truth (see metrics.py).
+"""`python -m benchmarks.papers.schedmate.metrics`: SchedMate's metric tracker (§3.2, §5) on logs of known truth.
 
-SchedMate's metric tracker (§3.2, §5) against logs whose truth is known: `python -m
-benchmarks.papers.schedmate.metrics`.
-
-Every log is looked at twice through `FollowedLog`, in its middle and at its end, as a scheduler would. Half of the logs
-are full of lines that have nothing to do with progress. What a format tells is asked for: the step, the loss, the rate,
-the part of the run that is over, and what else it prints. A metric is *found* if the tracker gives a value, and *right*
-if that is within a tenth of the truth. RMSRE is the root of the mean squared relative error of all values that are
-found. The paper has 84.3 % found and an RMSRE of 0.42 for step times, on 1,000 logs of its own: same protocol, other
-logs. The formats in HELD_OUT.txt of `benchmarks/corpora/metric_logs.tar.xz` were named before the first rule, and are
-judged apart.
+`FollowedLog` looks at every log in its middle and at its end. Half of the logs are full of lines without progress. A
+metric (step, loss, rate, part of the run that is over, and others) is *found* if the tracker gives a value, and *right*
+within a tenth of the truth. RMSRE is the root of the mean squared relative error of the found values. The paper has
+84.3 % found and an RMSRE of 0.42 for step times, on 1,000 other logs. The formats in HELD_OUT.txt of
+`benchmarks/corpora/metric_logs.tar.xz` were named before the first rule, and are judged apart.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
 """How long advice holds up the manager's loop: `python -m benchmarks.papers.schedmate.stall`.
 
-The manager's end of the advisor (`AdvisorLink`) is used as the manager's loop uses it: some 500 turns a second, in each
-of which answers are looked for, and ten questions a second. The advisor is a real process, in turns
-
-- the shipped one, with questions on failures,
-- one that takes nine seconds for each answer,
-- one that is killed every two seconds, while it is asked.
-
-What is measured is the time that a turn spends in it, by the clock and by the processor. The clock counts also what
-others on the machine take from this process meanwhile: a second column has the longest time that an empty turn (one
-call that does nothing) took in the same run, as a measure of that. The bar is 1 ms.
+The manager's end of the advisor (`AdvisorLink`) is used as by the manager's loop: some 500 turns a second, and ten
+questions a second. The advisor is a real process: the shipped one, one that takes nine seconds for each answer, and one
+that is killed every two seconds. Measured is the time of a turn, by the clock and by the processor. A second column has
+the longest time of an empty turn, which shows what others on the machine take. The bar is 1 ms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One run of the evaluation: a system, its models, its nodes and its workload; and what came of it.
-
-Results that were computed, in one file: a release computes each case once.
-"""
+"""One run of the evaluation: a system, its models, its nodes and its workload; and what came of it."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ FOR_S = 1800.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`sizes`: of the models, in turn (several: a mix of them). `settings`: of the policy; `for_s`: 0 = the whole
-    workload, of half an hour."""
+    """`sizes`: of the models, in turn. `settings`: of the policy; `for_s`: 0 = the whole workload, of half an hour."""
 
     system: str
     models: int
@@ -49,7 +45,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of a case. `release`: of Stoker, that computed it; `took_s`: seconds of a core."""
+    """`release`: of Stoker, that computed it; `took_s`: seconds of a core."""
 
     case: Case
     release: str
@@ -80,7 +76,7 @@ def run(case: Case) -> Result:
 
 
 def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policies]]:
-    """The world of a system, and what makes its policies. Raises KeyError for a system that is not there."""
+    """Return the world of a system, and what makes its policies. Raises KeyError for an unknown system."""
     system, nodes = case.system, case.nodes
     if system == SLINFER:
         longest = LONGEST.get(case.workload, 4096)
@@ -105,7 +101,6 @@ LONGEST = {"LongBench": 32_768}
 
 
 def records(path: Path) -> Store[Case, Result]:
-    """The results of a file. Raises ValueError for a file without results."""
     store: Store[Case, Result] = Store(
         read_results(path, list[Result]) or (),
         write=lambda: write_bytes(path, b"[" + rows(store.in_order()) + b"]\n"),

@@ -1,10 +1,9 @@
 """What SLINFER's decisions cost: shadow validation, the choice for a call, and a simulated run in which they are made.
 
-128 models of 7B on four CPU and four GPU nodes, by the workload of SLINFER's authors, whose traces and step times are
-the only ones used. A *candidate* is one shadow validation. A *decision* is all that the manager and the pilots compute
-for a call until a library has taken it or it waits, with the offers to several libraries (§IX-H, Figure 33); a call
-that waits is decided on again in each round of 0.1 s. What the rounds themselves compute is told apart. Processor time
-of one core, once the lines of the tables of step times are known.
+128 models of 7B on four CPU and four GPU nodes, by the workload of SLINFER's authors. A *candidate* is one shadow
+validation. A *decision* is all that the manager and the pilots compute for a call until a library has taken it or it
+waits (§IX-H, Figure 33); a waiting call is decided on again in each round of 0.1 s. The rounds themselves are told
+apart. Processor time of one core.
 
     python -m benchmarks slinfer_decisions
     python -m benchmarks.papers.slinfer.decisions [--for-s 300]
@@ -40,7 +39,7 @@ CANDIDATE_MS, DECISION_MS, RUN_S = 0.05, 0.3, 60.0
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Decisions in a part of the workload, a fresh process each; then the whole half hour once, without a clock in
+    """Measure decisions in a part of the workload, a fresh process each; then the half hour once, without a clock in
     it."""
     if reason := missing():
         return Table(name=NAME, title=TITLE, skipped=reason)
@@ -68,7 +67,7 @@ def _line(what: str, found: list[dict[str, Any]], name: str, most_ms: float | No
 
 
 class Watch:
-    """Times what is decided in a simulation. It wraps the functions from outside, so that nothing else is measured."""
+    """Times what is decided in a simulation, by wrapping functions from outside."""
 
     def __init__(self) -> None:
         self.candidates_s: list[float] = []
@@ -84,8 +83,6 @@ class Watch:
         self.decisions_s.clear()
 
     def weighings(self, weighed: Callable[..., None]) -> Callable[..., None]:
-        """What a pilot does with an offer that was weighed: the validations in it are of its call."""
-
         def noted(state: CoreState, event: OfferWeighed) -> None:
             self._weighed = event.order.calls[0].call
             weighed(state, event)

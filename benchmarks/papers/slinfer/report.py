@@ -31,7 +31,7 @@ def write(records: Store[Case, Result], *, for_s: float = 0.0) -> str:
 
 
 def met(result: Result | None) -> str:
-    """Per cent of the requests that met their objectives: strictly, and in the mean of their tokens."""
+    """Return per cent of the requests that met their objectives: strictly, and in the mean."""
     if result is None:
         return MISSING
     return interval(*sorted((100 * result.measures.met_strict, 100 * result.measures.met_mean)))
@@ -62,7 +62,6 @@ class _Page:
         return self._records.get(shortened(case, self._for_s))
 
     def figure_22(self) -> str:
-        """Nodes used, decode speed and objectives met, by size and load."""
         every = product(SIZES, LOADS, tables.SYSTEMS)
         rows = [self._row_22(*each) for each in every if self.get(Case(each[2], each[1], (each[0],))) is not None]
         columns = (
@@ -86,7 +85,6 @@ class _Page:
         return [*cells, f"{100 * result.measures.dropped:.1f}"]
 
     def capacity(self) -> str:
-        """§IX-B: how many more requests SLINFER serves in time than the baselines."""
         rows = []
         for system in BASELINES:
             low, high = tables.MORE_MET[PAPERS_SYSTEMS.get(system, system)]
@@ -104,7 +102,6 @@ class _Page:
         return table(("models", "system", *(f"{point:g} s" for point in TTFT_POINTS_S)), rows)
 
     def figure_25(self) -> str:
-        """GPU efficiency with three sizes mixed."""
         found = [(case.system, self.get(case)) for case in tables.TABLES["25"]()]
         rows = [
             [
@@ -116,7 +113,6 @@ class _Page:
         return table(("system", "met, %", "GPUs", "memory used", "batch p50", "p95", "running on the mean"), rows)
 
     def figure_32(self) -> str:
-        """Objectives met with one to four nodes of each kind."""
         systems = (SLLM_C, SLLM_CS, SLINFER)
         rows = [
             [f"{nodes.cpus} + {nodes.gpus}", *(met(self.get(Case(system, 64, nodes=nodes))) for system in systems)]
@@ -125,7 +121,6 @@ class _Page:
         return table(("CPUs + GPUs", *(f"`{system}`" for system in systems)), rows)
 
     def figure_35(self) -> str:
-        """Other lengths of prompts and answers."""
         systems, rows = (SLLM_CS, SLINFER), []
         for name in tables.DATASETS:
             found = [self.get(Case(system, 64, ("llama-3.1-8b",), name)) for system in systems]
@@ -161,7 +156,6 @@ class _Page:
         return table(("watermark", "resizing, % of samples", "cache used, %", "moved, %", "met, %"), rows)
 
     def doubts(self) -> str:
-        """What each thing that the text leaves open changes."""
         said = [f"{NODES_USED[SEVEN, n, SLLM_CS, GPU]:.1f}; {MET[SEVEN, n, SLLM_CS]:.0f}" for n in LOADS]
         rows = [["paper", *said]]
         for name, (system, nodes, settings) in {"as above": (SLLM_CS, Nodes(), {}), **tables.DOUBTS}.items():
@@ -170,7 +164,6 @@ class _Page:
         return table(("`sllm+c+s`, 7B: GPUs; met, %", *(f"{models} models" for models in LOADS)), rows)
 
     def larger_cpus(self) -> str:
-        """CPU nodes with more memory."""
         rows = []
         for name, nodes in (("80 GB", Nodes()), ("256 GB", tables.LARGER_CPUS)):
             found = [(size, self.get(Case(SLINFER, 128, (size,), nodes=nodes))) for size in SIZES]
@@ -181,7 +174,6 @@ class _Page:
         return table((*columns, *(f"{size} over `sllm`" for size in sizes)), rows)
 
     def allocations(self) -> str:
-        """Loads that allocate a cache."""
         rows = []
         for size in SIZES:
             found = [self.get(Case(system, 128, (size,), nodes=tables.ALLOCATES)) for system in tables.ALLOCATING]
@@ -192,7 +184,6 @@ class _Page:
 
 
 def _within(result: Result, said: dict[str, float | None], share: float | None) -> str:
-    """Whether each number that the paper has is met within the bars, in one of the two readings."""
     if share is None and all(each is None for each in said.values()):
         return ""
     off = summary.off_table_3(result, gpus=said[GPU], met=share)

@@ -1,18 +1,14 @@
 """ServerlessLLM and its two extensions, as SLINFER's evaluation has them (§IX-A): `sllm`, `sllm+c` and `sllm+c+s`.
 
-An instance serves a fixed number of requests at once: what the authors found by profiling, for each size and kind of
-node (`limit`). It has a whole node for itself, or with `+s` half of one.
+An instance serves a fixed number of requests at once, which the authors found by profiling (`limit`), on a whole node,
+or with `+s` on half of one.
 
-1. A request goes to an instance of its model that serves fewer than its limit; of several, to the kind of node that
-   comes first (CPUs, where they serve at all), and there in turn, as ServerlessLLM's router does.
-2. Where all are at their limits and the requests that wait are more than the instances on their way will take, another
-   instance is loaded, on the first kind of node that has room; a node that has an instance already comes before an
-   empty one.
-3. Where there is no room, requests wait. What falls free goes to the model whose request has waited longest.
-4. An instance that has served nothing for `keep_alive_s` leaves.
-5. A request that has waited for longer than its time to first token is dropped (§IX-B), `drops`.
-
-Nothing here knows how long steps take or answers will be.
+1. A request goes to an instance of its model below its limit; CPUs first, where they serve at all, and there in turn,
+as ServerlessLLM's router does. 2. Where all are at their limits and coming instances will not take all waiting
+requests, another is loaded, on the first kind of node with room; nodes with an instance come before empty ones. 3.
+Without room requests wait. What falls free goes to the model whose request has waited longest. 4. An instance that has
+served nothing for `keep_alive_s` leaves. 5. A request that has waited for longer than its time to first token is
+dropped (§IX-B), `drops`.
 """
 
 from __future__ import annotations
@@ -56,7 +52,7 @@ class ScaleOut:
         self._parts = parts
 
     def loads(self, view: View) -> list[Load]:
-        """New instances for the requests that wait and that no instance on its way will serve, oldest first."""
+        """Return new instances for waiting requests that no coming instance will serve, oldest first."""
         found: list[Load] = []
         taken: dict[Device, int] = {}
         wants: list[tuple[float, int, int, Context]] = []
@@ -128,7 +124,7 @@ class UpToLimit(Quiet):
         return max(0, library.slots - library.load)
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:  # noqa: ARG002
-        """The instances with room: of the best kind first, then the one that was given a call longest ago."""
+        """Return the instances with room: the best kind first, then the one that was given a call longest ago."""
         kinds = context.recipe.needs.kinds
         return sorted(context.index.free.values(), key=lambda x: kinds.index(x.devices[0].facts.kind))
 

@@ -50,14 +50,12 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def verdicts(of: Of) -> list[Verdict]:
-    """All bars, from the records."""
     table_3 = [_table_3(of, *each) for each in product((SLINFER, SLLM_CS, SLLM_CS_STATIC), LOADS)]
     gains = [_gain(of, system) for system in BASELINES]
     return [*gains, *table_3, *(_resizing(of, watermark) for watermark in RESIZING), _speed(of)]
 
 
 def nodes_used(result: Result | None, kind: str) -> float:
-    """Nodes of a kind that have an instance, on the mean."""
     use = result.measures.kinds.get(kind) if result is not None else None
     return use.nodes if use is not None else 0.0
 
@@ -67,8 +65,8 @@ def interval(low: float, high: float) -> str:
 
 
 def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | None:
-    """By how many per cent one system meets more objectives than another, in the two readings; the lesser first. None
-    where one has not been run."""
+    """Return by how many per cent one system meets more objectives than another, in the two readings; the lesser
+    first."""
     if ours is None or theirs is None:
         return None
     low, high = sorted(100 * (each(ours) / max(1e-9, each(theirs)) - 1) for each in READINGS)
@@ -76,7 +74,7 @@ def gain(ours: Result | None, theirs: Result | None) -> tuple[float, float] | No
 
 
 def off_table_3(result: Result, *, gpus: float | None, met: float | None) -> list[str]:
-    """How far a result is from the paper's, where that is more than the bar allows in both readings."""
+    """Say how far a result is from the paper's, where that is more than the bar allows in both readings."""
     off: list[str] = []
     used = nodes_used(result, GPU)
     if gpus is not None and abs(used - gpus) > BAR_GPUS:

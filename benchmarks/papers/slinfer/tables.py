@@ -79,7 +79,6 @@ def _grid(systems: Iterable[str], sizes: Iterable[str], loads: Iterable[int] = L
 
 
 def doubts() -> list[Case]:
-    """The experiments on what the text leaves open."""
     alone = [
         Case(system, models, nodes=nodes, settings=settings)
         for system, nodes, settings in DOUBTS.values() for models in LOADS
@@ -110,7 +109,7 @@ _MEMORY_BYTES, _GIB = 80 * 2**30, 2**30 / 1e9
 def concurrency(kind: str, size: str, length: int) -> int:
     """Table II: return the largest batch whose decode step is short enough, and whose weights and cache fit into a GPU.
 
-    A CPU has memory enough. What an engine needs besides is left out, so a GPU holds one or two more than in the paper.
+    What an engine needs besides is left out, so a GPU holds one or two more than in the paper.
     """
     profile = profile_of(size, kind)
     seconds, fits = StepSeconds(profile.times), ROWS

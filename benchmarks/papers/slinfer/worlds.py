@@ -1,11 +1,9 @@
 """The nodes of SLINFER's evaluation (§IX-A), and language models of one size or several as contexts.
 
-Four nodes with an A100 of 80 GB, and four with 32 cores that have AMX. Weights are in the memory of every node: a load
-into a GPU moves 12.6 GB a second, as the authors' loader does ("1 second to load a 7B model in our environment").
-
-Where the text is silent the authors' own program is followed (github.com/BarrinXu/SLINFER): a CPU serves weights from
-where they are cached, so it loads nothing (`cpu_loads`). How much memory its CPU nodes have is not said; here they have
-as much as a GPU (`cpu_memory_bytes`). What each choice is worth stands in `docs/reproduction/slinfer.md`.
+Four nodes with an A100 of 80 GB, and four with 32 cores that have AMX. Weights are in every node's memory; a load into
+a GPU moves 12.6 GB a second, as the authors' loader does. Where the text is silent the authors' program is followed
+(github.com/BarrinXu/SLINFER): a CPU loads nothing (`cpu_loads`). CPU nodes have as much memory as a GPU
+(`cpu_memory_bytes`), which is not said. `docs/reproduction/slinfer.md` has what each choice is worth.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ RESIZE_S = Duration(0.03)
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """What there is to run on. `parts`: a node is cut into so many devices, each with that part of its memory and of
-    its speed (but see `WHOLE_ON_CPU`). `cache_s_per_gb`: a load into a GPU allocates the cache of its instance as well,
-    which takes so long."""
+    """`parts`: a node is cut into so many devices with that part of its memory and speed (but see `WHOLE_ON_CPU`).
+    `cache_s_per_gb`: the time in which a load into a GPU allocates the cache of its instance.
+    """
 
     gpus: int = NODES
     cpus: int = NODES
@@ -79,8 +77,7 @@ def engine_of(size: str, kind: str, *, rows: int) -> EngineModel:
 
 
 def limited(sizes: list[str], nodes: Nodes, *, share: int = 1) -> World:
-    """A model of each of these sizes, with the batches that the baselines allow. `share`: instances that take turns on
-    a node, each with an equal part of its memory; `nodes.parts`: those that have a part of a node for themselves."""
+    """Return a model of each size, with the baselines' batches. `share`: instances that take turns on a node."""
     if len({parts_of(size, CPU, nodes.parts) for size in sizes}) > 1:
         raise ValueError("sizes of which some have a whole CPU node and others a part of one: let them share it")
     together = max(share, nodes.parts)
@@ -97,8 +94,7 @@ def _limited_model(size: str, nodes: Nodes, *, together: int) -> ContextModel:
 
 
 def elastic(sizes: list[str], nodes: Nodes, *, longest: int = 4096, resize_s: Duration = RESIZE_S) -> World:
-    """A model of each of these sizes, with batches as large as was profiled, and a cache that grows from `longest`
-    tokens on."""
+    """Return a model of each size, with batches as large as profiled and a cache that grows from `longest` tokens."""
     models = {size: _elastic_model(size, nodes, longest=longest, resize_s=resize_s) for size in set(sizes)}
     return _world([models[size] for size in sizes], nodes, 1)
 

@@ -1,12 +1,11 @@
 """Record what a real Slurm and a real Open MPI print when jobs fail on them.
 
-A Slurm of four daemons comes up on loopback, each node in namespaces of its own (`tests/batch/lab`; root, slurm-wlm,
-munge). Jobs run on it: a program under `srun`, or an MPI program under `mpirun` (openmpi-bin, and a Python that has
-mpi4py). Faults are real: a node loses its power or its network, a daemon is killed, a limit is passed, a file system is
-full. What the job's output holds is the log.
+Slurm's four daemons come up on loopback, each node in namespaces of its own (`tests/batch/lab`; root, slurm-wlm,
+munge). Jobs run a program under `srun`, or an MPI program under `mpirun`. Faults are real: a node loses its power or
+network, a daemon is killed, a limit is passed, a file system is full. The job's output is the log.
 
-The truth is found without a look at words of failure: it is the first line that the program did not write as an
-ordinary one (`ORDINARY`). Paths and users are replaced as in `recording`; nodes are called n1, n2, n3.
+The truth is the first line that the program did not write as an ordinary one (`ORDINARY`), found without words of
+failure. Paths and users are replaced as in `recording`; nodes are called n1, n2, n3.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _OVER_S = 100.0
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """A job that fails. `script` has `{run}` for the program with its steps and form; `strike` breaks something while
-    it runs; `fault` is empty for a job that goes well."""
+    """A failing job. `script`: has `{run}` for the program; `strike` breaks something while it runs; no `fault`: it
+    goes well."""
 
     fault: str
     program: str

@@ -1,9 +1,8 @@
 """The labelled corpus: logs of failed jobs, composed by seed from what programs really printed (`recorded.msgpack.xz`).
 
-A log is a job's header, a run up to its failure with harmless lines strewn in, the failure, and what follows it: for
-one process the batch system's last words, for several ranks their cascade, which buries the failure under hundreds of
-lines, and which may begin before the failing rank's own words are flushed. What a real cluster printed (`clusters`)
-has its own cascade and last words: it gets a header and harmless lines, and nothing behind its failure.
+A log is a job's header, a run up to its failure with harmless lines strewn in, the failure, and what follows: the batch
+system's last words, or for several ranks their cascade, hundreds of lines that may begin before the failing rank's own
+words. Logs of a real cluster (`clusters`) have their own cascade and last words.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _MARKS = ("[rank{rank}]: ", "{rank}: ", "", "[default{rank}]:")
 
 
 class FailedJob(msgspec.Struct, frozen=True):
-    """A log with its labels. `truth`: the number of the line, from 1, with which the failure begins; `own`: the lines
-    that the failing rank wrote of it."""
+    """A log with its labels. `truth`: the number of the failure's first line, from 1; `own`: the failing rank's lines
+    of it."""
 
     name: str
     program: str

@@ -1,8 +1,7 @@
 """Evaluate locator and classifier on the test part, whose fault types never occur in training (SchedMate, Table 4).
 
-Three times: with the table of rules as it ships; each type without the rows that know a line of it, as a failure comes
-that nobody has met; and, hardest, all without each row that knows a line of any test failure, so that only general rows
-and the scorer are left. Each against the same classifier on the last 500 lines of the log.
+Three times: with the rules as they ship; each type without the rows that know a line of it; and all without each row
+that knows a line of any test failure. Each against the same classifier on the last 500 lines of the log.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def _located_share(jobs: list[FailedJob]) -> float:
 
 
 def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
-    """The last lines of a log as if they had been located: all their bad lines, and the first traceback in them."""
+    """Return the last lines of a log as if they had been located: all their bad lines, and the first traceback."""
     skipped = max(0, len(lines) - count)
     numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
     spell = Episode(skipped + 1, ())

@@ -1,7 +1,6 @@
 """The fault types (`fault_types.toml`), and the types that are kept for the test.
 
-A third of each kind is drawn by seed. The types of real clusters are drawn among themselves, so that no type of the
-first draw changes sides.
+A third of each kind is drawn by seed; types of real clusters are drawn among themselves, so the first draw stands.
 """
 
 import random
@@ -32,7 +31,6 @@ class FaultType(msgspec.Struct, frozen=True):
 
 
 def held_out(types: Iterable[FaultType], seed: str) -> frozenset[str]:
-    """Return the names of the types in the test part."""
     chance = random.Random(seed)
     types = list(types)
     chosen: list[str] = []

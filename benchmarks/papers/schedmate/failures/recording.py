@@ -1,8 +1,7 @@
 """Run the programs, with each injection and without any, and keep what they print.
 
-One process imports PyTorch and Transformers, and forks for each run. The file of a function that fails is the user's
-(`/home/ada/project/...`), that of a library's is the library's, and their lines stand in the traceback, as they would
-in a run of one's own. A line `MARK` goes before the first line that an injection writes or the program's last
+One process imports PyTorch and Transformers and forks for each run. Tracebacks have the lines of the user's files
+(`/home/ada/project/...`) and of the libraries. A line `MARK` goes before the first line of an injection or the last
 exception; it is taken out again, and its place is the truth.
 """
 
@@ -42,8 +41,8 @@ _HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What one run printed. `fault`: the type's name; empty: it went well. `truth`: the index of the line with which
-    the failure begins; -1: none does."""
+    """What one run printed. `fault`: the type's name, or empty. `truth`: the index of the failure's first line, or
+    -1."""
 
     fault: str
     program: str

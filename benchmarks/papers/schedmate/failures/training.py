@@ -1,7 +1,7 @@
 """Train the scorer on the training part of the corpus: logistic regression over facts of failures, with NumPy.
 
-`validate` holds out fault types of the training part in turn, with the table's rows that know their texts: settings are
-chosen by that alone, never by the test part.
+`validate` holds out fault types of the training part in turn, with the rows that know their texts. Settings are chosen
+by that alone.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ NEAR_LINES = 3
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """In percent. F1, precision and recall are those of `infrastructure`; `accuracy` is that of infrastructure or not,
-    as the paper's, `accuracy_of_three` that of all kinds; `component`: of the infrastructure's that were found.
-    `confusion`: how often each true kind was called each kind; `by_type`: of each fault type, how often it was judged
-    right."""
+    """In percent. F1, precision and recall are of `infrastructure`; `accuracy`: of infrastructure or not, as the
+    paper's;
+    `accuracy_of_three`: of all kinds; `component`: of the infrastructure's that were found. `confusion`: counts by
+    true and called kind; `by_type`: how often each fault type was judged right.
+    """
 
     logs: int
     infrastructure: int
@@ -137,8 +138,7 @@ def located_examples(jobs: Collection[FailedJob]) -> Iterator[tuple[FailedJob, L
 
 
 def validate(*, ridge: float = RIDGE) -> list[Scores]:
-    """How well types are judged that are held out of the training part, without the rows that know them; several times,
-    with other types together."""
+    """Judge types that are held out of the training part, without the rows that know them, in several draws."""
     jobs = list(corpus(test=False))
     examples = list(located_examples(jobs))
     found = []

@@ -13,7 +13,6 @@ SIZE = 1 << 18
 
 
 def make(folder: Path) -> None:
-    """Write one file for each reader."""
     import numpy
     import pandas
     import torch

@@ -1,7 +1,7 @@
 """What the calls of the benchmark do: each meets one fault on the first pilot that it runs on, or makes one mistake.
 
-A fault strikes on the first pilot only, so that the same call can complete on another. A mistake is made wherever the
-call runs. Each run of a call is written down in a file of its own, by the pilot's name.
+A fault strikes on the first pilot only, so that the call can complete on another; a mistake is made everywhere. Each
+run is written down in its own file.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Three pilots of one machine, as separate as on three nodes, and what breaks next to them.
+"""Three pilots of one machine, as separate as on three nodes, and what breaks next to them. Root only.
 
-`Nodes`: a pilot's disk is a tmpfs (`TMPDIR`), its memory a cgroup (version 1) with a limit, its GPU the stand-in for
-NVIDIA's driver of tests/driver. The site file's `worker_init` makes them. Root only.
-`Neighbours`: processes that take memory, disk or device memory which the pilots were promised. Library code asks for
-one by a file; the benchmark's program starts it, so that it is no process of the pilot.
-`meet`: two ranks of torch.distributed over Gloo, this process and one that it starts.
-`failing`: strace makes the kernel fail this process's system calls on one file; the library is not changed.
+`Nodes`: a pilot's disk is a tmpfs (`TMPDIR`), its memory a cgroup (version 1), its GPU tests/driver's stand-in, made by
+the site file's `worker_init`. `Neighbours`: processes of the benchmark's program that take memory, disk or device
+memory which pilots were promised; library code asks for one by a file. `meet`: two Gloo ranks, this process and one
+that it starts. `failing`: strace makes system calls on one file fail.
 """
 
 from __future__ import annotations
@@ -146,7 +144,7 @@ KINDS = {"disk": DISK, "memory": MEMORY, "device": DEVICE}
 
 
 def ask(requests: str, node: str, kind: str, *arguments: object) -> None:
-    """In a library: have a neighbour on this node, and wait until it has taken what it takes."""
+    """From a library: start a neighbour on this node, and wait until it has taken what it takes."""
     file = Path(requests) / f"{node}.json"
     draft = file.with_suffix(".draft")
     draft.write_text(json.dumps([kind, *map(str, arguments)]))
@@ -169,7 +167,7 @@ def _wait(file: Path, *, there: bool) -> None:
 
 
 class Neighbours:
-    """Starts the neighbours that are asked for in a folder, and ends those that are not asked for any more."""
+    """Starts the neighbours that are asked for in a folder, and ends the others."""
 
     def __init__(self, requests: Path) -> None:
         self._requests = requests
@@ -245,7 +243,7 @@ OPERATIONS: dict[str, tuple[Callable[[Any, Any], None], str]] = {
 
 
 def meet(place: str, operation: str, *, peer: str) -> float:
-    """Reduce with a peer, then do something else with it. `peer`: it `stays`, `is killed` before that, or `raises`."""
+    """Reduce with a peer, then do something else. `peer`: it `stays`, `is killed` before that, or `raises`."""
     import datetime
 
     import torch
@@ -282,7 +280,7 @@ _LIMIT_S = 20.0
 
 @contextmanager
 def failing(path: str, error: str, *, when: str) -> Iterator[None]:
-    """While this lasts, `open` or `read` (and mmap) of a file fail with an error such as ESTALE."""
+    """Let `open` or `read` (and mmap) of a file fail with an error such as ESTALE."""
     calls = CALLS[when]
     command = ["strace", "-f", "-p", str(os.getpid()), "-P", path, "-e", f"trace={calls}"]
     command += ["-e", f"inject={calls}:error={error}", "-o", "/dev/null"]

@@ -1,14 +1,14 @@
 """How wrong predictions of durations are: distributions of log(prediction / truth), drawn for each job.
 
-- *Ours*: drawn from the errors of 108 estimates (`our_errors.json`); or those of the plain average of the five most
-  similar recipes, the paper's own method.
-- *SchedMate's* and *Lucid's*: §5.4 gives one number each, the share of relative errors under 100 %. Here both are
-  lognormal with E[truth / prediction] = 1, so a spread s has the shift s^2 / 2, and P(log ratio < log 2) = share gives
-  s: 0.52 and 1.91. With a median that is right and the share within a factor of two, s is 0.47 and 1.96.
+- *Ours*: drawn from the errors of 108 estimates (`our_errors.json`), or of the plain average of five similar recipes,
+  the paper's own method.
+- *SchedMate's* and *Lucid's*: §5.4 gives the share of relative errors under 100 %. Both are lognormal with
+  E[truth / prediction] = 1, so a spread s has the shift s^2 / 2, and P(log ratio < log 2) = share gives s: 0.52 and
+  1.91. With a right median and the share within a factor of two, s is 0.47 and 1.96.
 - *Shuffled*: each job has the duration of another job of its window.
 
-Only the spread matters: a factor that all predictions share changes no order.
-`python -m benchmarks.papers.schedmate.scheduling.errors` computes `our_errors.json` again.
+Only the spread matters: a common factor changes no order. `python -m benchmarks.papers.schedmate.scheduling.errors`
+computes `our_errors.json` again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def with_share_under_100(share: float) -> Predict:
 
 
 def spread_of(share: float) -> float:
-    """The spread s with P(z s + s^2 / 2 < log 2) = share for a standard normal z, by the root of a quadratic."""
+    """Return the spread s with P(z s + s^2 / 2 < log 2) = share for a standard normal z, by the root of a quadratic."""
     place = NormalDist().inv_cdf(share)
     return math.sqrt(place**2 + 2 * math.log(2)) - place
 
@@ -67,8 +67,7 @@ def spread_both_ways(share: float) -> float:
 
 
 def resampled(log_ratios: Sequence[float], *, unknown_share: float = 0.0) -> Predict:
-    """One of these errors for each job, drawn with replacement. A share of jobs gets no estimate: they count as long as
-    the median."""
+    """Draw one of these errors for each job. Jobs without an estimate (`unknown_share`) count as long as the median."""
 
     def predict(durations_s: Sequence[float], chance: Stream) -> list[float]:
         median_s = statistics.median(durations_s)

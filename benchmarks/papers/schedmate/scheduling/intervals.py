@@ -1,9 +1,8 @@
 """Means and ratios over windows, with intervals from a paired bootstrap.
 
-The unit is a week of a virtual cluster: its jobs meet in one queue and are not independent. Weeks are drawn again with
-replacement within each virtual cluster, the same ones for each system (common windows, so a ratio is of pairs), and the
-number is computed anew; the interval holds the middle 95 % of 2,000 such numbers. Where an error is drawn several
-times, a week has the mean of its draws.
+The unit is a week of a virtual cluster, since its jobs meet in one queue. Weeks are drawn again with replacement within
+each virtual cluster, the same for each system, and the number is computed anew; the interval holds the middle 95 % of
+2,000 such numbers. A week has the mean of its draws of an error.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ Of = Callable[[Places], Numbers]
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A number, and the interval around it."""
-
     value: float
     low: float
     high: float
@@ -48,7 +45,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=64)
 def resamples(strata: tuple[str, ...], chosen: tuple[int, ...]) -> Places:
-    """Places of windows, drawn again: of those that are `chosen`, as many of each stratum as it has."""
+    """Draw places of windows again: of those that are `chosen`, as many of each stratum as it has."""
     groups: dict[str, list[int]] = {}
     for place in chosen:
         groups.setdefault(strata[place], []).append(place)

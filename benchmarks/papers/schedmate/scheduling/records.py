@@ -1,7 +1,4 @@
-"""Results that were computed, in one file: a release computes each case once.
-
-The file has numbers of whole windows, none of single jobs: the trace is not ours to hand on.
-"""
+"""Results that were computed, in one file: a release computes each case once. It has no single jobs of the trace."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from benchmarks.papers.schedmate.scheduling.trace import windows
 
 
 class WindowFacts(msgspec.Struct, frozen=True):
-    """A window, without its jobs. `gpus`: at each load of the settings; seconds in the mean over its jobs."""
+    """A window without its jobs. `gpus`: at each load of the settings; seconds in the mean over its jobs."""
 
     cluster: str
     week: int
@@ -33,14 +30,14 @@ class WindowFacts(msgspec.Struct, frozen=True):
 
 
 class ErrorFacts(msgspec.Struct, frozen=True):
-    """Of all predictions of a system: shares of relative errors under 100 %, and of those within a factor of two."""
+    """Shares of relative errors under 100 %, and within a factor of two, of all predictions of a system."""
 
     under_100: float
     within_two: float
 
 
 class CaseResult(msgspec.Struct, frozen=True):
-    """What came of a case in each window. `release`: of Stoker, that computed it; `took_s`: seconds of a core."""
+    """`release`: of Stoker, that computed it; `took_s`: seconds of a core."""
 
     case: Case
     release: str
@@ -49,8 +46,8 @@ class CaseResult(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct):
-    """The file. `commit`: of the checkout that wrote it last; `peak_bytes`: of the largest process.
-    `summary`: computed from the rest (`report.summary`), for programs that read the file."""
+    """The file. `commit`: of the checkout that wrote it last; `peak_bytes`: of the largest process; `summary`: of the
+    rest."""
 
     fixed_on: str = settings.FIXED_ON
     seed: int = settings.SEED
@@ -83,7 +80,8 @@ class Records:
         return [float(window.jobs) for window in self.kept.windows]
 
     def of(self, system: str, what: str, *, load: float = settings.MAIN_LOAD) -> list[float]:
-        """One number of `Measures` for each window, the mean over draws. Raises ValueError for one that was not run."""
+        """Return one number of `Measures` for each window, the mean over draws. Raises ValueError for one that was not
+        run."""
         found = [self.get(Case(system, load, draw)) for draw in range(simulate.draws(system))]
         runs = [each for each in found if each is not None]
         if len(runs) < len(found):
@@ -104,7 +102,6 @@ class Records:
             self.kept.peak_bytes = max(self.kept.peak_bytes, *(size * 1024 for size in used))
 
     def keep_summary(self, summary: dict[str, dict[str, tuple[float, float, float]]]) -> None:
-        """Write the main numbers into the file, next to what they are computed from."""
         self.kept.summary = summary
         self._write()
 
@@ -121,7 +118,6 @@ class Records:
 
 
 def run_case(case: Case) -> CaseResult:
-    """Simulate all windows."""
     began = time.process_time()
     found = tuple(simulate.run(case, place) for place in range(len(windows())))
     return CaseResult(case, RELEASE, round(time.process_time() - began, 1), found)

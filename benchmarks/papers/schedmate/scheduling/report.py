@@ -55,7 +55,7 @@ class Cells:
         return intervals.interval(intervals.geometric_mean(values), self.strata)
 
     def worse_weeks(self, system: str, other: str, load: float, places: Iterable[int]) -> list[float]:
-        """The ratios of those weeks in which a system's mean completion time is more than 1 % above another's."""
+        """Return the ratios of the weeks in which a system's mean completion time is more than 1 % above another's."""
         ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
         return sorted(ours[place] / theirs[place] for place in places if ours[place] > 1.01 * theirs[place])
 
@@ -64,7 +64,6 @@ class Cells:
 
 
 def write(records: Records) -> str:
-    """Return the page. Raises ValueError where a case was not run."""
     cells, kept, windows = Cells(records), records.kept, records.kept.windows
     paper_spread, lucid_spread = (errors.spread_of(share) for share in (settings.PAPER_SHARE, settings.LUCID_SHARE))
     real = (fmean(window.gpus_at_work / window.gpus[at] for window in windows) for at in range(len(settings.LOADS)))
@@ -89,7 +88,6 @@ def percent(share: float) -> str:
 
 
 def summary(records: Records) -> dict[str, dict[str, tuple[float, float, float]]]:
-    """The main numbers with their intervals, by system and load: value, low, high. For programs that read the file."""
     cells, found = Cells(records), dict[str, dict[str, tuple[float, float, float]]]()
     for load in settings.LOADS:
         for system in simulate.MAIN:

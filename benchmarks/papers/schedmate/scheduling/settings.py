@@ -1,5 +1,4 @@
-"""What the runs share. All of it was fixed on 2026-11-26, before any policy had run on the trace; a later change is
-named on the page. Loads and sizes of windows were computed before, completion times were not."""
+"""What the runs share, fixed on 2026-11-26 before any policy had run on the trace; the page names later changes."""
 
 from __future__ import annotations
 

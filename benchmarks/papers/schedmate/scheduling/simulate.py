@@ -1,10 +1,8 @@
-"""What is compared: policies, and for shortest first the errors of its predictions.
+"""The policies that are compared, and one window under one policy: the deployed cores in virtual time.
 
-One window under one policy: the manager's core and the cores of its pilots, in virtual time.
-
-A job is a call for a gang of as many libraries as it wants GPUs, which lasts as long as it did in the trace, on however
-many. A GPU is one library that is loaded once and stays, so that a start costs nothing; what a restart costs under
-Tiresias its policy waits for. A pilot has eight GPUs and a gang may span pilots. No message takes time.
+A job is a call for a gang of as many libraries as it wants GPUs, which lasts as long as in the trace. A GPU is one
+library that stays loaded, so a start costs nothing; Tiresias's policy waits for its restarts. A pilot has eight GPUs
+and a gang may span pilots. No message takes time.
 """
 
 from __future__ import annotations
@@ -118,7 +116,6 @@ class Measures(msgspec.Struct, frozen=True, array_like=True):
 
 
 def run(case: Case, place: int) -> Measures:
-    """Simulate the window at this place. Raises StokerError."""
     window = windows()[place]
     policies = policies_of(case.system, predictions(window, case))
     took_s, preempted = completion_times_s(window.jobs, policies, gpus=window.gpus_at(case.load))
