@@ -44,12 +44,8 @@ from stoker.protocol.to_manager import (
     Received,
     Submit,
 )
-from stoker.protocol.to_manager import (
-    FromClient as ClientMessage,
-)
-from stoker.protocol.to_manager import (
-    FromPilot as PilotMessage,
-)
+from stoker.protocol.to_manager import FromClient as ClientMessage
+from stoker.protocol.to_manager import FromPilot as PilotMessage
 from stoker.protocol.to_pilot import RunCalls, StartLibrary
 
 SIDE = "benchmarks.engine.core_events"

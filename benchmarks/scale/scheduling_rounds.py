@@ -238,11 +238,7 @@ def _scratch(cluster: Cluster) -> float:
     return time.thread_time() - before
 
 
-CASES = {
-    "steady": steady,
-    "warm": lambda part: crowd(part, cold=0.0),
-    "mixed": lambda part: crowd(part, cold=0.1),
-}
+CASES = {"steady": steady, "warm": lambda part: crowd(part, cold=0.0), "mixed": lambda part: crowd(part, cold=0.1)}
 
 
 def main() -> int:

@@ -17,17 +17,7 @@ from benchmarks.papers.arlo.cases import (
     Measures,
     within_capacity,
 )
-from benchmarks.papers.arlo.intervals import (
-    MISSING,
-    Interval,
-    Of,
-    less,
-    mean_ms,
-    p98_ms,
-    pairs,
-    shown,
-    with_system,
-)
+from benchmarks.papers.arlo.intervals import MISSING, Interval, Of, less, mean_ms, p98_ms, pairs, shown, with_system
 from benchmarks.papers.arlo.measured import Records
 from benchmarks.papers.arlo.tables import DT_, INFAAS_, READINGS, ST_
 

@@ -48,10 +48,7 @@ def world(
     """Return a cluster with these pools of GPUs. `peaks`: the rates by which kinds that were not fitted are scaled."""
     p, reads = parameters, 0.0 if sharing is None else sharing.reads
     context = ContextModel(
-        files=(
-            Files("model", Size(paper.MODEL_BYTES)),
-            Files("environment", Size(paper.ENVIRONMENT_BYTES)),
-        ),
+        files=(Files("model", Size(paper.MODEL_BYTES)), Files("environment", Size(paper.ENVIRONMENT_BYTES))),
         device_memory_bytes=Size(paper.LOADED_BYTES),
         load_s={kind: Duration((1.0 - reads) * load_s(p, kind)) for kind in pools},
         call_s={"": Duration(p.call_s)},

@@ -126,12 +126,7 @@ class Reading(enum.Enum):
     FIXED = "ElasticFlow, sizes stay"
 
 
-POLICIES = {
-    Reading.HOLD: INFLESS,
-    Reading.AT_ONCE: INFLESS,
-    Reading.RESIZES: ELASTIC_FLOW,
-    Reading.FIXED: ELASTIC_FLOW,
-}
+POLICIES = {Reading.HOLD: INFLESS, Reading.AT_ONCE: INFLESS, Reading.RESIZES: ELASTIC_FLOW, Reading.FIXED: ELASTIC_FLOW}
 
 
 class Condition(enum.Enum):

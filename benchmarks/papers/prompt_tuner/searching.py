@@ -109,11 +109,7 @@ STEP = 0.05
 Progress = Callable[[str], Callable[[int, int], None]]
 _Wanted = tuple[tuple[Group, System], ...]
 _MEDIUM, _LOOSE = at("medium", 1.0), at("medium", 1.5)
-_WANTED: tuple[_Wanted, ...] = (
-    ((_MEDIUM, NOBODY),),
-    ((_MEDIUM, RESIZES),),
-    ((_LOOSE, RESIZES), (_LOOSE, NOBODY)),
-)
+_WANTED: tuple[_Wanted, ...] = (((_MEDIUM, NOBODY),), ((_MEDIUM, RESIZES),), ((_LOOSE, RESIZES), (_LOOSE, NOBODY)))
 """The runs of each anchor, in their order."""
 
 
@@ -141,14 +137,7 @@ class Searched(msgspec.Struct, frozen=True):
     admitted: tuple[Choice, ...]
 
 
-def search(
-    grid: Grid,
-    choices: Sequence[Choice],
-    runs: Runs,
-    *,
-    tell: Progress,
-    most: int = 0,
-) -> Searched:
+def search(grid: Grid, choices: Sequence[Choice], runs: Runs, *, tell: Progress, most: int = 0) -> Searched:
     stages: list[tuple[Anchored, ...]] = []
     left = list(choices)
     for number, stage in enumerate(grid.stages[: most or None], 1):

@@ -102,7 +102,6 @@ LONGEST = {"LongBench": 32_768}
 
 def records(path: Path) -> Store[Case, Result]:
     store: Store[Case, Result] = Store(
-        read_results(path, list[Result]) or (),
-        write=lambda: write_bytes(path, b"[" + rows(store.in_order()) + b"]\n"),
+        read_results(path, list[Result]) or (), write=lambda: write_bytes(path, b"[" + rows(store.in_order()) + b"]\n")
     )
     return store

@@ -80,11 +80,7 @@ class Nodes:
     @property
     def worker_init(self) -> str:
         return _INIT.format(
-            folder=self.folder,
-            group=self.group,
-            disk=DISK_MB,
-            memory=MEMORY_MB << 20,
-            device=DEVICE_BYTES,
+            folder=self.folder, group=self.group, disk=DISK_MB, memory=MEMORY_MB << 20, device=DEVICE_BYTES
         )
 
     @property
