@@ -81,13 +81,9 @@ def side(checkout: Path, case: Case) -> float:
     with tempfile.TemporaryDirectory(prefix="before-") as own:
         environment["STOKER_HOME"] = own
         done = subprocess.run(
-            [str(python), "-m", module, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            cwd=own,
+            [str(python), "-m", module, *arguments], capture_output=True, text=True, timeout=LIMIT_S, cwd=own,
             env=environment,
-        )
+        )  # fmt: skip
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         raise RuntimeError(
@@ -127,12 +123,9 @@ def main() -> int:
     missed = []
     for name in asked.cases or CASES:
         figures = compare(
-            ROOT,
-            other,
-            CASES[name],
-            pairs=asked.pairs,
+            ROOT, other, CASES[name], pairs=asked.pairs,
             say=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
-        )
+        )  # fmt: skip
         record["cases"][name] = figures
         median = statistics.median(figures["better"])
         digits = 0 if statistics.median(figures["here"]) > 100 else 2

@@ -54,13 +54,9 @@ def run_side(
     modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
     with tempfile.TemporaryDirectory(prefix="side-") as own:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            cwd=folder or own,
+            command, capture_output=True, text=True, timeout=timeout_s, cwd=folder or own,
             env={**os.environ, "PATH": path, "PYTHONPATH": modules, **(environment or {})},
-        )
+        )  # fmt: skip
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         raise RuntimeError(

@@ -127,13 +127,9 @@ class Runner:
         ]  # fmt: skip
         begun = time.perf_counter()
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            cwd=self._place,
-            env={**os.environ, **self._environment, "PATH": _path()},
-            timeout=3600,
-        )
+            command, capture_output=True, text=True, cwd=self._place,
+            env={**os.environ, **self._environment, "PATH": _path()}, timeout=3600,
+        )  # fmt: skip
         seconds = time.perf_counter() - begun
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed ({done.returncode})\n{done.stderr[-4000:]}")
@@ -163,14 +159,11 @@ def main() -> None:
     calls = plan(choose_prompts(options, claims), claims, {}, batch_size=options.batch_size)  # type: ignore[arg-type]
     questions = [
         Question(
-            number=number,
-            prefix=call.prompt.prefix,
-            texts=tuple(call.prompt.fill(claim) for claim in call.claims),
-            words=call.prompt.answers,
-            tensor_batch=options.tensor_batch,
+            number=number, prefix=call.prompt.prefix, texts=tuple(call.prompt.fill(claim) for claim in call.claims),
+            words=call.prompt.answers, tensor_batch=options.tensor_batch,
         )
         for number, call in enumerate(calls)
-    ]
+    ]  # fmt: skip
     recipe, _ = make_recipe(options)
     scored = verify.with_options(context=recipe)
     with stoker.load() as session:

@@ -78,15 +78,10 @@ class Starter:
         theirs = library.connect()
         zygote, _ = self.zygotes.get(() if fresh else recipe.preload)
         fork = Fork(
-            library=number,
-            entry="stoker.pilot.library.main:serve",
-            log=log,
-            folder=str(folder),
-            environment={"STOKER_LIBRARY": str(number), "STOKER_PILOT": "bench"},
-            cores=(self.core,),
-            threads=1,
+            library=number, entry="stoker.pilot.library.main:serve", log=log, folder=str(folder),
+            environment={"STOKER_LIBRARY": str(number), "STOKER_PILOT": "bench"}, cores=(self.core,), threads=1,
             fresh=fresh,
-        )
+        )  # fmt: skip
         zygote.fork(fork, theirs)
         told = connection.Settings(
             pilot=PilotId("bench"), library=number, folder=str(folder), log=log, objects=str(folder), search_path=()

@@ -172,14 +172,9 @@ class _Life:
                 devices = tuple(chance.choices([DeviceId("gpu:0"), DeviceId("gpu:1"), DeviceId("gpu:9")], k=1))
                 snapshots = {"bf16": ObjectRef("snap", _GB)} if chance.random() < 0.3 else {}
                 return to_pilot.StartLibrary(
-                    number,
-                    chance.choice(_RECIPES),
-                    devices,
-                    0,
-                    chance.choice(_PILOT_SIZES),
-                    snapshots,
+                    number, chance.choice(_RECIPES), devices, 0, chance.choice(_PILOT_SIZES), snapshots,
                     chance.choice(_SECONDS[:4]),
-                )
+                )  # fmt: skip
             case 3 | 4 | 5 | 6:
                 payload: Any = ObjectRef("argument", 2 * 10**6) if chance.random() < 0.2 else b"x"
                 new = [CallSpec(CallId(self.fresh + at), payload) for at in range(chance.randrange(1, 4))]
@@ -246,12 +241,9 @@ _SIZES = (-1, 0, 1, 10, 50, 99, 100, 101, 2**63)
 def lives() -> dict[str, Callable[[random.Random], None]]:
     return {
         "manager core: every message": functools.partial(fuzz_manager.live, events=EVENTS),
-        "pilot core: every event": functools.partial(live, count=EVENTS),
-        "pilot core: ledger": _ledger,
-        "pilot core: library": _library,
-        "pilot core: turns": _turns,
-        "pilot core: health": _health,
-    }
+        "pilot core: every event": functools.partial(live, count=EVENTS), "pilot core: ledger": _ledger,
+        "pilot core: library": _library, "pilot core: turns": _turns, "pilot core: health": _health,
+    }  # fmt: skip
 
 
 def _ledger(chance: random.Random) -> None:

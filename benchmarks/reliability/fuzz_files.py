@@ -37,13 +37,9 @@ _SITES = (
 
 def file_targets(chance: random.Random, place: Path, *, recorded: Path | None) -> list[Target]:
     return [
-        *_journals(chance, place, recorded),
-        *_session_files(place),
-        *_sites(place),
-        _published(place),
-        _record_log(place),
-        _condor_ads(),
-    ]
+        *_journals(chance, place, recorded), *_session_files(place), *_sites(place), _published(place),
+        _record_log(place), _condor_ads(),
+    ]  # fmt: skip
 
 
 def _journals(chance: random.Random, place: Path, recorded: Path | None) -> list[Target]:

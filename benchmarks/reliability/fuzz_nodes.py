@@ -237,16 +237,12 @@ def _transfers(chance: random.Random) -> list[Target]:
     framed = [struct.pack("!I", len(data)) + bytes(16) + data for data in right]
     return [
         Target(
-            "transfer's header with a right MAC",
-            read=header,
-            declared=(transfer.PeerError,),
-            right=right,
-            share=2,
+            "transfer's header with a right MAC", read=header, declared=(transfer.PeerError,), right=right, share=2,
             complete=False,
         ),
         Target("transfer's bytes", read=raw, declared=(transfer.PeerError,), right=framed, complete=False),
         Target("transfer's handshake", read=handshake, declared=(transfer.PeerError,), right=whole, complete=False),
-    ]
+    ]  # fmt: skip
 
 
 class _Pair(socket.socket):

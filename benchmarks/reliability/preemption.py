@@ -131,14 +131,9 @@ def side(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, f
     if results != list(range(calls)) or status.failed:
         raise RuntimeError(f"{len(results)} results of {calls} calls, {status.failed} failed")
     return {
-        "goodput": calls * CALL_S / meter.pilot_s,
-        "pilot_s": meter.pilot_s,
-        "seconds": seconds,
-        "call_s": CALL_S,
-        "preempted": preempted,
-        "lost_pilots": status.lost_pilots,
-        "rerun_calls": status.rerun_calls,
-    }
+        "goodput": calls * CALL_S / meter.pilot_s, "pilot_s": meter.pilot_s, "seconds": seconds, "call_s": CALL_S,
+        "preempted": preempted, "lost_pilots": status.lost_pilots, "rerun_calls": status.rerun_calls,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -31,12 +31,9 @@ TITLES = {
     "vllm": "Stoker's vLLM engine",
 }
 RATIOS = (
-    ("continuous", "before"),
-    ("continuous", "static"),
-    ("continuous", "vllm-script"),
-    ("vllm", "vllm-script"),
+    ("continuous", "before"), ("continuous", "static"), ("continuous", "vllm-script"), ("vllm", "vllm-script"),
     ("continuous", "transformers"),
-)
+)  # fmt: skip
 _CONVERT = (
     "import torch; from stoker.contexts.causal_lm import default_model;"
     " from stoker.contexts.snapshot import weights_folder;"

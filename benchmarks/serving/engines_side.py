@@ -175,13 +175,9 @@ def _stoker_vllm(asked: argparse.Namespace) -> Write:
 
 
 SIDES: dict[str, Callable[[argparse.Namespace], Write]] = {
-    "continuous": _continuous,
-    "static": _static,
-    "before": _before,
-    "transformers": _transformers,
-    "vllm-script": _script,
-    "vllm": _stoker_vllm,
-}
+    "continuous": _continuous, "static": _static, "before": _before, "transformers": _transformers,
+    "vllm-script": _script, "vllm": _stoker_vllm,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

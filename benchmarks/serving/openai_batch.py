@@ -83,11 +83,8 @@ def main() -> None:
             raise SystemExit(f"{len(each)} of {asked.requests} requests are answered, one {max(each.values())} times")
     per_device_s = calm["per_s"] / PILOTS
     print(json.dumps({
-        "useful": asked.requests / per_device_s / disturbed["pilot_s"],
-        "pilot_s": disturbed["pilot_s"],
-        "seconds": disturbed["seconds"],
-        "per_device_s": per_device_s,
-        "killed": disturbed["killed"],
+        "useful": asked.requests / per_device_s / disturbed["pilot_s"], "pilot_s": disturbed["pilot_s"],
+        "seconds": disturbed["seconds"], "per_device_s": per_device_s, "killed": disturbed["killed"],
     }))  # fmt: skip
 
 

@@ -116,12 +116,9 @@ LIMIT_S = 1800.0
 
 def job(name: str) -> Job:
     return Job(
-        name=name,
-        data=Data("numbers", evaluation_samples=8, held_out=0.1),
-        prompt=Prompt(""),
-        until=Until(metric=Metric.LOSS, iterations=ITERATIONS, evaluate_every=4),
-        training=Training(batch=8),
-    )
+        name=name, data=Data("numbers", evaluation_samples=8, held_out=0.1), prompt=Prompt(""),
+        until=Until(metric=Metric.LOSS, iterations=ITERATIONS, evaluate_every=4), training=Training(batch=8),
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -12,17 +12,9 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.log import EventLog, Happened
 
 KNOWN = Parameters(
-    item_a10_s=0.25,
-    item_titan_s=0.74,
-    load_a10_s=16.0,
-    load_titan_s=21.0,
-    call_s=0.044,
-    shared_node_bytes_per_s=220e6,
-    network_bytes_per_s=600e6,
-    warm_items=36,
-    warm_item_s=0.29,
-    boot_s=10.0,
-)
+    item_a10_s=0.25, item_titan_s=0.74, load_a10_s=16.0, load_titan_s=21.0, call_s=0.044,
+    shared_node_bytes_per_s=220e6, network_bytes_per_s=600e6, warm_items=36, warm_item_s=0.29, boot_s=10.0,
+)  # fmt: skip
 
 
 # ---- the fit

@@ -281,13 +281,10 @@ def test_infless_is_set_beside_ours_at_the_same_cost() -> None:
     hold = CHOSEN[Reading.HOLD]
     short, long = scenarios.kept(hold)
     came_to = {
-        str(scenarios.of_window(15.0, usual_s=paper.WINDOW_S)): (20.0, 100.0),
-        str(NOBODY): (10.0, 200.0),
-        str(scenarios.of_window(240.0, usual_s=paper.WINDOW_S)): (6.0, 400.0),
-        str(short): (25.0, 150.0),
-        str(hold): (13.0, 300.0),
-        str(long): (5.0, 500.0),
-    }
+        str(scenarios.of_window(15.0, usual_s=paper.WINDOW_S)): (20.0, 100.0), str(NOBODY): (10.0, 200.0),
+        str(scenarios.of_window(240.0, usual_s=paper.WINDOW_S)): (6.0, 400.0), str(short): (25.0, 150.0),
+        str(hold): (13.0, 300.0), str(long): (5.0, 500.0),
+    }  # fmt: skip
     of = made()
     runs = [
         msgspec.structs.replace(run, violations=came_to[run.system][0], paid_s=came_to[run.system][1])

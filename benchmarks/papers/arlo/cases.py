@@ -67,12 +67,9 @@ _ARLO = {
 SYSTEMS = {
     ST: System(ILB, is_padded_whole=True),
     **{name: System(ILB, is_padded_whole=True, dynamic=shape) for shape, name in DT.items()},
-    INFAAS: System(PACK_ANY),
-    INFAAS_SHORT: System(PACK_SHORTEST),
-    ARLO_EVEN: System(RS, EVEN),
-    **_ARLO,
+    INFAAS: System(PACK_ANY), INFAAS_SHORT: System(PACK_SHORTEST), ARLO_EVEN: System(RS, EVEN), **_ARLO,
     **{within_capacity(name): msgspec.structs.replace(one, within_capacity=True) for name, one in _ARLO.items()},
-}
+}  # fmt: skip
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -177,14 +174,9 @@ def _measure(case: Case, fleet: Fleet, served: Served) -> Measures:
     rising = sorted(served.latencies)
     slo_s, for_s = case.profile.slo_s, case.workload.for_s
     return Measures(
-        requests=len(rising),
-        lost=served.lost,
-        mean_ms=round(1000 * sum(rising) / len(rising), 4),
-        p50_ms=round(1000 * percentile(rising, 0.5), 4),
-        p98_ms=round(1000 * percentile(rising, 0.98), 4),
+        requests=len(rising), lost=served.lost, mean_ms=round(1000 * sum(rising) / len(rising), 4),
+        p50_ms=round(1000 * percentile(rising, 0.5), 4), p98_ms=round(1000 * percentile(rising, 0.98), 4),
         late=round(sum(latency > slo_s for latency in rising) / len(rising), 6),
-        devices=round(fleet.device_s(for_s) / for_s, 4),
-        replaced=fleet.replaced,
-        most_out=fleet.most_out,
+        devices=round(fleet.device_s(for_s) / for_s, 4), replaced=fleet.replaced, most_out=fleet.most_out,
         at_once=max(1, int(settings.REPLACED_AT_ONCE * case.devices)),
-    )
+    )  # fmt: skip

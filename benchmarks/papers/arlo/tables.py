@@ -180,18 +180,12 @@ def experiments() -> list[Case]:
 
 
 TABLES: dict[str, Callable[[], list[Case]]] = {
-    "6a": FIXED["6a"],
-    "6b": FIXED["6b"],
-    "7": lambda: _grid(MAIN, 10, RATES_7, 60.0, seeds=_ONE),
-    "8": figure_8,
-    "10a": FIXED["10a"],
-    "10b": FIXED["10b"],
+    "6a": FIXED["6a"], "6b": FIXED["6b"], "7": lambda: _grid(MAIN, 10, RATES_7, 60.0, seeds=_ONE), "8": figure_8,
+    "10a": FIXED["10a"], "10b": FIXED["10b"],
     "11": lambda: _busy(settings.UTILIZATIONS, ARLOS, 60.0, seeds=settings.GRID_SEEDS, runtimes=COUNTS_11),
     "3": lambda: _busy(settings.UTILIZATIONS, ALLOCATIONS_3, 360.0, seeds=_ONE),
-    "4": lambda: [case for devices in TRACES_4 for case in of_trace_4(devices)],
-    "experiments": experiments,
-    "measured": list,
-    "deployed": list,
-}
+    "4": lambda: [case for devices in TRACES_4 for case in of_trace_4(devices)], "experiments": experiments,
+    "measured": list, "deployed": list,
+}  # fmt: skip
 """The runs of each table. `measured` is Table 2 and Figure 9, which simulate nothing; `deployed` the policy of a
 session, which has a simulator of its own."""

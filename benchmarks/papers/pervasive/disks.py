@@ -81,15 +81,9 @@ def in_short(found: Found) -> list[str]:
 
 def disks_section(found: Found) -> str:
     lines = head(
-        "GPUs a node",
-        "share of a load that reads the disk",
-        "GPUs go",
-        "first at, s",
-        "sets",
-        "done, one GPU a node",
-        "done here",
-        f"against the paper's {_SAID:,.0f}",
-    )
+        "GPUs a node", "share of a load that reads the disk", "GPUs go", "first at, s", "sets",
+        "done, one GPU a node", "done here", f"against the paper's {_SAID:,.0f}",
+    )  # fmt: skip
     for case in cases(found):
         how = "from all nodes in turn" if case.sharing.spread else "node by node"
         cells = [

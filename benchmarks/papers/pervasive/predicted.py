@@ -80,16 +80,9 @@ def together(found: Found) -> str:
 
 def intervals(found: Found) -> str:
     lines = head(
-        "figure",
-        "inferences a call",
-        "paper",
-        "close sets",
-        "judged",
-        "all sets",
-        "median",
-        "judged",
+        "figure", "inferences a call", "paper", "close sets", "judged", "all sets", "median", "judged",
         "variants that hold it",
-    )
+    )  # fmt: skip
     for claim in CLAIMS:
         for batch in BATCHES:
             near, every = claim.values(found.close, batch=batch), claim.values(found.predictions, batch=batch)

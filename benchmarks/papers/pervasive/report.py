@@ -95,10 +95,7 @@ def _made(found: Found) -> str:
 
 def _short(found: Found) -> str:
     told = [
-        f"Figures 6 and 7 are fitted: {fitted.in_short(found)}.",
-        *predicted.in_short(found),
-        claims.gains_in_short(found),
-        *disks.in_short(found),
-        claims.capacity_in_short(found),
-    ]
+        f"Figures 6 and 7 are fitted: {fitted.in_short(found)}.", *predicted.in_short(found),
+        claims.gains_in_short(found), *disks.in_short(found), claims.capacity_in_short(found),
+    ]  # fmt: skip
     return "\n".join(paragraph(each, bullet=True) for each in told)

@@ -54,10 +54,6 @@ def _scenario(
     parameters: Parameters, figure: str, about: str, pools: worlds.Pools, batch: int, until_s: float
 ) -> Scenario:
     return Scenario(
-        name=f"context-paper-{figure}",
-        about=f"Figure {figure} of the context paper: {about}",
-        world=worlds.world(parameters, pools),
-        workload=worlds.sweep(batch),
-        seeds=1,
-        until_s=Duration(until_s),
-    )
+        name=f"context-paper-{figure}", about=f"Figure {figure} of the context paper: {about}",
+        world=worlds.world(parameters, pools), workload=worlds.sweep(batch), seeds=1, until_s=Duration(until_s),
+    )  # fmt: skip

@@ -59,16 +59,11 @@ def world(
     )
     sources = tuple(
         SourceModel(
-            name=f"pool-{number}",
-            kind=kind,
-            capacity=steps,
-            boot_s=Duration(p.boot_s),
-            rule=Rule.FIXED,
-            init_blocks=max(count for _, count in steps),
-            max_blocks=max(count for _, count in steps),
+            name=f"pool-{number}", kind=kind, capacity=steps, boot_s=Duration(p.boot_s), rule=Rule.FIXED,
+            init_blocks=max(count for _, count in steps), max_blocks=max(count for _, count in steps),
         )
         for number, (kind, steps) in enumerate(pools.items())
-    )
+    )  # fmt: skip
     links = Links(
         shared=Rate(paper.SHARED_BYTES_PER_S),
         shared_node=Rate(p.shared_node_bytes_per_s),

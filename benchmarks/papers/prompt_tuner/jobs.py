@@ -141,14 +141,10 @@ def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> A
     if banked:
         needs = max(1, round(needs / (job.speedup * parameters.speedup * _worth(parameters))))
     return Arrival(
-        at_s=job.at_s,
-        context=model.name,
-        items=most,
-        deadline_s=round(slo_s(job, emergence, parameters), 6),
-        gang=(1, parameters.widest),
-        items_done=min(needs, most),
+        at_s=job.at_s, context=model.name, items=most, deadline_s=round(slo_s(job, emergence, parameters), 6),
+        gang=(1, parameters.widest), items_done=min(needs, most),
         shared_s=lookup_s(model, parameters.bank_size) if banked else 0.0,
-    )
+    )  # fmt: skip
 
 
 def _worth(parameters: Parameters) -> float:

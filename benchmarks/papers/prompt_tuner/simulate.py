@@ -42,27 +42,19 @@ _DELAYS = Delays(progress_s=Duration(5.0))
 def world(models: Iterable[str], parameters: Parameters, *, gpus: int) -> World:
     servers = gpus // paper.SERVER_GPUS
     source = SourceModel(
-        name="servers",
-        kind=_KIND,
-        capacity=servers,
-        devices=paper.SERVER_GPUS,
-        rule=Rule.FIXED,
-        init_blocks=servers,
+        name="servers", kind=_KIND, capacity=servers, devices=paper.SERVER_GPUS, rule=Rule.FIXED, init_blocks=servers,
         max_blocks=servers,
-    )
+    )  # fmt: skip
     contexts = {name: _context(MODELS[name], parameters) for name in models}
     return World(devices={_KIND: DeviceKind(_GPU_BYTES)}, sources=(source,), contexts=contexts, delays=_DELAYS)
 
 
 def _context(model: Model, parameters: Parameters) -> ContextModel:
     return ContextModel(
-        device_memory_bytes=_GPU_BYTES,
-        devices=model.devices,
-        load_s={"": Duration(parameters.cold_s(model))},
-        item_s={"": Duration(model.item_s)},
-        gang_s=Duration(parameters.meet_s),
+        device_memory_bytes=_GPU_BYTES, devices=model.devices, load_s={"": Duration(parameters.cold_s(model))},
+        item_s={"": Duration(model.item_s)}, gang_s=Duration(parameters.meet_s),
         gang_efficiency=parameters.gang_efficiency,
-    )
+    )  # fmt: skip
 
 
 _ROUNDING_S = 1e-3
@@ -112,21 +104,14 @@ def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *
     done_s, waits, starts = calls.latencies_s(), calls.waits(), calls.starts()
     late = sum(took_s > arrivals[job].deadline_s + _ROUNDING_S for job, took_s in done_s.items())
     return Result(
-        jobs=len(arrivals),
-        late=late,
-        refused=len(calls.failed),
+        jobs=len(arrivals), late=late, refused=len(calls.failed),
         unfinished=len(arrivals) - len(done_s) - len(calls.failed),
         banked=sum(arrival.shared_s > 0.0 for arrival in arrivals),
-        loads=sum(what == Happened.LIBRARY_STARTED for what in log.what),
-        held_s=outcome.warm_s,
-        busy_s=outcome.busy_s,
-        all_s=max(outcome.ended_at, paper.MINUTES * 60.0) * gpus,
-        ended_at=outcome.ended_at,
-        wait_share=fmean(waits) if waits else 0.0,
-        wait_most=max(waits, default=0.0),
-        start_share=fmean(starts) if starts else 0.0,
-        start_most=max(starts, default=0.0),
-    )
+        loads=sum(what == Happened.LIBRARY_STARTED for what in log.what), held_s=outcome.warm_s,
+        busy_s=outcome.busy_s, all_s=max(outcome.ended_at, paper.MINUTES * 60.0) * gpus, ended_at=outcome.ended_at,
+        wait_share=fmean(waits) if waits else 0.0, wait_most=max(waits, default=0.0),
+        start_share=fmean(starts) if starts else 0.0, start_most=max(starts, default=0.0),
+    )  # fmt: skip
 
 
 class _Calls:

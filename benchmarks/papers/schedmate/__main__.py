@@ -19,12 +19,9 @@ def main() -> None:
     ask.add_argument("--mpi-python", default=sys.executable, help="a Python that has mpi4py (for record-clusters)")
     asked = ask.parse_args()
     {
-        "failures": evaluation.evaluate,
-        "train": training.train,
-        "validate": training.validate,
-        "record": recording.record,
-        "record-clusters": lambda: clusters.record(asked.mpi_python),
-    }[asked.what]()
+        "failures": evaluation.evaluate, "train": training.train, "validate": training.validate,
+        "record": recording.record, "record-clusters": lambda: clusters.record(asked.mpi_python),
+    }[asked.what]()  # fmt: skip
 
 
 if __name__ == "__main__":

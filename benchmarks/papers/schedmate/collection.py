@@ -132,13 +132,9 @@ def _measured(recipe: CollectedRecipe) -> dict[str, Any]:
         data = pipe.read()
     os.waitpid(child, 0)
     return {
-        "name": recipe.name,
-        "family": recipe.family,
-        "load": recipe.load,
-        "run": recipe.run,
-        **json.loads(data),
+        "name": recipe.name, "family": recipe.family, "load": recipe.load, "run": recipe.run, **json.loads(data),
         "source": recipe.source,
-    }
+    }  # fmt: skip
 
 
 def _figures(recipe: CollectedRecipe) -> dict[str, float]:
@@ -153,12 +149,9 @@ def _figures(recipe: CollectedRecipe) -> dict[str, float]:
     loads = _seconds(lambda: names["load"](**recipe.load), LOADS)
     runs = _seconds(lambda: names["run"](context, **recipe.run), RUNS)
     return {
-        "load_s": min(loads),
-        "run_s": min(runs),
-        "run_sd": statistics.stdev(runs),
-        "resident_bytes": max(0, after - before),
-        "peak_bytes": max(0, peak - before),
-    }
+        "load_s": min(loads), "run_s": min(runs), "run_sd": statistics.stdev(runs),
+        "resident_bytes": max(0, after - before), "peak_bytes": max(0, peak - before),
+    }  # fmt: skip
 
 
 def _seconds(work: Callable[[], Any], times: int) -> list[float]:

@@ -80,17 +80,12 @@ def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
             rows, ended = _run(site, folder, chosen, times=times)
             count = beside.count
     return {
-        "command": "python -m benchmarks.papers.schedmate.faults",
-        "commit": commit(),
+        "command": "python -m benchmarks.papers.schedmate.faults", "commit": commit(),
         "machine": f"{machine()}, Linux {platform.release().partition('-')[0]}",
-        "load_before_and_after": [load[0], os.getloadavg()[0]],
-        "seed": SEED,
-        "times": times,
-        "seconds": round(time.monotonic() - started, 1),
-        "pilots_at_the_end": ended,
-        "neighbours": count,
+        "load_before_and_after": [load[0], os.getloadavg()[0]], "seed": SEED, "times": times,
+        "seconds": round(time.monotonic() - started, 1), "pilots_at_the_end": ended, "neighbours": count,
         "kinds": rows,
-    }
+    }  # fmt: skip
 
 
 def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[dict[str, Any], int]:

@@ -110,14 +110,10 @@ class Log:
 def run(form: str, seed: int, lines_of: Format, *, header: Callable[[State], list[str]] | None = None) -> Log:
     chance = random.Random(f"{form}-{seed}")
     state = State(
-        chance=chance,
-        epochs=chance.choice((3, 5, 10, 90)),
-        per_epoch=chance.randrange(100, 900),
+        chance=chance, epochs=chance.choice((3, 5, 10, 90)), per_epoch=chance.randrange(100, 900),
         step_s=chance.choice((0.03, 0.12, 0.45, 1.7)) * chance.uniform(0.8, 1.2),
-        batch=chance.choice((16, 32, 64, 256)),
-        tokens=chance.choice((512, 2048)),
-        every=chance.choice((5, 10, 20)),
-    )
+        batch=chance.choice((16, 32, 64, 256)), tokens=chance.choice((512, 2048)), every=chance.choice((5, 10, 20)),
+    )  # fmt: skip
     last = chance.randrange(state.per_epoch // 2, min(state.total, 6 * state.per_epoch) - 1)
     lines = [(0.0, line) for line in (header(state) if header else [])]
     values: dict[str, float] = {}
@@ -150,18 +146,11 @@ def _steps(state: State, last: int) -> Iterator[None]:
 def _values(state: State) -> dict[str, float]:
     middle = sorted(state.durations[-200:])[len(state.durations[-200:]) // 2]
     return {
-        "step": state.i,
-        "overall_step": state.step,
-        "loss": state.loss,
-        "steps_per_s": 1.0 / middle,
-        "fraction": (state.step + 1) / state.total,
-        "learning_rate": state.lr,
-        "samples_per_s": state.batch / middle,
-        "tokens_per_s": state.batch * state.tokens / middle,
-        "epoch": state.epoch,
-        "per_epoch": state.per_epoch,
+        "step": state.i, "overall_step": state.step, "loss": state.loss, "steps_per_s": 1.0 / middle,
+        "fraction": (state.step + 1) / state.total, "learning_rate": state.lr, "samples_per_s": state.batch / middle,
+        "tokens_per_s": state.batch * state.tokens / middle, "epoch": state.epoch, "per_epoch": state.per_epoch,
         "batch": state.batch,
-    }
+    }  # fmt: skip
 
 
 def _clock(seconds: float) -> str:
@@ -204,15 +193,15 @@ def _shown(s: State) -> dict[str, object]:
     }  # fmt: skip
 
 
-_PLAIN = "epoch epochs per_epoch i step total batch t dt mean_dt loss mean_loss lr now".split()
+_PLAIN = [
+    "epoch", "epochs", "per_epoch", "i", "step", "total", "batch", "t", "dt", "mean_dt", "loss", "mean_loss", "lr",
+    "now",
+]  # fmt: skip
 _PARTS = {"1": 0.1, "2": 0.2, "3": 0.3, "4": 0.4, "5": 0.5, "6": 0.6, "7": 0.7, "8": 0.8, "14": 1.4, "102": 1.02}
 _WHEN: dict[str, Callable[[State], bool]] = {
-    "": lambda _: True,
-    "an epoch begins": lambda s: s.i == 0,
-    "after an epoch": lambda s: s.i == 0 and s.epoch > 0,
-    "every 250 steps": lambda s: s.step % 250 == 0,
-    "it is due": lambda s: s.printed,
-}
+    "": lambda _: True, "an epoch begins": lambda s: s.i == 0, "after an epoch": lambda s: s.i == 0 and s.epoch > 0,
+    "every 250 steps": lambda s: s.step % 250 == 0, "it is due": lambda s: s.printed,
+}  # fmt: skip
 
 
 def _lines(several: list[Prints], state: State) -> list[str]:

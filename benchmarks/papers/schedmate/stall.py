@@ -100,12 +100,8 @@ def main() -> int:
             rows[what] = run(what, Path(place))
             print(f"{what:10}", rows[what])
     record = {
-        "commit": commit(),
-        "machine": machine(),
-        "load": os.getloadavg()[0],
-        "seconds_each": SECONDS,
-        "rows": rows,
-    }
+        "commit": commit(), "machine": machine(), "load": os.getloadavg()[0], "seconds_each": SECONDS, "rows": rows,
+    }  # fmt: skip
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     return int(any(row["most_processor_ms"] > BAR_MS for row in rows.values()))
 

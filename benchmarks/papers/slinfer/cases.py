@@ -66,13 +66,9 @@ def run(case: Case) -> Result:
     outcome = simulation.run()
     kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
     return Result(
-        case=case,
-        release=RELEASE,
-        measures=measure(simulation.log, arrivals, kinds, for_s=for_s),
-        sampled=sampler.found(),
-        took_s=round(time.process_time() - began, 1),
-        engine_steps=outcome.engine_steps,
-    )
+        case=case, release=RELEASE, measures=measure(simulation.log, arrivals, kinds, for_s=for_s),
+        sampled=sampler.found(), took_s=round(time.process_time() - began, 1), engine_steps=outcome.engine_steps,
+    )  # fmt: skip
 
 
 def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policies]]:

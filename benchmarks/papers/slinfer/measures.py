@@ -67,15 +67,11 @@ def measure(log: EventLog, arrivals: Sequence[Arrival], kinds: Mapping[int, str]
         mean += told.is_met(call, arrival)
         first.append(told.first.get(call, _NEVER))
     return Measures(
-        requests=len(arrivals),
-        met_strict=strict / count,
-        met_mean=mean / count,
-        dropped=len(told.failed) / count,
-        moved=told.moved / count,
-        ttft=tuple(sum(each <= most for each in first) / count for most in TTFT_POINTS_S),
+        requests=len(arrivals), met_strict=strict / count, met_mean=mean / count, dropped=len(told.failed) / count,
+        moved=told.moved / count, ttft=tuple(sum(each <= most for each in first) / count for most in TTFT_POINTS_S),
         kinds={kind: told.use(kind, kinds, arrivals, for_s=for_s) for kind in sorted(set(kinds.values()))},
         loads=len(told.started),
-    )
+    )  # fmt: skip
 
 
 class _Told:

@@ -120,12 +120,9 @@ def _become(
     user, steps = chance.choice(USERS), chance.randrange(160, 420)
     place = f"/home/{user}/{chance.choice(('project', 'llm-pretrain', 'thesis/code', 'vit'))}/"
     names = {
-        "LOG_FORMAT": chance.choice(LOG_FORMATS),
-        "SEED": seed,
-        "STEPS": steps,
-        "FOLDER": folder,
+        "LOG_FORMAT": chance.choice(LOG_FORMATS), "SEED": seed, "STEPS": steps, "FOLDER": folder,
         "__name__": "__main__",
-    }
+    }  # fmt: skip
     try:
         try:
             _compiled(PROGRAMS[program], place + "train.py", names)

@@ -72,18 +72,14 @@ def scores_of(verdicts: Sequence[tuple[FailedJob, Located | None, Fault | None]]
     precision, recall = right / max(1, called), right / max(1, true)
     total = len(verdicts)
     return Scores(
-        logs=total,
-        infrastructure=true,
-        f1=_percent(2 * precision * recall / max(1e-9, precision + recall)),
-        precision=_percent(precision),
-        recall=_percent(recall),
+        logs=total, infrastructure=true, f1=_percent(2 * precision * recall / max(1e-9, precision + recall)),
+        precision=_percent(precision), recall=_percent(recall),
         accuracy=_percent((total - (called - right) - (true - right)) / max(1, total)),
         accuracy_of_three=_percent(sum(row[kind] for kind, row in confusion.items()) / max(1, total)),
-        component=_percent(components / max(1, right)),
-        located=_percent(near / max(1, total)),
+        component=_percent(components / max(1, right)), located=_percent(near / max(1, total)),
         confusion={kind: dict(row) for kind, row in sorted(confusion.items())},
         by_type={name: f"{row[True]} of {row.total()}" for name, row in sorted(by_type.items())},
-    )
+    )  # fmt: skip
 
 
 def _percent(part: float) -> float:

@@ -35,17 +35,11 @@ FIFO_SKIP, SJF_SKIP, OURS_SKIP = "FIFO, passing", "SJF, passing", "our error, pa
 TIRESIAS_OTHER, TIRESIAS_FREE = "Tiresias, 3 queues", "Tiresias, preempting free"
 
 ERRORS: dict[str, errors.Predict] = {
-    SJF: errors.none,
-    OURS: errors.ours(),
-    OURS_UNKNOWN: errors.ours(unknown_share=settings.UNKNOWN_SHARE),
-    OUR_AVERAGE: errors.our_average(),
-    PAPER: errors.PAPER,
-    LUCID: errors.LUCID,
-    SHUFFLED: errors.shuffled,
-    SJF_SKIP: errors.none,
-    OURS_SKIP: errors.ours(),
+    SJF: errors.none, OURS: errors.ours(), OURS_UNKNOWN: errors.ours(unknown_share=settings.UNKNOWN_SHARE),
+    OUR_AVERAGE: errors.our_average(), PAPER: errors.PAPER, LUCID: errors.LUCID, SHUFFLED: errors.shuffled,
+    SJF_SKIP: errors.none, OURS_SKIP: errors.ours(),
     **{f"spread {spread:g}": errors.lognormal(spread) for spread in settings.SPREADS},
-}
+}  # fmt: skip
 """Of the systems that put the shortest expected job first."""
 SWEEP = tuple(f"spread {spread:g}" for spread in settings.SPREADS)
 
