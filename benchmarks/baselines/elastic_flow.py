@@ -83,8 +83,6 @@ class ElasticFlow(InRounds):
         plan += self._begin(view)
         return plan
 
-    # ---- the plan
-
     def _forget(self, view: View) -> None:
         for memory in (self._admitted, self._sizes, self._places):
             for id in [id for id in memory if id not in view.calls]:
@@ -152,8 +150,6 @@ class ElasticFlow(InRounds):
             started = [x.started_at for place in places if (x := library_at(view, context, place)) is not None]
             lag_s = max(0.0, max(started, default=0.0) + load_s(context) - view.now)
         return Job(call.id, due, steps, has * unit, load_s(context), lag_s, fixed)
-
-    # ---- steps towards it
 
     def _evict(self, view: View) -> list[Action]:
         plan: list[Action] = []

@@ -104,8 +104,6 @@ class Tiresias(OneLine):
         job.preempted = True
         del self._active[job.call.group.context][job.call.id]
 
-    # ---- a plan
-
     def _plan(self, view: View) -> Iterator[Action]:
         for context, queues in self._queues.items():
             active = self._active[context]

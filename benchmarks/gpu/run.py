@@ -86,8 +86,6 @@ class Run:
         print(f"{self.out / 'record.json'}\n{self.out / 'page.md'}")
         return int(any(part["status"] in ("failed", "too slow") for part in self.record["parts"]))
 
-    # ---- the record
-
     def _part(self, name: str, title: str, work: Callable[[], Outcome]) -> None:
         began = self._part_began = time.monotonic()
         part: dict[str, Any] = {
@@ -116,8 +114,6 @@ class Run:
             draft = self.out / f"{file}.new"
             draft.write_text(text)
             draft.replace(self.out / file)
-
-    # ---- parts
 
     def _measure(self, name: str, allowed: float) -> Outcome:
         if not allowed:
@@ -190,8 +186,6 @@ class Run:
         if code is None:
             return "too slow", f"they did not end within {limit_s:.0f} s", suite.numbers(log)
         return *suite.verdict(code, log), suite.numbers(log)
-
-    # ---- processes
 
     def _environment(self) -> dict[str, str]:
         path = [self.out / "site", ROOT / "src", ROOT, ROOT / "tests"]

@@ -32,9 +32,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-# ---- options
-
-
 def number(*, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
@@ -69,9 +66,6 @@ def parsed(ask: argparse.ArgumentParser, arguments: list[str] | None) -> argpars
     if asked.out.exists() and not asked.out.is_dir():
         ask.error(f"--out {asked.out}: not a folder")
     return asked
-
-
-# ---- running
 
 
 def exit_status(evaluate: Callable[[], int], *, stopped: str, missing: str = "", skip: bool = False) -> int:
@@ -118,9 +112,6 @@ def results(do: Callable[[T], U], todo: Sequence[T], *, jobs: int) -> Iterator[t
 
 def _placed(do: Callable[[T], U], task: tuple[int, T], tell: Tell) -> tuple[int, U]:  # noqa: ARG001 (Workers)
     return task[0], do(task[1])
-
-
-# ---- kept results
 
 
 class Named(Protocol):
@@ -193,8 +184,6 @@ class Store(Generic[C, R]):
         if others:
             self._write()
 
-
-# ---- pages
 
 WIDTH = 120
 _CODE, _KEPT = re.compile("`[^`]*`"), "\0"

@@ -161,8 +161,6 @@ class FakePilot:
             case _:
                 pass
 
-    # ---- what its libraries do
-
     def tell(self, number: LibraryId, message: to_library.ToLibrary) -> None:
         calls = self.libraries.get(number)
         if calls is None:

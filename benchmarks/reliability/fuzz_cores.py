@@ -92,8 +92,6 @@ class _Life:
             self.sent[call] -= 1
             assert self.sent[call] >= 0, f"call {call} leaves twice"
 
-    # ---- what may come
-
     def library(self) -> LibraryId:
         return LibraryId(self.chance.randrange(1, 6))
 

@@ -115,8 +115,6 @@ class Cluster:
             facts = tuple(DeviceFacts(DeviceId(f"cuda:{i}"), "NVIDIA A100", 80 * GB) for i in range(8))
             self.pilot(PilotId(f"node{n}"), PilotHello(wire.VERSION, "bench", f"node{n}", 1, facts), numbered=False)
 
-    # ---- what happens
-
     def job(self, *, model: str = "", items: int = 0, due_in: float = 0.0) -> None:
         self.calls += 1
         work = items or self.chance.randint(20, 200)
@@ -149,8 +147,6 @@ class Cluster:
 
     def pilot(self, pilot: PilotId, *messages: PilotMessage, numbered: bool = True) -> None:
         self._handle(FromPilot(pilot, self._number(pilot) if numbered else 0, list(messages)))
-
-    # ---- how
 
     def _handle(self, event: Event) -> None:
         before = time.thread_time()

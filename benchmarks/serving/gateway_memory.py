@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness import ROOT, machine, side_options
-from benchmarks.serving.gateway_side import REQUEST
-from benchmarks.serving.session_processes import memory_bytes
+from benchmarks.serving.gateway_side import REQUEST, memory_bytes
 
 TOKENS = 4
 SHOWN = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)

@@ -22,8 +22,8 @@ from benchmarks.papers.arlo.cases import (
     Measures,
     Result,
 )
-from benchmarks.papers.arlo.intervals import Interval
 from benchmarks.papers.arlo.measured import Measured, Records, SolvingTime
+from benchmarks.papers.arlo.summary import Interval
 from benchmarks.papers.arlo.tables import TABLES
 from benchmarks.papers.arlo.workload import missing
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from core.toy import Toy
 
-from benchmarks.baselines.infless import Infless, Order
-from benchmarks.baselines.infless_traffic import Traffic
+from benchmarks.baselines.infless import Infless, Order, Traffic
 from benchmarks.baselines.replicas import ByOrder
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
 from stoker.manager.core.nouns import LibraryState

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers import common
-from benchmarks.papers.schedmate.scheduling import drawing, intervals, records, report, settings, simulate
+from benchmarks.papers.schedmate.scheduling import intervals, records, report, settings, simulate
 from benchmarks.papers.schedmate.scheduling.__main__ import main
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
 from benchmarks.papers.schedmate.scheduling.records import CaseResult, ErrorFacts, Records, WindowFacts
@@ -44,7 +44,7 @@ def test_the_records_are_of_the_windows_that_the_trace_gives() -> None:
 
 
 def test_the_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
-    path = drawing.draw(tmp_path, Records(FOLDER / "schedmate.json"))
+    path = report.draw(tmp_path, Records(FOLDER / "schedmate.json"))
     assert path.name in (FOLDER / "schedmate.md").read_text()
     assert path.read_bytes().startswith(b"\x89PNG")
 

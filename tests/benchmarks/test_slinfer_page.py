@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from benchmarks.papers import common
-from benchmarks.papers.slinfer import data, report, summary
+from benchmarks.papers.slinfer import data, report
 from benchmarks.papers.slinfer.cases import SLINFER, SLLM, SLLM_C, SLLM_CS, Case, Result, records
 from benchmarks.papers.slinfer.measures import TTFT_POINTS_S, KindUse, Measures, Sampled
 from benchmarks.papers.slinfer.tables import SIZES, TABLES
@@ -76,7 +76,7 @@ def test_the_first_table_says_of_each_bar_whether_it_is_met(tmp_path: Path) -> N
         msgspec.structs.replace(_result(Case(SLINFER, 64, settings={"watermark": 0.0})), sampled=resized),
     ]
     path.write_bytes(msgspec.json.encode(results))
-    found = {verdict.bar: verdict for verdict in summary.verdicts(records(path).get)}
+    found = {verdict.bar: verdict for verdict in report.verdicts(records(path).get)}
     more = found["128 models: more objectives met than by `sllm`"]
     assert more.here == "3B +100 to +110 %, 7B +100 to +110 %, 13B +100 to +110 %"
     assert more.row[-1] == "yes"

@@ -147,8 +147,6 @@ def _least_busy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first:
     return min(there, key=lambda one: one[1] / capacities[one[0]])
 
 
-# ---- Figure 4, the paper's example
-
 RUNTIMES = ((128, 80), (256, 40), (512, 20))
 GPUS = ((1, 0, 79), (0, 0, 78), (2, 1, 28), (3, 2, 6))
 """GPU, runtime, requests that it has. GPU1 comes first, so that the requests before the example fill GPU0 second."""

@@ -214,9 +214,6 @@ def _world(profile: LatencyProfile) -> World:
     return World(devices={"gpu": DeviceKind(Size(24 * _GB))}, sources=(pool,), contexts=contexts, delays=delays)
 
 
-# ---- the kept results
-
-
 class _Kept(msgspec.Struct):
     measured: Measured | None = None
     deployed: list[Deployed] = []

@@ -28,8 +28,6 @@ from benchmarks.papers.arlo.cases import (
 )
 from benchmarks.papers.arlo.workload import LatencyProfile, Workload, make_trace, read_lengths
 
-# ---- what the paper says in numbers; §5
-
 DT_, INFAAS_, ST_ = "DT", "INFaaS", "ST"
 READINGS: dict[str, tuple[str, ...]] = {ST_: (ST,), DT_: tuple(DT.values()), INFAAS_: (INFAAS, INFAAS_SHORT)}
 """Our systems that read one of the paper's."""
@@ -58,8 +56,6 @@ TABLE_4: dict[int, dict[str, tuple[float, float]]] = {  # mean and p98 by GPUs
     80: {ARLO_ILB: (77.83, 1024.78), ARLO_IG: (157.09, 1183.85), ARLO: (73.61, 810.41)},
     1000: {ARLO_ILB: (76.23, 419.04), ARLO_IG: (172.00, 990.29), ARLO: (76.09, 408.79)},
 }
-
-# ---- the cases
 
 ARLOS = (ARLO, within_capacity(ARLO))
 """Arlo with the two readings of its allocation."""

@@ -28,8 +28,6 @@ from benchmarks.papers.pervasive import paper
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
 
-# ---- parameters
-
 
 class Parameters(msgspec.Struct, frozen=True):
     item_a10_s: float
@@ -70,9 +68,6 @@ MOST_SLOWER = 6.0
 def possible(parameters: Parameters) -> bool:
     inside = all(bound.low <= getattr(parameters, name) <= bound.high for name, bound in BOUNDS.items())
     return inside and 1.0 <= parameters.item_titan_s / parameters.item_a10_s <= MOST_SLOWER
-
-
-# ---- fit
 
 
 _EXACT_S = 1e-3

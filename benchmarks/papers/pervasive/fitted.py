@@ -14,9 +14,6 @@ from benchmarks.tables import head, row
 from stoker.contexts.recipe import Awareness
 from stoker.units import show_bytes
 
-# ---- fitted
-
-
 _Times = Mapping[tuple[Awareness, int], float]
 """Seconds of a static run, by awareness and inferences a call."""
 
@@ -92,9 +89,6 @@ def _show(name: str, value: float) -> str:
     if name == "warm_items":
         return f"{value:.0f}"
     return f"{value:.2g} s" if 0.001 <= value < 1 else f"{value:.3g} s" if value >= 1 else "0 s"
-
-
-# ---- kinds
 
 
 _FITTED = (paper.A10, paper.TITAN)

@@ -39,8 +39,6 @@ from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import arrivals
 from stoker.manager.study.measures import measure
 
-# ---- proportion
-
 
 class Distance(msgspec.Struct, frozen=True):
     """The farthest that completed inferences ever are from the line, as a part of all."""
@@ -111,9 +109,6 @@ def _farthest(
         return 0.0
     slope = last_done / last_integral
     return max(abs(done - slope * integral) for integral, done in points) / last_done
-
-
-# ---- predict
 
 
 EARLY_S = (60.0, 600.0)
@@ -317,9 +312,6 @@ def _ran(
     simulation = SharedDisks(world, calls, policies, parameters=parameters, sharing=nodes)
     ended_at = simulation.run(until_s=until_s).ended_at
     return float(simulation.client.items_done), ended_at
-
-
-# ---- found
 
 
 class Found(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks import quoted_records
 from benchmarks.harness import spread
 from benchmarks.papers.common import page
-from benchmarks.papers.pervasive import claims, disks, fit, fitted, paper, predict, predicted
+from benchmarks.papers.pervasive import claims, disks, fit, fitted, paper, predict
 from benchmarks.papers.pervasive.claims import CLAIMS
 from benchmarks.papers.pervasive.drawing import NAMES
 from benchmarks.papers.pervasive.fit import BOUNDS, FIRST_COMMIT, FIRST_SEARCHED, SEARCHED_AGAIN, SEED
@@ -25,9 +25,9 @@ def write(found: Found) -> str:
         apart=at_most(fitted.apart(found)), static=fitted.static(found), ratios=fitted.ratios(found),
         sets=len(found.fits), unknown=len(BOUNDS), close=sum(each.close for each in found.fits),
         searches=found.starts, last_search=found.starts - 1, unknowns=fitted.unknowns(found),
-        intervals=predicted.intervals(found), panels=predicted.panels(found), held=predicted.held(found),
+        intervals=claims.intervals(found), panels=claims.panels(found), held=claims.held(found),
         grew=" and ".join(texts),
-        variants=predicted.variants(found), said=claims.SAID, gains=claims.gains_section(found),
+        variants=claims.variants(found), said=claims.SAID, gains=claims.gains_section(found),
         shares=disks.shares_section(found.fits, found.predictions), disks=disks.disks_section(found),
         bar=claims.BAR, capacity=claims.capacity_section(found), in_calls=paper.FIGURE_9B_GPUS * predict.BATCH,
         kinds=fitted.section(found),
@@ -46,8 +46,8 @@ def quote(found: Found) -> str:
             outside.append(f"{name} against {between(values)}, by {off:.1%}")
         else:
             variants = claim.variants(found.predictions, batch=BATCH)
-            hold = predicted.hold(claim, variants)
-            if any(variant.holds(claim.said) and predicted.decided(claim, variant.name) for variant in variants):
+            hold = claims.hold(claim, variants)
+            if any(variant.holds(claim.said) and claims.decided(claim, variant.name) for variant in variants):
                 known.append(claim.figure)
             inside.append(f"{name} in {between(values)} (a factor of {max(values) / min(values):.1f}; {hold})")
     fitting = f"Of the context paper Figures 6 and 7 are fitted: {fitted.in_short(found)}"
@@ -55,7 +55,7 @@ def quote(found: Found) -> str:
     those = f"{', '.join(inside) or 'none'}; outside: {', '.join(outside) or 'none'}"
     variant = "A variant is one assumption where the text leaves something open, over all sets of the unknowns"
     figures = f"The variants that hold Figures {' and '.join(known)} were written or kept when the answers were known. "
-    return f"{fitting}. {said}: {those}. {variant}. {figures if known else ''}{predicted.together(found)}"
+    return f"{fitting}. {said}: {those}. {variant}. {figures if known else ''}{claims.together(found)}"
 
 
 PAGE = Path(__file__).with_name("page.md")
@@ -95,7 +95,7 @@ def _made(found: Found) -> str:
 
 def _short(found: Found) -> str:
     told = [
-        f"Figures 6 and 7 are fitted: {fitted.in_short(found)}.", *predicted.in_short(found),
+        f"Figures 6 and 7 are fitted: {fitted.in_short(found)}.", *claims.in_short(found),
         claims.gains_in_short(found), *disks.in_short(found), claims.capacity_in_short(found),
     ]  # fmt: skip
     return "\n".join(paragraph(each, bullet=True) for each in told)

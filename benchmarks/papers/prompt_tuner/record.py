@@ -20,8 +20,6 @@ from benchmarks.papers.prompt_tuner.searching import Search, Searched
 from benchmarks.papers.prompt_tuner.simulate import Result
 from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 
-# ---- record
-
 
 class KeptRun(msgspec.Struct, frozen=True, array_like=True):
     """One run: set, group, system, seed; percent of violations, dollars' worth of device-seconds (`paid_s`), the share
@@ -89,9 +87,6 @@ def read(path: Path) -> Record:
     return msgspec.json.decode(path.read_bytes(), type=Record)
 
 
-# ---- summary
-
-
 class Evaluation(msgspec.Struct, frozen=True):
     choice: Choice
     parameters: Parameters
@@ -154,9 +149,6 @@ def over(sets: Sequence[Evaluation], of: Callable[[Evaluation], MeanEstimate]) -
 def show(value: MeanEstimate, *, digits: int = 1, sign: bool = False, before: str = "") -> str:
     mean = f"{before}{value.mean:{'+' if sign else ''}.{digits}f}"
     return mean if value.half_width is None else f"{mean} ± {value.half_width:.{digits}f}"
-
-
-# ---- page
 
 
 TEXT = (Reading.HOLD, Reading.RESIZES)

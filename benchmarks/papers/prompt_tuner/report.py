@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import quoted_records
-from benchmarks.papers.prompt_tuner import report_bars, report_figures
+from benchmarks.papers.prompt_tuner import report_bars
 from benchmarks.papers.prompt_tuner.jobs import MODELS
 from benchmarks.papers.prompt_tuner.record import Page, Record, span
 from benchmarks.papers.prompt_tuner.report_bars import compared
@@ -27,9 +27,9 @@ def write(record: Record) -> str:
     return PAGE.read_text().format(
         made=_made(page), short=short(page), bars=report_bars.against(page), learning=report_bars.learning(page),
         ablations=report_bars.ablations(page), experiments=report_bars.experiments(page), sets=sets_that_count(page),
-        one_set=paragraph(page.one_set()), figure_3c=report_figures.figure_3c(page),
-        figure_7=report_figures.figure_7(page), figure_7_said=report_figures.figure_7_said(page),
-        table_7=report_figures.table_7(page), **report_figures.figure_8(page), compared=compared(page),
+        one_set=paragraph(page.one_set()), figure_3c=report_bars.figure_3c(page),
+        figure_7=report_bars.figure_7(page), figure_7_said=report_bars.figure_7_said(page),
+        table_7=report_bars.table_7(page), **report_bars.figure_8(page), compared=compared(page),
         kept=kept(page), settings=_settings(page), models=_models(page), not_ours=paragraph(_not_ours()),
         parameters={name: value(each) for name, each in msgspec.structs.asdict(page.central.parameters).items()},
         communication=quoted_records.communication(), fixed_costs=quoted_records.fixed_costs(),

@@ -32,8 +32,6 @@ from benchmarks.papers.prompt_tuner.searching import STEP, Anchored
 from benchmarks.tables import head, paragraph, row
 from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 
-# ---- report sets
-
 
 def sets_that_count(page: Page) -> str:
     record, grid = page.record, page.grid
@@ -182,9 +180,6 @@ def apart_at_the_same_cost(page: Page, system: System) -> MeanEstimate | None:
 
 def _ours() -> list[tuple[float, System]]:
     return [(each, scenarios.of_window(each, usual_s=paper.WINDOW_S)) for each in sorted(paper.WINDOWS_S)]
-
-
-# ---- short
 
 
 def short(page: Page) -> str:

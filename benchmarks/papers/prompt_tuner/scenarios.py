@@ -17,9 +17,6 @@ import msgspec
 from benchmarks.papers.prompt_tuner import paper
 from benchmarks.papers.prompt_tuner.jobs import Bank, Parameters
 
-# ---- cases
-
-
 OURS, INFLESS, ELASTIC_FLOW = "prompt-tuner", "infless", "elastic-flow"
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
 """Baselines' settings are chosen on these, which no result is from."""
@@ -112,9 +109,6 @@ VICUNA = (
 
 def of_bank(size: int) -> Group:
     return MEDIUM if size == Parameters().bank_size else Group(f"bank of {size}", changed=(("bank_size", size),))
-
-
-# ---- readings
 
 
 class Reading(enum.Enum):

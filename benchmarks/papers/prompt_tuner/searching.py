@@ -43,9 +43,6 @@ from stoker.errors import StokerError
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.running import DiedError
 
-# ---- runs
-
-
 Found = dict[Case, Result]
 
 
@@ -98,9 +95,6 @@ def simulated(case: Case) -> Result:
         raise SimulationError(f"{case}: {error}") from error
     except Exception as error:
         raise SimulationError(f"{case}: {type(error).__name__}: {error}") from error
-
-
-# ---- search
 
 
 RESIZES = System(ELASTIC_FLOW, (("slot_s", 1.0),))
@@ -190,9 +184,6 @@ def _values(
         return tuple(round(100.0 * result.utilisation, 3) for result in results)
     theirs, ours = results[: len(seeds)], results[len(seeds) :]
     return tuple(round(one.all_s / other.held_s, 4) for one, other in zip(theirs, ours, strict=True))
-
-
-# ---- tuning
 
 
 ALIKE_POINTS = 0.5

@@ -13,8 +13,6 @@ from benchmarks.papers.slinfer.data import OBJECTIVE
 from benchmarks.papers.slinfer.worlds import CPU, GPU, ROWS, Nodes, profile_of
 from stoker.contexts.step_times import StepSeconds
 
-# ---- what the paper says in numbers
-
 SMALL, SEVEN, LARGE = SIZES = ("llama-3.2-3b", "llama-2-7b", "llama-2-13b")
 SHORT = {SMALL: "3B", SEVEN: "7B", LARGE: "13B", "llama-3.1-8b": "8B"}
 LOADS = (32, 64, 128)
@@ -41,8 +39,6 @@ RESIZING = {0.0: 11.3, 0.25: 1.4}
 """§IX-I5: per cent of its life that an instance spends on resizing its cache, by the watermark."""
 BAR_POINTS, BAR_GPUS, BAR_FACTOR, BAR_RUN_S = 4.0, 0.4, 2.0, 60.0
 """How far a number may be from the paper's, and seconds of one core for 128 models."""
-
-# ---- the cases
 
 SYSTEMS = (*BASELINES, SLINFER)
 ALLOCATING = (SLLM, SLLM_C, SLLM_CS, SLINFER)

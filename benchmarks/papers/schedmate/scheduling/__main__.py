@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from benchmarks.papers import common
-from benchmarks.papers.schedmate.scheduling import drawing, report, simulate
+from benchmarks.papers.schedmate.scheduling import report, simulate
 from benchmarks.papers.schedmate.scheduling.records import Records
 from benchmarks.papers.schedmate.scheduling.trace import missing
 
@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         records.store.drop_others(cases)
         records.bring(cases, jobs=asked.jobs, tell=common.say)
         records.keep_summary(report.summary(records))
-        drawing.draw(asked.out, records)
+        report.draw(asked.out, records)
         common.write_page(asked.out / PAGE, report.write(records))
         return 0
 
