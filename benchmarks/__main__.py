@@ -31,7 +31,6 @@ SUBJECTS = {
     "reliability": "preemption many_pilots restart lost_pilot journal journal_sync vanishing",
     "scale": "fidelity simulator scheduling_rounds",
 }
-"""Experiments by the folder that has them."""
 
 ELSEWHERE = {
     "core_events": ("benchmarks.engine.core_events", "events", "EVENTS_TITLE"),

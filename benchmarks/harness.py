@@ -23,7 +23,6 @@ import msgspec
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
-"""Where `benchmarks` is a package: sides run elsewhere."""
 
 
 def machine() -> str:

@@ -204,7 +204,6 @@ def chosen_prompt() -> str:
 
 
 def against_induced() -> str:
-    """What a prompt that the bank finds saves against one that the model writes itself, by our tunings."""
     middle, low, high = _of_tasks(2)
     return (
         f"an induced prompt needs {middle:.2f} times the iterations of the one that a score chooses"

@@ -41,7 +41,7 @@ def quotes() -> list[Quote]:
     found += [_quote(performance, begins, line) for begins, line in _schedulers(record)]
     found.append(_quote(performance, "In the simulator, medium load", _condition(record)))
     found.append(_quote(performance, "Of the 16 bars against these baselines", _judged(record)))
-    found.append(_quote(performance, "Of the context paper", _context()))
+    found.append(_quote(performance, "Of the context paper", context.quote(read_context(FOLDER / CONTEXT_RECORD))))
     found += [_quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front()]
     lines = (
         *quoted_records.peers(), *quoted_records.awareness(), *quoted_records.lost(), quoted_records.whole_run(),
@@ -126,10 +126,6 @@ def _judged(record: Record) -> str:
         f" and {sum(bar.sets == len(sets) for bar in found)} with every set;"
         f" {len(missed)} are missed by the mean too, of which {points} ask for fewer late jobs than under INFless."
     )
-
-
-def _context() -> str:
-    return context.quote(read_context(FOLDER / CONTEXT_RECORD))
 
 
 def main() -> int:

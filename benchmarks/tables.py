@@ -26,7 +26,6 @@ class Verdict(enum.Enum):
     NOT_JUDGED = "not judged"
     """A quick run, in which sizes are too small for any bar."""
     NO_BAR = ""
-    """A line for information."""
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,7 +63,6 @@ class ElasticFlow(InRounds):
         self._evicted: set[int] = set()
         """Calls that were told to stop and have not yet."""
         self._stale = True
-        """Something has changed since the last plan."""
         self._planned_at = -math.inf
         self._again = 0.0
 

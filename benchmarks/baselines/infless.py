@@ -50,7 +50,6 @@ from stoker.manager.core.nouns import Call, Context, Device, Library, LibrarySta
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Policies, Provisioning, Unload, View
 
 _ENOUGH = 8
-"""Times between arrivals that make a histogram."""
 _RECENT = 20
 """A job's predicted time is a mean over about this many jobs."""
 
@@ -101,9 +100,7 @@ class Order(enum.Enum):
     """Whose turn is first, of the jobs of a model."""
 
     ARRIVAL = "arrival"
-    """Who came first."""
     DEADLINE = "deadline"
-    """Whose deadline is nearest."""
 
 
 class _Stock:
@@ -145,7 +142,6 @@ class Infless(InRounds):
         self._traffic: dict[str, Traffic] = {}
         self._seen: set[int] = set()
         self._taken: set[Device] = set()
-        """Devices that were given something in this round."""
         self._again = 0.0
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:

@@ -16,7 +16,6 @@ from stoker.manager.policies.exclusive import WholeDevice
 from stoker.protocol.ids import RecipeKey
 
 PERIOD_S = 0.1
-"""Seconds between two rounds, at least."""
 
 
 class EveryDevice(WholeDevice):

@@ -34,7 +34,6 @@ _ANY_MOMENT = 0.01
 """What is taken to be left of a call that should be done by now."""
 
 Place = tuple[PilotId, tuple[DeviceId, ...]]
-"""Where a replica is, or is to be."""
 
 
 class InRounds(Quiet):
@@ -61,7 +60,6 @@ class ByOrder(WholeDevice):
     """Residency that loads nothing by itself, but says of a context that can be nowhere why."""
 
     honours = frozenset()
-    """No limits: dispatch orders its loads."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         hopeless = self.hopeless_gangs(view, context)

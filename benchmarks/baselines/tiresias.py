@@ -72,7 +72,6 @@ class Tiresias(OneLine):
         self.preemptions = 0
         self._queues: dict[Context, list[list[Job]]] = {}
         self._active: dict[Context, dict[int, Job]] = {}
-        """Jobs that have libraries."""
 
     def round(self, view: View, changes: Changes) -> Iterator[Action]:
         self._hear(view, changes)

@@ -110,8 +110,6 @@ def calls_of(limit: int) -> int:
 
 
 class Runner:
-    """Runs the application in fresh processes, in a folder of its own."""
-
     def __init__(self, place: Path, say: Callable[[str], None], *, home: Path | None) -> None:
         self.say = say
         self._place = place

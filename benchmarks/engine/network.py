@@ -66,7 +66,6 @@ class Network:
         return ["ip", "netns", "exec", self.name(number), *words]
 
     def enter(self, number: int) -> None:
-        """Put this process, and those that it starts, on a host. Call it before there are threads."""
         library = ctypes.CDLL(None, use_errno=True)
         with open(f"/run/netns/{self.name(number)}", "rb") as namespace:
             if library.setns(namespace.fileno(), _CLONE_NEWNET):

@@ -20,7 +20,6 @@ SLOTS = 8
 EVERY_S = 0.02
 """A piece of each stream: 50 tokens a second."""
 WARM_UP = 10
-"""Pieces of each stream that do not count."""
 
 
 @stoker.context(slots=SLOTS + 1)
@@ -43,7 +42,6 @@ def nothing(context: str, number: int) -> int:  # noqa: ARG001
 
 
 def side(*, streams: int, calls: bool, count: int) -> list[float]:
-    """Return the milliseconds of each piece. With `calls`, calls run in another slot all the time."""
     found: list[float] = []
     done = threading.Event()
 

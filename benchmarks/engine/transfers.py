@@ -96,8 +96,6 @@ _HERE = re.compile(
 
 
 class Ends:
-    """Takes the ends of calls, and does nothing with them."""
-
     def settle(self, end: CallEnd) -> bool:  # noqa: ARG002  # what ended does not matter
         return False
 

@@ -87,7 +87,7 @@ def decode(answer: Answer, place: Place) -> None:
         return
     figures = _Figures(answer, place)
     recipes = {
-        way: causal_lm(place.model, dtype="bfloat16", engine="transformers", **_memory(), **options)
+        way: causal_lm(place.model, dtype="bfloat16", engine="transformers", **device_memory("30 GB"), **options)
         for way, options in WAYS.items()
     }
     with place.session():
@@ -108,10 +108,6 @@ def decode(answer: Answer, place: Place) -> None:
     _vllm(answer, figures, place)
 
 
-def _memory() -> dict[str, Any]:
-    return device_memory("30 GB")
-
-
 class _Figures:
     def __init__(self, answer: Answer, place: Place) -> None:
         from benchmarks.gpu.model import SMOLLM2, TINY, weights_bytes
@@ -123,7 +119,6 @@ class _Figures:
         self._step_s: dict[tuple[str, int], float] = {}
 
     def add(self, way: str, batch: int, first_s: float, step_s: float) -> None:
-        """Write the figures of a batch from the seconds of its first token and of a decode step."""
         what = f"{way}, batch {batch}"
         self._answer[f"{what}: prefill, tokens/s"] = batch * PROMPT / first_s
         self._answer[f"{what}: first token, ms"] = first_s * 1e3

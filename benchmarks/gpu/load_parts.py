@@ -21,7 +21,6 @@ from benchmarks.gpu.place import PINNED, REHEARSAL, Answer, Place, device_memory
 from stoker import causal_lm, context
 
 CLAIMS = 16
-"""Claims of a call, as in benchmarks/engine/awareness.py."""
 _READY = re.compile(r"ready: ([0-9.]+) s to start, ([0-9.]+) s to load")
 _OWN = re.compile(r", in ([0-9.]+) (ms|s)(?: \(|$)")
 _STREAM = re.compile(r"of weights in .*?, ([0-9.]+) GB/s")
@@ -34,7 +33,6 @@ def _verify(llm: Any, number: int) -> int:
 
 
 def awareness(answer: Answer, place: Place) -> None:
-    """Make calls of 16 claims at each level, each in its own session. The rate counts the loads."""
     if place.lacks_model(answer):
         return
     rates = {}
@@ -101,7 +99,6 @@ def _sleep_and_wake(llm: Any) -> float:
 
 
 def load(answer: Answer, place: Place) -> None:
-    """Seconds and GB/s of the weights by where they come from, and the share of the pinned bandwidth."""
     from benchmarks.gpu.model import pickle_of, weights_bytes
 
     if place.lacks_model(answer):

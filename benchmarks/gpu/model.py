@@ -34,7 +34,6 @@ TINYLLAMA = Shape(layers=22, hidden=2048, inner=5632, heads=32, kv_heads=4, voca
 LLAMA_3B = Shape(layers=28, hidden=3072, inner=8192, heads=24, kv_heads=8)
 """Llama-3.2-3B with a smaller vocabulary."""
 TINY = Shape(layers=2, hidden=256, inner=1024, heads=4, kv_heads=4, vocabulary=512)
-"""For a rehearsal."""
 
 
 def tokenizer(vocabulary: int) -> Any:
@@ -75,7 +74,6 @@ def weights_bytes(folder: Path) -> int:
 
 
 def pickle_of(folder: Path) -> Path:
-    """Write the same model as a pickle, which loads slowly, so that Stoker makes a snapshot of it."""
     from safetensors.torch import load_file
 
     pickled = folder.with_name(f"{folder.name}-pickled")

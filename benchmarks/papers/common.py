@@ -27,7 +27,6 @@ from stoker.whole_files import draft_of
 
 RELEASE = stoker.__version__
 DATA = ROOT.parent / "shared" / "data"
-"""Data that this repository may not contain."""
 T = TypeVar("T")
 U = TypeVar("U")
 

@@ -51,7 +51,6 @@ HEARTBEAT_S = 5.0
 _MB = 1_000_000
 _LARGE = 1 << 62
 _NOTHING = b"\x80\x04N."
-"""None, pickled."""
 _decode = wire.to_pilot_decoder()
 
 
@@ -85,7 +84,6 @@ class FakePilot:
         self.queue = EventQueue(self.core, self.carry_out, clock=time.monotonic)
         self.outbox = Outbox()
         self.frame: list[FromPilot] = []
-        """What it has said with this turn."""
         self.over = False
         self.socket = open_socket(context, name=name, keys=Keys(there.server_key, pair.public, pair.secret))
         self.socket.reconnect_ivl = 100

@@ -27,7 +27,6 @@ from benchmarks.reliability.fuzz_files import targets
 from benchmarks.reliability.fuzz_inputs import Target, damage
 
 LONGEST_S = 2.0
-"""No input may take longer to read."""
 _MEMORY_BYTES = 3 << 30
 _EVERY_S = 20.0
 _FOUND_MOST = 20

@@ -232,7 +232,6 @@ class _Life:
 
 
 EVENTS = 200
-"""Events of one life."""
 _SIZES = (-1, 0, 1, 10, 50, 99, 100, 101, 2**63)
 
 

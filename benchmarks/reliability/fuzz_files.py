@@ -417,7 +417,6 @@ def _condor_ads() -> Target:
 
 
 def targets(place: Path, *, seed: int, recorded: Path | None = None) -> list[Target]:
-    """Return all readers. `place`: a folder for files; `recorded`: the journal of a real session."""
     chance = random.Random(seed)
     place.mkdir(parents=True, exist_ok=True)
     return [*frame_targets(chance), *file_targets(chance, place, recorded=recorded), *node_targets(chance, place)]

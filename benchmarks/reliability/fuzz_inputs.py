@@ -180,7 +180,6 @@ class Target:
         self.read = read
         self.declared = declared
         self.right = right
-        """Right inputs, to be damaged."""
         self.complete = complete
         """Right inputs are read without an error: they are no half of a conversation."""
         self.share = share

@@ -116,8 +116,6 @@ _OF_PILOT = inspect.type_info(say.FromPilot)
 
 
 class Session:
-    """A core and the peers that send it random events."""
-
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.core = Core(SESSION, default_policies())

@@ -58,7 +58,6 @@ _SIDE = "benchmarks.reliability.journal"
 
 
 def coming_back(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Measure the seconds until a manager listens again, and the most that its journal took."""
     repeats = 1 if quick else 3
     hours, calls = ("0.1", "100000") if quick else ("24", "10000000")
     cases = {
@@ -179,7 +178,6 @@ def idle(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
 
 
 def ended(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 100) -> Past:
-    """Return a journal in which `calls` calls have ended and `open_calls` are open, in frames of 32."""
     past = Past(folder, pilots=pilots)
     past.client(DefineRecipe(Recipe("bench", "bench", slots=32)), DefineFunction(FunctionKey("f"), "f", b"code"))
     submitted = done = turns = 0

@@ -51,7 +51,7 @@ def main() -> None:
             until(lambda: len(set(stoker.map(short, range(20)))) == 2, LIMIT_S, "the context on two pilots")
             long(str(path))
             _, pid = _line(path, 0)
-            pilot = next(each for each in psutil.Process(pid).parents() if _is_pilot(each))
+            pilot = next(each for each in psutil.Process(pid).parents() if ("stoker.pilot.main" in each.cmdline()))
             everything = [pilot, *pilot.children(recursive=True)]
             if asked.how == "frozen":
                 frozen = everything
@@ -73,10 +73,6 @@ def _line(path: Path, number: int) -> tuple[float, int]:
 
     at, pid = until(lines, LIMIT_S, f"beginning {number + 1} of the call")[0].split()
     return float(at), int(pid)
-
-
-def _is_pilot(process: psutil.Process) -> bool:
-    return "stoker.pilot.main" in process.cmdline()
 
 
 if __name__ == "__main__":

@@ -65,8 +65,6 @@ def nap(sleep, number):
 
 
 class Every(threading.Thread):
-    """Calls a function every few seconds until it is stopped."""
-
     def __init__(self, seconds: float, do: Callable[[], None]) -> None:
         super().__init__(daemon=True)
         self._seconds, self._do, self._over = seconds, do, threading.Event()

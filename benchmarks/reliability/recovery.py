@@ -98,8 +98,6 @@ LIMIT_S = 300.0
 
 
 class Counter:
-    """Waits for many calls at once, and notes whether one ends twice."""
-
     def __init__(self) -> None:
         self.ended: set[int] = set()
         self.twice = 0
@@ -188,7 +186,6 @@ def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
 
 
 def restarted(folder: Path, *, queued: int, running: int, finished: int) -> dict[str, Any]:
-    """Measure the seconds from kill -9 of the manager, restarted at once, until a queued call has ended."""
     world = World(folder, pilots=running // 2, devices=2, hold_after=finished)
     counter = Counter()
     total = finished + running + queued

@@ -51,7 +51,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 LENGTHS = Path(os.environ.get("STOKER_TRACES", ""), "lengths", "tweet_token_lengths.csv.gz")
 MEDIAN, P98, SHORTEST, LONGEST = 23, 61, 4, 294
-"""Of the tokens of tweets."""
 WORDS, BATCH, POSITIONS = 5000, 32, 512
 
 
@@ -135,7 +134,6 @@ class Script:
         return torch.nn.functional.normalize(pooled, dim=1).numpy()
 
     def embed_all(self, all_texts: Sequence[str], *, longest: int = 0) -> int:
-        """Embed all texts, sorted by length, or padded to `longest`; return the number of vectors."""
         rows = self._tokenizer(list(all_texts))["input_ids"]
         if not longest:
             rows.sort(key=len)

@@ -19,8 +19,6 @@ MESSAGES = [{"role": "user", "content": "What is two plus two?"}]
 
 
 class Asker(HttpUser):  # type: ignore[misc]
-    """Somebody who asks, waits for the answer, and asks again."""
-
     wait_time = between(0.0, 0.5)
 
     def on_start(self) -> None:

@@ -69,14 +69,14 @@ def _processes() -> Iterator[tuple[str, psutil.Process]]:
                 continue
             command = " ".join(process.cmdline())
             part = next((part for name, part in PARTS.items() if name in command), "")
-            if part and (process.cwd() == here or here in command or _is_below(process, here)):
+            if part and (
+                process.cwd() == here
+                or here in command
+                or any(here in " ".join(each.cmdline()) for each in process.parents())
+            ):
                 yield part, process
         except psutil.Error:  # it has ended, or is another user's
             continue
-
-
-def _is_below(process: psutil.Process, folder: str) -> bool:
-    return any(folder in " ".join(each.cmdline()) for each in process.parents())
 
 
 MOST_STREAMS = 1000
@@ -159,7 +159,6 @@ class Found(msgspec.Struct):
     late: list[float]
     """How much longer each stream took than its pace allows, as a share."""
     cpu_us: dict[str, float]
-    """Processor time a token, by process."""
     memory_bytes: int = 0
 
 

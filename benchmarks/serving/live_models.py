@@ -186,7 +186,6 @@ class Live:
         await asyncio.gather(*(client(each % MODELS, random.Random(each)) for each in range(2 * MODELS)))
 
     def step_times(self) -> StepTimes:
-        """Return what the engines told of their steps since the last call: all models have one architecture."""
         time.sleep(TOLD_EVERY_S)
         file = state_folder() / "performance.sqlite"
         store = PerformanceStore(file)

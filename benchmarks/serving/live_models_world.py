@@ -29,7 +29,6 @@ from stoker.protocol.to_pilot import RunCalls
 from stoker.site import Duration, Size
 
 MODELS, DEVICES, A_DEVICE = 8, 2, 4
-"""`A_DEVICE`: models that fit on a device together."""
 KIND = "cpu"
 PROMPT_MEAN, PROMPT_MOST = 100, 400
 OUTPUT_MEAN, OUTPUT_MOST = 40, 160
@@ -146,7 +145,6 @@ def simulate(
 def choose_rate(
     machine: Machine, objective: Objective, *, seed: int, for_s: float, weighed: bool
 ) -> tuple[float, float]:
-    """Return the rate with a predicted share nearest `AIM`, by halving the range of rates, and that share."""
     least, most = LEAST_RATE, MOST_RATE
     best = (least, 0.0)
     for _ in range(HALVINGS):

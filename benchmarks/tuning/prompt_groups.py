@@ -36,7 +36,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def similarities(features: Array) -> dict[str, dict[str, list[float]]]:
-    """Return the 10th, 50th and 90th percentile over prompts of Figure 10a, of raw and of scaled features."""
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     return {"raw": _of(features / lengths), "scaled": _of(scale_of(features).unit(features))}
 

@@ -51,7 +51,6 @@ The instruction was to"""
 """Honovich et al., "Instruction induction: from few examples to natural language task descriptions" (2022)."""
 Record = dict[str, Any]
 Points = Sequence[Sequence[float]]
-"""Iterations and losses."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -67,14 +66,11 @@ class Settings(msgspec.Struct, frozen=True):
     evaluation: int = 12
     """Samples that decide when the target is reached; neither scored nor trained on."""
     share: int = 24
-    """A lookup scores this part of the bank."""
     shortlist: int = 8
     randoms: int = 3
     demonstrations: int = 5
     target_iterations: int = 15
-    """Of the random prompts that make the target."""
     iterations: int = 60
-    """Until the target, at the most."""
     evaluate_every: int = 3
     batch: int = 4
     seed: int = 0
@@ -190,7 +186,6 @@ def target(randoms: Sequence[Record]) -> float:
 
 
 def iterations_to(points: Points, reach: float, *, most: int) -> int:
-    """Return the first evaluation's iteration that reaches the target, at least 1; `most` if none does."""
     return next((max(1, int(iteration)) for iteration, loss in points if loss <= reach), most)
 
 

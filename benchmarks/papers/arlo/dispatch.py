@@ -19,8 +19,6 @@ from stoker.manager.policies.arlo.runtime_queues import THRESHOLD, RuntimeQueues
 
 
 class Dispatcher(Protocol):
-    """Chooses instances, and is told what becomes of them. `RuntimeQueues` is one."""
-
     def add(self, instance: int, runtime: int) -> None:
         """An instance of the runtime with this number has come, with nothing to do."""
 
@@ -119,7 +117,6 @@ def inter_groups_greedy(levels: Sequence[LoadBuckets], capacities: Sequence[int]
 
 
 def pack_any_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
-    """INFaaS, first reading: the busiest instance below its capacity, else the least busy one."""
     best, chosen, chosen_load = -1.0, -1, -1
     for runtime in range(first, len(levels)):
         load = levels[runtime].greatest_below(capacities[runtime])

@@ -60,7 +60,6 @@ def best_allocation(devices: int, wanted: Sequence[RuntimeDemand]) -> tuple[int,
 
 
 def even_allocation(devices: int, runtimes: int) -> tuple[int, ...]:
-    """Return equal counts; extra devices lie evenly spaced, with one for the longest runtime."""
     counts = [devices // runtimes] * runtimes
     extra = devices % runtimes
     for number in range(extra):
@@ -69,8 +68,6 @@ def even_allocation(devices: int, runtimes: int) -> tuple[int, ...]:
 
 
 class Agenda:
-    """What is to be done at which time, beside requests."""
-
     def __init__(self) -> None:
         self.next_at = inf
         self._entries: list[tuple[float, int, Callable[[float], None]]] = []
@@ -226,8 +223,6 @@ class Reallocation:
 
 
 class TargetTracking:
-    """Arlo's scaling by the 98th percentile. It looks every second."""
-
     def __init__(
         self, trace: Trace, fleet: Fleet, agenda: Agenda, latencies: Sequence[float], slo_s: float, least: int
     ) -> None:  # fmt: skip

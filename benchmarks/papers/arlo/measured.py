@@ -63,8 +63,6 @@ class SolvingTime(msgspec.Struct, frozen=True):
 
 
 class DispatchTime(msgspec.Struct, frozen=True):
-    """Figure 9: milliseconds for the whole burst, the median of five."""
-
     instances: int
     requests: int
     peeked: int
@@ -221,8 +219,6 @@ class _Kept(msgspec.Struct):
 
 
 class Records:
-    """The results of a file. Raises ValueError for a file without results."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         kept = read_results(path, _Kept) or _Kept()

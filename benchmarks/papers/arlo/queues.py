@@ -25,7 +25,6 @@ class Served(msgspec.Struct):
 
 
 def serve(trace: Trace, fleet: Fleet, agenda: Agenda, served: Served, *, occupies: bool = False) -> None:
-    """Answer all requests of a trace. `occupies`: the overhead of a request keeps the instance busy."""
     take, done = fleet.dispatcher.take, fleet.dispatcher.done
     rows, free_at, serves = fleet.rows, fleet.free_at, fleet.serves
     busy_s, after_s = (settings.OVERHEAD_S, 0.0) if occupies else (0.0, settings.OVERHEAD_S)

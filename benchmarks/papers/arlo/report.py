@@ -185,14 +185,13 @@ def table_2(measured: Measured | None) -> str:
             [seconds for seconds, load in zip(each.seconds, each.loads, strict=True) if (load < LIGHT) == is_light]
             for is_light in (True, False)
         )
-        apart = (_mean_and_most(seconds) for seconds in (each.seconds, light, heavy))
+        apart = (
+            (f"{sum(seconds) / len(seconds):.4f}; {max(seconds):.4f}" if seconds else MISSING)
+            for seconds in (each.seconds, light, heavy)
+        )
         rows.append([f"{each.devices:,}", str(each.runtimes), str(said), *apart])
     columns = ("GPUs", "runtimes", "paper, s", "here: mean; most, s", f"below {LIGHT:.0%} load", "from there on")
     return table(columns, rows)
-
-
-def _mean_and_most(seconds: Sequence[float]) -> str:
-    return f"{sum(seconds) / len(seconds):.4f}; {max(seconds):.4f}" if seconds else MISSING
 
 
 def figure_9(measured: Measured | None) -> str:

@@ -28,7 +28,6 @@ MISSING = "–"
 NAMED = {ours: theirs for theirs, several in READINGS.items() for ours in several}
 """The paper's name of a system, Arlo's own excepted."""
 PLAIN = {within_capacity(name): name for name in (ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB)}
-"""The first reading of a system of Arlo's."""
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -93,8 +92,6 @@ def of_latency(cases: Sequence[Case], system: str, longest_ms: float) -> list[Ca
 
 
 class Cells(msgspec.Struct, frozen=True):
-    """Numbers of cases as text; `of` returns the result of a case."""
-
     of: Of
 
     def values(self, cases: Iterable[Case], what: Callable[[Measures], float], digits: int = 1) -> str:
@@ -196,7 +193,6 @@ def _less(of: Of, cases: Sequence[Case], other: str, said: float, what: Callable
 
 
 def orders(of: Of, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> Iterator[bool]:
-    """Yield for each workload and latency whether the means are in the paper's order."""
     for case in cases:
         if case.system == ours:
             found = [of(with_system(case, system)) for system in (ours, dt, infaas, *READINGS[ST_])]

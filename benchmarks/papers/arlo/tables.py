@@ -30,7 +30,6 @@ from benchmarks.papers.arlo.workload import LatencyProfile, Workload, make_trace
 
 DT_, INFAAS_, ST_ = "DT", "INFaaS", "ST"
 READINGS: dict[str, tuple[str, ...]] = {ST_: (ST,), DT_: tuple(DT.values()), INFAAS_: (INFAAS, INFAAS_SHORT)}
-"""Our systems that read one of the paper's."""
 # By how many per cent Arlo's mean is lower, and its 98th percentile ("up to": the larger number of the two streams).
 MEAN_LESS: dict[str, dict[str, float]] = {
     "6a": {ST_: 70.3, DT_: 23.7, INFAAS_: 24.9},
@@ -58,7 +57,6 @@ TABLE_4: dict[int, dict[str, tuple[float, float]]] = {  # mean and p98 by GPUs
 }
 
 ARLOS = (ARLO, within_capacity(ARLO))
-"""Arlo with the two readings of its allocation."""
 MAIN = (ST, *DT.values(), INFAAS, INFAAS_SHORT, *ARLOS)
 STILL = (DT["flat"], DT["rising"], INFAAS_SHORT, *ARLOS)
 """Systems whose latency depends on the drift of lengths."""
@@ -84,7 +82,6 @@ FASTER_6B_MS, LONGER_10B_S = (4.0, 5.0, 5.5), (20.0, 30.0)
 APART_4 = {
     "as above": ("bursty", 1.0), "no drift": ("bursty", 0.0), "no bursts": ("stable", 1.0), "neither": ("stable", 0.0)
 }  # fmt: skip
-"""Arrivals and drift of lengths."""
 _ONE = settings.SEEDS[:1]
 
 
@@ -106,12 +103,10 @@ def lengths_of_trace() -> list[int]:
 
 
 def rate_at(utilization: float) -> float:
-    """Return the requests a second whose ideal runtimes of 8 keep this share of 40 GPUs busy."""
     return float(round(utilization * 40 / SLOWEST.mean_s(lengths_of_trace(), 8), -2))
 
 
 def figure_8() -> list[Case]:
-    """Bert-Large with scaling from 5 GPUs on. ST has the work of these 5 in the mean."""
     found = []
     for profile, least, system in product((LARGE[0], SLOWEST), LEAST_8, MAIN):
         rate = float(round(settings.FIRST_DEVICES / profile.static_s(512)))
@@ -134,14 +129,12 @@ def lower_loads() -> list[Case]:
 
 
 def apart_4(name: str) -> list[Case]:
-    """Table 4's smallest trace with other arrivals or lengths, each instance within its capacity."""
     (pattern, drift), (rate, for_s, _) = APART_4[name], TRACES_4[25]
     systems = map(within_capacity, _STRATEGIES_4)
     return _grid(systems, 25, (rate,), for_s, pattern, seeds=_ONE, profiles=LARGE[-2:], drift=drift)
 
 
 def against_st() -> list[Case]:
-    """ST and Arlo where ST can serve Figure 6b's load, and longer where it cannot serve Figure 10b's."""
     faster = [LatencyProfile("large", each) for each in FASTER_6B_MS]
     return [
         *_grid((ST, ARLO), 10, (1500.0,), 150.0, seeds=_ONE, profiles=faster),
@@ -159,7 +152,6 @@ FIXED: dict[str, Callable[[], list[Case]]] = {
     "10a": lambda: _grid(MAIN, 90, (8000.0,), 60.0, "bursty"),
     "10b": lambda: _grid(MAIN, 300, (25_000.0,), 10.0, "bursty", seeds=settings.GRID_SEEDS, profiles=LARGE),
 }
-"""The figures with a fixed number of devices."""
 
 
 def experiments() -> list[Case]:

@@ -36,7 +36,6 @@ INFLATION = 1.22, 3.56
 
 
 def inflation(shape: str, tokens: int) -> float:
-    """Return how much longer a dynamic runtime takes: `flat`, rising or falling with the length."""
     least, most = INFLATION
     along = (tokens - 1) / (LONGEST - 1)
     if shape == "flat":

@@ -92,7 +92,6 @@ def _predict(asked: argparse.Namespace, kept: Kept, clock: Clock) -> Found:
 
 
 def keep(path: Path, found: Found) -> None:
-    """Write the record that the page is made from: a line for each part."""
     parts = msgspec.to_builtins(found.without_looks())
     lines = [b'"%s": %s' % (name.encode(), msgspec.json.encode(part)) for name, part in parts.items()]
     common.write_bytes(path, b"{\n" + b",\n".join(lines) + b"\n}\n")

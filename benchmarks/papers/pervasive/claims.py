@@ -53,7 +53,6 @@ class Claim(msgspec.Struct, frozen=True):
     unit: str = ""
 
     def values(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> list[float]:
-        """Return the results of the runs that predict the claim, with `batch` inferences a call (0: all)."""
         return [one.value for each in rows for one in self._of(each, batch)]
 
     def variants(self, rows: Iterable[Sequence[Prediction]], *, batch: int) -> list[Variant]:
@@ -74,7 +73,6 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def outside(said: float, values: Sequence[float]) -> float:
-    """Return how far a number is from an interval, as a part of the number; 0 inside."""
     nearest = min(max(said, min(values)), max(values))
     return abs(nearest / said - 1.0)
 
@@ -100,7 +98,6 @@ SAID = paper.FIGURE_8[Awareness.FULL] / paper.FIGURE_8[Awareness.DISK]
 
 
 def pairs(rows: Iterable[Sequence[Prediction]], *, batch: int, none_lost: bool = False) -> dict[str, list[float]]:
-    """Return ratios by when the first GPU goes. `none_lost`: without the three that full awareness lost early."""
     found: dict[str, list[float]] = {}
     for each in rows:
         runs = [one for one in each if one.figure == "8" and one.batch == batch]
@@ -224,7 +221,6 @@ def hold(claim: Claim, variants: Sequence[Variant]) -> str:
 
 
 def together(found: Found) -> str:
-    """Whether one size of calls has both numbers of Figure 8 inside, and by how much each misses."""
     claims = [claim for claim in CLAIMS if claim.figure == "8"]
     missed = {
         batch: [

@@ -98,7 +98,6 @@ _BANDS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)
 
 
 def of_titans(parameters: Parameters, awareness: Awareness) -> float:
-    """Return the TITANs' share of all inferences while all GPUs are there, in calls of a hundred."""
     a10_s, titan_s = (fit.worker(parameters, kind, awareness, BATCH)[1] for kind in (paper.A10, paper.TITAN))
     return a10_s / (a10_s + titan_s)
 

@@ -27,7 +27,6 @@ def draw(
     simulated: Sequence[tuple[paper.Run, float]],
     predicted: Sequence[Sequence[Prediction]],
 ) -> list[Path]:
-    """Draw into a folder that is there. `predicted`: for each fit, the most central first."""
     paths = [folder / f"context-paper-figures-{which}.png" for which in ("6-7", "8", "9")]
     with style() as figure_of:
         figures = [figure_of(figsize=(7.2, height), layout="constrained") for height in (3.2, 3.2, 6.6)]

@@ -82,7 +82,6 @@ TABLE_1: Mapping[str, float] = {
     "NVIDIA RTX 6000 Ada Generation": 36, "NVIDIA GeForce GTX TITAN X": 34, "NVIDIA A40": 26,
     "NVIDIA H100 80GB HBM3": 15,
 }  # fmt: skip
-"""GPUs of each kind in the paper's cluster."""
 
 SINGLE: Mapping[str, float] = {
     "NVIDIA Quadro RTX 6000": 16.3, A10: 31.2, TITAN: 11.0, "NVIDIA GeForce GTX 1080 Ti": 11.3,

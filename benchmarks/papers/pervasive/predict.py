@@ -160,7 +160,6 @@ class Prediction(msgspec.Struct, frozen=True):
     off: Distance | None = None
 
     def is_of(self, figure: str, awareness: Awareness) -> bool:
-        """Whether this run predicts the paper's figure. In Figure 8 three GPUs were lost early."""
         return (self.figure, self.awareness) == (figure, awareness) and self.variant != NONE_LOST
 
 

@@ -27,7 +27,6 @@ Pools = Mapping[str, Steps]
 POLICIES = {Awareness.NONE: "no-awareness", Awareness.DISK: "disk-only", Awareness.FULL: "default"}
 """The shipped policies that keep as much of a context as the paper's three versions (§4.2)."""
 _GPU_BYTES = Size(12_000_000_000)
-"""The smallest of them; one context fills it."""
 _DIGITS = 4
 
 
@@ -140,7 +139,6 @@ def vanishing(
 def ramp(
     shares: Mapping[str, float], *, first: int, last: int, until_s: float, bend: float = 1.0, every_s: float = 20.0
 ) -> Pools:
-    """Return pools from `first` to `last` GPUs; `bend` 1 is a straight line, more is slower at first."""
     order = _order(shares, last)
     pools: dict[str, list[tuple[float, int]]] = {kind: [] for kind in order}
     steps = max(1, round(until_s / every_s))

@@ -84,8 +84,6 @@ def again(
     runs: Runs, grid: Grid, record: Record, *, baseline: str, tell: Callable[[str], Callable[[int, int], None]],
     command: str,
 ) -> Record:  # fmt: skip
-    """Return the record with one baseline's settings searched and run again. Raises SimulationError if other results
-    change."""
     clock, usual = Clock(command), record.sets[0].parameters(grid)
     searches = searching.searched(runs.each(searching.cases(usual), tell=tell("settings")), usual)
     chosen = searching.best(searches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -15,7 +15,6 @@ from stoker.chance import Stream
 
 PATH = Path(__file__).parent / "grid.toml"
 SEED = 0
-"""Of the draw of combinations."""
 
 
 class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,10 +108,6 @@ def farthest_apart(choices: Sequence[Choice], grid: Grid, *, most: int) -> list[
     picked = [central(choices, grid)]
     left = [each for each in choices if each != picked[0]]
     while left and len(picked) < most:
-        picked.append(max(left, key=lambda each: (_nearest(each, picked, grid), each.places)))
+        picked.append(max(left, key=lambda each: (min(each.distance(other, grid) for other in picked), each.places)))
         left.remove(picked[-1])
     return picked
-
-
-def _nearest(one: Choice, others: Iterable[Choice], grid: Grid) -> float:
-    return min(one.distance(other, grid) for other in others)

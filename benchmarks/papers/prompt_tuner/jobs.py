@@ -57,8 +57,6 @@ MODELS: Mapping[str, Model] = {
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """Seconds, bytes a second, shares. `WHY` says where each comes from."""
-
     peak: float = 5.0
     mixed: bool = True
     duration_median_s: float = 30.0
@@ -93,11 +91,8 @@ _quantile = NormalDist().inv_cdf
 
 class Bank(enum.Enum):
     BUDGET = "budget"
-    """Jobs whose lookup is within the latency budget."""
     ALWAYS = "always"
-    """All of them."""
     NEVER = "never"
-    """None: all start from induced prompts."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -182,7 +177,6 @@ def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed
 
 
 def arrival_times(count: int, stream: Stream, *, peak: float, minutes: int = paper.MINUTES) -> list[float]:
-    """Return the seconds of `count` arrivals; the fullest minute has `peak` times the mean."""
     counts = _per_minute(count, stream, peak=peak, minutes=minutes)
     times: list[float] = []
     number = 2 * minutes

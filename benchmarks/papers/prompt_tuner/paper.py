@@ -34,8 +34,6 @@ CLUSTERS = 50
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Violations in percent and cost in dollars, of one system."""
-
     violations: float
     cost: float
 

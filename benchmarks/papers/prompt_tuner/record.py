@@ -156,8 +156,6 @@ TEXT = (Reading.HOLD, Reading.RESIZES)
 
 
 class Page:
-    """A record, and what is asked of it again and again."""
-
     def __init__(self, record: Record) -> None:
         self.record = record
         self.grid: Grid = read_grid()

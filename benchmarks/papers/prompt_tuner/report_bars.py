@@ -155,8 +155,6 @@ ROUND_S = 0.002
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """At least (or, with `below`, less than) a number, under each set."""
-
     what: str
     wanted: float
     found: tuple[MeanEstimate, ...]
@@ -209,7 +207,6 @@ class Part(msgspec.Struct, frozen=True):
     points: str
     times: str
     dearer: bool = True
-    """Whether the paper has it dearer; else cheaper."""
 
 
 def parts() -> list[Part]:

@@ -118,7 +118,6 @@ def _predicted_anchors(page: Page) -> str:
 
 
 def again_anchored(page: Page, one: Evaluation) -> list[tuple[float, float]]:
-    """Return a set's first two anchors under the results' seeds, and how far each is off."""
     late = fmean(one.violations(MEDIUM, NOBODY))
     allocated = fmean(100.0 * run.allocated for run in one.results(MEDIUM, page.chosen[Reading.RESIZES]))
     return [

@@ -104,7 +104,6 @@ Progress = Callable[[str], Callable[[int, int], None]]
 _Wanted = tuple[tuple[Group, System], ...]
 _MEDIUM, _LOOSE = at("medium", 1.0), at("medium", 1.5)
 _WANTED: tuple[_Wanted, ...] = (((_MEDIUM, NOBODY),), ((_MEDIUM, RESIZES),), ((_LOOSE, RESIZES), (_LOOSE, NOBODY)))
-"""The runs of each anchor, in their order."""
 
 
 class Anchored(msgspec.Struct, frozen=True, array_like=True):
@@ -203,8 +202,6 @@ CHOICES: Mapping[Reading, Sequence[Settings]] = {
 
 
 class Search(msgspec.Struct, frozen=True):
-    """One setting of a reading: violations in percent, cost in dollars."""
-
     reading: Reading
     system: System
     violations: float

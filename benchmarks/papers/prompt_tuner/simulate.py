@@ -206,8 +206,6 @@ def _profile(simulation: Simulation, models: Sequence[Model], parameters: Parame
 
 
 class Timed:
-    """A policy whose rounds are timed: this thread's time on the processor."""
-
     def __init__(self, policy: Any) -> None:
         self.period_s = policy.period_s
         self._policy = policy

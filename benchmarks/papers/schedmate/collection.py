@@ -25,7 +25,6 @@ from benchmarks import corpora
 
 SOURCES = "recipe_sources"
 A_FAMILY = 9
-"""Recipes of each family, drawn from its grid."""
 
 Sizes = dict[str, tuple[int, ...]]
 

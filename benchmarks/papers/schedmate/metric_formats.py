@@ -25,8 +25,6 @@ class Prints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A format. `part`: whether it is judged with the others or apart."""
-
     name: str
     part: str
     metrics: str
@@ -159,7 +157,6 @@ def _clock(seconds: float) -> str:
 
 
 def _shown(s: State) -> dict[str, object]:
-    """The values that lines show, by the names in `metric_formats.toml`."""
     words, rate = s.batch * s.tokens, 1 / s.mean_dt
     full, share = 30 * (s.i + 1) // s.per_epoch, (s.i + 1) / s.per_epoch
     since, rows, all_dt, left = sum(s.durations[-s.every :]), s.batch * (s.i + 1), s.t / (s.step + 1), s.eta_s

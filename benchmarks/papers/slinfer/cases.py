@@ -45,8 +45,6 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """`release`: of Stoker, that computed it; `took_s`: seconds of a core."""
-
     case: Case
     release: str
     measures: Measures
@@ -72,7 +70,6 @@ def run(case: Case) -> Result:
 
 
 def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policies]]:
-    """Return the world of a system, and what makes its policies. Raises KeyError for an unknown system."""
     system, nodes = case.system, case.nodes
     if system == SLINFER:
         longest = LONGEST.get(case.workload, 4096)

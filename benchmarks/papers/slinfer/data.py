@@ -45,7 +45,6 @@ def missing() -> str:
 
 
 def read_profile(model: str, device: str) -> ModelProfile:
-    """Return what was measured of a model on a kind of device. Raises KeyError without measurements."""
     data = msgspec.json.decode((DATA / "latency_profile.json").read_bytes())
     memory, latency = data["memory"][model], data["latency"][model][device]
     shared = latency["sllm_share_concurrency"] or {}

@@ -34,7 +34,6 @@ from stoker.pilot.core.state import CoreState
 NAME, TITLE = "slinfer_decisions", "what it costs to place a call of a language model (slinfer)"
 SIZE, MODELS = "llama-2-7b", 128
 WARM_UP_S = 30.0
-"""What is decided before is not counted."""
 CANDIDATE_MS, DECISION_MS, RUN_S = 0.05, 0.3, 60.0
 
 
@@ -67,8 +66,6 @@ def _line(what: str, found: list[dict[str, Any]], name: str, most_ms: float | No
 
 
 class Watch:
-    """Times what is decided in a simulation, by wrapping functions from outside."""
-
     def __init__(self) -> None:
         self.candidates_s: list[float] = []
         self.rounds_s: list[float] = []

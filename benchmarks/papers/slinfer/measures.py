@@ -56,7 +56,6 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 def measure(log: EventLog, arrivals: Sequence[Arrival], kinds: Mapping[int, str], *, for_s: float) -> Measures:
-    """`kinds`: of each pilot (a node), by its number. `for_s`: how long the workload is."""
     told = _Told(log)
     count = max(1, len(arrivals))
     strict = mean = 0
@@ -77,11 +76,9 @@ def measure(log: EventLog, arrivals: Sequence[Arrival], kinds: Mapping[int, str]
 class _Told:
     def __init__(self, log: EventLog) -> None:
         self.came: dict[int, float] = {}
-        """When each call came, in order."""
         self.began: dict[int, list[tuple[float, int]]] = defaultdict(list)
         """When each run of a call began, and in which library."""
         self.over: dict[int, list[float]] = defaultdict(list)
-        """When each run of a call was over."""
         self.failed: set[int] = set()
         self.first: dict[int, float] = {}
         self.tpot: dict[int, float] = {}
@@ -192,8 +189,6 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class Sampler:
-    """Samples a simulation that is about to run, for so many seconds."""
-
     def __init__(self, simulation: Simulation, *, for_s: float) -> None:
         self._sim = simulation
         self._for_s = for_s

@@ -144,7 +144,6 @@ PAGE = Path(__file__).with_name("page.md")
 
 
 def write(records: Store[Case, Result], *, for_s: float = 0.0) -> str:
-    """Return the page, in Markdown. `for_s`: the records are of the first seconds of each workload."""
     of = _Page(records, for_s)
     return PAGE.read_text().format(
         summary=table(("bar", "paper", "here", "met"), [verdict.row for verdict in verdicts(of.get)]),
@@ -156,14 +155,12 @@ def write(records: Store[Case, Result], *, for_s: float = 0.0) -> str:
 
 
 def met(result: Result | None) -> str:
-    """Return per cent of the requests that met their objectives: strictly, and in the mean."""
     if result is None:
         return MISSING
     return interval(*sorted((100 * result.measures.met_strict, 100 * result.measures.met_mean)))
 
 
 def shortened(case: Case, for_s: float) -> Case:
-    """Return the case with the first seconds of its workload (0: with all of it)."""
     return msgspec.structs.replace(case, for_s=for_s) if for_s else case
 
 
@@ -218,7 +215,6 @@ class _Page:
         return table(("against", "paper, all sizes", *(SHORT[size] for size in SIZES)), rows)
 
     def ttft(self) -> str:
-        """Figure 22's distributions: the share of requests with a first token within some seconds."""
         rows = [
             [f"{models} x {SHORT[size]}", f"`{system}`", *(f"{100 * share:.0f}" for share in result.measures.ttft)]
             for size, models, system in product(SIZES, LOADS, tables.SYSTEMS)

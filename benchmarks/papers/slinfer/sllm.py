@@ -38,21 +38,17 @@ def sllm(
     drops: bool = True,
     provisioning: Provisioning | None = None,
 ) -> Policies:
-    """`parts`: how many instances share a device, by the same keys as `limits`; 1 where nothing is said."""
     scale_out = ScaleOut(limits, parts or {})
     dispatch = UpToLimit(scale_out, keep_alive_s=keep_alive_s, drops=drops)
     return Policies(dispatch, WhereFree(scale_out), provisioning or KeepBlocks())
 
 
 class ScaleOut:
-    """How many instances each model needs, and where they are loaded."""
-
     def __init__(self, limits: Limits, parts: Mapping[tuple[str, str], int]) -> None:
         self._limits = limits
         self._parts = parts
 
     def loads(self, view: View) -> list[Load]:
-        """Return new instances for waiting requests that no coming instance will serve, oldest first."""
         found: list[Load] = []
         taken: dict[Device, int] = {}
         wants: list[tuple[float, int, int, Context]] = []
@@ -108,7 +104,6 @@ class UpToLimit(Quiet):
         self._keep_alive = IdleTimers(keep_alive_s)
         self._late = LateDrops() if drops else None
         self._new: list[Call] = []
-        """Calls that wait since this moment."""
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
         return library.slots
@@ -132,7 +127,6 @@ class UpToLimit(Quiet):
         return self._keep_alive.idle(view, library)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        """Calls that have to wait get an instance, if there is room for one; late ones are dropped."""
         if key != _SCALE:
             late = self._late.fired(view, key) if self._late is not None else ()
             return (*late, *self._keep_alive.fired(view, key))

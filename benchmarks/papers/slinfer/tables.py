@@ -43,7 +43,6 @@ BAR_POINTS, BAR_GPUS, BAR_FACTOR, BAR_RUN_S = 4.0, 0.4, 2.0, 60.0
 SYSTEMS = (*BASELINES, SLINFER)
 ALLOCATING = (SLLM, SLLM_C, SLLM_CS, SLINFER)
 QUICK_S = 300.0
-"""Seconds of each workload in a quick look."""
 ABLATIONS: dict[str, dict[str, float | bool]] = {
     "whole": {},
     "without CPUs": {"cpus": False},
@@ -65,7 +64,6 @@ DOUBTS: dict[str, tuple[str, Nodes, dict[str, float | bool]]] = {
 }
 """What the text leaves open of `sllm+c+s`, and one experiment for each."""
 LARGER_CPUS = Nodes(cpu_memory_bytes=256_000_000_000)
-"""As in the authors' program."""
 ALLOCATES = Nodes(cache_s_per_gb=0.03)
 """A load allocates the cache of its instance: 1.9 s for 64 GB (Figure 17)."""
 

@@ -77,7 +77,6 @@ def engine_of(size: str, kind: str, *, rows: int) -> EngineModel:
 
 
 def limited(sizes: list[str], nodes: Nodes, *, share: int = 1) -> World:
-    """Return a model of each size, with the baselines' batches. `share`: instances that take turns on a node."""
     if len({parts_of(size, CPU, nodes.parts) for size in sizes}) > 1:
         raise ValueError("sizes of which some have a whole CPU node and others a part of one: let them share it")
     together = max(share, nodes.parts)

@@ -281,8 +281,6 @@ def _own_peer(_device: Device, run: Run) -> None:
 
 
 class Kind(NamedTuple):
-    """`act` is what a run does; `variants` are taken in turn."""
-
     act: Callable[[Device, Run], None]
     variants: tuple[str, ...]
 

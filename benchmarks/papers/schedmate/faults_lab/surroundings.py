@@ -140,7 +140,6 @@ KINDS = {"disk": DISK, "memory": MEMORY, "device": DEVICE}
 
 
 def ask(requests: str, node: str, kind: str, *arguments: object) -> None:
-    """From a library: start a neighbour on this node, and wait until it has taken what it takes."""
     file = Path(requests) / f"{node}.json"
     draft = file.with_suffix(".draft")
     draft.write_text(json.dumps([kind, *map(str, arguments)]))
@@ -239,7 +238,6 @@ OPERATIONS: dict[str, tuple[Callable[[Any, Any], None], str]] = {
 
 
 def meet(place: str, operation: str, *, peer: str) -> float:
-    """Reduce with a peer, then do something else. `peer`: it `stays`, `is killed` before that, or `raises`."""
     import datetime
 
     import torch
@@ -276,7 +274,6 @@ _LIMIT_S = 20.0
 
 @contextmanager
 def failing(path: str, error: str, *, when: str) -> Iterator[None]:
-    """Let `open` or `read` (and mmap) of a file fail with an error such as ESTALE."""
     calls = CALLS[when]
     command = ["strace", "-f", "-p", str(os.getpid()), "-P", path, "-e", f"trace={calls}"]
     command += ["-e", f"inject={calls}:error={error}", "-o", "/dev/null"]

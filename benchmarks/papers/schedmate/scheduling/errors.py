@@ -27,7 +27,6 @@ from stoker.chance import Stream
 
 OUR_ERRORS = Path(__file__).with_name("our_errors.json")
 Predict = Callable[[Sequence[float], Stream], list[float]]
-"""Gives predictions for durations, in seconds."""
 
 
 def none(durations_s: Sequence[float], chance: Stream) -> list[float]:  # noqa: ARG001
@@ -50,7 +49,6 @@ def lognormal(spread: float, *, shift: float = 0.0) -> Predict:
 
 
 def with_share_under_100(share: float) -> Predict:
-    """Lognormal, right in the mean of truth over prediction, with this share of relative errors under 100 %."""
     spread = spread_of(share)
     return lognormal(spread, shift=spread**2 / 2)
 

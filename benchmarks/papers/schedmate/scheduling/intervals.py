@@ -21,7 +21,6 @@ Numbers = NDArray[np.float64]
 Places = NDArray[np.int64]
 """Of windows: one row, or a row for each resample."""
 Of = Callable[[Places], Numbers]
-"""A number of the windows in each row."""
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -45,7 +44,6 @@ class Interval(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=64)
 def resamples(strata: tuple[str, ...], chosen: tuple[int, ...]) -> Places:
-    """Draw places of windows again: of those that are `chosen`, as many of each stratum as it has."""
     groups: dict[str, list[int]] = {}
     for place in chosen:
         groups.setdefault(strata[place], []).append(place)

@@ -37,8 +37,6 @@ class ErrorFacts(msgspec.Struct, frozen=True):
 
 
 class CaseResult(msgspec.Struct, frozen=True):
-    """`release`: of Stoker, that computed it; `took_s`: seconds of a core."""
-
     case: Case
     release: str
     took_s: float
@@ -93,7 +91,6 @@ class Records:
         ]
 
     def bring(self, cases: Iterable[Case], *, jobs: int, tell: Callable[[str], None]) -> None:
-        """Run the cases that this release has not run, and keep each result at once."""
         cases = list(cases)
         if self.store.missing(cases):
             self.kept.windows, self.kept.errors = facts(), error_facts()
@@ -124,7 +121,6 @@ def run_case(case: Case) -> CaseResult:
 
 
 def lines_of(kept: Kept) -> bytes:
-    """JSON with a line for each window and each run, so that changes can be read."""
     head = msgspec.to_builtins(kept)
     runs, several = head.pop("runs"), head.pop("windows")
     text = msgspec.json.encode(head)[:-1]

@@ -13,7 +13,6 @@ LEAST_GPUS = 4.0
 take part; none is drawn."""
 
 NODE_GPUS = 8
-"""Of a pilot. A cluster has whole pilots."""
 MAIN_LOAD = 0.8
 LOADS = (0.6, 0.8, 0.95)
 """The GPUs of a window are its GPU-seconds inside the week, if each job ran when it came, over the seconds of the week

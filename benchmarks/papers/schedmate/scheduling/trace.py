@@ -26,8 +26,6 @@ PHILLY = ROOT.parent / "shared" / "data" / "philly" / "philly.csv.gz"
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A row. `at_s` counts from the beginning of its window."""
-
     at_s: float
     duration_s: float
     gpus: int
