@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.papers import common
 from benchmarks.papers.arlo import report, summary
-from benchmarks.papers.arlo.__main__ import main
 from benchmarks.papers.arlo.cases import (
     ARLO,
     ARLO_EVEN,
@@ -69,12 +68,6 @@ def test_case_runs_once_per_release_and_others_are_forgotten(tmp_path: Path, mon
     assert len(again.store.found) == 2
 
 
-def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "arlo.json").write_text('[{"of": "something else"}]')
-    with pytest.raises(ValueError, match="holds no results"):
-        Records(tmp_path / "arlo.json")
-
-
 MEANS = {
     ST: 10.0, DT["flat"]: 3.5, DT["rising"]: 4.0, DT["falling"]: 6.0, INFAAS: 90.0, INFAAS_SHORT: 4.5, ARLO: 3.0
 }  # fmt: skip
@@ -131,32 +124,8 @@ def test_the_records_have_every_case_and_no_other() -> None:
     assert of.measured is not None
 
 
-@here
-def test_every_table_names_cases_that_are_told_apart() -> None:
-    for name, cases in TABLES.items():
-        names = [case.name for case in cases()]
-        assert len(names) == len(set(names)), name
-
-
-def test_without_its_data_it_is_skipped_or_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr("benchmarks.papers.arlo.__main__.missing", lambda: "no tweets")
-    assert main(["--skip", "--out", str(tmp_path)]) == 0
-    assert main(["--out", str(tmp_path)]) == 2
-    assert "no tweets" in capsys.readouterr().err
-
-
 def test_intervals_are_short_where_both_ends_are_the_same() -> None:
     assert Interval(1.01, 1.02).text() == "1.0"
     assert Interval(-1234.5, 12.34).text() == "-1,234 to 12.3"
     assert 2.0 in Interval(2.0, 3.0)
     assert Interval.of([]) is None
-
-
-def test_paragraphs_are_filled_and_code_is_not_broken() -> None:
-    text = "# " + "h" * 130 + "\n\n- " + "word " * 22 + "`a b c d e f`\n- next\n\n| " + "cell " * 40 + "|\n"
-    lines = common.filled(text).splitlines()
-    assert len(lines[0]) == 132
-    assert lines[2:5] == ["- " + " ".join(["word"] * 22), "  `a b c d e f`", "- next"]
-    assert len(lines[6]) > 200

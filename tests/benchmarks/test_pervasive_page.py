@@ -70,27 +70,6 @@ def test_a_quick_reproduction_writes_a_page_and_its_figures(tmp_path: Path, caps
     assert "Figures 8 and 9: 1 of 1" in said.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--fits", "0"], "a number from 1 to"),
-        (["--jobs", "many"], "a number from 1 to"),
-        (["--quick"], "--quick wants --out"),
-        (["--quick", "--keep-fits", "--out", "{}"], "leave out one of"),
-        (["--keep-fits", "--out", "{}"], "cannot be read"),
-        (["--out", "{}/file"], "not a folder"),
-    ],
-)
-def test_what_cannot_be_asked_is_said(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit) as ended:
-        main([word.replace("{}", str(tmp_path)) for word in arguments])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
-
-
 def test_parameters_that_are_none_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / PARAMETERS).write_text('{"starts": 3, "fits": [{"worst": 0.01}]}')
     with pytest.raises(SystemExit):

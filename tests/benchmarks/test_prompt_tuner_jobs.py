@@ -34,9 +34,6 @@ USUAL = Parameters()
 MEDIUM = paper.LOADS["medium"]
 
 
-# ---- when they come
-
-
 def fullest(found: list[Job]) -> int:
     return max(Counter(int(job.at_s // 60) for job in found).values())
 
@@ -71,9 +68,6 @@ def test_minutes_are_not_even_and_gaps_within_one_are_exponential() -> None:
 def test_the_same_seed_gives_the_same_jobs_and_another_gives_others() -> None:
     assert jobs(MEDIUM, USUAL, seed=1) == jobs(MEDIUM, USUAL, seed=1)
     assert jobs(MEDIUM, USUAL, seed=1) != jobs(MEDIUM, USUAL, seed=2)
-
-
-# ---- what they are
 
 
 def test_durations_have_the_shape_and_the_bounds_that_are_said() -> None:
@@ -145,9 +139,6 @@ def test_a_smaller_bank_is_faster_and_worse() -> None:
     assert lookup_s(model, 1000) == pytest.approx(model.bank_s * 70 / 110)
     small = arrival(JOB, 1.0, msgspec.structs.replace(USUAL, bank_size=1000), Bank.ALWAYS)
     assert 600 < small.items_done < 1200
-
-
-# ---- what a log says
 
 
 def outcome(*, ended_at: float) -> RunOutcome:

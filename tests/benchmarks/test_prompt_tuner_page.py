@@ -85,9 +85,6 @@ def against(record: Record, condition: Condition = Condition.NOBODY) -> dict[str
     return {bar.what: bar for bar in found}
 
 
-# ---- the bars
-
-
 def test_bars_hold_where_everything_is_as_hoped() -> None:
     of = made()
     assert len(against(of)) == 4 * 4
@@ -179,9 +176,6 @@ def test_who_learns_is_told_apart() -> None:
         found = report_bars.against_baselines(evaluations(of)[:1], CHOSEN, condition)
         means[condition] = next(bar.found[0].mean for bar in found if bar.what == what)
     assert means == {Condition.NOBODY: 18.0, Condition.ALL: 18.0, Condition.OURS_ALONE: 22.0}
-
-
-# ---- the page
 
 
 def test_a_fixed_cluster_is_paid_for_whole() -> None:
@@ -357,9 +351,6 @@ def test_everything_is_run_once_and_the_paper_is_covered() -> None:
     assert everything.whole(GRID) == Extent(GRID.report.seeds, GRID.report.seeds[:5], GRID.report.seeds[:3])
 
 
-# ---- the command
-
-
 @pytest.mark.long
 def test_an_evaluation_whose_runs_are_kept_is_written_without_doing_any(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -384,25 +375,6 @@ def test_an_evaluation_whose_runs_are_kept_is_written_without_doing_any(
 
 def kept(case: Case) -> Result:
     return result(late=as_hoped(MEDIUM, case.system) + case.seed)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--jobs", "none"], "a number from 1 to"),
-        (["--quick"], "--quick wants --out"),
-        (["--out", "{}/file"], "not a folder"),
-        (["--runs", "{}/file"], "not a folder"),
-    ],
-)
-def test_what_cannot_be_asked_is_said(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit) as ended:
-        main([word.replace("{}", str(tmp_path)) for word in arguments])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
 
 
 def test_the_page_in_the_docs_is_what_its_record_says() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.papers import common
 from benchmarks.papers.schedmate.scheduling import intervals, records, report, settings, simulate
-from benchmarks.papers.schedmate.scheduling.__main__ import main
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
 from benchmarks.papers.schedmate.scheduling.records import CaseResult, ErrorFacts, Records, WindowFacts
 from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, Case, Measures
@@ -16,9 +15,6 @@ from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 here = pytest.mark.skipif(bool(missing()), reason=missing())
-
-
-# ---- the page
 
 
 def test_the_page_is_what_the_records_say() -> None:
@@ -78,9 +74,6 @@ def test_a_page_of_cases_that_were_not_run_is_not_written(tmp_path: Path) -> Non
         of.of(FIFO, "mean_s")
 
 
-# ---- records
-
-
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace of one window, in which nothing waits."""
@@ -103,24 +96,6 @@ def test_a_case_is_run_once_and_again_by_another_release(
     monkeypatch.setattr(common, "RELEASE", "another")
     Records(path).bring(cases[:1], jobs=1, tell=told.append)
     assert len(told) == 3
-
-
-def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "schedmate.json").write_text('{"runs": [1]}')
-    with pytest.raises(ValueError, match="holds no results"):
-        Records(tmp_path / "schedmate.json")
-
-
-def test_without_its_data_it_is_skipped_or_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr("benchmarks.papers.schedmate.scheduling.__main__.missing", lambda: "no jobs")
-    assert main(["--skip", "--out", str(tmp_path)]) == 0
-    assert main(["--out", str(tmp_path)]) == 2
-    assert "no jobs" in capsys.readouterr().err
-
-
-# ---- intervals
 
 
 def test_a_ratio_of_pairs_is_known_better_than_its_parts() -> None:
