@@ -80,9 +80,6 @@ class Network:
         )
         return int(said.stdout)
 
-    def unplug(self, number: int, *, plugged: bool = False) -> None:
-        self._inside(self._switch, "ip", "link", "set", f"v{number}", "up" if plugged else "down")
-
     def part(self, *numbers: int) -> None:
         for number in numbers:
             self._inside(self._switch, "ip", "link", "set", f"v{number}", "type", "bridge_slave", "isolated", "on")

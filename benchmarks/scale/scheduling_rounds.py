@@ -8,18 +8,16 @@ jobs wait: `from scratch` is a policy's first round; then one job comes, or one 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import heapq
 import itertools
 import json
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
+from benchmarks.harness import run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.manager.core.events import Command, Event, FromClient, FromPilot, SetTimer, TimerFired, ToPilot
@@ -50,13 +48,9 @@ REPEATS = 5
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     times = 1 if quick else REPEATS
-    lines = []
-    for case, what in (("steady", "96 GPUs, three models: rounds, mean"),):
-        runs = [_run(case, say, quick=quick) for _ in range(times)]
-        cells = {"ms": [one["mean_ms"] for one in runs], "longest, ms": [one["longest_ms"] for one in runs]}
-        lines.append(
-            Line(what=what, cells={"longest, ms": cells["longest, ms"], "ms": cells["ms"]}, bar=_bar(2, times))
-        )
+    runs = [_run("steady", say, quick=quick) for _ in range(times)]
+    cells = {"longest, ms": [one["longest_ms"] for one in runs], "ms": [one["mean_ms"] for one in runs]}
+    lines = [Line(what="96 GPUs, three models: rounds, mean", cells=cells, bar=_bar(2, times))]
     for case, what in (("warm", "all of them busy"), ("mixed", "a tenth of them cold")):
         runs = [_run(case, say, quick=quick) for _ in range(times)]
         title = f"1,000 GPUs, 10,000 jobs wait, {what}"
@@ -73,11 +67,7 @@ def _bar(most_ms: float, times: int) -> Bar:
 
 
 def _run(case: str, say: Callable[[str], None], *, quick: bool) -> dict[str, float]:
-    asked = [sys.executable, "-m", "benchmarks.scale.scheduling_rounds", case, *(["--quick"] if quick else [])]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=900)
-    if done.returncode:
-        raise RuntimeError(f"{case} failed ({done.returncode})\n{done.stderr[-4000:]}")
-    found: dict[str, float] = json.loads(done.stdout)
+    found = run_side("benchmarks.scale.scheduling_rounds", case, *["--quick"] * quick)
     say(f"{case}: " + ", ".join(f"{name} {value:.3g}" for name, value in found.items()))
     return found
 
@@ -237,17 +227,13 @@ def _scratch(cluster: Cluster) -> float:
 CASES = {"steady": steady, "warm": lambda part: crowd(part, cold=0.0), "mixed": lambda part: crowd(part, cold=0.1)}
 
 
-def main() -> int:
-    ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("case", choices=sorted(CASES))
-    ask.add_argument("--quick", action="store_true", help="a tenth of it")
-    asked = ask.parse_args()
+def main() -> None:
+    asked = side_options(__doc__, case=tuple(sorted(CASES)), quick=False)
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)  # as the live loop does
-    sys.stdout.write(json.dumps(CASES[asked.case](10 if asked.quick else 1)) + "\n")
-    return 0
+    print(json.dumps(CASES[asked.case](10 if asked.quick else 1)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

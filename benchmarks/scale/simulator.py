@@ -9,14 +9,12 @@ memory.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 
+from benchmarks.harness import run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
@@ -71,11 +69,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 def _runs(case: str, times: int, say: Callable[[str], None], *, quick: bool) -> list[dict[str, float]]:
     found = []
     for _ in range(times):
-        asked = [sys.executable, "-m", "benchmarks.scale.simulator", case, *(["--quick"] if quick else [])]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=1800)
-        if done.returncode:
-            raise RuntimeError(f"{case} failed ({done.returncode})\n{done.stderr[-4000:]}")
-        found.append(json.loads(done.stdout))
+        found.append(run_side("benchmarks.scale.simulator", case, *["--quick"] * quick, timeout_s=1800))
         one = found[-1]
         say(
             f"{case}: {one['calls']:,.0f} calls in {one['spent_s']:.1f} s ({one['calls'] / one['spent_s']:,.0f}/s), "
@@ -100,11 +94,8 @@ GB = 1_000_000_000
 BOOT_S, LOAD_S = 5.0, 10.0
 
 
-def main() -> int:
-    ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("case", choices=sorted(CASES))
-    ask.add_argument("--quick", action="store_true", help="a hundredth of the calls")
-    asked = ask.parse_args()
+def main() -> None:
+    asked = side_options(__doc__, case=tuple(sorted(CASES)), quick=False)
     simulation = CASES[asked.case](100 if asked.quick else 1)
     began = time.process_time()
     outcome = simulation.run()
@@ -122,8 +113,7 @@ def main() -> int:
         "engine_steps": outcome.engine_steps,
         "mean_batch": outcome.mean_batch,
     }
-    sys.stdout.write(json.dumps(found) + "\n")
-    return 0
+    print(json.dumps(found))
 
 
 def steady(part: int) -> Simulation:
@@ -219,4 +209,4 @@ def _poisson(calls: int, *, per_s: float) -> Iterator[Arrival]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -279,8 +279,3 @@ def table_4_apart(cells: Cells) -> str:
             rows.append([name, f"{longest:g} ms", *apart])
     columns = ("25 GPUs; mean; p98, ms", "512 tokens", "ILB", "IG", "RS")
     return table(columns, rows)
-
-
-def lower_loads(cells: Cells) -> str:
-    cases = tables.lower_loads()
-    return cells.by_load(cases, tables.LOWER_LOADS)
