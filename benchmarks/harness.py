@@ -35,6 +35,27 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores, {model}, Python {platform.python_version()}"
 
 
+def path() -> str:
+    """Return PATH with this interpreter's scripts first: Parsl starts scripts by name."""
+    return os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
+
+
+def verify_facts(folder: Path, *arguments: str, home: Path | None = None) -> tuple[float, dict[str, Any]]:
+    """Run `stoker run fact_verification --fresh --json` in a folder; return its seconds and what it printed."""
+    command = [sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--fresh", "--json"]
+    environment = {**os.environ, "PATH": path(), **({"STOKER_HOME": str(home)} if home else {})}
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, cwd=folder, env=environment, timeout=3600
+    )
+    seconds = time.perf_counter() - begun
+    if done.returncode:
+        raise RuntimeError(
+            f"fact_verification failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
+    return seconds, json.loads(done.stdout)
+
+
 def run_side(
     module: str,
     *arguments: str,
@@ -49,12 +70,11 @@ def run_side(
     Raises RuntimeError with its output.
     """
     command = [python, "-m", module, *arguments]
-    path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # Parsl starts scripts by name
     modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
     with tempfile.TemporaryDirectory(prefix="side-") as own:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, cwd=folder or own,
-            env={**os.environ, "PATH": path, "PYTHONPATH": modules, **(environment or {})},
+            env={**os.environ, "PATH": path(), "PYTHONPATH": modules, **(environment or {})},
         )  # fmt: skip
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:

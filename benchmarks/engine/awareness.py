@@ -12,11 +12,7 @@ Every number is the clock time of a whole `stoker run fact_verification` process
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, missing, ratios, run_side, take_turns
+from benchmarks.harness import MODEL, missing, ratios, run_side, side_options, take_turns, verify_facts
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.common.calls import run_calls
 from stoker.apps.fact_verification.functions import Question, verify
@@ -114,24 +110,14 @@ class Runner:
         self.say = say
         self._place = place
         self._runs = 0
-        self._environment = {"STOKER_HOME": str(home)} if home else {}
+        self._home = home
 
     def run(self, what: str, limit: int, *arguments: str) -> tuple[float, dict[str, Any]]:
         self._runs += 1
         out = self._place / f"run-{self._runs}"
-        command = [
-            sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--json", "--fresh",
-            "--batch-size", str(BATCH), "--limit", str(limit), "--out", str(out), *arguments,
-        ]  # fmt: skip
-        begun = time.perf_counter()
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=self._place,
-            env={**os.environ, **self._environment, "PATH": _path()}, timeout=3600,
-        )  # fmt: skip
-        seconds = time.perf_counter() - begun
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed ({done.returncode})\n{done.stderr[-4000:]}")
-        attempt: dict[str, Any] = json.loads(done.stdout)["attempt"]
+        size = ("--batch-size", str(BATCH), "--limit", str(limit), "--out", str(out))
+        seconds, found = verify_facts(self._place, *size, *arguments, home=self._home)
+        attempt: dict[str, Any] = found["attempt"]
         made, expected = attempt["inferences"], PROMPTS * limit
         if made != expected:
             raise RuntimeError(f"{made} inferences were made, not {expected}")
@@ -139,19 +125,13 @@ class Runner:
         return seconds, attempt
 
     def alone(self, limit: int) -> float:
-        found = run_side(SIDE, "--limit", str(limit), folder=self._place, environment=self._environment)
+        environment = {"STOKER_HOME": str(self._home)} if self._home else {}
+        found = run_side(SIDE, "--limit", str(limit), folder=self._place, environment=environment)
         return float(found["inferences_s"])
 
 
-def _path() -> str:
-    return os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=int, required=True)
-    parser.add_argument("--no-snapshot", action="store_true")
-    asked = parser.parse_args()
+    asked = side_options(__doc__, limit=300, no_snapshot=False)
     options = VerificationOptions(limit=asked.limit, snapshot=not asked.no_snapshot)
     claims = sample_claims(read_claims(options.claims_path), limit=options.limit, seed=options.seed)
     calls = plan(choose_prompts(options, claims), claims, {}, batch_size=options.batch_size)  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ import httpx
 
 import stoker
 from benchmarks.harness import machine, spread
+from benchmarks.serving.embeddings import write_model
 from stoker.contexts.causal_lm import default_model
 from stoker.site import Pilot, Site
 
@@ -130,7 +131,7 @@ def embed(model: Any, begun: str) -> Any:
 
 
 def free_slots(folder: Path, repeats: int) -> dict[str, list[float]]:
-    write_encoder(folder / "encoder")
+    write_model(folder / "encoder", words=("the", "sea", "is", "deep", "and", "blue", "wide"))
     only = {"slots": 1, "max_libraries": 1}
     writer, embedder = stoker.causal_lm(**only), stoker.encoder(folder / "encoder", **only)
     methods: dict[str, tuple[Callable[..., Any], Any]] = {
@@ -163,21 +164,6 @@ def _free_slot(app: Any, follow: Any, begun: str, pid: int) -> float:
     at, here = following.result()
     assert here == pid, "the library did not live"
     return float(at) - began
-
-
-def write_encoder(folder: Path) -> None:
-    import torch
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
-    words = ["the", "sea", "is", "deep", "and", "blue", "wide"]
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(7)
-    config = BertConfig(
-        vocab_size=30_522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1_536
-    )
-    BertModel(config).save_pretrained(folder)
 
 
 if __name__ == "__main__":

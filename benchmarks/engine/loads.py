@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +19,7 @@ from pathlib import Path
 import psutil
 
 import stoker
-from benchmarks.harness import side_options
+from benchmarks.harness import side_options, verify_facts
 
 SITE = 'name = "one"\n[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:1"\nmax_blocks = 1\n'
 FILE_BYTES = 1 << 20
@@ -60,17 +58,8 @@ def measure(*, evict: bool, contexts: int) -> list[float]:
 
 def demo(claims: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="facts-") as folder:
-        command = [
-            *(sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--fresh", "--json"),
-            *("--limit", str(claims), "--out", str(Path(folder) / "out")),
-        ]
-        started = time.monotonic()
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-        seconds = time.monotonic() - started
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed\n{done.stderr[-3000:]}")
-    verdicts = [prompt["confusion"] for prompt in json.loads(done.stdout)["prompts"]]
-    return {"seconds": seconds, "claims": claims, "verdicts": verdicts}
+        seconds, found = verify_facts(Path(folder), "--limit", str(claims), "--out", str(Path(folder) / "out"))
+    return {"seconds": seconds, "claims": claims, "verdicts": [prompt["confusion"] for prompt in found["prompts"]]}
 
 
 def main() -> None:

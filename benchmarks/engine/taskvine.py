@@ -18,7 +18,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import run_side, take_turns
+from benchmarks.harness import path, run_side, take_turns
 from benchmarks.tables import Bar, Table, versus
 
 WARM_S = 120.0
@@ -133,7 +132,7 @@ def check(got: list[Any], count: int) -> None:
 @contextlib.contextmanager
 def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None]:
     # Libraries are started as `python`: it must be this one.
-    environment = {**os.environ, "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")}
+    environment = {**os.environ, "PATH": path()}
     started = []
     try:
         for number in range(count):

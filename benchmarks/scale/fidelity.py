@@ -8,16 +8,13 @@ before. Last, where peft is installed, tuning jobs: a gang of two, forecast from
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.harness import MODEL, missing
+from benchmarks.harness import MODEL, missing, verify_facts
 from benchmarks.tables import Bar, Line, Table
 from benchmarks.tuning import tuning_times
 from stoker.manager.live.chosen import policies_of
@@ -73,21 +70,8 @@ def _makespan(world: Calibrated) -> float:
 
 def _live(place: Path, *, limit: int) -> SessionFolder:
     home = place / "home"
-    path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
     begun = time.time()
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--limit", str(limit), "--fresh",
-         "--json"],
-        capture_output=True,
-        text=True,
-        cwd=place,
-        env={**os.environ, "STOKER_HOME": str(home), "PATH": path},
-        timeout=3600,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(
-            f"fact_verification failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        )
+    verify_facts(place, "--limit", str(limit), home=home)
     links = [link for link in (home / "sessions").iterdir() if link.lstat().st_mtime >= begun - 1]
     newest = max(links, key=lambda link: link.lstat().st_mtime)
     return SessionFolder(newest.resolve())

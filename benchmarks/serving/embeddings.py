@@ -71,13 +71,13 @@ def texts(count: int) -> list[str]:
     return [" ".join(f"w{chance.randrange(WORDS)}" for _ in range(tokens - 2)) for tokens in lengths(count)]
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, words: Sequence[str] = ()) -> None:
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(WORDS))]
+    words = words or [f"w{number}" for number in range(WORDS)]
     folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(words))
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
     torch.manual_seed(1)
     config = BertConfig(

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.harness import ROOT, machine, side_options
+from benchmarks.harness import ROOT, machine, path, side_options
 from benchmarks.serving.gateway_side import REQUEST, memory_bytes
 
 TOKENS = 4
@@ -80,8 +80,7 @@ def main() -> None:
     asked = side_options(__doc__, requests=100_000, clients=16, json="")
     into = Path(asked.json).absolute() if asked.json else None
     command = [sys.executable, "-m", "benchmarks.serving.gateway_side", "serve", "--every", "0"]
-    path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # Parsl starts scripts by name
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path()}
     sys.stdout.write(f"{machine()}; load {os.getloadavg()[0]:.1f}\n")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
