@@ -31,7 +31,6 @@ SUBJECTS = {
     "reliability": "preemption many_pilots restart lost_pilot journal journal_sync vanishing",
     "scale": "fidelity simulator scheduling_rounds",
 }
-"""Experiments by the folder that has them."""
 
 ELSEWHERE = {
     "core_events": ("benchmarks.engine.core_events", "events", "EVENTS_TITLE"),
@@ -56,8 +55,6 @@ PAGE = "page.html"
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A record: what was measured, and where."""
-
     facts: Facts
     quick: bool
     failed: tuple[str, ...]
@@ -110,7 +107,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def conclude(tables: list[Table], failed: list[str], *, quick: bool) -> int:
-    """Say what it came to; the exit status."""
     missed = [table.name for table in tables if not passes(table, quick=quick)]
     skipped = [table.name for table in tables if table.skipped]
     for what, names in (("failed", failed), ("not every bar is met", missed), ("skipped", skipped)):
@@ -134,7 +130,6 @@ def _measure(name: str) -> Callable[..., Table]:
 
 
 def _listed() -> str:
-    """The experiments by subject, with their titles."""
     lines = []
     for subject, names in SUBJECTS.items():
         lines.append(f"{subject}:")

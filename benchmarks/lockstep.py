@@ -3,18 +3,13 @@
     git worktree add ../before COMMIT && make -C ../before install
     python -m benchmarks.lockstep ../before [core_events cold_load ...] [--rounds 20] [--repeats 5]
 
-`before` compares whole processes, one after the other. That is right for what takes minutes, and too coarse for a
-few percent: on a shared machine a core is a third slower from one second to the next, and of two processes of the same
-code one may be a tenth faster throughout, by where its objects happen to lie. Here each round takes a figure of both,
-one right after the other, in random order. Each repeat begins new processes, and its figure is the median of the ratios
-of its rounds. Both sides run this checkout's benchmark, with their own Stoker.
-
-A ratio is what this checkout does better: at least 0.95 means "not worse". `--json FILE` keeps every number.
+`before` compares whole processes, which is too coarse for a few percent on a shared machine. Here each round takes a
+figure of both, one right after the other, in random order. Each repeat begins new processes; its figure is the median
+of the rounds' ratios. A ratio is what this checkout does better: at least 0.95 means "not worse".
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -22,15 +17,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from benchmarks.before import BAR, commit
-from benchmarks.harness import ROOT, machine, spread
+from benchmarks.before import BAR, environment_of, options
+from benchmarks.harness import ROOT, spread
 from benchmarks.lockstep_side import CASES
 
 BARS = {"simulator": 0.8}
@@ -38,34 +31,20 @@ BARS = {"simulator": 0.8}
 
 
 class Side:
-    """A checkout's process for one case."""
-
     def __init__(self, checkout: Path, case: str, home: str) -> None:
-        python = checkout / ".venv" / "bin" / "python"
-        self._process = subprocess.Popen(
-            [str(python), "-m", "benchmarks.lockstep_side", case],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=home,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "PATH": f"{python.parent}:{os.environ.get('PATH', '')}",
-                "STOKER_HOME": home,
-            },
-        )
+        python, environment = environment_of(checkout, ROOT, home)
+        command = [python, "-m", "benchmarks.lockstep_side", case]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=home, env=environment)
         self._read("ready")
 
     def figure(self) -> float:
-        """One figure, in seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return float(json.loads(self._read("")))
 
     def close(self) -> None:
-        """End the process, and what it started."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=120)
@@ -79,7 +58,6 @@ class Side:
 
 
 def repeat(here: Path, other: Path, case: str, *, rounds: int, chance: random.Random) -> list[list[float]]:
-    """Figures of one repeat: of each round that of this checkout and that of the other."""
     found = []
     with ExitStack() as stack:
         sides: dict[Path, Side] = {}
@@ -94,25 +72,12 @@ def repeat(here: Path, other: Path, case: str, *, rounds: int, chance: random.Ra
 
 
 def main() -> int:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("other", type=Path, help="another checkout, with its own .venv")
-    ask.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all if none is named")
-    ask.add_argument("--rounds", type=int, default=20)
-    ask.add_argument("--repeats", type=int, default=5)
-    ask.add_argument("--seed", type=int, default=1)
-    ask.add_argument("--json", type=Path)
-    asked = ask.parse_args()
-    unknown = [name for name in asked.cases if name not in CASES]
-    if unknown:
-        ask.error(f"unknown: {', '.join(unknown)}; one of {', '.join(CASES)}")
-    other, chance = asked.other.resolve(), random.Random(asked.seed)
-    record: dict[str, Any] = {"machine": machine(), "at": time.strftime("%Y-%m-%d %H:%M"), "here": commit(ROOT)}
-    record |= {"other": commit(other), "rounds": asked.rounds, "seed": asked.seed, "cases": {}}
-    missed = False
-    for name in asked.cases or CASES:
+    asked, record = options(__doc__, CASES, rounds=20, repeats=5, seed=1)
+    chance, missed = random.Random(asked.seed), False
+    for name in asked.cases:
         repeats, loads = [], []
         for _ in range(asked.repeats):
-            repeats.append(repeat(ROOT, other, name, rounds=asked.rounds, chance=chance))
+            repeats.append(repeat(ROOT, asked.other, name, rounds=asked.rounds, chance=chance))
             loads.append(os.getloadavg()[0])
         better = [statistics.median(theirs / ours for ours, theirs in rounds) for rounds in repeats]
         record["cases"][name] = {"seconds": repeats, "better": better, "load": loads}
@@ -121,7 +86,7 @@ def main() -> int:
         print(f"{name:<20} better {spread(better, digits=2)}  {'ok' if median >= bar else f'under {bar}'}", flush=True)
         if asked.json is not None:
             asked.json.write_bytes(msgspec.json.encode(record) + b"\n")
-    return 1 if missed else 0
+    return int(missed)
 
 
 if __name__ == "__main__":

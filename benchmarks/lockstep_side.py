@@ -24,7 +24,6 @@ Figure = Callable[[], float]
 
 @contextmanager
 def events(queued: int) -> Iterator[Figure]:
-    """Seconds that the manager's core takes for one event, while `queued` calls wait: see `core_events`."""
     from benchmarks.engine import core_events  # names modules of the core, which earlier checkouts have elsewhere
 
     gc.collect()
@@ -37,7 +36,6 @@ def events(queued: int) -> Iterator[Figure]:
 
 @contextmanager
 def program(how: str) -> Iterator[Figure]:
-    """Seconds for a call that does nothing, made by a Parsl program: see `engine.noop`."""
     import parsl
     from parsl.config import Config
 
@@ -73,7 +71,6 @@ def program(how: str) -> Iterator[Figure]:
 
 @contextmanager
 def first_call(*, evict: bool) -> Iterator[Figure]:
-    """The first call of a context: see `engine.loads`."""
     import stoker
     from benchmarks.engine import loads
 
@@ -89,7 +86,6 @@ def first_call(*, evict: bool) -> Iterator[Figure]:
 
 @contextmanager
 def simulated() -> Iterator[Figure]:
-    """An event of a simulation, in processor time: see `scale.simulator`."""
     from benchmarks.scale import simulator
 
     def figure() -> float:

@@ -1,8 +1,7 @@
 """The page that `make bench` ends with: every bar as a picture, what is met, and what is missed.
 
-One HTML file without anything from elsewhere. A bar's line shows the median as a part of what is wanted, on a scale in
-which each doubling is as wide, with the range of the repeats; the vertical line is the bar. To the right of it is
-better, whether more or less was wanted.
+It is one HTML file. A line shows the median as a part of what is wanted, on a logarithmic scale, with the range of the
+repeats; right of the vertical line is better, whether more or less was wanted.
 """
 
 from __future__ import annotations
@@ -24,15 +23,12 @@ tr + tr td { border-top: 1px solid #ddd } .missed { color: #d95f0e; font-weight:
 
 
 class Judged(NamedTuple):
-    """A line that has a bar."""
-
     table: str
     line: Line
     verdict: Verdict
 
 
 def judged(tables: Iterable[Table], *, quick: bool = False) -> list[Judged]:
-    """Every line with a bar, those that are missed first."""
     found = [
         Judged(table.name, line, line.verdict(quick=quick))
         for table in tables
@@ -43,7 +39,6 @@ def judged(tables: Iterable[Table], *, quick: bool = False) -> list[Judged]:
 
 
 def write(tables: Sequence[Table], failed: Sequence[str], facts: Facts, *, quick: bool = False) -> str:
-    """The page."""
     every = judged(tables, quick=quick)
     counts = {verdict: sum(one.verdict is verdict for one in every) for verdict in _COLORS}
     skipped = [(table.name, table.skipped) for table in tables if table.skipped]
@@ -92,7 +87,6 @@ def _picture(one: Judged) -> Iterator[str]:
 
 
 def _place(line: Line, number: float) -> float | None:
-    """Where a number is drawn; None where it has no place on such a scale."""
     assert line.bar is not None
     limit = line.bar.at_least if line.bar.at_least is not None else line.bar.at_most
     if limit is None or limit < 0 or number < 0:

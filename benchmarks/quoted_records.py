@@ -30,24 +30,20 @@ class BenchRecord(msgspec.Struct, frozen=True):
     tables: list[Table]
 
     def line(self, what: str) -> Line:
-        """Return the line with this text. Raises ValueError unless exactly one line has it."""
         found = [line for table in self.tables for line in table.lines if line.what == what]
         if len(found) != 1:
             raise ValueError(f"{len(found)} lines of {self.facts.command} are called {what!r}, not one")
         return found[0]
 
     def last(self, what: str) -> list[float]:
-        """The numbers that a line's bar judges: ratios, where it has two sides."""
         return list(self.line(what).cells.values())[-1]
 
 
 def read(name: str) -> BenchRecord:
-    """A record by its file's name, without `.json`."""
     return msgspec.json.decode((RECORDS / f"{name}.json").read_bytes(), type=BenchRecord)
 
 
 def front() -> Iterator[tuple[str, str]]:
-    """The rows of README's table: how each row begins, and the row."""
     hot = _none_against_full(read("awareness"), "with a snapshot")
     full, alone = (statistics.median(hot.cells[side]) for side in ("full", "below full"))
     inferences, calls = hot.what.split(", ")[2:4]
@@ -77,7 +73,6 @@ def _record(name: str) -> str:
 
 
 def peers() -> Iterator[tuple[str, str]]:
-    """The table of docs/performance.md against peers: how each line begins, and the line."""
     noop = read("noop")
     for what, line in (
         ("no-op calls per second through `python_app`, against HTEX, Parsl's own log switched off", _HTEX),
@@ -94,7 +89,6 @@ def peers() -> Iterator[tuple[str, str]]:
 
 
 def lost() -> Iterator[tuple[str, str]]:
-    """The lines of docs/performance.md on what is lost."""
     restart, pilot = read("restart"), read("lost_pilot")
     back, killed, frozen = (
         restart.last("until it is back at work, s"),
@@ -108,7 +102,6 @@ def lost() -> Iterator[tuple[str, str]]:
 
 
 def preempted() -> tuple[str, str]:
-    """The line of docs/performance.md on preemption."""
     record = read("preemption")
     (line,) = record.tables[0].lines
     done = line.cells["goodput"]
@@ -120,7 +113,6 @@ def preempted() -> tuple[str, str]:
 
 
 def fidelity() -> tuple[str, str]:
-    """The paragraph of docs/performance.md on the simulator against the real run."""
     record = read("fidelity")
     own, before, lookup = (
         spread(record.line(what).cells["error, %"], digits=record.line(what).last_digits)
@@ -143,7 +135,6 @@ def fidelity() -> tuple[str, str]:
 
 
 def awareness() -> Iterator[tuple[str, str]]:
-    """The table of docs/performance.md on what hot contexts are worth, and the sentence above it."""
     record = read("awareness")
     begins = "Fact verification with SmolLM2-135M-Instruct in calls of 16 claims"
     yield begins, f"{begins}; `make bench ARGS=awareness`, {_machine(record.facts)}."
@@ -161,7 +152,6 @@ def awareness() -> Iterator[tuple[str, str]]:
 
 
 def whole_run() -> tuple[str, str]:
-    """The paragraph of docs/performance.md on the bars of a whole run, and of calls of different sizes."""
     (table,) = read("awareness").tables
     apart, own = (
         spread(line.cells["full / that"], digits=line.last_digits)
@@ -183,7 +173,6 @@ def whole_run() -> tuple[str, str]:
 
 
 def quality() -> Iterator[tuple[str, str]]:
-    """What benchmarks/FINDINGS.md says of the prompt that a score chooses, and docs/prompt-bank.md of random ones."""
     found = []
     for place, (_, _, bar) in enumerate(prompt_quality.KINDS):
         middle, low, high = _of_tasks(place)
@@ -207,7 +196,6 @@ def quality() -> Iterator[tuple[str, str]]:
 
 
 def chosen_prompt() -> str:
-    """The prompt that a score chooses beside the ideal and the induced one, as in Figure 9."""
     best, induced = ("{:.2f} ({:.2f} to {:.2f})".format(*_of_tasks(place)) for place in (0, 2))
     return (
         f"the best of 8 needs {best} of the iterations of the one that a score chooses, and an induced one {induced}"
@@ -216,7 +204,6 @@ def chosen_prompt() -> str:
 
 
 def against_induced() -> str:
-    """What a prompt that the bank finds saves against one that the model writes itself, by our tunings."""
     middle, low, high = _of_tasks(2)
     return (
         f"an induced prompt needs {middle:.2f} times the iterations of the one that a score chooses"
@@ -225,26 +212,22 @@ def against_induced() -> str:
 
 
 def _of_tasks(place: int) -> tuple[float, float, float]:
-    """The median over tasks of the ratio at this place of `prompt_quality.KINDS`, and its interval."""
     ratios = read("prompt_quality").last(prompt_quality.KINDS[place][0])
     return statistics.median(ratios), *prompt_quality.interval(ratios)
 
 
 def communication() -> str:
-    """The share of communication in our tuning job on two devices."""
     shares = read("tuning_times").last("communication, of the time of iterations, two devices")
     told = spread(shares, digits=1)
     return f"communication takes {told} % of iterations (SmolLM2-135M, two processor cores, `tuning_times`)"
 
 
 def fixed_costs() -> str:
-    """The share of that job in which nothing is tuned."""
     shares = read("tuning_times").last("fixed costs, of the job, two devices")
     return f"fixed costs {spread(shares, digits=0)} % of the job; {len(shares)} runs"
 
 
 def prompt_spread() -> str:
-    """How far random prompts of one task are apart, as in Figure 2c."""
     (table,) = read("prompt_quality").tables
     found, task = [], prompt_quality.SPREAD_TASK
     name = prompt_quality.SPREAD_LINE.format(prompt_quality.SPREAD, task)
@@ -259,7 +242,6 @@ def prompt_spread() -> str:
 
 
 def _figure(numbers: list[float], *, digits: int) -> str:
-    """The median with its range, or the only number."""
     return spread(numbers, digits=digits) if len(numbers) > 1 else f"{numbers[0]:,.{digits}f}"
 
 
@@ -294,7 +276,6 @@ def _gpu_loads() -> GpuLoads:
 
 
 def gpu() -> tuple[str, str]:
-    """The paragraph of docs/performance.md on a real GPU."""
     load = _gpu_loads()
     begins = "`make gpu` on one"
     return begins, (
@@ -352,7 +333,6 @@ def _machine(facts: Facts) -> str:
 
 
 def _inline(numbers: list[float], *, digits: int = 2) -> str:
-    """The median with its range, in a sentence."""
     return f"{statistics.median(numbers):.{digits}f} ({_range(numbers, digits=digits)})"
 
 

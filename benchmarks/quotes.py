@@ -15,15 +15,12 @@ from benchmarks.harness import ROOT
 from benchmarks.papers.pervasive import report as context
 from benchmarks.papers.pervasive.__main__ import RECORD as CONTEXT_RECORD
 from benchmarks.papers.pervasive.__main__ import read as read_context
-from benchmarks.papers.prompt_tuner import paper, readings, report_bars
-from benchmarks.papers.prompt_tuner.cases import INFLESS, MEDIUM, NOBODY, System
+from benchmarks.papers.prompt_tuner import paper, report_bars, scenarios
 from benchmarks.papers.prompt_tuner.grid import read_grid
-from benchmarks.papers.prompt_tuner.page import Page
-from benchmarks.papers.prompt_tuner.readings import Condition, Reading
-from benchmarks.papers.prompt_tuner.record import Record, read
+from benchmarks.papers.prompt_tuner.record import Evaluation, Page, Record, evaluations, over, read, show
 from benchmarks.papers.prompt_tuner.report import RECORD as TUNER_RECORD
 from benchmarks.papers.prompt_tuner.report_sets import again_anchored
-from benchmarks.papers.prompt_tuner.summary import Evaluation, evaluations, over, show
+from benchmarks.papers.prompt_tuner.scenarios import INFLESS, MEDIUM, NOBODY, Condition, Reading, System
 from benchmarks.tables import row
 from stoker.manager.study.statistics import estimate
 
@@ -32,22 +29,19 @@ _TUNER = "`prompt-tuner` has"
 
 
 class Quote(NamedTuple):
-    """A line of a file, and how it begins."""
-
     path: Path
     begins: str
     line: str
 
 
 def quotes() -> list[Quote]:
-    """All of them, by the records that are there."""
     record = read(FOLDER / TUNER_RECORD)
     performance = ROOT / "docs" / "performance.md"
     found = [_quote(performance, _TUNER, _headline(record))]
     found += [_quote(performance, begins, line) for begins, line in _schedulers(record)]
     found.append(_quote(performance, "In the simulator, medium load", _condition(record)))
     found.append(_quote(performance, "Of the 16 bars against these baselines", _judged(record)))
-    found.append(_quote(performance, "Of the context paper", _context()))
+    found.append(_quote(performance, "Of the context paper", context.quote(read_context(FOLDER / CONTEXT_RECORD))))
     found += [_quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front()]
     lines = (
         *quoted_records.peers(), *quoted_records.awareness(), *quoted_records.lost(), quoted_records.whole_run(),
@@ -95,18 +89,17 @@ def _headline(record: Record) -> str:
 
 def _schedulers(record: Record) -> list[tuple[str, str]]:
     sets = evaluations(record)
-    hold = readings.baseline(record.chosen, Reading.HOLD, Condition.ALL)
+    hold = scenarios.baseline(record.chosen, Reading.HOLD, Condition.ALL)
     systems: list[tuple[str, System]] = [
         ("`prompt-tuner`", NOBODY),
         *((f"{reading.value}", record.chosen[reading]) for reading in Reading),
-        ("`prompt-tuner` as it ships: it learns from earlier jobs", readings.LEARNS),
+        ("`prompt-tuner` as it ships: it learns from earlier jobs", scenarios.LEARNS),
         ("INFless, instances hold and wait, which learns too", hold),
     ]
     return [(f"| {name} |", row(name, *_found(sets, system))) for name, system in systems]
 
 
 def _found(sets: Sequence[Evaluation], system: System) -> tuple[str, str, str, str]:
-    """Late jobs and cost of the most central set, each with the least and the most of all sets that have the system."""
     those = [one for one in sets if (MEDIUM.name, str(system)) in one.runs]
     late, between = over(those, lambda one: estimate(one.violations(MEDIUM, system))).shown()
     if system == NOBODY:
@@ -135,12 +128,7 @@ def _judged(record: Record) -> str:
     )
 
 
-def _context() -> str:
-    return context.quote(read_context(FOLDER / CONTEXT_RECORD))
-
-
 def main() -> int:
-    """Write them."""
     for quote in quotes():
         lines = quote.path.read_text().split("\n")
         places = [place for place, line in enumerate(lines) if line.startswith(quote.begins)]

@@ -1,10 +1,7 @@
-"""What the records in `benchmarks/records` do not say of themselves: command, commit, load, or what was changed.
+"""`python -m benchmarks.results`: write `benchmarks/RESULTS.md` from the records in `benchmarks/records`.
 
-`python -m benchmarks.results`: write `benchmarks/RESULTS.md` from the records in `benchmarks/records`.
-
-Every table of a record that `python -m benchmarks --json FILE` has written, with what the record says of its command,
-commit, machine and load; what records do not say of them is listed first.
-A test compares the page with the records, so that no number stands there that nobody measured.
+The page has every table of each record with its command, commit, machine and load, and first what records lack of
+these. A test compares the page with the records.
 """
 
 from __future__ import annotations
@@ -38,7 +35,6 @@ def lacks(record: Any) -> list[str]:
 
 
 def listed(folder: Path) -> dict[str, list[str]]:
-    """The names of records that lack something, by what they lack."""
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.json")):
         if missing := lacks(msgspec.json.decode(path.read_bytes())):
@@ -47,7 +43,6 @@ def listed(folder: Path) -> dict[str, list[str]]:
 
 
 def _said(record: Any) -> Iterator[tuple[str, Any]]:
-    """Every name and value of a record and its parts. A fact that is a sentence is named by its first word."""
     if isinstance(record, list):
         for each in record:
             yield from _said(each)
@@ -84,7 +79,6 @@ HEAD = (
 
 
 def write() -> str:
-    """The page."""
     parts = [HEAD, _lacking()]
     for path in sorted(RECORDS.glob("*.json")):
         found = msgspec.json.decode(path.read_bytes())
@@ -96,14 +90,12 @@ def write() -> str:
 
 
 def _lacking() -> str:
-    """What the records do not say of themselves, those of other commands among them."""
     lines = ["What records lack; all others have a command, a commit and a load:", "", *head("lacking", "records")]
     lines += [row(what, ", ".join(_link(name) for name in names)) for what, names in listed(RECORDS).items()]
     return "\n".join([*lines, ""])
 
 
 def _link(name: str) -> str:
-    """A record's name, which leads to it."""
     return f"[{name}](records/{name})"
 
 
@@ -117,7 +109,6 @@ def _record(name: str, found: dict[str, Any]) -> str:
 
 
 def _gpu_record(name: str, found: dict[str, Any]) -> str:
-    """What `make gpu` has left."""
     title, *lines = render(found).splitlines()
     return "\n".join([f"#{title}, record {_link(name)}", *(_deeper(line) for line in lines), ""])
 
@@ -127,7 +118,6 @@ def _deeper(line: str) -> str:
 
 
 def _load(facts: dict[str, Any] | list[str]) -> str:
-    """What the machine had to do before."""
     if isinstance(facts, dict):
         return f"{msgspec.convert(facts, Facts).load[0]}"
     return next((one.removeprefix("load before ") for one in facts if one.startswith("load before ")), "unknown")

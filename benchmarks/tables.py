@@ -1,9 +1,6 @@
-"""What a benchmark brings back, and whether it meets its bar.
+"""What a benchmark brings back, whether it meets its bar, and prose with computed numbers.
 
-A verdict is made from measured numbers alone: no numbers, a number that is none, or fewer repeats than the bar asks for
-is not a bar met.
-
-Prose of pages that code writes: numbers in it are computed, so lines are filled when the page is written.
+A bar is not met without numbers, with a number that is none, or with fewer repeats than it asks for.
 """
 
 from __future__ import annotations
@@ -16,12 +13,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from benchmarks.harness import spread
+from benchmarks.harness import ratios, spread
 
 
 class Verdict(enum.Enum):
-    """What is said of a line."""
-
     MET = "met"
     """The median is on the right side of the bar."""
     MISSED = "MISSED"
@@ -31,7 +26,6 @@ class Verdict(enum.Enum):
     NOT_JUDGED = "not judged"
     """A quick run, in which sizes are too small for any bar."""
     NO_BAR = ""
-    """A line for information."""
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,8 +60,8 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a table.
 
-    `cells` are numbers by their heading, one a repeat; the bar judges the last of them. `digits` are those behind the
-    point in all cells but the last, which has `last_digits`.
+    `cells`: numbers by heading, one a repeat; the bar judges the last cell. `digits`: of all cells but the last, which
+    has `last_digits`.
     """
 
     what: str
@@ -82,7 +76,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runs(self) -> str:
-        """How many numbers each cell is the median of; from fewest to most where cells differ."""
         counts = [len(numbers) for numbers in self.cells.values()]
         fewest, most = min(counts), max(counts)
         return f"{fewest}" if fewest == most else f"{fewest} to {most}"
@@ -110,13 +103,17 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"{self.name}: a table has lines, or a reason why not")
 
 
+def versus(what: str, cells: dict[str, list[float]], *, bar: Bar | None = None, digits: int = 0, last: int = 2) -> Line:
+    (ours, above), (theirs, below) = cells.items()
+    ratio = {f"{ours} / {theirs}": ratios(above, below)}
+    return Line(what=what, cells={**cells, **ratio}, bar=bar, digits=digits, last_digits=last)
+
+
 def passes(table: Table, *, quick: bool = False) -> bool:
-    """Whether every bar is met; a skipped table has none. In a quick run nothing is judged."""
     return all(line.verdict(quick=quick) in (Verdict.MET, Verdict.NO_BAR, Verdict.NOT_JUDGED) for line in table.lines)
 
 
 def show(table: Table, *, quick: bool = False) -> list[str]:
-    """The table in Markdown, as lines."""
     out = [f"## {table.name}: {table.title}", ""]
     if table.skipped:
         return [*out, f"skipped: {table.skipped}", ""]
@@ -140,7 +137,6 @@ WIDTH = 119
 
 
 def paragraph(text: str, *, bullet: bool = False) -> str:
-    """The text in lines of the pages' width. `bullet`: as an item of a list."""
     before, after = ("- ", "  ") if bullet else ("", "")
     return textwrap.fill(
         " ".join(text.split()), WIDTH, initial_indent=before, subsequent_indent=after, break_long_words=False,
@@ -149,10 +145,8 @@ def paragraph(text: str, *, bullet: bool = False) -> str:
 
 
 def row(*cells: str) -> str:
-    """A row of a table."""
     return f"| {' | '.join(cells)} |"
 
 
 def head(*columns: str) -> list[str]:
-    """The first two lines of a table."""
     return [row(*columns), f"|{'---|' * len(columns)}"]

@@ -1,24 +1,18 @@
-"""ElasticFlow (Gu et al., ASPLOS 2023) at the seams: a fixed cluster, whose jobs are given more and fewer devices.
+"""ElasticFlow (Gu et al., ASPLOS 2023) on a fixed cluster: PromptTuner's second baseline (§3.1, §6.1).
 
-It is a platform for training, and PromptTuner's second baseline (§3.1, §6.1). What each job is to have is told by
-`elastic_flow_plan`, whose essay says where the rules are from; this carries it out.
+`elastic_flow_plan` decides how many devices each job gets; this module carries the plan out.
 
-1. When a job with a deadline comes, it is admitted or not, once and for all. Jobs that are not admitted, those without
-   a deadline, and admitted ones that are late after all have what the others leave over. (ElasticFlow refuses to run
-   them; PromptTuner counts them as late. A job that wants that, `drop_late`, is dropped.)
-2. When jobs come or end, and when the plan itself says that sizes change, sizes are planned anew, but not more often
-   than every `slot_s`. A running job of another size is evicted: it goes on from its checkpoint with the new size
-   (`rescale=False`: it keeps its size until it is done, and is planned around).
-3. Nothing is reused (§6.1): for each job its context is loaded on each of its devices when it begins or goes on, and
-   unloaded when it ends or is evicted. So each of these costs a cold start, which is planned with.
-4. All devices belong to it all the time: whoever reckons its costs counts all of them, used or not.
+1. A job with a deadline is admitted or not when it comes. Jobs that are not admitted, jobs without a deadline and
+   admitted jobs that become late get what the others leave. ElasticFlow refuses to run them; PromptTuner counts them
+   as late. `drop_late` drops them.
+2. Sizes are planned again when jobs come or end, and when the plan itself changes sizes, but at most once in `slot_s`.
+   A running job of another size is evicted and goes on from its checkpoint. With `rescale=False` it keeps its size.
+3. Nothing is reused (§6.1): each start loads the context on each device, so each start costs a cold start. The plan
+   counts it.
+4. All devices belong to the policy all the time, so its cost counts all of them.
 
-A job is planned with all of its items; with `learn`, with the most of them that the last jobs of its kind did
-(`core.per_context`). While nobody knows how long a job takes it has no share, and the fewest devices that it
-can run on.
-
-A job whose function never reports progress cannot be evicted: it gets to its end, and the plan goes on without what it
-holds. A call for one library alone is never evicted.
+A job is planned with all of its items, or with `learn` with the most items that the last jobs of its kind did. A job
+that never reports progress cannot be evicted; a call for one library is never evicted.
 """
 
 from __future__ import annotations
@@ -49,7 +43,7 @@ from stoker.manager.core.seams import Action, Changes, Drop, Evict, Forecast, Po
 
 
 class ElasticFlow(InRounds):
-    """Dispatch and loads of the baseline; see the module's text. Times in seconds."""
+    """Dispatch and loads of the baseline. Times are in seconds."""
 
     def __init__(
         self, residency: ByOrder, *, slot_s: float = 1.0, rescale: bool = True, learn: bool = False,
@@ -69,12 +63,10 @@ class ElasticFlow(InRounds):
         self._evicted: set[int] = set()
         """Calls that were told to stop and have not yet."""
         self._stale = True
-        """Something has changed since the last plan."""
         self._planned_at = -math.inf
         self._again = 0.0
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """Plan where something changed, and do the next step towards the plan."""
         if changes.calls or changes.pilots or view.now >= self._again:
             self._stale = True
         elif not changes.libraries:
@@ -90,10 +82,7 @@ class ElasticFlow(InRounds):
         plan += self._begin(view)
         return plan
 
-    # ---- the plan
-
     def _forget(self, view: View) -> None:
-        """Calls that ended, and the places of those that wait again."""
         for memory in (self._admitted, self._sizes, self._places):
             for id in [id for id in memory if id not in view.calls]:
                 del memory[id]
@@ -105,7 +94,6 @@ class ElasticFlow(InRounds):
                 self._places.pop(id, None)
 
     def _plan(self, view: View) -> list[Action]:
-        """How many replicas each call is to have from now on."""
         self._stale, self._planned_at = False, view.now
         devices = sum(1 for _ in view.devices())
         calls = sorted(view.calls.values(), key=lambda call: (call.submitted_at, call.id))
@@ -122,7 +110,6 @@ class ElasticFlow(InRounds):
         return [*said, *(self._forecast(view, id, share) for id, share in promised)]
 
     def _admit(self, view: View, call: Call, jobs: dict[int, Job]) -> list[Action]:
-        """Decide on a call that has just come."""
         objective, job = call.group.options.objective, jobs[call.id]
         others = [jobs[id] for id, admitted in self._admitted.items() if admitted and id in jobs]
         devices = sum(1 for _ in view.devices())
@@ -139,7 +126,6 @@ class ElasticFlow(InRounds):
         return Forecast(view.calls[id].id, share.ends_at, share.ends_at <= due)
 
     def _job(self, view: View, call: Call) -> Job:
-        """A call as the plan sees it, in devices."""
         context, options = call.group.context, call.group.options
         unit, smallest = context.recipe.needs.devices, max(1, options.gang[0])
         times, left, fresh = item_times_s(call), left_of(view, call, learn=self.learn), not call.spec.progress
@@ -164,10 +150,7 @@ class ElasticFlow(InRounds):
             lag_s = max(0.0, max(started, default=0.0) + load_s(context) - view.now)
         return Job(call.id, due, steps, has * unit, load_s(context), lag_s, fixed)
 
-    # ---- steps towards it
-
     def _evict(self, view: View) -> list[Action]:
-        """Stop what runs with another size than it is to have, and give up loads for such a size."""
         plan: list[Action] = []
         for id, wants in self._sizes.items():
             call = view.calls[id]
@@ -183,7 +166,6 @@ class ElasticFlow(InRounds):
         return self.rescale and isinstance(call.holder, Gang) and call.group.options.gang[1] > 1
 
     def _clear(self, view: View) -> list[Action]:
-        """Unload what no job has, or is to have."""
         kept = {place for places in self._places.values() for place in places}
         return [
             Unload(library.id, "its job has ended or goes on with another size, and nothing is kept")
@@ -192,8 +174,6 @@ class ElasticFlow(InRounds):
         ]
 
     def _begin(self, view: View) -> list[Action]:
-        """Load for calls that are to run, and start those for which all is loaded. Those of large replicas choose their
-        places first, then those with the nearest deadline."""
         plan: list[Action] = []
         taken: set[Device] = set()
         line = [
@@ -221,7 +201,6 @@ class ElasticFlow(InRounds):
 
 
 def _size(call: Call) -> int:
-    """Replicas that a running call has."""
     return len(call.holder.members) if isinstance(call.holder, Gang) else 1
 
 

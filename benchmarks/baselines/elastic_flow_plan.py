@@ -1,36 +1,28 @@
-"""How many devices each job of a fixed cluster gets: ElasticFlow's plan (Gu et al., ASPLOS 2023), as arithmetic.
+"""ElasticFlow's plan (Gu et al., ASPLOS 2023): how many devices each job of a fixed cluster gets, from times alone.
 
-The idea. Work on more devices is done sooner but costs more device time, for speedup is never quite linear. So a job
-should get as few devices as its deadline allows (its *minimum satisfactory share*), and what is left over should go
-where it costs the least device time. Three questions, each answered from times alone:
+More devices end a job sooner but cost more device time, since speedup is below linear. So a job gets as few devices as
+its deadline allows (its *minimum satisfactory share*), and free devices go where they cost the least device time.
 
-- `minimum_shares` (progressive filling): jobs are looked at by deadline, the nearest first. Each gets the smallest size
-  with which it is in time, on the devices that those before it leave free; where they leave fewer, it runs on fewer
-  for that while. What it gets is its own until it is done.
-- `admits`: a new job is admitted if it is in time so, and nobody that was in time before is late because of it.
-- `elastic`: devices that are free just now, when all have their shares, are given out one step at a time: first to
-  jobs that have none, then always to the job whose device time grows least for each device more.
+- `minimum_shares` (progressive filling): jobs in the order of their deadlines. Each gets the smallest size with which
+  it is in time on the devices that earlier jobs leave; where they leave fewer, it runs on fewer for that time.
+- `admits`: a new job is admitted if it is in time and makes no other job late.
+- `elastic`: free devices are given out one step at a time, first to jobs that have none, then to the job whose device
+  time grows least for each device more.
 
-Sizes are powers of two, times the devices of a replica: with buddy allocation such jobs always fit if their sum does.
+Sizes are powers of two, times the devices of a replica, so jobs fit whenever their sum does (buddy allocation).
 
-Sources: the paper's abstract, its published simulator and traces (github.com/gudiandian/ElasticFlow-artifact: the rules
-were read, nothing was taken over), and public summaries of the paper. Where we differ, and why:
+Sources: the paper's abstract, its published simulator and traces (github.com/gudiandian/ElasticFlow-artifact), and
+public summaries of the paper. Differences:
 
-- Time is cut where something changes, not into slots of equal length: nothing is rounded, and there are as many pieces
-  as jobs. When plans are made anew is the caller's business.
-- A start costs: a job that begins, or that goes on with another size, does nothing for `start_s`. The simulator adds
-  this to the jobs after it has planned; planned with, fewer promises are broken.
-- A step may be of more than one size: a running job that could do with less goes back to what it has first of all, for
-  that saves a start.
-- The paper's greedy step counts the device time of one slot at the new size. Here a job is taken to keep what it gets
-  until it is done: with jobs of minutes and starts of many seconds no change would ever pay within a slot. Nobody is
-  given more if that makes it later. (The published simulator sorts these steps the other way round, the most device
-  time first; the paper's aim, the least device time in all, is what is done here.)
-- Filling goes from now on with one size. The simulator fills from the deadline backwards with two sizes, which leaves
-  less idle in between; that matters for plans that span days.
-- A new job is refused there too while any admitted job is late, for whatever reason. Here only if it does harm.
+- Time is cut where something changes, not into slots of equal length.
+- The plan counts a start of `start_s`; the simulator adds it after planning.
+- A step may skip sizes, so a running job can return to the size that it has, which saves a start.
+- A step counts the device time until the job ends, not of one slot: with long starts no change pays within a slot.
+  The simulator sorts these steps the other way round; here the least device time goes first, as the paper says.
+- Filling goes forward with one size; the simulator fills back from the deadline with two.
+- The simulator refuses new jobs while any job is late. Here only a job that does harm is refused.
 
-Times are in seconds, on the manager's clock; sizes are in devices.
+Times are in seconds on the manager's clock; sizes are in devices.
 """
 
 from __future__ import annotations
@@ -44,11 +36,11 @@ import msgspec
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A job as a plan finds it. `run_s`: sizes, ascending, and how long what is left of it takes with each, descending.
+    """A job in a plan. `run_s`: its sizes, ascending, each with the seconds that its rest takes.
 
-    `deadline_at`: 0 = none. `size`: what it has now (0 = it waits), and `lag_s` how long until it goes on with that.
-    `start_s`: how long it does nothing when it begins or changes its size. A `fixed` one keeps its size until it is
-    done."""
+    `deadline_at`: 0 = none. `size`: what it has (0 = it waits); `lag_s`: the time until it goes on with that size.
+    `start_s`: the time of a start or a change of size. A `fixed` job keeps its size.
+    """
 
     id: int
     deadline_at: float
@@ -59,13 +51,11 @@ class Job(msgspec.Struct, frozen=True):
     fixed: bool = False
 
     def lasts_s(self, size: int) -> float:
-        """Until it is done if it has this size from now on."""
         return (self.lag_s if size == self.size else self.start_s) + dict(self.run_s)[size]
 
 
 def by_two(run_s: Iterable[tuple[int, float]], *, smallest: int = 1, unit: int = 1) -> tuple[tuple[int, float], ...]:
-    """A job's `run_s` from its replicas' (`smallest` of them or more): powers of two that make it faster, in devices
-    of which each replica takes `unit`. The smallest itself if there is none."""
+    """Return the sizes in devices, powers of two, that make a job faster, from the times of its replicas."""
     kept: list[tuple[int, float]] = []
     for count, seconds in sorted(run_s):
         if count < smallest or (count & (count - 1) and count != smallest):
@@ -83,11 +73,9 @@ class Share(msgspec.Struct, frozen=True):
 
     @property
     def ends_at(self) -> float:
-        """When it is done."""
         return self.pieces[-1][1]
 
     def size_at(self, now: float) -> int:
-        """What it has then."""
         return next((size for start, end, size in self.pieces if start <= now < end), 0)
 
 
@@ -100,19 +88,16 @@ class Free:
         self._at, self._count = [now], [devices]
 
     def pieces(self) -> Iterator[tuple[float, float, int]]:
-        """(from, until, how many), in order; the last is endless."""
         for n, start in enumerate(self._at):
             yield start, self._at[n + 1] if n + 1 < len(self._at) else math.inf, self._count[n]
 
     def take(self, share: Share) -> None:
-        """Give them away."""
         for start, end, size in share.pieces:
             first, last = self._cut(start), self._cut(end)
             for n in range(first, last):
                 self._count[n] -= size
 
     def _cut(self, at: float) -> int:
-        """The piece that begins then."""
         n = bisect_right(self._at, at)
         if self._at[n - 1] == at:
             return n - 1
@@ -122,7 +107,7 @@ class Free:
 
 
 def fill(job: Job, size: int, free: Free) -> Share | None:
-    """The job with this size, or the most below it where fewer are free, until it is done; None if it never is."""
+    """Return the share of a job with this size, or with fewer devices where fewer are free; None if it never ends."""
     left, has, lost = 1.0, job.size, job.lag_s
     pieces: list[tuple[float, float, int]] = []
     for start, end, spare in free.pieces():
@@ -167,15 +152,13 @@ def minimum_shares(jobs: Iterable[Job], devices: int, *, now: float) -> dict[int
 
 
 def admits(job: Job, others: Sequence[Job], devices: int, *, now: float) -> bool:
-    """Whether the job can be in time without making others late that would be in time."""
     before = minimum_shares(others, devices, now=now)
     after = minimum_shares([*others, job], devices, now=now)
     return job.id in after and before.keys() <= after.keys()
 
 
 def elastic(jobs: Sequence[Job], shares: dict[int, Share], devices: int, *, now: float) -> dict[int, int]:
-    """What each job has from now on, by id: its share, and its part of what is left over. Jobs without a share (they
-    have no deadline, or are late) get of that too."""
+    """Return the size of each job from now on: its share, and its part of the free devices."""
     sizes = {job.id: job.size if job.fixed else shares[job.id].size_at(now) if job.id in shares else 0 for job in jobs}
     spare = devices - sum(sizes.values())
     by_id = {job.id: job for job in jobs if not job.fixed}
@@ -197,7 +180,6 @@ _Step = tuple[float, float, int, int, int]
 
 
 def _steps(job: Job, has: int) -> Iterator[_Step]:
-    """Larger sizes that help a job; the smallest alone if it has none."""
     due = job.deadline_at or math.inf
     if not has:
         yield -math.inf, due, job.id, 0, job.run_s[0][0]
@@ -209,7 +191,6 @@ def _steps(job: Job, has: int) -> Iterator[_Step]:
 
 
 def _below(job: Job, most: int) -> tuple[int, float] | None:
-    """The largest size up to that, and how long all that is left takes with it."""
     found = None
     for step in job.run_s:
         if step[0] > most:

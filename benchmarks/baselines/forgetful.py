@@ -1,11 +1,7 @@
-"""Nothing is kept: each call has a library of its own, which is unloaded when the call has ended.
+"""Nothing is kept: each call has its own library, which is unloaded after the call.
 
-This is what a workflow system does that knows tasks and no contexts (Parsl's HTEX; "no context" and "partial context"
-in Pervasive Context Management §4.2): a worker starts a process for a task, the task loads what it needs, and all of
-it is gone with the task. Whether the files of the context stay on the node's disk in between is the recipe's awareness
-(`stoker.contexts.recipe.Awareness`): `disk_only` and `no_awareness` bound it in a simulated run.
-
-Every waiting call wants a load, whoever is hot: so libraries are loaded wherever there is room.
+Parsl's HTEX works like this ("no context" and "partial context" in Pervasive Context Management §4.2). Whether files
+stay on the node's disk is the recipe's awareness; `disk_only` and `no_awareness` set it in a simulated run.
 """
 
 from __future__ import annotations
@@ -23,19 +19,15 @@ _WHY = "its call has ended, and nothing is kept"
 
 
 class OneCallEach(HottestFirst):
-    """Dispatch: a library is given one call, and unloaded after it. Recipes whose libraries retire by themselves after
-    a call need not be told."""
+    """Dispatch: a library gets one call and is unloaded after it, unless its recipe makes it retire."""
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """One call in all."""
         return 0 if library.served else 1
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """A call for one that has had none; the end for one that has."""
         return self._end(library) if library.served else super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """The end for one that has had its call."""
         return self._end(library) if library.served else ()
 
     def _end(self, library: Library) -> tuple[Action, ...]:
@@ -44,11 +36,7 @@ class OneCallEach(HottestFirst):
 
 
 class LoadForEachCall(LoadWhereWanted):
-    """Residency: as many libraries as calls wait."""
-
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
-        """One for each waiting call (of a gang, for each member) that none is loading for or waiting to start; after a
-        failed load, one at a time."""
         head = context.queue.head()
         gang = head.group.options.gang[0] if head is not None else 1
         loading = sum(library.state is LibraryState.LOADING for library in alive)
@@ -60,12 +48,10 @@ class LoadForEachCall(LoadWhereWanted):
 
 
 def disk_only(provisioning: Provisioning | None = None) -> Policies:
-    """Files stay on the node's disk, nothing else: each call loads the context anew from there."""
     return _forgetful(provisioning, Awareness.DISK)
 
 
 def no_awareness(provisioning: Provisioning | None = None) -> Policies:
-    """Nothing stays (what Parsl HTEX does): each call loads the context anew from the shared storage."""
     return _forgetful(provisioning, Awareness.NONE)
 
 

@@ -1,48 +1,35 @@
-"""INFless for jobs of several devices: each model scales its own instances, at once and for itself.
+"""INFless (Yang et al., ASPLOS 2022) for jobs of several devices, as PromptTuner (§3.2, §6.1) takes it as a baseline.
 
-INFless (Yang et al., ASPLOS 2022) serves inference: a model's *instances* are scaled with its traffic, stay for a while
-after their last request to be used again, and each gets the resources with which requests are in time. PromptTuner
-(§3.2, §6.1) takes it as a baseline for prompt tuning, reinforced: a job may run on several instances at once. The
-source of INFless is not in its public repository (github.com/tjulym/INFless). The rules below are what PromptTuner says
-of it, what public summaries of INFless' paper say, and where both are silent, what is best for it. An instance is a
-replica here: one library with its devices to itself.
+INFless serves inference: each model scales its own *instances* with its traffic. PromptTuner lets a job run on several
+instances. INFless' source is not public; the rules are what PromptTuner and public summaries of INFless say, and where
+both are silent, what is best for INFless. An instance is a replica here: one library with its own devices.
 
-1. *How many*: when a job comes, the fewest instances with which it is predicted to be in time. A prediction is taken a
-   tenth longer than it is (`margin`; INFless does so); it is of all the job's items, or with `learn` of the most that
-   the last jobs of its kind did (`core.per_context`). Idle instances of its model are used first. If those
-   are not enough, the others are launched at once, and the job waits for the slowest (PromptTuner §3.2): the time of
-   a launch is in the prediction, and the idle ones are kept waiting beside it. Instances that were launched for
-   traffic, and are not up yet, come before new ones.
-2. *No delay, no look around*: a job never waits for instances that others will give back soon, and nothing is taken
-   from another model. Models share one thing, the count of free devices: who comes first has them.
-3. When neither idle instances nor free devices are enough, the job waits, and is looked at again whenever something
-   changed, with the time that is left then. Jobs of a model are looked at in order of arrival (or of deadlines:
-   `order`); one that does not fit lets others pass. There are two readings of what it does meanwhile. All at once (the
-   default): it keeps nothing, so that no two jobs can wait for each other. With `hold`, as §3.2 tells of instances that
-   wait for the slowest of a job's: it takes what there is, holds it, and takes more in its turn until it has what it
-   wants. When it cannot be in time any more it begins on what it holds: else two such jobs would wait for ever.
-4. A job that cannot be in time however many it gets runs on one instance (or the fewest that it can run on).
-5. *Traffic*: with R arrivals a second (over `window_s`) that take T instance-seconds each, a model wants R x T
-   instances. What lacks is launched, where devices are free (INFless: when R exceeds what the instances there can
-   serve). Instances beyond that are let go when they have been idle for the keep-alive time.
-6. *Keep-alive* (INFless' LSTH): a high quantile (`tail`) of the times between arrivals of the model, once over a long
-   time and once over a short one, mixed by `gamma` (0.5 in the paper); `most_s` before there are enough of these.
-   `keep_alive_s` is used in its place if it is given. The paper's second window, after which an instance is started
-   again just before the next request, is a low quantile of the same times: less than a launch takes with jobs every
-   few seconds, so it is none.
+1. *How many*: a job gets the fewest instances with which it is predicted to be in time. Predictions are taken `margin`
+   longer (a tenth). Idle instances of the model come first; missing ones are launched at once, and the job waits for
+   the slowest while the idle ones are held.
+2. A job never waits for instances that others give back soon, and nothing is taken from another model.
+3. Without enough idle instances and free devices the job waits, and is looked at again after each change, in order of
+   arrival or deadline (`order`); jobs that fit pass it. By default it holds nothing meanwhile. With `hold` it keeps
+   what it gets (§3.2), and begins on it when it can no longer be in time: else two such jobs could wait for ever.
+4. A job that cannot be in time runs on the fewest instances that it can run on.
+5. *Traffic*: R arrivals a second (over `window_s`) of T instance-seconds each want R x T instances. Missing ones are
+   launched where devices are free; the others end after the keep-alive time.
+6. *Keep-alive* (INFless' LSTH): the quantile `tail` of the times between arrivals, over a long and a short time, mixed
+   by `gamma` (0.5 in the paper); `most_s` until there are enough times. `keep_alive_s` replaces it. The paper's second
+   window, a start before the next request, is shorter than a launch here, so it is left out.
 
-What each setting is worth has to be searched before anything is compared: `order`, `hold`, `window_s` (0: nothing is
-launched for traffic), `keep_alive_s`, `gamma`, `margin`, `learn`.
+A comparison must first search the settings: `order`, `hold`, `window_s`, `keep_alive_s`, `gamma`, `margin`, `learn`.
 """
 
 from __future__ import annotations
 
 import enum
 import math
+from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
-from benchmarks.baselines.infless_traffic import Traffic
 from benchmarks.baselines.replicas import (
     ByOrder,
     InRounds,
@@ -62,6 +49,49 @@ from benchmarks.baselines.replicas import (
 from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Policies, Provisioning, Unload, View
 
+_ENOUGH = 8
+_RECENT = 20
+"""A job's predicted time is a mean over about this many jobs."""
+
+
+class Traffic:
+    """When jobs of a model came in the last `long_s`, and what they took."""
+
+    __slots__ = ("_arrivals", "_instance_s", "_jobs", "long_s", "short_s")
+
+    def __init__(self, *, long_s: float, short_s: float) -> None:
+        self.long_s, self.short_s = long_s, short_s
+        self._arrivals: deque[float] = deque()
+        self._instance_s = 0.0
+        self._jobs = 0
+
+    def came(self, at: float) -> None:
+        self._arrivals.append(at)
+        while self._arrivals[0] < at - self.long_s:
+            self._arrivals.popleft()
+
+    def takes(self, instance_s: float) -> None:
+        self._jobs += 1
+        self._instance_s += (instance_s - self._instance_s) / min(self._jobs, _RECENT)
+
+    def wants(self, now: float, *, window_s: float) -> int:
+        count = sum(at > now - window_s for at in self._arrivals) if window_s > 0 else 0
+        return math.ceil(count / window_s * self._instance_s) if count > 1 else 0
+
+    def keep_s(self, now: float, *, gamma: float, tail: float) -> float | None:
+        """Return the quantile of the times between arrivals, mixed by `gamma`; None while there are too few."""
+        long_s = self._gap_s(now, over_s=self.long_s, tail=tail)
+        if long_s is None:
+            return None
+        short_s = self._gap_s(now, over_s=self.short_s, tail=tail)
+        return gamma * long_s + (1 - gamma) * (long_s if short_s is None else short_s)
+
+    def _gap_s(self, now: float, *, over_s: float, tail: float) -> float | None:
+        times = [at for at in self._arrivals if at > now - over_s]
+        gaps = sorted(later - at for at, later in pairwise(times))
+        return gaps[min(len(gaps) - 1, int(tail * len(gaps)))] if len(gaps) >= _ENOUGH else None
+
+
 _LOOK_AGAIN_S = 1.0
 """Jobs that wait lose hope, and traffic falls, as time goes by."""
 
@@ -70,15 +100,10 @@ class Order(enum.Enum):
     """Whose turn is first, of the jobs of a model."""
 
     ARRIVAL = "arrival"
-    """Who came first."""
     DEADLINE = "deadline"
-    """Whose deadline is nearest."""
 
 
 class _Stock:
-    """Instances of a model that a job may have in this round: idle ones, those that are being launched for nobody, and
-    devices where others could be."""
-
     __slots__ = ("coming", "free", "idle")
 
     def __init__(self, idle: list[Library], coming: list[Library], free: list[tuple[Device, ...]]) -> None:
@@ -90,8 +115,9 @@ class _Stock:
 
 
 class Infless(InRounds):
-    """Dispatch and instances of the baseline; see the module's text. Times in seconds. With `keep_alive_s` idle
-    instances stay so long; without, by histogram, between `least_s` and `most_s`, and `most_s` before there is one."""
+    """Dispatch and instances of the baseline. Times are in seconds. Without `keep_alive_s`, idle instances stay as long
+    as the histogram says, between `least_s` and `most_s`.
+    """
 
     def __init__(
         self, residency: ByOrder, *, order: Order | str = Order.ARRIVAL, window_s: float = 60.0,
@@ -116,11 +142,9 @@ class Infless(InRounds):
         self._traffic: dict[str, Traffic] = {}
         self._seen: set[int] = set()
         self._taken: set[Device] = set()
-        """Devices that were given something in this round."""
         self._again = 0.0
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """Start what can start, launch what lacks, let go what has been idle for long."""
         if not (changes.calls or changes.libraries or changes.pilots or view.now >= self._again):
             return ()
         self._again = view.now + _LOOK_AGAIN_S if view.hungry else math.inf
@@ -134,8 +158,6 @@ class Infless(InRounds):
             if context.libraries or context.recipe.key in self._traffic:
                 plan += self._scale(view, context)
         return plan
-
-    # ---- what is known
 
     def _arrivals(self, view: View, changes: Changes) -> None:
         for id in sorted(changes.calls - self._seen):
@@ -152,7 +174,6 @@ class Infless(InRounds):
         return found
 
     def _check_crews(self, view: View) -> None:
-        """Forget those whose job waits no more, or that have lost an instance."""
         here: dict[int, Context] = {x.id: x.group.context for x in waiting(view) if x.id in self._crews}
         for id, places in list(self._crews.items()):
             context = here.get(id)
@@ -161,13 +182,9 @@ class Infless(InRounds):
         self._wanted = {id: count for id, count in self._wanted.items() if id in self._crews}
 
     def _kept(self) -> set[Place]:
-        """Where instances are that wait with a job for the rest of its crew."""
         return {place for places in self._crews.values() for place in places}
 
-    # ---- jobs
-
     def _serve(self, view: View, context: Context) -> list[Action]:
-        """Every waiting job of a model, in order."""
         kept, plan = self._kept(), list[Action]()
         alive = [x for x in context.libraries.values() if x.usable and place_of(x.devices) not in kept]
         stock = _Stock(
@@ -187,7 +204,6 @@ class Infless(InRounds):
         return plan
 
     def _start(self, view: View, call: Call) -> list[Action]:
-        """A job whose instances were launched: start it when all are up."""
         places = self._crews[call.id]
         crew = [x for place in places if (x := library_at(view, call.group.context, place)) is not None and is_free(x)]
         if len(crew) < len(places):
@@ -199,7 +215,6 @@ class Infless(InRounds):
         return [send(call, crew)]
 
     def _complete(self, view: View, call: Call, stock: _Stock) -> list[Action]:
-        """A job that holds too few instances takes what there is; one that is late by now wants no more."""
         places, wanted = self._crews[call.id], self._wanted.get(call.id, 0)
         if len(places) >= wanted:
             return []
@@ -212,7 +227,6 @@ class Infless(InRounds):
         return orders
 
     def _take(self, context: Context, stock: _Stock, count: int) -> tuple[list[tuple[Device, ...]], list[Action]]:
-        """Take up to `count` instances: returns the devices of each, and the orders that launch the fresh ones."""
         crew = [stock.idle.pop(0) for _ in range(min(count, len(stock.idle)))]
         crew += [stock.coming.pop(0) for _ in range(min(count - len(crew), len(stock.coming)))]
         fresh = [stock.free.pop(0) for _ in range(min(count - len(crew), len(stock.free)))]
@@ -221,7 +235,6 @@ class Infless(InRounds):
         return members, [load(context, devices) for devices in fresh]
 
     def _staff(self, view: View, call: Call, stock: _Stock) -> list[Action]:
-        """Choose instances for a job, and launch those that are not there."""
         context, objective = call.group.context, call.group.options.objective
         lasts = self._lasts_s(view, call)
         count = self._count(view, call, lasts, stock, most=max(lasts) if self.hold else stock.count)
@@ -252,7 +265,6 @@ class Infless(InRounds):
         return [*plan, *orders]
 
     def _count(self, view: View, call: Call, lasts: dict[int, float], stock: _Stock, *, most: int) -> int:
-        """The fewest instances with which the job ends in time; 0 if these are over `most`, or no number is enough."""
         due = call.group.options.objective.deadline_at
         for count, seconds in lasts.items():
             if count > most:
@@ -263,7 +275,6 @@ class Infless(InRounds):
         return 0
 
     def _lasts_s(self, view: View, call: Call) -> dict[int, float]:
-        """The predicted seconds of a job by its hot instances; only for the fewest while nothing was measured."""
         times, left, fresh = item_times_s(call), left_of(view, call, learn=self.learn), not call.spec.progress
         if times is None:
             return {max(1, call.group.options.gang[0]): call.group.cost.run_s}
@@ -272,10 +283,7 @@ class Infless(InRounds):
             for size, seconds in times.items()
         }
 
-    # ---- instances
-
     def _scale(self, view: View, context: Context) -> list[Action]:
-        """Launch what the traffic wants beyond what is there; let go what it does not want and nobody has used."""
         wants = self._traffic_of(context).wants(view.now, window_s=self.window_s)
         if wants:
             self._again = min(self._again, view.now + _LOOK_AGAIN_S)
@@ -300,7 +308,6 @@ class Infless(InRounds):
         return plan
 
     def _keep_s(self, view: View, context: Context) -> float:
-        """How long an idle instance of a model stays."""
         if self.keep_alive_s is not None:
             return self.keep_alive_s
         seconds = self._traffic_of(context).keep_s(view.now, gamma=self.gamma, tail=self.tail)

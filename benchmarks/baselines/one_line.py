@@ -1,8 +1,7 @@
-"""What policies share that keep the calls of a context in one line, and every device loaded with that context.
+"""What policies share that keep the calls of a context in one line, with that context loaded on every device.
 
-Calls are planned in rounds, at most ten a second and only after something has changed. A library has one device, and
-all libraries of a context are alike: a call for n libraries runs on any n that are free, so neither the node nor the
-neighbours of a device matter. Each context has a line of its own; the context that wants devices first has them all.
+Rounds plan calls, at most ten a second and only after a change. A library has one device, and all libraries of a
+context are alike, so a call for n libraries runs on any n free ones.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from stoker.manager.policies.exclusive import WholeDevice
 from stoker.protocol.ids import RecipeKey
 
 PERIOD_S = 0.1
-"""Seconds between two rounds, at least."""
 
 
 class EveryDevice(WholeDevice):
@@ -45,22 +43,18 @@ class OneLine(InRounds):
         super().__init__(period_s=period_s)
 
     def serve_order(self, view: View, context: Context) -> Sequence[Library]:  # noqa: ARG002
-        """None: libraries get calls in rounds alone."""
         return ()
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
-        """Always: nothing is to be decided until a call or a library has changed."""
         return True
 
 
 def waiting_among(view: View, changes: Changes) -> list[Call]:
-    """Calls that wait, of those that have changed, in the order of their numbers."""
     found = (view.calls.get(id) for id in sorted(changes.calls))
     return [call for call in found if call is not None and call.state is CallState.WAITING]
 
 
 def free_for(call: Call) -> list[Library]:
-    """Libraries that could begin a call now."""
     return [library for library in call.group.context.idle.values() if is_free(library) and library.admits(call)]
 
 

@@ -1,10 +1,7 @@
-"""Placement by chance: any free library, any device with room.
+"""Placement by chance: any free library, any device with room. It shows what a policy's placement is worth.
 
-The baseline that says what thinking is worth. Chance is a function of the seed and of what is decided (the call, the
-device, how many loads the context has had), so that the same events lead to the same decisions: a journal replays, and
-a simulation is the same everywhere.
-
-Choosing one of n free libraries takes time proportional to n, which the default policy avoids; a baseline may.
+Chance is a function of the seed and of the decision, so the same events lead to the same decisions. A choice among n
+free libraries takes time proportional to n, which the default policy avoids.
 """
 
 from __future__ import annotations
@@ -30,7 +27,6 @@ class AnyFree(HottestFirst):
         self._chance = Stream(seed, "dispatch")
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """One of the free libraries. Calls that are prefetched, and gangs, go where the default policy sends them."""
         context = call.group.context
         free = len(context.idle)
         if context.queue.count or not free or call.group.options.gang[0] > 1:
@@ -51,12 +47,10 @@ class AnyDevice(LoadWhereWanted):
         self.seed = seed
 
     def preference(self, context: Context, device: Device) -> tuple[float, ...]:
-        """A number for each device, another one after each load."""
         whose = f"{context.recipe.key}/{device.pilot.id}/{device.id}"
         return (Stream(self.seed, whose).uniform(context.loads),)
 
 
 def scattered(provisioning: Provisioning | None = None) -> Policies:
-    """Chance chooses the library of a call and the device of a context."""
     asked = provisioning or KeepBlocks()
     return Policies(AnyFree(), AnyDevice(provisioning=asked), asked)

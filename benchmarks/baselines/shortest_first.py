@@ -1,13 +1,10 @@
-"""First come first served, and the shortest expected run first: calls on one or several libraries, never preempted.
+"""First come first served, and the shortest expected run first: SchedMate's first two baselines (§4.3), no preemption.
 
-SchedMate as a standalone scheduler is the second (its §4.3: "vanilla Shortest Job First", by an estimate of each job's
-duration), FIFO the first. The head of the line waits until enough libraries are free, and nobody passes it: so do both
-in the published simulator of Lucid, which is by the same group (`simulation/policy/fifo.py`, `sjf.py`). With `skip`
-those behind it may begin where they fit, without a reservation for it.
+The head of the line waits until enough libraries are free, and nobody passes it, as in Lucid's published simulator
+(`simulation/policy/fifo.py`, `sjf.py`). With `skip` later calls may begin where they fit.
 
-Priorities come before the length. `expected_s` says how long a call is expected to run; without it that is what calls
-of its function took so far, or what advice on its context says. A call of which nothing is known counts as short: it
-runs early, and is known then. Equal calls go in the order in which they came.
+Priority comes first, then the length by `expected_s`: by default the mean of the function's calls so far, else advice
+on the context. A call of unknown length counts as short, so it runs early. Equal calls keep their order.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ _Entry = tuple[int, float, float, int, Call]
 
 
 def known_run_s(call: Call) -> float:
-    """What calls of its function took, in seconds; before one has, what advice says; 0 if nothing is known."""
+    """Return the seconds that calls of its function took, else what advice says, else 0."""
     advised = (each.run_s for each in call.group.context.advice.values())
     return call.group.cost.run_s or min((seconds for seconds in advised if seconds), default=0.0)
 
@@ -40,7 +37,6 @@ class InOrder(OneLine):
         self._lines: dict[Context, list[_Entry]] = {}
 
     def round(self, view: View, changes: Changes) -> Iterator[Action]:
-        """Take in the calls that wait since the last round, then begin those whose turn it is."""
         for call in waiting_among(view, changes):
             priority, expected_s = call.group.options.priority, self.expected_s(call)
             entry = -priority, expected_s, call.submitted_at, call.id, call
@@ -68,7 +64,6 @@ class InOrder(OneLine):
 
 
 def fifo(*, provisioning: Provisioning | None = None, skip: bool = False, period_s: float = PERIOD_S) -> Policies:
-    """First come first served: no call passes the head of the line, and none is preempted."""
     return shortest_first(provisioning=provisioning, expected_s=_all_alike, skip=skip, period_s=period_s)
 
 
@@ -76,7 +71,6 @@ def shortest_first(
     *, provisioning: Provisioning | None = None, expected_s: Callable[[Call], float] = known_run_s, skip: bool = False,
     period_s: float = PERIOD_S,
 ) -> Policies:  # fmt: skip
-    """The call with the shortest expected run first: no call passes it, and none is preempted."""
     asked = provisioning or KeepBlocks()
     dispatch = InOrder(expected_s=expected_s, skip=skip, period_s=period_s)
     return Policies(dispatch, EveryDevice(provisioning=asked), asked)

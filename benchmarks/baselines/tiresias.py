@@ -1,17 +1,14 @@
 """Tiresias (Gu et al., NSDI '19): least attained service first, in discrete queues, with preemption.
 
-It knows nothing of how long a call will run. What a call has had so far decides: its *attained service*, the number of
-its libraries times the seconds that they were its own (discretised two-dimensional LAS). A call begins in the first
-queue, and falls into the next one when its service passes a threshold. Within a queue the calls go in the order in
-which they came. From the first queue on, calls get libraries until there are none left; one that wants more than are
-left is passed over. A call that runs and gets none is preempted: it is checkpointed, waits, and goes on later.
+A call's *attained service* is the number of its libraries times the seconds that it had them. A call begins in the
+first queue and moves to the next when its service passes a threshold. Within a queue calls go in order of arrival.
+Calls get libraries from the first queue on; a call that wants more than are left is passed over. A running call that
+gets none is preempted: it is checkpointed, waits, and goes on later.
 
-Settings are those of the published simulator of Lucid (`simulation/policy/tiresias.py`, `policy.py`), which is by the
-authors of SchedMate: two queues, a threshold of 18,000 GPU-seconds, no promotion of calls that starve, and 40 s that a
-call which was preempted takes longer (60 s on more than eight GPUs); Tiresias measured 62 s. Here those seconds pass
-on its libraries when it goes on. Its own simulator has 3,250 and 7,200 GPU-seconds for three queues. Different here:
-plans are made when something changes, not every 60 s, and a call falls at the very moment at which it passes the
-threshold. Both are in its favour. No profile says which calls want their GPUs on one node, so all run on any.
+Settings are those of Lucid's published simulator (`simulation/policy/tiresias.py`), by SchedMate's authors: two queues,
+a threshold of 18,000 GPU-seconds, no promotion of starving calls, and 40 s more for a preempted call (60 s on more than
+eight GPUs), which pass on its libraries when it goes on. Differences, both in its favour: plans are made when something
+changes, not every 60 s, and a call moves exactly at the threshold. All calls run on any GPUs.
 """
 
 from __future__ import annotations
@@ -33,8 +30,8 @@ _ROUNDING_S = 1e-3
 
 
 class Job:
-    """A call as Tiresias sees it. `since`: when its libraries became its own; None while it waits. `holds_until`:
-    until then they only read its checkpoint back; None if it runs, or has never been preempted."""
+    """`since`: when it got its libraries; None while it waits. `holds_until`: until then its checkpoint is read
+    back."""
 
     __slots__ = ("call", "gpus", "had_gpu_s", "holds_until", "leaving", "level", "place", "preempted", "since")
 
@@ -53,19 +50,16 @@ class Job:
         return self.place < other.place
 
     def service_gpu_s(self, now: float) -> float:
-        """Its attained service."""
         return self.had_gpu_s + (self.gpus * (now - self.since) if self.since is not None else 0.0)
 
     def stops(self, now: float) -> None:
-        """Its libraries are its own no longer."""
         self.had_gpu_s = self.service_gpu_s(now)
         self.since = self.holds_until = None
         self.leaving = False
 
 
 class Tiresias(OneLine):
-    """Dispatch: see the module's text. `restart_s`: what a call takes longer that was preempted, in seconds, on few
-    GPUs and on many."""
+    """`restart_s`: the seconds that a preempted call takes longer, on few GPUs and on many."""
 
     def __init__(
         self, *, thresholds_gpu_s: Sequence[float] = THRESHOLDS_GPU_S,
@@ -78,15 +72,12 @@ class Tiresias(OneLine):
         self.preemptions = 0
         self._queues: dict[Context, list[list[Job]]] = {}
         self._active: dict[Context, dict[int, Job]] = {}
-        """Jobs that have libraries."""
 
     def round(self, view: View, changes: Changes) -> Iterator[Action]:
-        """Hear what has changed, then plan."""
         self._hear(view, changes)
         yield from self._plan(view)
 
     def timer(self, view: View, key: str) -> Iterator[Action]:  # noqa: ARG002
-        """A job passes a threshold now, or has read its checkpoint back."""
         yield from self._plan(view)
 
     def _hear(self, view: View, changes: Changes) -> None:
@@ -112,8 +103,6 @@ class Tiresias(OneLine):
         job.preempted = True
         del self._active[job.call.group.context][job.call.id]
 
-    # ---- a plan
-
     def _plan(self, view: View) -> Iterator[Action]:
         for context, queues in self._queues.items():
             active = self._active[context]
@@ -135,7 +124,6 @@ class Tiresias(OneLine):
             yield Timer(due, _DUE)
 
     def _fall(self, view: View, job: Job, queues: list[list[Job]]) -> None:
-        """Into the queue to which its service belongs."""
         service = job.service_gpu_s(view.now) + _ROUNDING_S
         level = sum(service >= threshold for threshold in self.thresholds_gpu_s)
         if level != job.level:
@@ -152,7 +140,6 @@ class Tiresias(OneLine):
             yield Evict(job.call.id)
 
     def _begin(self, view: View, job: Job, active: dict[int, Job]) -> Iterator[Action]:
-        """Give it libraries: it runs at once, or when its checkpoint is read back."""
         context = job.call.group.context
         kept = sum(other.gpus for other in active.values() if other.holds_until is not None)
         if len(context.idle) - kept < job.gpus:
@@ -175,7 +162,6 @@ class Tiresias(OneLine):
             yield order
 
     def _due_at(self, view: View, job: Job) -> float:
-        """When it passes a threshold next, or has read its checkpoint back."""
         due = math.inf
         if job.holds_until is not None:
             due = job.holds_until if job.holds_until > view.now else view.now + self.period_s
@@ -186,7 +172,6 @@ class Tiresias(OneLine):
 
 
 def _chosen(queues: list[list[Job]], libraries: int) -> dict[int, Job]:
-    """Jobs that are to have libraries, in the order of the queues; one that wants more than are left is passed over."""
     chosen: dict[int, Job] = {}
     for queue in queues:
         for job in queue:
@@ -199,9 +184,5 @@ def _chosen(queues: list[list[Job]], libraries: int) -> dict[int, Job]:
 
 
 def tiresias(*, provisioning: Provisioning | None = None, **settings: Sequence[float] | float) -> Policies:
-    """Tiresias: the least attained service first, in discrete queues, with preemption.
-
-    `settings` are those of `Tiresias`.
-    """
     asked = provisioning or KeepBlocks()
     return Policies(Tiresias(**settings), EveryDevice(provisioning=asked), asked)  # type: ignore[arg-type]

@@ -13,16 +13,13 @@ FOLDER = Path(__file__).parent
 
 
 def read(name: str) -> bytes:
-    """The content of NAME.xz."""
     return lzma.decompress((FOLDER / f"{name}.xz").read_bytes())
 
 
 def write(name: str, content: bytes) -> None:
-    """Replace NAME.xz."""
     write_whole(FOLDER / f"{name}.xz", lzma.compress(content, preset=9 | lzma.PRESET_EXTREME), mode=0o644)
 
 
 def members(name: str) -> dict[str, bytes]:
-    """The files of NAME.tar.xz, by name."""
     with tarfile.open(fileobj=io.BytesIO(read(f"{name}.tar"))) as archive:
         return {one.name: file.read() for one in archive if (file := archive.extractfile(one)) is not None}

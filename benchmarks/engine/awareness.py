@@ -1,33 +1,18 @@
 """What awareness is worth: fact verification with SmolLM2-135M at the paper's three levels, calls of 16 claims.
 
-Every number is the clock time of a whole command, `stoker run fact_verification`, from the start of its process to its
-end: with Python's start, the session's, the loads, and the results on disk. Both sides of a pair run in turn.
+Every number is the clock time of a whole `stoker run fact_verification` process. Both sides of a pair run in turn.
 
-1. Full against what it cannot avoid: (one load a slot + the inferences alone).
-   *Load*: the mean, over that run's own loads, of the time from the pilot's start of a library to a context that can
-   be called, imports included (`load_device_s / loads` of its summary). The slots load side by side: it counts once.
-   *Inferences alone*: the clock time of the same calls, in the same order, through the same `stoker.map`, over a
-   session in which every slot is hot (`awareness_side`).
-   A second line takes for the inferences alone the same run's own time in the model, summed and divided by the slots:
-   it does not suffer from a machine that drifts between two runs, and counts as lost what a slot waits at the end.
-2. None against full, with the GGUF as shipped (`--no-snapshot`: each load dequantizes it) and with a snapshot. Below
-   full each call has a process of its own that imports and loads for itself. How much full is worth grows with the
-   number of calls, up to (load + call) / call; so the number of calls is shown.
-
-The inferences of a fact verification run alone: its very calls, over contexts that are hot on every slot already.
-
-`python -m benchmarks.engine.awareness --limit 300 [--no-snapshot]` prints as JSON how long the calls took on the clock.
-The calls are made by the application's own code, in its order, through the same `stoker.map`. Before the clock starts
-each slot has answered texts that share nothing with them.
+1. Full against what it cannot avoid: one load a slot, and the inferences alone. *Load*: the mean time from the start of
+   a library to a context that can be called. *Inferences alone*: the clock time of the same calls over hot slots, which
+   `python -m benchmarks.engine.awareness --limit 300 [--no-snapshot]` measures and prints as JSON. A second line takes
+   the run's own time in the model, divided by the slots: a machine that drifts between runs does not change it.
+2. None against full, with the GGUF as shipped (`--no-snapshot`) and with a snapshot. Below full each call imports and
+   loads for itself, so the worth of full grows with the number of calls, up to (load + call) / call.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -36,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, missing, ratios, run_side, take_turns
+from benchmarks.harness import MODEL, missing, ratios, run_side, side_options, take_turns, verify_facts
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.common.calls import run_calls
 from stoker.apps.fact_verification.functions import Question, verify
@@ -50,7 +35,6 @@ PROMPTS, BATCH = 3, 16
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Everything, in a state folder of its own, so that nothing remembered from before takes part (unless quick)."""
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     with tempfile.TemporaryDirectory(prefix="awareness-") as place:
@@ -68,7 +52,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
-    """Full, and what it cannot avoid."""
     full: list[float] = []
     bound: list[float] = []
     own: list[float] = []
@@ -95,7 +78,6 @@ def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
 
 
 def levels(runner: Runner, *, limit: int, pairs: int, snapshot: bool, at_least: float) -> list[Line]:
-    """None against full; disk, where files alone outlive a call, once and without a bar."""
     more = () if snapshot else ("--no-snapshot",)
     which = "with a snapshot" if snapshot else "GGUF as shipped"
     seconds: dict[str, list[float]] = {"none": [], "full": [], "disk": []}
@@ -124,35 +106,18 @@ def calls_of(limit: int) -> int:
 
 
 class Runner:
-    """Runs the application in fresh processes, in a folder of its own."""
-
     def __init__(self, place: Path, say: Callable[[str], None], *, home: Path | None) -> None:
         self.say = say
         self._place = place
         self._runs = 0
-        self._environment = {"STOKER_HOME": str(home)} if home else {}
+        self._home = home
 
     def run(self, what: str, limit: int, *arguments: str) -> tuple[float, dict[str, Any]]:
-        """Clock seconds of the whole command, and what its summary says of the attempt. Raises RuntimeError."""
         self._runs += 1
         out = self._place / f"run-{self._runs}"
-        command = [
-            sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--json", "--fresh",
-            "--batch-size", str(BATCH), "--limit", str(limit), "--out", str(out), *arguments,
-        ]  # fmt: skip
-        begun = time.perf_counter()
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            cwd=self._place,
-            env={**os.environ, **self._environment, "PATH": _path()},
-            timeout=3600,
-        )
-        seconds = time.perf_counter() - begun
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed ({done.returncode})\n{done.stderr[-4000:]}")
-        attempt: dict[str, Any] = json.loads(done.stdout)["attempt"]
+        size = ("--batch-size", str(BATCH), "--limit", str(limit), "--out", str(out))
+        seconds, found = verify_facts(self._place, *size, *arguments, home=self._home)
+        attempt: dict[str, Any] = found["attempt"]
         made, expected = attempt["inferences"], PROMPTS * limit
         if made != expected:
             raise RuntimeError(f"{made} inferences were made, not {expected}")
@@ -160,33 +125,23 @@ class Runner:
         return seconds, attempt
 
     def alone(self, limit: int) -> float:
-        """Clock seconds of the same calls where every slot is hot."""
-        found = run_side(SIDE, "--limit", str(limit), folder=self._place, environment=self._environment)
+        environment = {"STOKER_HOME": str(self._home)} if self._home else {}
+        found = run_side(SIDE, "--limit", str(limit), folder=self._place, environment=environment)
         return float(found["inferences_s"])
 
 
-def _path() -> str:
-    return os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=int, required=True)
-    parser.add_argument("--no-snapshot", action="store_true")
-    asked = parser.parse_args()
+    asked = side_options(__doc__, limit=300, no_snapshot=False)
     options = VerificationOptions(limit=asked.limit, snapshot=not asked.no_snapshot)
     claims = sample_claims(read_claims(options.claims_path), limit=options.limit, seed=options.seed)
     calls = plan(choose_prompts(options, claims), claims, {}, batch_size=options.batch_size)  # type: ignore[arg-type]
     questions = [
         Question(
-            number=number,
-            prefix=call.prompt.prefix,
-            texts=tuple(call.prompt.fill(claim) for claim in call.claims),
-            words=call.prompt.answers,
-            tensor_batch=options.tensor_batch,
+            number=number, prefix=call.prompt.prefix, texts=tuple(call.prompt.fill(claim) for claim in call.claims),
+            words=call.prompt.answers, tensor_batch=options.tensor_batch,
         )
         for number, call in enumerate(calls)
-    ]
+    ]  # fmt: skip
     recipe, _ = make_recipe(options)
     scored = verify.with_options(context=recipe)
     with stoker.load() as session:

@@ -1,11 +1,10 @@
-"""What a call that is stopped costs others: the longest gap in another client's stream, and the time to a free slot.
+"""What a stopped call costs others: the longest gap in another client's stream, and the time to a free slot.
 
     python -m benchmarks.engine.cancelling --repeats 5
 
 Client A reads a stream of `stoker serve`; client B asks for 2,000 tokens without a stream and leaves after 3 s. The gap
-is the longest time between two events of A from B's request on; the gap without B is measured before it. Then a program
-cancels running calls in libraries of one slot: the time is from `cancel()` until the next call begins in that slot. The
-model is SmolLM2-135M; the encoder has the size of all-MiniLM-L6-v2 and random weights.
+is the longest time between two events of A after B's request, beside the gap without B. Then a program cancels running
+calls in libraries of one slot: the time is from `cancel()` to the next call in that slot.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ import httpx
 
 import stoker
 from benchmarks.harness import machine, spread
+from benchmarks.serving.embeddings import write_model
 from stoker.contexts.causal_lm import default_model
 from stoker.site import Pilot, Site
 
@@ -131,8 +131,7 @@ def embed(model: Any, begun: str) -> Any:
 
 
 def free_slots(folder: Path, repeats: int) -> dict[str, list[float]]:
-    """Seconds from `cancel()` to a free slot, by method."""
-    write_encoder(folder / "encoder")
+    write_model(folder / "encoder", words=("the", "sea", "is", "deep", "and", "blue", "wide"))
     only = {"slots": 1, "max_libraries": 1}
     writer, embedder = stoker.causal_lm(**only), stoker.encoder(folder / "encoder", **only)
     methods: dict[str, tuple[Callable[..., Any], Any]] = {
@@ -150,7 +149,6 @@ def free_slots(folder: Path, repeats: int) -> dict[str, list[float]]:
 
 
 def _begins(model: Any) -> tuple[float, int]:
-    """When a call begins, on the machine's monotonic clock, and in which process."""
     del model
     return time.monotonic(), os.getpid()
 
@@ -166,22 +164,6 @@ def _free_slot(app: Any, follow: Any, begun: str, pid: int) -> float:
     at, here = following.result()
     assert here == pid, "the library did not live"
     return float(at) - began
-
-
-def write_encoder(folder: Path) -> None:
-    """An encoder of the size of all-MiniLM-L6-v2, with random weights."""
-    import torch
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
-    words = ["the", "sea", "is", "deep", "and", "blue", "wide"]
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(7)
-    config = BertConfig(
-        vocab_size=30_522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1_536
-    )
-    BertModel(config).save_pretrained(folder)
 
 
 if __name__ == "__main__":

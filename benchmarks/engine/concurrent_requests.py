@@ -1,16 +1,13 @@
 """Requests at once into one library with 32 slots: time in Stoker a request, beside the function's own.
 
-A request waits for 50 ms, as one that an engine has in its batch, or does nothing. The time in Stoker is what the whole
-takes beyond the requests themselves, which run 32 at a time, divided by their number. A new session for each repeat.
-
-One side of `concurrent_requests`: sends all requests at once to one library with several slots, and prints JSON.
+A request waits for 50 ms, as in an engine's batch, or does nothing. The time in Stoker is what the whole takes beyond
+the requests, 32 at a time, divided by their number. Each repeat has a new session.
 
 python -m benchmarks.engine.concurrent_requests --slots 32 --calls 100 1000 10000 --request-ms 50
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
@@ -18,7 +15,7 @@ import time
 from collections.abc import Callable
 
 import stoker
-from benchmarks.harness import ratios, run_side
+from benchmarks.harness import ratios, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.site import Pilot, Site
 
@@ -27,7 +24,6 @@ SIDE = "benchmarks.engine.concurrent_requests"
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Both kinds of requests once per repeat, each with all numbers of requests in one session."""
     repeats, sizes = (1, (32, 64)) if quick else (5, (100, 1000, 10_000))
     found: dict[tuple[int, int], list[float]] = {(ms, size): [] for ms in (50, 0) for size in sizes}
     for repeat in range(repeats):
@@ -39,13 +35,11 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         say(f"repeat {repeat + 1} of {repeats}: {latest}")
     lines = [
         Line(
-            what=f"{size:,} requests that {f'wait for {ms} ms' if ms else 'do nothing'}",
-            cells={"ms": numbers},
-            bar=Bar(at_most=1.0),
-            last_digits=3,
+            what=f"{size:,} requests that {f'wait for {ms} ms' if ms else 'do nothing'}", cells={"ms": numbers},
+            bar=Bar(at_most=1.0), last_digits=3,
         )
         for (ms, size), numbers in found.items()
-    ]
+    ]  # fmt: skip
     least, most = sizes[1], sizes[-1]
     for ms in (50, 0):
         cells = {"ratio": ratios(found[ms, most], found[ms, least])}
@@ -55,11 +49,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--slots", type=int, default=32)
-    ask.add_argument("--calls", type=int, nargs="+", default=[100, 1000, 10_000])
-    ask.add_argument("--request-ms", type=float, default=50.0, help="what a request waits for; 0: it does nothing")
-    asked = ask.parse_args()
+    asked = side_options(__doc__, slots=32, calls=[100, 1000, 10_000], request_ms=50.0)
     request_s = asked.request_ms / 1000
 
     @stoker.context(slots=asked.slots, memory="200 MB")

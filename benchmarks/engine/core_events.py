@@ -1,23 +1,17 @@
-"""The manager's core by itself: `core_events` and `memory_per_call`, each in a fresh process, with their bars.
+"""The manager's core by itself: `core_events` (events a second) and `memory_per_call`, each in a fresh process.
 
-How many events a second the pure core handles, with few and with many calls queued.
+An event is a call's arrival or end. They come as the live loop delivers them: arrivals in Submit messages of 256 calls,
+ends in frames of 16 to 32, from 1,000 pilots with one hot library each, in random order. As many calls arrive as end.
+Only the processor time of `Core.handle` counts: no sockets, no journal, no encoding.
 
-An event is a call's arrival, or a call's end. They come as the live loop delivers them: arrivals in Submit messages of
-256 calls, ends in frames of 16 to 32, from 1,000 pilots with one hot library each, in random order. Each frame of ends
-is answered with as many calls for that library, and with the results for the client. The number of calls that wait in
-the manager stays what it was: as many arrive as end. Only the processor time of `Core.handle` counts, acknowledgements
-and all; no sockets, no journal, no encoding.
-
-Libraries have 32 slots, so that frames have the same size however few calls wait. With `--slots 1` calls of 0.2 ms go
-to libraries of one slot through the prefetch window, whose fair share makes frames of one or two ends when few calls
-wait.
+Libraries have 32 slots, so frames keep their size. With `--slots 1` calls of 0.2 ms go through the prefetch window,
+whose fair share makes frames of one or two ends when few calls wait.
 
     python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5] [--profile]
 """
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import gc
 import json
@@ -25,11 +19,14 @@ import pstats
 import random
 import statistics
 import time
+import tracemalloc
 from collections.abc import Callable
 
-from benchmarks.harness import run_side
+import psutil
+
+from benchmarks.harness import run_side, side_options
 from benchmarks.tables import Bar, Line, Table
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.core.events import Command, FromClient, FromPilot, ToPilot
 from stoker.manager.core.reactor import Core
 from stoker.manager.policies import default_policies
@@ -47,50 +44,43 @@ from stoker.protocol.to_manager import (
     Received,
     Submit,
 )
-from stoker.protocol.to_manager import (
-    FromClient as ClientMessage,
-)
-from stoker.protocol.to_manager import (
-    FromPilot as PilotMessage,
-)
+from stoker.protocol.to_manager import FromClient as ClientMessage
+from stoker.protocol.to_manager import FromPilot as PilotMessage
 from stoker.protocol.to_pilot import RunCalls, StartLibrary
 
+SIDE = "benchmarks.engine.core_events"
 EVENTS, EVENTS_TITLE = "core_events", "events a second of the pure core at 1,000 pilots"
 MEMORY, MEMORY_TITLE = "memory_per_call", "the manager's memory for each queued call with 64 bytes of arguments"
 
 
 def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """By the number of queued calls; and how flat that is."""
     sizes, repeats = ((1000, 4000), 1) if quick else ((1000, 100_000, 1_000_000), 5)
     small = ("--pilots", "50", "--events", "20000") if quick else ()
     rates: dict[int, list[float]] = {size: [] for size in sizes}
     for repeat in range(repeats):
         for size in sizes:  # in turn, each in a fresh process: a machine that drifts does so for all
-            found = run_side("benchmarks.engine.core_events", "--json", "--queued", str(size), "--repeats", "1", *small)
+            found = run_side(SIDE, "--json", "--queued", str(size), "--repeats", "1", *small)
             rates[size] += found["events_per_second"][str(size)]
         say(
             f"{repeat + 1} of {repeats}: "
             + ", ".join(f"{size:,} queued {some[-1]:,.0f}" for size, some in rates.items())
         )
-    lines = []
-    for queued, numbers in rates.items():
-        bar = Bar(at_least=200_000)
-        lines.append(Line(what=f"{queued:,} queued", cells={"events/s": numbers}, bar=bar, last_digits=0))
+    lines = [
+        Line(what=f"{queued:,} queued", cells={"events/s": numbers}, bar=Bar(at_least=200_000), last_digits=0)
+        for queued, numbers in rates.items()
+    ]
     medians = [statistics.median(numbers) for numbers in rates.values()]
-    lines.append(
-        Line(
-            what="the slowest of these against the fastest (medians)",
-            cells={"slowest / fastest": [min(medians) / max(medians)]},
-            bar=Bar(at_least=0.8, repeats=1),
-        )
+    what, apart = (
+        "the slowest of these against the fastest (medians)",
+        {"slowest / fastest": [min(medians) / max(medians)]},
     )
+    lines.append(Line(what=what, cells=apart, bar=Bar(at_least=0.8, repeats=1)))
     return Table(name=EVENTS, title=EVENTS_TITLE, lines=lines)
 
 
 def memory(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Bytes a call, as the process grew."""
     calls, repeats = (5000, 1) if quick else (200_000, 3)
-    found = [run_side("benchmarks.engine.memory_per_call", "--json", "--calls", str(calls)) for _ in range(repeats)]
+    found = [run_side(SIDE, "--memory-of", str(calls)) for _ in range(repeats)]
     say(", ".join(f"{one['resident_bytes_per_call']:.0f} bytes" for one in found))
     cells = {
         "traced bytes": [one["traced_bytes_per_call"] for one in found],
@@ -187,7 +177,6 @@ class Load:
 
 
 def measure(load: Load, *, events: int) -> float:
-    """Handle this many events; returns events a second."""
     chance, libraries = load.chance, list(load.held)
     handled, before = 0, load.calls
     load.spent = 0.0
@@ -200,28 +189,60 @@ def measure(load: Load, *, events: int) -> float:
     return handled / load.spent
 
 
-def profile_one(load: Load, *, events: int) -> None:
-    with cProfile.Profile() as profile:
-        measure(load, events=events)
-    pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+def fill(core: Core, *, calls: int) -> None:
+    decode = wire.from_client()
+    client = ClientId("client-ab")
+    hello = wire.encode(
+        [ClientHello(wire.VERSION, "bench"), DefineRecipe(BARE), DefineFunction(FunctionKey("f"), "f", b"code")]
+    )
+    core.handle(FromClient(client, 0, decode(hello).messages), 0.0)
+    for sequence, start in enumerate(range(0, calls, SUBMIT), start=1):
+        numbers = range(start, min(start + SUBMIT, calls))
+        specs = [CallSpec(CallId(n), n.to_bytes(len(PAYLOAD), "big")) for n in numbers]
+        data = wire.encode([Submit(FunctionKey("f"), RecipeKey("bare"), specs)], sequence=sequence)
+        frame = decode(memoryview(data))
+        core.handle(FromClient(client, frame.sequence, frame.messages), start * 1e-6)
+    assert len(core.state.calls) == core.state.contexts["bare"].queue.count == calls
+
+
+def bytes_per_call(calls: int) -> dict[str, float]:
+    """Return the bytes that a queued call adds to the process, and in a second run to Python's allocator."""
+    process = psutil.Process()
+    fill(Core("bench", default_policies()), calls=SUBMIT)
+    gc.collect()
+    before = process.memory_info().rss
+    core = Core("bench", default_policies())
+    fill(core, calls=calls)
+    gc.collect()
+    resident = (process.memory_info().rss - before) / calls
+    del core
+    gc.collect()
+    tracemalloc.start()
+    core = Core("bench", default_policies())
+    fill(core, calls=calls)
+    gc.collect()
+    traced = tracemalloc.get_traced_memory()[0] / calls
+    tracemalloc.stop()
+    return {"calls": calls, "resident_bytes_per_call": resident, "traced_bytes_per_call": traced}
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--queued", type=int, nargs="+", default=[1000, 100_000, 1_000_000])
-    ask.add_argument("--pilots", type=int, default=1000)
-    ask.add_argument("--slots", type=int, default=32)
-    ask.add_argument("--events", type=int, default=400_000)
-    ask.add_argument("--repeats", type=int, default=5)
-    ask.add_argument("--profile", action="store_true")
-    ask.add_argument("--json", action="store_true")
-    asked = ask.parse_args()
+    asked = side_options(
+        __doc__, queued=[1000, 100_000, 1_000_000], pilots=1000, slots=32, events=400_000, repeats=5, profile=False,
+        json=False, memory_of=0,
+    )  # fmt: skip
+    if asked.memory_of:
+        print(json.dumps(bytes_per_call(asked.memory_of)))
+        return
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)  # as the live loop does
     if asked.profile:
         for queued in asked.queued:
-            profile_one(Load(pilots=asked.pilots, queued=queued, slots=asked.slots), events=asked.events)
+            load = Load(pilots=asked.pilots, queued=queued, slots=asked.slots)
+            with cProfile.Profile() as profile:
+                measure(load, events=asked.events)
+            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
         return
     loads = {queued: Load(pilots=asked.pilots, queued=queued, slots=asked.slots) for queued in asked.queued}
     rates: dict[int, list[float]] = {queued: [] for queued in asked.queued}

@@ -1,15 +1,11 @@
-"""Calls of 1, 16 and 256 claims over one hot context: with the load out of the way the size should not matter.
+"""Calls of 1, 16 and 256 claims over one hot context: without the load the size should not matter (13.6 % in §4.3).
 
-The paper's own range is 13.6 % (Pervasive Context Management §4.3). The tensor batch is 1, as there. Sizes take turns
-in one session, in another order each time; every run infers the same claims with the same prompt. The last call of a
-run leaves the other slot idle, which is part of what is measured: 1,024 claims are four calls of 256.
-
-`python -m benchmarks.engine.fact_batches` is the side that measures; its last line is JSON.
+Sizes take turns in one session, in another order each time, with the same claims and a tensor batch of 1. The last call
+of a run leaves the other slot idle, which counts. `python -m benchmarks.engine.fact_batches` is the side.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -17,7 +13,7 @@ import time
 from collections.abc import Callable
 
 import stoker
-from benchmarks.harness import MODEL, missing, run_side
+from benchmarks.harness import MODEL, missing, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.fact_verification.functions import Question, verify
 from stoker.apps.fact_verification.options import SAMPLE, SHIPPED, read_claims, read_prompts
@@ -28,7 +24,6 @@ SIZES = (1, 16, 256)
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Seconds of each size, and the slowest median over the fastest."""
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     claims, runs = (8, 1) if quick else (1024, 3)
@@ -40,19 +35,13 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         say(f"calls of {size}: " + ", ".join(f"{one:.1f} s" for one in taken))
         cells = {"seconds": taken, "claims/s": [claims / one for one in taken]}
         lines.append(Line(what=f"{claims:,} claims in calls of {size}", cells=cells, digits=1))
-    lines.append(
-        Line(
-            what="the slowest size against the fastest (medians)",
-            cells={"slowest / fastest": [max(medians) / min(medians)]},
-            bar=Bar(at_most=1.10, repeats=1),
-            last_digits=3,
-        )
-    )
+    apart = {"slowest / fastest": [max(medians) / min(medians)]}
+    what = "the slowest size against the fastest (medians)"
+    lines.append(Line(what=what, cells=apart, bar=Bar(at_most=1.10, repeats=1), last_digits=3))
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
 def run(claims: int, runs: int) -> dict[int, list[float]]:
-    """Seconds a run, by the size of a call."""
     prompt = read_prompts(SHIPPED)[0]
     everything = itertools.cycle(read_claims(SAMPLE))
     texts = [prompt.fill(claim) for claim in itertools.islice(everything, claims)]
@@ -76,8 +65,5 @@ def run(claims: int, runs: int) -> dict[int, list[float]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--claims", type=int, default=1024)
-    parser.add_argument("--runs", type=int, default=3)
-    options = parser.parse_args()
+    options = side_options(__doc__, claims=1024, runs=3)
     print(json.dumps({"seconds": run(options.claims, options.runs)}))

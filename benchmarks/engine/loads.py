@@ -1,15 +1,14 @@
-"""One side of two cases of `before`: how long the first call of a context waits, in a session of one pilot.
+"""How long the first call of a context waits, in a session of one pilot, and a whole demo: sides of `before`.
 
     python -m benchmarks.engine.loads cold      there is room for every context on the device
     python -m benchmarks.engine.loads evict     there is room for one: the last one, idle, has to go first
 
-Each context has a file of 1 MB that its pilot must fetch, and a loader that only reads it. Prints the median as JSON,
-in seconds, from the submission of the call to its result. The first three contexts are not counted.
+Each context has a file of 1 MB and a loader that only reads it. Prints the median as JSON, in seconds from the call's
+submission to its result, without the first three contexts.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -20,6 +19,7 @@ from pathlib import Path
 import psutil
 
 import stoker
+from benchmarks.harness import side_options, verify_facts
 
 SITE = 'name = "one"\n[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:1"\nmax_blocks = 1\n'
 FILE_BYTES = 1 << 20
@@ -31,7 +31,6 @@ def size_of(data: bytes, number: int) -> int:
 
 
 def first_call(folder: Path, number: int, *, evict: bool) -> float:
-    """Seconds that the first call of a fresh context takes in the session that is loaded."""
     whole = psutil.virtual_memory().total
     memory = f"{int(0.6 * whole / 1e6) if evict else 20} MB"  # a limit: nothing takes as much
     file = folder / f"weights-{number}"
@@ -49,7 +48,6 @@ def first_call(folder: Path, number: int, *, evict: bool) -> float:
 
 
 def measure(*, evict: bool, contexts: int) -> list[float]:
-    """Seconds that each context's first call took."""
     with tempfile.TemporaryDirectory(prefix="loads-") as folder:
         site = Path(folder) / "one.toml"
         site.write_text(SITE)
@@ -58,11 +56,17 @@ def measure(*, evict: bool, contexts: int) -> list[float]:
     return seconds[WARM_UP:]
 
 
+def demo(claims: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory(prefix="facts-") as folder:
+        seconds, found = verify_facts(Path(folder), "--limit", str(claims), "--out", str(Path(folder) / "out"))
+    return {"seconds": seconds, "claims": claims, "verdicts": [prompt["confusion"] for prompt in found["prompts"]]}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("case", choices=["cold", "evict"])
-    parser.add_argument("--contexts", type=int, default=25)
-    asked = parser.parse_args()
+    asked = side_options(__doc__, case=("cold", "evict", "demo"), contexts=25, claims=900)
+    if asked.case == "demo":
+        print(json.dumps(demo(asked.claims)))
+        return
     seconds = measure(evict=asked.case == "evict", contexts=asked.contexts)
     print(json.dumps({"seconds": statistics.median(seconds), "all": [round(each, 4) for each in seconds]}))
 

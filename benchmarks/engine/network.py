@@ -12,7 +12,6 @@ _CLONE_NEWNET = 0x40000000
 
 
 def why_not() -> str:
-    """Why no such network can be made here; empty when it can."""
     if os.geteuid() != 0:
         return "only root makes network namespaces"
     for tool in ("ip", "tc"):
@@ -27,7 +26,7 @@ def why_not() -> str:
 
 
 class Network:
-    """`count` hosts, `0` the first. Each has its own address; its link carries `rate` (as `tc` writes it) either way.
+    """`count` hosts, 0 the first, each with its own address and a link of `rate` (as `tc` writes it) either way.
 
     Use it with `with`: at the end every namespace is gone.
     """
@@ -58,26 +57,21 @@ class Network:
         subprocess.run(["ip", "netns", "del", self._switch], capture_output=True, check=False)
 
     def name(self, number: int) -> str:
-        """A host's namespace."""
         return f"{self._mark}-{number}"
 
     def address(self, number: int) -> str:
-        """A host's address."""
         return f"10.78.{number // 200}.{number % 200 + 1}"
 
     def command(self, number: int, *words: str) -> list[str]:
-        """A command as it runs on a host."""
         return ["ip", "netns", "exec", self.name(number), *words]
 
     def enter(self, number: int) -> None:
-        """Be on a host from now on: this process, and those that it starts. To be called before there are threads."""
         library = ctypes.CDLL(None, use_errno=True)
         with open(f"/run/netns/{self.name(number)}", "rb") as namespace:
             if library.setns(namespace.fileno(), _CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"cannot enter {self.name(number)}")
 
     def sent_bytes(self, number: int) -> int:
-        """Bytes that a host's link has carried away from it."""
         said = subprocess.run(
             self.command(number, "cat", "/sys/class/net/eth0/statistics/tx_bytes"),
             capture_output=True,
@@ -86,12 +80,7 @@ class Network:
         )
         return int(said.stdout)
 
-    def unplug(self, number: int, *, plugged: bool = False) -> None:
-        """Cut a host's link, or plug it in again."""
-        self._inside(self._switch, "ip", "link", "set", f"v{number}", "up" if plugged else "down")
-
     def part(self, *numbers: int) -> None:
-        """Let these hosts reach all others, but not each other: what one sends to another is lost without a word."""
         for number in numbers:
             self._inside(self._switch, "ip", "link", "set", f"v{number}", "type", "bridge_slave", "isolated", "on")
 

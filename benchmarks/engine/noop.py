@@ -1,15 +1,8 @@
 """No-op calls on a hot context: Stoker against Parsl's HighThroughputExecutor, 2 slots each, in turn, fresh processes.
 
-Stoker makes Python's garbage collector look less often while a session is loaded, which HTEX does not: so the same is
-measured where both sides have that, and where neither has. HTEX fetches no task ahead of need unless it is told to:
-one line has it fetch a thousand.
-
-Both have `initialize_logging=False`, except where the line says otherwise: the records that Parsl's own log writes
-about each task cap any executor.
-
-One side of the no-op benchmark, in a fresh process: calls that do nothing, through one executor.
-
-`python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` prints calls a second as JSON.
+Stoker runs the garbage collector less often in a session and HTEX does not, so lines show both ways for both. HTEX
+fetches no task ahead by default; one line has it fetch a thousand. Parsl's own log is off but for one line, since its
+records cap any executor. `python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` is a side.
 """
 
 from __future__ import annotations
@@ -17,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import shutil
 import statistics
 import tempfile
 import time
@@ -29,8 +21,8 @@ from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.providers import LocalProvider
 
-from benchmarks.harness import ratios, run_side, take_turns
-from benchmarks.tables import Bar, Line, Table
+from benchmarks.harness import in_turns, run_side
+from benchmarks.tables import Bar, Table, versus
 
 NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
 SIDE = "benchmarks.engine.noop"
@@ -39,7 +31,6 @@ AHEAD = 1000
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """All sides once per repeat."""
     pairs, calls = (1, 300) if quick else (5, 10_000)
     sides: dict[str, Callable[[], float]] = {
         "app": lambda: _rate("stoker", "app", calls),
@@ -55,12 +46,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         "htex_ahead": lambda: _rate("htex", "app", calls, "--collector", "calm", "--prefetch", str(AHEAD)),
         "htex_log": lambda: _rate("htex", "app", calls, "--log"),
     }
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for pair in range(pairs):
-        for name, number in take_turns(pair, sides).items():
-            found[name].append(number)
-        latest = ", ".join(f"{name} {numbers[-1]:,.2f}" for name, numbers in found.items())
-        say(f"pair {pair + 1} of {pairs}: {latest}")
+    found = in_turns(sides, pairs, say)
     lines = []
     for what, ours, theirs, digits, bar in (
         ("python_app, calls/s", "app", "htex", 0, Bar(at_least=4)),
@@ -71,12 +57,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         (f"the same, calm, and HTEX fetches {AHEAD:,} ahead", "app_both", "htex_ahead", 0, None),
         ("python_app with Parsl's default logging, calls/s", "log", "htex_log", 0, None),
     ):
-        cells = {
-            "Stoker": found[ours],
-            "HTEX": found[theirs],
-            "Stoker / HTEX": ratios(found[ours], found[theirs]),
-        }
-        lines.append(Line(what=what, cells=cells, bar=bar, digits=digits))
+        lines.append(versus(what, {"Stoker": found[ours], "HTEX": found[theirs]}, bar=bar, digits=digits))
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
@@ -95,22 +76,18 @@ def nothing(x: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--executor", choices=["stoker", "htex"], required=True)
-    parser.add_argument("--how", choices=["app", "sequential", "map"], required=True)
-    parser.add_argument("--calls", type=int, default=10_000)
-    parser.add_argument("--log", action="store_true", help="Parsl's default logging")
-    parser.add_argument("--prefetch", type=int, default=0, help="tasks that HTEX fetches ahead of need")
-    parser.add_argument(
-        "--collector", choices=["own", "calm", "usual"], default="own",
-        help="how often Python's garbage collector looks: as the executor has it; as Stoker's has it; as Python has it",
-    )  # fmt: skip
-    options = parser.parse_args()
-    folder = tempfile.mkdtemp(prefix="noop-")
-    try:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--executor", choices=["stoker", "htex"], required=True)
+    ask.add_argument("--how", choices=["app", "sequential", "map"], required=True)
+    ask.add_argument("--calls", type=int, default=10_000)
+    ask.add_argument("--log", action="store_true", help="Parsl's default logging")
+    ask.add_argument("--prefetch", type=int, default=0, help="tasks that HTEX fetches ahead of need")
+    ask.add_argument(
+        "--collector", choices=["own", "calm", "usual"], default="own", help="the executor's, Stoker's, Python's"
+    )
+    options = ask.parse_args()
+    with tempfile.TemporaryDirectory(prefix="noop-", ignore_cleanup_errors=True) as folder:
         print(json.dumps(side(options, folder)))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def side(options: argparse.Namespace, folder: str) -> dict[str, Any]:

@@ -1,14 +1,10 @@
-"""A session that streams: `python -m benchmarks.engine.streams --streams N --calls N --pieces N`.
+"""From `yield` in a library until the program has the piece, in milliseconds, by the clock that all processes share.
 
-Each piece bears the time at which it was yielded. CLOCK_MONOTONIC is one for all processes of a machine, so the program
-knows how long each was on its way. Prints the milliseconds at two percentiles.
-
-From `yield` in a library until the program has the piece.
+`python -m benchmarks.engine.streams --streams N --calls N --pieces N` is the side: a session that streams.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
@@ -17,25 +13,22 @@ import time
 from collections.abc import Callable, Iterator
 
 import stoker
-from benchmarks.harness import run_side
+from benchmarks.harness import run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 
 SLOTS = 8
 EVERY_S = 0.02
 """A piece of each stream: 50 tokens a second."""
 WARM_UP = 10
-"""Pieces of each stream that do not count."""
 
 
 @stoker.context(slots=SLOTS + 1)
 def library() -> str:
-    """A context that costs nothing."""
     return "loaded"
 
 
 @stoker.app(context=library())
 def pieces(context: str, count: int) -> Iterator[tuple[float, str]]:
-    """So many pieces, one every `EVERY_S`."""
     due = time.monotonic()
     for _ in range(count):
         due += EVERY_S
@@ -45,12 +38,10 @@ def pieces(context: str, count: int) -> Iterator[tuple[float, str]]:
 
 @stoker.app(context=library())
 def nothing(context: str, number: int) -> int:  # noqa: ARG001
-    """A call that does nothing."""
     return number
 
 
 def side(*, streams: int, calls: bool, count: int) -> list[float]:
-    """How long each piece was on its way, in milliseconds. With `calls`, calls run in another slot all the time."""
     found: list[float] = []
     done = threading.Event()
 
@@ -81,18 +72,14 @@ def side(*, streams: int, calls: bool, count: int) -> list[float]:
 
 
 def main() -> None:
-    """Measure once."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=1)
-    parser.add_argument("--calls", type=int, default=0)
-    parser.add_argument("--pieces", type=int, default=500)
-    asked = parser.parse_args()
+    asked = side_options(__doc__, streams=1, calls=0, pieces=500)
     with tempfile.TemporaryDirectory() as folder, stoker.load(run_dir=folder):
         found = side(streams=asked.streams, calls=bool(asked.calls), count=asked.pieces)
     at = {f"p{percent}_ms": found[min(len(found) - 1, len(found) * percent // 100)] for percent in (50, 99)}
     print(json.dumps({**at, "pieces": len(found)}))
 
 
+SIDE = "benchmarks.engine.streams"
 NAME, TITLE = "streams", "from `yield` in a library until its program has the piece, 50 pieces a second and stream"
 CASES = {
     "one stream": ("1", "0"),
@@ -103,23 +90,15 @@ P50_MS, P99_MS = 2, 5
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Milliseconds at the median and at the 99th percentile of pieces."""
     pieces, repeats = (25, 1) if quick else (500, 5)
     found: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
     for repeat in range(repeats):
         for case, (streams, calls) in CASES.items():
-            side = run_side(
-                "benchmarks.engine.streams", "--streams", streams, "--calls", calls, "--pieces", str(pieces)
-            )
+            side = run_side(SIDE, "--streams", streams, "--calls", calls, "--pieces", str(pieces))
             found[case].append(side)
             say(f"{repeat + 1} of {repeats}: {case}: {side['p50_ms']:.2f} and {side['p99_ms']:.2f} ms")
     lines = [
-        Line(
-            what=f"{case}, {name}, ms",
-            cells={"ms": [side[f"{name}_ms"] for side in sides]},
-            bar=Bar(at_most=bar),
-            last_digits=2,
-        )
+        Line(what=f"{case}, {name}, ms", cells={"ms": [side[f"{name}_ms"] for side in sides]}, bar=Bar(at_most=bar))
         for case, sides in found.items()
         for name, bar in (("p50", P50_MS), ("p99", P99_MS))
     ]

@@ -1,16 +1,10 @@
-"""TaskVine's side of the no-op benchmark, in a fresh process: FunctionCalls to a library that is hot already.
+"""No-op calls: Stoker's python_app against TaskVine's FunctionCall, 2 slots each, in turn, each in a fresh process.
 
-`python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` prints calls a second as JSON,
-and the median and 99th percentile of calls made one after another. It needs `ndcctools` and its `vine_worker`.
+TaskVine runs functions in two ways: `direct` (in the library's process, as Stoker does) and `fork` (its default). Each
+has the shape in which it was faster: direct two workers of one core, fork one worker of two cores with two slots. It
+needs `ndcctools`, which conda-forge has, and its `vine_worker`.
 
-The workers are one core each with one library each (`--workers 2 --slots 1`), or one of two cores whose library forks
-two calls at a time (`--workers 1 --slots 2`; fork only: in direct mode a library runs one call at a time).
-
-No-op calls: Stoker's python_app against TaskVine's FunctionCall, 2 slots each, in turn, each in a fresh process.
-
-TaskVine in both ways in which it runs functions: `direct` (in the library's process, as Stoker does) and `fork` (its
-default, a fork a call). Each in the shape in which it was the faster: for direct two workers of one core, for fork one
-worker of two cores whose library has two slots. It needs `ndcctools`, which conda-forge has and PyPI has not.
+`python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` is the side.
 """
 
 from __future__ import annotations
@@ -24,7 +18,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -32,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ratios, run_side, take_turns
-from benchmarks.tables import Bar, Line, Table
+from benchmarks.harness import path, run_side, take_turns
+from benchmarks.tables import Bar, Table, versus
 
 WARM_S = 120.0
 
@@ -43,7 +36,6 @@ def nothing(x):  # type: ignore[no-untyped-def]  # its source travels: no names 
 
 
 def why_not() -> str:
-    """Why TaskVine cannot be measured here; empty when it can."""
     try:
         importlib.import_module("ndcctools.taskvine")
         importlib.import_module("ndcctools.poncho.package_serverize")  # what makes a library, with all that it needs
@@ -55,7 +47,6 @@ def why_not() -> str:
 
 
 def worker_command() -> str:
-    """Where `vine_worker` is; empty when nowhere."""
     package = importlib.import_module("ndcctools")
     folders = [str(parent / "bin") for parent in Path(package.__path__[0]).parents[:4]]
     return shutil.which("vine_worker", path=os.pathsep.join([os.environ.get("PATH", ""), *folders])) or ""
@@ -69,13 +60,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--sequential", type=int, default=0, help="calls one after another, measured first")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="vine-"))
-    try:
-        found = side(options, folder)
-        gc.collect()  # a manager writes its last log when it goes
-        print(json.dumps(found))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="vine-", ignore_cleanup_errors=True) as folder:
+        found = side(options, Path(folder))
+        gc.collect()  # a manager writes its last log when it ends
+    print(json.dumps(found))
 
 
 def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -143,9 +131,8 @@ def check(got: list[Any], count: int) -> None:
 
 @contextlib.contextmanager
 def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None]:
-    """Start workers of so many cores; when the block ends, they do."""
     # Libraries are started as `python`: it must be this one.
-    environment = {**os.environ, "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")}
+    environment = {**os.environ, "PATH": path()}
     started = []
     try:
         for number in range(count):
@@ -174,7 +161,6 @@ SHAPES = {"direct": ("--workers", "2", "--slots", "1"), "fork": ("--workers", "1
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """One pair per mode and repeat."""
     if reason := why_not():
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, calls, theirs_calls = (
@@ -184,9 +170,10 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     found: dict[str, list[float]] = {name: [] for name in ("app", "seq", "direct", "direct_seq", "fork", "fork_seq")}
 
     def ours() -> dict[str, float]:
-        rate = run_side(OURS, "--executor", "stoker", "--how", "app", "--calls", str(calls))["calls_per_s"]
-        one = run_side(OURS, "--executor", "stoker", "--how", "sequential", "--calls", str(calls))
-        return {"app": rate, "seq": one["p50_ms"]}
+        rate, one = (
+            run_side(OURS, "--executor", "stoker", "--how", how, "--calls", str(calls)) for how in ("app", "sequential")
+        )
+        return {"app": rate["calls_per_s"], "seq": one["p50_ms"]}
 
     def theirs(mode: str) -> dict[str, float]:
         size = ("--calls", str(theirs_calls[mode]), "--sequential", str(sequential))
@@ -200,31 +187,14 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
                 found[name].append(number)
         latest = ", ".join(f"{name} {numbers[-1]:,.2f}" for name, numbers in found.items())
         say(f"pair {repeat + 1} of {repeats}: {latest}")
-    lines = [
-        Line(
-            what=f"calls/s, TaskVine {mode}",
-            cells={
-                "Stoker": found["app"],
-                "TaskVine": found[mode],
-                "Stoker / TaskVine": ratios(found["app"], found[mode]),
-            },
-            bar=Bar(at_least=10, repeats=3) if mode == "direct" else None,
-            last_digits=1,
+    lines = []
+    for mode, bar in (("direct", Bar(at_least=10, repeats=3)), ("fork", None)):
+        lines.append(
+            versus(f"calls/s, TaskVine {mode}", {"Stoker": found["app"], "TaskVine": found[mode]}, bar=bar, last=1)
         )
-        for mode in ("direct", "fork")
-    ]
-    lines += [
-        Line(
-            what=f"one call after another, p50 in ms, TaskVine {mode}",
-            cells={
-                "Stoker": found["seq"],
-                "TaskVine": found[f"{mode}_seq"],
-                "Stoker / TaskVine": ratios(found["seq"], found[f"{mode}_seq"]),
-            },
-            digits=2,
-        )
-        for mode in ("direct", "fork")
-    ]
+    for mode in ("direct", "fork"):
+        what = f"one call after another, p50 in ms, TaskVine {mode}"
+        lines.append(versus(what, {"Stoker": found["seq"], "TaskVine": found[f"{mode}_seq"]}, digits=2))
     return Table(name=NAME, title=TITLE, lines=lines)
 
 

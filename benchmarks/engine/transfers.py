@@ -1,15 +1,11 @@
 """One object of 256 MB to sixteen pilots on separate hosts, against the same to one pilot, at the same link speed.
 
-Hosts are network namespaces on one switch, and `tc tbf` gives each of them, and the one with the object, a link so slow
-that the network is the limit and not this machine's two cores (see `transfers_side`). Without peers the object would
-cross the link of the host that has it sixteen times, and take sixteen times as long.
+Hosts are network namespaces on one switch; `tc tbf` makes each link so slow that the network is the limit. Without
+peers the object would cross the link of its host sixteen times.
 
-One object to N pilots, each in a network namespace of its own behind a link of a given speed.
-
-A real manager, a real seed and real pilots that see no file of the session; the calls of a real client want a context
-with one file. The last line of output is a JSON object: seconds from the first byte asked for to the last arrival,
-bytes that pilots read from the seed, bytes that left the link of the host where manager and seed are, and what `stoker
-status` says at the end. With `--parted` the pilots reach manager and seed, but not each other.
+The side has a real manager, seed and pilots that see no file of the session. It prints, as JSON, the seconds from the
+first byte asked for to the last arrival, the bytes that pilots read from the seed and that left its host, and what
+`stoker status` says. With `--parted` pilots do not reach each other.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.network import Network, why_not
-from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.harness import ratios, run_side, side_options, take_turns, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import payloads
 from stoker.contexts.loading import ObjectPath
@@ -54,7 +50,6 @@ SIDE = "benchmarks.engine.transfers"
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Pairs: to one pilot, to all."""
     if reason := why_not():
         return Table(name=NAME, title=TITLE, skipped=reason)
     pilots, size, rate, repeats = (3, 8_000_000, "50mbit", 1) if quick else (PILOTS, BYTES, RATE, 3)
@@ -101,8 +96,6 @@ _HERE = re.compile(
 
 
 class Ends:
-    """Takes the ends of calls, and does nothing with them."""
-
     def settle(self, end: CallEnd) -> bool:  # noqa: ARG002  # what ended does not matter
         return False
 
@@ -126,13 +119,7 @@ def _stay(length: int, seconds: float) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--pilots", type=int, default=16)
-    parser.add_argument("--bytes", type=int, default=256_000_000)
-    parser.add_argument("--rate", default="100mbit")
-    parser.add_argument("--parted", action="store_true")
-    parser.add_argument("--limit-s", type=float, default=300.0)
-    given = parser.parse_args()
+    given = side_options(pilots=16, bytes=256_000_000, rate="100mbit", parted=False, limit_s=300.0)
     os.umask(0o077)
     with (
         tempfile.TemporaryDirectory(prefix="transfers-") as place,
@@ -163,21 +150,21 @@ def _measure(
     make_folder(folder)
     manager = ["stoker.manager.main", "--session", str(folder.path), "--interface", network.address(HEAD)]
     started.append(_start(place, "manager", *manager))
-    _until(folder.file.exists, given.limit_s)
+    until(folder.file.exists, given.limit_s, "the manager")
     started.append(_start(place, "seed", "stoker.pilot.transfer.seed", "--session", str(folder.path)))
-    _until((folder.path / SEED_FILE).exists, given.limit_s)
+    until((folder.path / SEED_FILE).exists, given.limit_s, "the seed")
     link = Link(folder, observer=False)
     try:
         link.wait_joined(given.limit_s)
         homes = [_start_pilot(place, folder, network, number, started) for number in range(1, given.pilots + 1)]
-        _until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), given.limit_s)
+        until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), given.limit_s, "the pilots")
         time.sleep(2.0 + 0.3 * given.pilots)  # their interpreters are up, and the machine is quiet again
         before = network.sent_bytes(HEAD)
         submission = _submission(place, given.bytes)
         arguments = payloads.dumps(((2.0,), {}))
         for _ in range(6 * given.pilots):
             link.submit(submission, arguments, Ends())
-        arrivals = _until(lambda: _arrivals(homes), given.limit_s)
+        arrivals = until(lambda: _arrivals(homes), given.limit_s, "the object on all hosts", every_s=0.05)
         sent = network.sent_bytes(HEAD) - before
         with Observer(folder) as observer:
             status = observer.status()
@@ -203,7 +190,6 @@ def _start(
 def _start_pilot(
     place: Path, folder: SessionFolder, network: Network, number: int, started: list[subprocess.Popen[bytes]]
 ) -> Path:
-    """A pilot on its host, with a copy of what a job brings there. Returns its session folder."""
     home = place / f"host-{number}"
     block = f"b{number}"
     pilot_command.issue_block_key(folder, block)
@@ -234,7 +220,6 @@ def _submission(place: Path, size: int) -> Submission:
 
 
 def _arrivals(homes: list[Path]) -> list[tuple[float, int, int, float]]:
-    """When the object was there, bytes from origin and peers, and seconds, of each pilot; empty until all have it."""
     found = []
     for home in homes:
         text = "".join(log.read_text() for log in home.glob("pilots/*/pilot.log"))
@@ -244,16 +229,6 @@ def _arrivals(homes: list[Path]) -> list[tuple[float, int, int, float]]:
         at = datetime.strptime(said[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
         found.append((at, int(said[2]), int(said[3]), float(said[4])))
     return found
-
-
-def _until(true, seconds: float):  # type: ignore[no-untyped-def]
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = true()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise SystemExit(f"it took longer than {seconds:g} s")
 
 
 if __name__ == "__main__":

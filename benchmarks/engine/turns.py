@@ -1,24 +1,15 @@
-"""What it costs that libraries on one device take turns: iterations of 20 ms, computed by one, two and eight libraries.
+"""What turns of libraries on one device cost: iterations of 20 ms, computed by one, two and eight libraries.
 
-What the whole takes beyond the iterations, in % of them: with one library, which takes no lock, what the loop and the
-machine cost anyhow; with two processes that hand on by a bare datagram, the least that a hand-over between processes
-costs here. `idle us` is how long the device waits between two iterations, the median: a machine that has other work
-stretches the iterations too, and so the whole, but hardly that.
-
-Libraries on one device compute iterations of a fixed length; prints JSON: seconds in all, what they computed, and
-how long the device was idle between two iterations (`gap_us`, the median, and `gaps_s`, all of them together). Each
-library writes at each iteration what an engine with eight requests has to do, as engines do.
+The cost is what the whole takes beyond the iterations, in % of them. With one library, which takes no lock, it is what
+the loop and the machine cost. `--bare` is two processes that hand on by a datagram: the least that a hand-over costs.
+`idle us` is the median wait of the device between two iterations. Each library writes what an engine with eight
+requests writes at each iteration.
 
 python -m benchmarks.engine.turns --libraries 2 --iterations 200 --step-ms 20
-
-An iteration keeps a core busy until its length has passed, so what the whole takes beyond the iterations is what
-handing turns on has cost, and what the machine has taken from the iterations. With `--bare` the processes have no
-board: each sends the next one a datagram when its iteration has ended, which is the least that a hand-over can cost.
 """
 
 from __future__ import annotations
 
-import argparse
 import array
 import contextlib
 import dataclasses
@@ -33,7 +24,7 @@ from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from benchmarks.harness import run_side
+from benchmarks.harness import run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.device_turns import work_of
 from stoker.pilot.library.library_turns import LibraryTurns
@@ -50,7 +41,6 @@ _CASES = {
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Each case once per repeat, with as many iterations in all."""
     repeats, total = (1, 40) if quick else (5, 800)
     idle: dict[str, list[float]] = {case: [] for case in _CASES}
     beside: dict[str, list[float]] = {case: [] for case in _CASES}
@@ -74,12 +64,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--libraries", type=int, default=2)
-    ask.add_argument("--iterations", type=int, default=200, help="of each library")
-    ask.add_argument("--step-ms", type=float, default=20.0)
-    ask.add_argument("--bare", action="store_true", help="hand on by a datagram alone")
-    asked = ask.parse_args()
+    asked = side_options(__doc__, libraries=2, iterations=200, step_ms=20.0, bare=False)
     here = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="turns-") as folder:
         ready = here.Barrier(asked.libraries + 1)
@@ -97,20 +82,12 @@ def main() -> None:
         if any(process.exitcode for process in each):
             raise SystemExit("a library failed")
         gaps = _gaps([Path(folder, f"spans-{number}") for number in numbers])
-    print(
-        json.dumps(
-            {
-                "seconds": seconds,
-                "computed_s": asked.libraries * asked.iterations * asked.step_ms / 1e3,
-                "gap_us": 1e6 * statistics.median(gaps),
-                "gaps_s": sum(gaps),
-            }
-        )
-    )
+    computed_s = asked.libraries * asked.iterations * asked.step_ms / 1e3
+    gap_us = 1e6 * statistics.median(gaps)
+    print(json.dumps({"seconds": seconds, "computed_s": computed_s, "gap_us": gap_us, "gaps_s": sum(gaps)}))
 
 
 def _gaps(files: list[Path]) -> list[float]:
-    """Seconds between the end of each iteration and the beginning of the next one, of whichever process."""
     spans = list[tuple[float, float]]()
     for file in files:
         numbers = array.array("d", file.read_bytes())
@@ -120,8 +97,6 @@ def _gaps(files: list[Path]) -> list[float]:
 
 @dataclasses.dataclass
 class _Request:
-    """A request of an engine, as `device_turns.OpenRequest` says."""
-
     made: int
     prompt_tokens: int
     first_due_at: float
@@ -169,7 +144,6 @@ def _compute(
     begin: Callable[[], object],
     end: Callable[[], object] = lambda: None,
 ) -> None:
-    """The iterations of one process; writes when each began and ended."""
     spans = array.array("d")
     for _ in range(iterations):
         begin()

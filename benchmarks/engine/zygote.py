@@ -1,9 +1,8 @@
 """How soon a library can run a loader that uses torch and transformers: forked, or in a fresh interpreter.
 
-The clock starts when the pilot's code is asked for the library and stops inside the loader, when it has imported what
-it uses and has run a first tensor operation; what it would load then is left out. Both ways go through the pilot's own
-zygote, socket and library code, in turn, on one core; `fresh` is what `awareness` none and disk ask for. The zygote's
-own start, with its imports, is paid once a pilot and shown beside.
+The clock runs from the request for the library until the loader has imported its modules and run a tensor operation.
+Both ways go through the pilot's own zygote, socket and library code, in turn, on one core; awareness none and disk use
+`fresh`. The zygote's own start is paid once a pilot and shown beside.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import stoker
-from benchmarks.harness import missing, ratios, take_turns
+from benchmarks.harness import in_turns, missing, ratios, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.agent.process import LibraryProcess, Zygotes
@@ -55,7 +54,6 @@ class Starter:
         self._count = 0
 
     def preload(self, recipe: Recipe) -> float:
-        """Start both zygotes; seconds until the one that imports was ready."""
         started = time.monotonic()
         for modules in (recipe.preload, ()):
             zygote, _ = self.zygotes.get(modules)
@@ -67,7 +65,6 @@ class Starter:
         return seconds
 
     def request(self, *, fresh: bool) -> float:
-        """Seconds from the request of a library until its loader has imported and run what it uses."""
         self._count += 1
         number, folder = LibraryId(self._count), self.folder / f"library-{self._count}"
         folder.mkdir()
@@ -81,15 +78,10 @@ class Starter:
         theirs = library.connect()
         zygote, _ = self.zygotes.get(() if fresh else recipe.preload)
         fork = Fork(
-            library=number,
-            entry="stoker.pilot.library.main:serve",
-            log=log,
-            folder=str(folder),
-            environment={"STOKER_LIBRARY": str(number), "STOKER_PILOT": "bench"},
-            cores=(self.core,),
-            threads=1,
+            library=number, entry="stoker.pilot.library.main:serve", log=log, folder=str(folder),
+            environment={"STOKER_LIBRARY": str(number), "STOKER_PILOT": "bench"}, cores=(self.core,), threads=1,
             fresh=fresh,
-        )
+        )  # fmt: skip
         zygote.fork(fork, theirs)
         told = connection.Settings(
             pilot=PilotId("bench"), library=number, folder=str(folder), log=log, objects=str(folder), search_path=()
@@ -103,63 +95,48 @@ class Starter:
 
 
 def _wait_until_loaded(library: LibraryProcess, log: str) -> None:
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
+    def is_loaded() -> bool:
         messages, here = library.receive()
         for message in messages:
-            if isinstance(message, Loaded):
-                return
             if isinstance(message, LoadFailed):
                 raise RuntimeError(f"the loader failed: {message.failure.message}")
+        if any(isinstance(message, Loaded) for message in messages):
+            return True
         if not here:
-            break
-        time.sleep(0.002)
-    raise RuntimeError(f"the library did not load:\n{Path(log).read_text()[-2000:]}")
+            raise RuntimeError(f"the library did not load:\n{Path(log).read_text()[-2000:]}")
+        return False
+
+    until(is_loaded, WAIT_S, "the load of the library", every_s=0.002)
 
 
 def _wait_for(zygote: Zygote, kind: type[T]) -> T:
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
-        said = zygote.receive()
-        if said is None:
+    def said() -> list[T]:
+        messages = zygote.receive()
+        if messages is None:
             raise RuntimeError(f"the zygote ended:\n{zygote.log.read_text()[-2000:]}")
-        for message in said:
-            if isinstance(message, kind):
-                return message
-        time.sleep(0.002)
-    raise RuntimeError(f"the zygote did not say {kind.__name__} within {WAIT_S:.0f} s")
+        return [message for message in messages if isinstance(message, kind)]
+
+    return until(said, WAIT_S, f"{kind.__name__} of the zygote", every_s=0.002)[0]
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Both ways in turn, after one of each that does not count (files come from the disk then)."""
     if reason := missing("torch", "transformers"):
         return Table(name=NAME, title=TITLE, skipped=reason)
-    repeats = 1 if quick else 11
-    forked: list[float] = []
-    fresh: list[float] = []
     with tempfile.TemporaryDirectory(prefix="zygote-") as place:
         starter = Starter(Path(place))
+        sides = {
+            "zygote": lambda: starter.request(fresh=False),
+            "fresh interpreter": lambda: starter.request(fresh=True),
+        }
         try:
             imported_s = starter.preload(uses_torch_and_transformers(""))
             if not quick:
-                starter.request(fresh=True)
-                starter.request(fresh=False)
-            for repeat in range(repeats):
-                found = take_turns(
-                    repeat,
-                    {"fresh": lambda: starter.request(fresh=True), "forked": lambda: starter.request(fresh=False)},
-                )
-                fresh.append(found["fresh"])
-                forked.append(found["forked"])
-                say(f"pair {repeat + 1} of {repeats}: fresh {fresh[-1]:.2f} s, zygote {forked[-1]:.4f} s")
+                for side in sides.values():
+                    side()
+            found = in_turns(sides, 1 if quick else 11, say)
         finally:
             starter.zygotes.close()
-    line = Line(
-        what="seconds",
-        cells={"zygote": forked, "fresh interpreter": fresh, "fresh / zygote": ratios(fresh, forked)},
-        bar=Bar(at_least=20, repeats=7),
-        digits=3,
-        last_digits=0,
-    )
+    cells = {**found, "fresh / zygote": ratios(found["fresh interpreter"], found["zygote"])}
+    line = Line(what="seconds", cells=cells, bar=Bar(at_least=20, repeats=7), digits=3, last_digits=0)
     note = f"The zygote itself was ready {imported_s:.1f} s after its start; every library of the pilot forks from it."
     return Table(name=NAME, title=TITLE, lines=[line], notes=[note])

@@ -17,7 +17,6 @@ MET = "objectives met, share"
 
 
 def bars(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the bars, each with the wanted and the measured value and a verdict."""
     parts = {part["name"]: part for part in record["parts"]}
     rehearsal = bool(record["rehearsal"])
     rows = [_site_row(parts.get("site"), rehearsal=rehearsal)]
@@ -41,7 +40,6 @@ def _row(bar: str, wanted: str, measured: str, met: bool | None, *, rehearsal: b
 
 
 def _site_row(part: dict[str, Any] | None, *, rehearsal: bool) -> dict[str, str]:
-    """The suite is green if it ran to its end and no promise fails."""
     bar, wanted = "site suite", "every promise that can be tried holds"
     if part is None or not part["numbers"]:
         return _row(bar, wanted, "", None, rehearsal=rehearsal)
@@ -62,7 +60,6 @@ def _decode(batch: int) -> Callable[[Numbers], tuple[float | None, str]]:
 
 
 def _snapshot(numbers: Numbers) -> tuple[float | None, str]:
-    """The better of two loads with the files in the page cache: their weights, if the loader tells their rate."""
     warm = [f"from a snapshot, warm{more}" for more in ("", ", again")]
     alone, whole = (
         [numbers[key] for what in warm if (key := f"{what}{more}: {OF_PINNED}") in numbers]

@@ -1,11 +1,8 @@
-"""The parts of `make gpu`, in order, and how they share its 470 seconds.
+"""The parts of `make gpu`, in order, and how they share its 470 seconds; its two suites of tests.
 
-Each part has a *typical* time, measured or estimated for one H100 or H200 with 16 cores, and a *limit*. A part may use
-the time that is left until the deadline, less the typical times of the parts after it, between its own typical time and
-its limit. So a slow part first uses the time that earlier parts saved. A part that starts with less than half of its
-typical time left, 20 s at most, is not reached. The typical times add up to less than the deadline.
-
-The two suites of tests that `make gpu` runs: the site suite, and the tests with the marker `gpu`.
+A part may use the time until the deadline less the *typical* times of later parts, between its own typical time and its
+*limit*. A part that starts with less than half of its typical time left, 20 s at most, is not reached. Typical times
+are measured or estimated for one H100 or H200 with 16 cores.
 """
 
 from __future__ import annotations
@@ -50,13 +47,11 @@ PARTS: dict[str, Part] = {
 
 
 def with_needs(names: Sequence[str]) -> list[str]:
-    """Return the parts that were asked for and the parts that they need, in order."""
     wanted = set(names) | {need for name in names for need in PARTS[name].needs}
     return [name for name in PARTS if name in wanted]
 
 
 def allowed_s(name: str, *, left_s: float, later: Sequence[str]) -> float:
-    """Return the seconds that a part may take; 0 if too few are left for it."""
     part = PARTS[name]
     if left_s < min(20.0, part.typical_s / 2):
         return 0.0
@@ -78,7 +73,6 @@ class Suite:
     results: Path | None = None
 
     def numbers(self, log: Path) -> dict[str, Any]:
-        """Return results by test and their counts, complete or so far."""
         found = results_of(self.results) if self.results is not None else {}
         words = SITE_WORDS if self.results is not None else {}
         if not found:
@@ -90,7 +84,6 @@ class Suite:
         return {each: outcomes.count(each) for each in sorted(set(outcomes))} | found
 
     def verdict(self, code: int, log: Path) -> tuple[str, str]:
-        """Return a status and the reason for it, of a suite that has ended."""
         found = self.numbers(log)
         bad = [name for name, each in found.items() if isinstance(each, str) and each.partition(":")[0] in _NOT]
         last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
@@ -102,7 +95,6 @@ class Suite:
 
 
 def suite(name: str, *, root: Path, work: Path, rehearse: bool) -> Suite:
-    """Return the suite of a part."""
     if name == "tests":
         marked = [path for path in sorted(root.glob("tests/**/test_*.py")) if "@pytest.mark.gpu" in path.read_text()]
         words = ["-m", "gpu", "-v", "-rs", "--timeout", "70", *map(str, marked)]
@@ -117,7 +109,6 @@ def suite(name: str, *, root: Path, work: Path, rehearse: bool) -> Suite:
 
 
 def results_of(file: Path) -> dict[str, str]:
-    """Return verdicts by promise, from the file that `--site-json` writes after each test."""
     try:
         promises = json.loads(file.read_text())["promises"]
         return {each["title"]: said(each["verdict"], each.get("why", "")) for each in promises}
@@ -126,5 +117,4 @@ def results_of(file: Path) -> dict[str, str]:
 
 
 def said(what: str, why: str) -> str:
-    """Return an outcome with its reason, on one line."""
     return f"{what}: {' '.join(why.split())[:200]}" if why else what

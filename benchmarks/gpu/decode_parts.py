@@ -1,8 +1,7 @@
 """The part of `make gpu` on texts: decode and prefill by batch, against Transformers' `generate` and vLLM.
 
-A run writes `TOKENS` tokens after prompts of `PROMPT` tokens that no other run has. Its first token takes the prefill;
-the mean of the other steps is the decode step. A decode step reads the weights and the keys and values of all rows
-once: that many bytes over the measured bandwidth of the device are the *bandwidth limit*.
+A run writes `TOKENS` tokens after prompts of `PROMPT` tokens. Its first token takes the prefill; the mean of the other
+steps is the decode step. The *bandwidth limit* of a step is the time to read the weights, keys and values once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ WAYS: dict[str, dict[str, Any]] = {"eager": {}, "graphs": {"graphs": True}}
 
 
 def _prompts(batch: int, length: int, run: int) -> list[str]:
-    """Return prompts of this many letters, each a token, that begin like no other run's."""
     import random
 
     chance = random.Random(f"{run} of {batch}")
@@ -34,7 +32,6 @@ def _prompts(batch: int, length: int, run: int) -> list[str]:
 
 
 def _by_engine(llm: Any, batch: int, length: int, tokens: int, first_run: int) -> tuple[float, float]:
-    """Return the seconds of the first token and of a decode step, after a run that does not count."""
     import time
 
     from benchmarks.gpu.decode_parts import _prompts
@@ -49,7 +46,6 @@ def _by_engine(llm: Any, batch: int, length: int, tokens: int, first_run: int) -
 
 
 def _by_transformers(llm: Any, batch: int, length: int, tokens: int, first_run: int) -> tuple[float, float]:
-    """The same by `generate` of Transformers, on the same weights."""
     import time
 
     import torch
@@ -77,7 +73,6 @@ def _engine_facts(llm: Any) -> str:
 
 
 def _score(llm: Any, count: int) -> float:
-    """Return the seconds of `count` claims with two labels."""
     import time
 
     prompts = [f"claim {number}: the sea is {'salt' * (1 + number % 20)}" for number in range(count)]
@@ -88,12 +83,11 @@ def _score(llm: Any, count: int) -> float:
 
 
 def decode(answer: Answer, place: Place) -> None:
-    """Tokens a second by engine and batch, and the share of the bandwidth limit."""
     if place.lacks_model(answer):
         return
     figures = _Figures(answer, place)
     recipes = {
-        way: causal_lm(place.model, dtype="bfloat16", engine="transformers", **_memory(), **options)
+        way: causal_lm(place.model, dtype="bfloat16", engine="transformers", **device_memory("30 GB"), **options)
         for way, options in WAYS.items()
     }
     with place.session():
@@ -114,13 +108,7 @@ def decode(answer: Answer, place: Place) -> None:
     _vllm(answer, figures, place)
 
 
-def _memory() -> dict[str, Any]:
-    return device_memory("30 GB")
-
-
 class _Figures:
-    """Writes the figures of a run."""
-
     def __init__(self, answer: Answer, place: Place) -> None:
         from benchmarks.gpu.model import SMOLLM2, TINY, weights_bytes
 
@@ -131,7 +119,6 @@ class _Figures:
         self._step_s: dict[tuple[str, int], float] = {}
 
     def add(self, way: str, batch: int, first_s: float, step_s: float) -> None:
-        """Write the figures of a batch from the seconds of its first token and of a decode step."""
         what = f"{way}, batch {batch}"
         self._answer[f"{what}: prefill, tokens/s"] = batch * PROMPT / first_s
         self._answer[f"{what}: first token, ms"] = first_s * 1e3
@@ -154,7 +141,6 @@ class _Figures:
 
 
 def _vllm(answer: Answer, figures: _Figures, place: Place) -> None:
-    """vLLM in a script, where it is installed."""
     if importlib.util.find_spec("vllm") is None:
         answer["vLLM: skipped"] = "vllm is not installed"
         return
@@ -168,7 +154,6 @@ def _vllm(answer: Answer, figures: _Figures, place: Place) -> None:
 
 
 def main(folder: Path) -> None:
-    """Print vLLM's times, a line of JSON for each batch."""
     import time
 
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found, unused-ignore]

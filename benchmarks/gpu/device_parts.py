@@ -1,9 +1,4 @@
-"""Parts of `make gpu` that have no session: the devices, the model's files, and turns.
-
-The part of `make gpu` on encoders: runtimes of fixed lengths (static) against batches as long as their texts.
-
-Parts of `make gpu` on gangs and prompt tuning.
-"""
+"""Parts of `make gpu` on devices, the model's files, turns, encoders, gangs and prompt tuning."""
 
 from __future__ import annotations
 
@@ -20,7 +15,6 @@ from stoker import encoder as encoder_recipe
 
 
 def device(answer: Answer, _: Place) -> None:
-    """Which devices are here, and their bandwidth."""
     import torch
 
     from stoker.pilot.devices import find_devices, gpu
@@ -56,7 +50,6 @@ def device(answer: Answer, _: Place) -> None:
 
 
 def model(answer: Answer, place: Place) -> None:
-    """The model that other parts load."""
     from benchmarks.gpu.model import SMOLLM2, TINY, build
 
     began = time.perf_counter()
@@ -65,7 +58,6 @@ def model(answer: Answer, place: Place) -> None:
 
 
 def turns(answer: Answer, _: Place) -> None:
-    """What it costs that libraries on one device take turns: iterations of 20 ms on a core."""
     from benchmarks.engine.turns import _CASES, SIDE
     from benchmarks.harness import run_side
 
@@ -86,7 +78,6 @@ def _embed(model: Any, some: list[str]) -> int:
 
 
 def _folder(place: Place) -> Any:
-    """Write an encoder of the shape of all-MiniLM-L6-v2 with random weights; return its folder."""
     folder = place.work / "encoder"
     shutil.rmtree(folder, ignore_errors=True)
     write_model(folder)
@@ -98,7 +89,6 @@ def _how(model: Any, some: list[str]) -> str:
 
 
 def _figures(answer: Answer, what: str, context: Any, calls: list[list[str]]) -> float:
-    """Write the texts a second of a context, once it is hot."""
     app = stoker.app(context=context)(_embed)
     began = time.perf_counter()
     hot = [calls[0], calls[-1]] * 2  # of a family, both runtimes
@@ -114,7 +104,6 @@ def _figures(answer: Answer, what: str, context: Any, calls: list[list[str]]) ->
 
 
 def encoder(answer: Answer, place: Place) -> None:
-    """Texts as long as tweets, sorted by length, by each kind of runtime."""
     folder = _folder(place)
     all_texts = [each for each in texts(48 if REHEARSAL else 20_000) if len(each.split()) <= LONGEST - 2]
     all_texts.sort(key=lambda each: len(each.split()))
@@ -138,7 +127,6 @@ def encoder(answer: Answer, place: Place) -> None:
 
 @context
 def imports_torch(number: int) -> int:
-    """A context that only imports torch; each number is another one."""
     import torch
 
     del torch
@@ -146,7 +134,6 @@ def imports_torch(number: int) -> int:
 
 
 def _exchange(_: Any, count: int, device: str, through: str) -> tuple[int, float]:
-    """Sum ones over the ranks; return a sum and the median time. `through`: the device that the exchange uses."""
     import time
 
     import torch
@@ -179,8 +166,7 @@ def _exchange(_: Any, count: int, device: str, through: str) -> tuple[int, float
 
 
 def gang(answer: Answer, place: Place) -> None:
-    """A sum over two ranks: two GPUs by NCCL; else two pilots on one GPU by Gloo through host memory, since NCCL takes
-    a GPU once; else two CPU devices by Gloo."""
+    """Sum over two ranks: two GPUs by NCCL, else two pilots on one GPU by Gloo, else two CPU devices by Gloo."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -203,7 +189,6 @@ def gang(answer: Answer, place: Place) -> None:
 
 
 def tune(answer: Answer, place: Place) -> None:
-    """Iterations of prompt tuning a second, on the model."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,7 +1,6 @@
 """`python benchmarks/gpu/kit.py`: wheels for a machine with GPUs and no network, into `.gpu-kit`.
 
-PyTorch and Transformers must be there already; these are Stoker's other requirements and what its tests need, at the
-versions of constraints.txt. Large ones that such machines have anyway (pyarrow, numpy) are left out.
+PyTorch and Transformers must be there already; large packages that such machines have (pyarrow, numpy) are left out.
 """
 
 from __future__ import annotations
@@ -24,13 +23,11 @@ MOST_BYTES = 64 << 20
 
 
 def pins() -> dict[str, str]:
-    """Versions by name, from constraints.txt."""
     text = (ROOT / "constraints.txt").read_text()
     return {name.lower(): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
 
 
 def main() -> int:
-    """Download, and say how large it is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", default="3.12", help="the Python there [%(default)s]")
     parser.add_argument("--machine", default="x86_64", help="its processor [%(default)s]")

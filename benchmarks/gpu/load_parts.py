@@ -1,8 +1,7 @@
 """Parts of `make gpu` on awareness and loads.
 
-All loads of `load` run in one session with a warm zygote, except loads from a peer. When each load had a session of its
-own, the session spent 12 to 18 s on imports and start, and the loader 1 to 8 s. Each load is of a recipe that differs
-only in its `threads`, so it gets a library of its own.
+All loads of `load` but those from a peer run in one session with a warm zygote, since a session's start takes longer
+than a load. Each recipe differs in its `threads`, so each load gets a library of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from benchmarks.gpu.place import PINNED, REHEARSAL, Answer, Place, device_memory
 from stoker import causal_lm, context
 
 CLAIMS = 16
-"""Claims of a call, as in benchmarks/engine/awareness.py."""
 _READY = re.compile(r"ready: ([0-9.]+) s to start, ([0-9.]+) s to load")
 _OWN = re.compile(r", in ([0-9.]+) (ms|s)(?: \(|$)")
 _STREAM = re.compile(r"of weights in .*?, ([0-9.]+) GB/s")
@@ -35,8 +33,6 @@ def _verify(llm: Any, number: int) -> int:
 
 
 def awareness(answer: Answer, place: Place) -> None:
-    """Calls of 16 claims at each level, each in a session of its own that gives a library the whole device. The rate
-    counts from the first call to the last result, with the loads."""
     if place.lacks_model(answer):
         return
     rates = {}
@@ -58,7 +54,6 @@ def awareness(answer: Answer, place: Place) -> None:
 
 
 def _keep_asking(app: Any, seconds: float, *, in_flight: int) -> tuple[int, float]:
-    """Keep this many calls in flight for some seconds. Return how many ended, at least one, and the seconds of all."""
     began = time.perf_counter()
     waiting, ended = [app(number) for number in range(in_flight)], 0
     while waiting:
@@ -75,7 +70,6 @@ def _nothing(number: int) -> int:
 
 
 def _operation(_: Any) -> float:
-    """Return the seconds of the first operation on the device."""
     import time
 
     import torch
@@ -91,7 +85,6 @@ def _origin(llm: Any) -> str:
 
 
 def _sleep_and_wake(llm: Any) -> float:
-    """Return the seconds that the weights take from host memory to the device."""
     import time
 
     import torch
@@ -106,7 +99,6 @@ def _sleep_and_wake(llm: Any) -> float:
 
 
 def load(answer: Answer, place: Place) -> None:
-    """Seconds and GB/s of the weights by where they come from, and the share of the pinned bandwidth."""
     from benchmarks.gpu.model import pickle_of, weights_bytes
 
     if place.lacks_model(answer):
@@ -133,8 +125,6 @@ def load(answer: Answer, place: Place) -> None:
 
 
 class _Loads:
-    """Loads of one session."""
-
     session: Any
 
     def __init__(self, answer: Answer, place: Place, size: int) -> None:
@@ -144,7 +134,6 @@ class _Loads:
         self._threads = 0
 
     def imports(self, model: Path) -> None:
-        """The zygote, which imports all that a model needs, once; then a context without weights."""
         preload = causal_lm(model).preload
         for number, what in enumerate(("the zygote starts and imports", "a fork of the warm zygote")):
             recipe = _nothing.with_options(preload=preload)(number)
@@ -154,12 +143,10 @@ class _Loads:
             self._answer[f"{what}: first operation on the device, s"] = first_s
 
     def recipe(self, source: Path) -> Any:
-        """Return a recipe of the model that is no other context's."""
         self._threads += 1
         return causal_lm(source, dtype="bfloat16", threads=self._threads, **device_memory("8 GB"))
 
     def measure(self, what: str, source: Path) -> None:
-        """Load once, in a new library of the warm zygote."""
         began = time.perf_counter()
         recipe = self.recipe(source)
         origin = stoker.app(context=recipe)(_origin)().result(100)
@@ -175,7 +162,6 @@ class _Loads:
             self._rate(f"{what}, {WEIGHTS_ALONE}", stream)
 
     def cold(self, what: str, source: Path) -> None:
-        """The same without the files in the page cache, as far as the kernel drops them."""
         files = [file for pattern in ("*.safetensors", "*.bin") for file in self._place.work.rglob(pattern)]
         self._page_cache(f"{what}: of all files, still in the page cache, %", lambda: drop(files))
         self.measure(what, source)
@@ -188,7 +174,6 @@ class _Loads:
             self._answer[what] = f"not known: {error}"
 
     def host_memory(self, source: Path) -> None:
-        """The weights of a model that sleeps, back to the device."""
         seconds = stoker.app(context=self.recipe(source))(_sleep_and_wake)().result(60)
         self._rate("from host memory (wake)", self.size / max(seconds, 1e-3) / 1e9)
 
@@ -199,14 +184,12 @@ class _Loads:
 
 
 def told_by(origin: str) -> tuple[float, float]:
-    """Return the seconds of the loader, and the GB/s of its weights, from `CausalLM.origin`; 0 if it lacks one."""
     own, stream = _OWN.search(origin), _STREAM.search(origin)
     own_s = float(own[1]) / (1000 if own[2] == "ms" else 1) if own else 0.0
     return own_s, float(stream[1]) if stream else 0.0
 
 
 def _told(session: Any, recipe: Any) -> tuple[float, float]:
-    """Return the seconds that the library of a recipe took to start and to load, as the manager has noted them."""
     numbers = [library.library for library in session.status().libraries if recipe.key[:4] in library.recipe]
     for number in reversed(numbers):
         for line in session.explain(f"lib-{number}").lines:
@@ -217,7 +200,6 @@ def _told(session: Any, recipe: Any) -> tuple[float, float]:
 
 
 def _script(answer: Answer, place: Place, size: int) -> None:
-    """The same model in a script that imports Transformers and loads it."""
     words = [sys.executable, "-c", _SCRIPT, str(place.model), device_name()]
     began = time.perf_counter()
     said = subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
@@ -241,7 +223,6 @@ print(imported - began, time.perf_counter() - imported)
 
 
 def _peer(answer: Answer, place: Place) -> None:
-    """Two pilots with a cache each share the device, and the second one gets the files from the first."""
     recipe = causal_lm(place.model, dtype="bfloat16", **device_memory("8 GB"))
     with place.session(pilots=2, policy="exclusive", own_scratch=True) as session:
         began = time.perf_counter()

@@ -24,7 +24,6 @@ class Shape:
     vocabulary: int = 49152
 
     def token_bytes(self) -> int:
-        """Return the bytes of the keys and values of one token, in bfloat16."""
         return 2 * self.layers * self.kv_heads * (self.hidden // self.heads) * 2
 
 
@@ -35,7 +34,6 @@ TINYLLAMA = Shape(layers=22, hidden=2048, inner=5632, heads=32, kv_heads=4, voca
 LLAMA_3B = Shape(layers=28, hidden=3072, inner=8192, heads=24, kv_heads=8)
 """Llama-3.2-3B with a smaller vocabulary."""
 TINY = Shape(layers=2, hidden=256, inner=1024, heads=4, kv_heads=4, vocabulary=512)
-"""For a rehearsal."""
 
 
 def tokenizer(vocabulary: int) -> Any:
@@ -49,7 +47,6 @@ def tokenizer(vocabulary: int) -> Any:
 
 
 def config(shape: Shape) -> LlamaConfig:
-    """Return the configuration of this shape."""
     return LlamaConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.inner,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, num_hidden_layers=shape.layers,
@@ -59,7 +56,6 @@ def config(shape: Shape) -> LlamaConfig:
 
 
 def build(folder: Path, shape: Shape, *, device: str) -> int:
-    """Write a model into `folder`; return the bytes of its weights."""
     with torch.device("meta"):
         model = LlamaForCausalLM(config(shape)).to(torch.bfloat16)
     model.to_empty(device=device)
@@ -74,12 +70,10 @@ def build(folder: Path, shape: Shape, *, device: str) -> int:
 
 
 def weights_bytes(folder: Path) -> int:
-    """Return the bytes of the weights in a folder."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def pickle_of(folder: Path) -> Path:
-    """Write the same model as a pickle next to it. A pickle loads slowly, so Stoker makes a snapshot of it."""
     from safetensors.torch import load_file
 
     pickled = folder.with_name(f"{folder.name}-pickled")

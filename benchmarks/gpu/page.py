@@ -6,7 +6,6 @@ from typing import Any
 
 
 def render(record: dict[str, Any]) -> str:
-    """Return Markdown: the bars, how each part went, then its numbers."""
     what = "**A rehearsal: no GPU was used, the numbers say nothing of one.**\n\n" if record["rehearsal"] else ""
     counts = record["counts"]
     lines = [
@@ -27,7 +26,6 @@ def render(record: dict[str, Any]) -> str:
 
 
 def _bars(bars: list[dict[str, str]]) -> list[str]:
-    """The table of bars; nothing for a record of before there were bars."""
     if not bars:
         return []
     rows = [f"| {_cell(it['bar'])} | {it['wanted']} | {_cell(it['measured'])} | {it['met']} |" for it in bars]

@@ -26,18 +26,15 @@ PARTS = {
 
 
 def function_of(part: str) -> Callable[[Answer, Place], None]:
-    """Return the function of a part."""
     found: Callable[[Answer, Place], None] = getattr(import_module(f"benchmarks.gpu.{PARTS[part]}"), part)
     return found
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
-    """Leave the part's session in order, so that the device is free for the next part."""
     sys.exit("stopped")
 
 
 def main() -> None:
-    """Run one part."""
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=sorted(PARTS))
     parser.add_argument("answer", type=Path)

@@ -1,9 +1,4 @@
-"""The site file of a part of `make gpu`: this machine, its GPUs, or CPU devices in a rehearsal.
-
-The page cache: drop files from it, and tell how much of them it holds.
-
-Where a part of `make gpu` works, where it writes its numbers, and how it times the device.
-"""
+"""The place of a part of `make gpu`: its folder, site file, numbers and clock, and the page cache."""
 
 from __future__ import annotations
 
@@ -71,7 +66,6 @@ def drop(files: Iterable[Path]) -> float:
 
 
 def held(files: Iterable[Path]) -> float:
-    """Return the share of the pages of these files that are in memory."""
     pages = inside = 0
     for file in {(each.stat().st_dev, each.stat().st_ino): each for each in files}.values():
         of_file = _resident(file)
@@ -81,7 +75,6 @@ def held(files: Iterable[Path]) -> float:
 
 
 def _resident(file: Path) -> bytes:
-    """Return a byte for each page of a file; the lowest bit is 1 if the page is in memory."""
     size = file.stat().st_size
     if not size:
         return b""
@@ -105,8 +98,6 @@ PINNED = "host to device, pinned, GB/s"
 
 
 class Answer:
-    """Numbers by their names, kept in a file."""
-
     def __init__(self, file: Path) -> None:
         self._file = file
         self._said: dict[str, Any] = {"numbers": {}}
@@ -116,7 +107,6 @@ class Answer:
         self._write()
 
     def skip(self, why: str) -> None:
-        """Note why the part cannot run here."""
         self._said["skipped"] = why
         self._write()
 
@@ -136,18 +126,15 @@ class Place:
         self.model = work / "model"
 
     def left_s(self) -> float:
-        """Return the seconds that are left to this part."""
         return self._until - time.monotonic()
 
     def number(self, part: str, name: str) -> float:
-        """Return a number that an earlier part has measured, or 0."""
         try:
             return float(json.loads((self.work / f"{part}.json").read_text())["numbers"].get(name, 0.0))
         except (OSError, ValueError):
             return 0.0
 
     def lacks_model(self, answer: Answer) -> bool:
-        """Skip the part if the part `model` has left none."""
         if any(self.model.glob("*.safetensors")):
             return False
         answer.skip("there is no model: the part `model` did not write it")
@@ -157,7 +144,6 @@ class Place:
     def session(
         self, *, devices: str = "", pilots: int = 1, policy: str = "default", own_scratch: bool = False
     ) -> Iterator[Any]:
-        """A session on this machine's GPUs, in a rehearsal on CPU devices."""
         devices = devices or ("cpu:1" if REHEARSAL else "gpu")
         site = write_site(
             self.work / "site-of-a-part.toml", devices=devices, pilots=pilots, policy=policy,
@@ -168,7 +154,6 @@ class Place:
 
 
 def device_memory(size: str) -> dict[str, Any]:
-    """Return the option of a recipe that declares memory on a GPU; none in a rehearsal."""
     return {} if REHEARSAL else {"device_memory": size}
 
 
@@ -186,7 +171,6 @@ def synchronize() -> None:
 
 
 def median_s(work: Callable[[], Any], *, times: int = 5) -> float:
-    """Return the median time of some work on the device, after two runs that do not count."""
     took = []
     for turn in range(times + 2):
         synchronize()

@@ -1,9 +1,7 @@
 """`python benchmarks/gpu/run.py`: runs the parts of `make gpu`, and writes a record (JSON) and a page (Markdown).
 
-Needs the standard library only, and installs missing packages from `.gpu-kit` into its own folder. If a part fails,
-hangs or cannot run here, the record says so, and the next part starts. The record is rewritten every second with the
-numbers of the running part, and replaced in one step, so a run that is killed leaves its numbers up to then.
-`budget.py` has the order and the limits.
+Needs the standard library only, and installs missing packages from `.gpu-kit` into its own folder. The record says of a
+part that fails, hangs or cannot run why. The record is replaced every second, so a run that is killed keeps it.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ print(time.perf_counter() - began)
 
 
 def main() -> int:
-    """Run; exit code 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)} [all]")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu")
@@ -62,8 +59,6 @@ def main() -> int:
 
 
 class Run:
-    """One run."""
-
     def __init__(self, asked: argparse.Namespace) -> None:
         self.out: Path = asked.out.resolve()
         self.work = self.out / "work"
@@ -84,7 +79,6 @@ class Run:
         self.environ = self._environment()
 
     def all(self) -> int:
-        """Run every part that was asked for."""
         self._part("kit", KIT.title, self._install)
         for at, name in enumerate(self.names):
             allowed = allowed_s(name, left_s=self.ends_at - time.monotonic(), later=self.names[at + 1 :])
@@ -92,10 +86,7 @@ class Run:
         print(f"{self.out / 'record.json'}\n{self.out / 'page.md'}")
         return int(any(part["status"] in ("failed", "too slow") for part in self.record["parts"]))
 
-    # ---- the record
-
     def _part(self, name: str, title: str, work: Callable[[], Outcome]) -> None:
-        """Run a part. It is in the record from its start, with the status `running`."""
         began = self._part_began = time.monotonic()
         part: dict[str, Any] = {
             "name": name, "title": title, "status": "running", "seconds": 0.0, "why": "", "numbers": {},
@@ -111,7 +102,6 @@ class Run:
         print(f"{name:9} {status:11} {part['seconds']:6.1f} s  {why}", flush=True)
 
     def _update(self, numbers: Numbers) -> None:
-        """Put the numbers so far of the running part into the record."""
         self.record["parts"][-1] |= {"numbers": numbers, "seconds": time.monotonic() - self._part_began}
         self._write()
 
@@ -125,15 +115,12 @@ class Run:
             draft.write_text(text)
             draft.replace(self.out / file)
 
-    # ---- parts
-
     def _measure(self, name: str, allowed: float) -> Outcome:
         if not allowed:
             return "not reached", f"{self.ends_at - time.monotonic():.0f} s were left", {}
         return self._suite(name, allowed) if name in ("site", "tests") else self._side(name, allowed)
 
     def _install(self) -> Outcome:
-        """Install the wheels of packages that this Python lacks, while a process imports the large packages."""
         numbers: Numbers = {}
         with (self.out / "logs" / "imports.log").open("wb") as log:
             imports = self._start(["-c", _IMPORTS], log, self.environ)
@@ -169,7 +156,6 @@ class Run:
         return "ok", f"{len(missing)} of {len(wheels)} wheels installed", numbers
 
     def _side(self, name: str, limit_s: float) -> Outcome:
-        """Run a part of parts.py."""
         answer = self.work / f"{name}.json"
 
         def numbers() -> Numbers:
@@ -185,7 +171,6 @@ class Run:
         return ("failed", f"exit code {code}: {self._tail(name)}", numbers()) if code else ("ok", "", numbers())
 
     def _suite(self, name: str, limit_s: float) -> Outcome:
-        """Run a suite of tests."""
         suite = budget.suite(name, root=ROOT, work=self.work, rehearse=self.asked.rehearse)
         if suite.missing:
             return "failed", suite.missing, {}
@@ -201,8 +186,6 @@ class Run:
         if code is None:
             return "too slow", f"they did not end within {limit_s:.0f} s", suite.numbers(log)
         return *suite.verdict(code, log), suite.numbers(log)
-
-    # ---- processes
 
     def _environment(self) -> dict[str, str]:
         path = [self.out / "site", ROOT / "src", ROOT, ROOT / "tests"]
@@ -231,7 +214,6 @@ class Run:
         how: int = signal.SIGTERM,
         numbers: Callable[[], Numbers] | None = None,
     ) -> int | None:
-        """Run Python; return its exit code, or None if it took too long. `how`: the signal that ends it then."""
         until = min(time.monotonic() + limit_s, max(time.monotonic() + 1.0, self.ends_at))
         with (self.out / "logs" / f"{name}.log").open("wb") as log:
             process = self._start(words, log, environ or self.environ)
@@ -258,12 +240,10 @@ class Run:
 
 
 def _end_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, so a killed run leaves no part behind."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen[bytes], *, how: int = signal.SIGTERM) -> None:
-    """End a process and its group. One that still runs gets 8 s to stop its session, which frees the device."""
     if process.poll() is None:
         os.kill(process.pid, how)
         try:
@@ -294,7 +274,6 @@ def _has(name: str) -> bool:
 
 
 def _devices() -> str:
-    """Return the names of the GPUs, from nvidia-smi."""
     try:
         words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         said = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.split("\n")

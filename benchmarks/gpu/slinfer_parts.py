@@ -1,11 +1,9 @@
 """The part of `make gpu` on policies: 8 models of 1 to 3 B under `slinfer`, and each alone on the device (`exclusive`).
 
-It uses the requests and clients of benchmarks/live_models. A request is in time if each of its tokens is. The
-objectives are SLINFER's for these prompts (§IX-A), rounded: 0.5 s to the first token and 0.25 s for each further one.
-Unlike the paper, a load gives no grace. Both sides get the same trace. It is as long as the part has time for, 180 s at
-most: about 30 s in a whole run, and 3 minutes with `make gpu ARGS=slinfer`. Slinfer starts with all models loaded, and
-exclusive, which has room for one, with the first. Eight contexts share the files of three models, and each library
-loads weights of its own.
+It uses the requests and clients of benchmarks/live_models. A request is in time if each token is: 0.5 s to the first
+and 0.25 s for each further one (SLINFER §IX-A, rounded). Unlike in the paper, a load gives no grace. Both sides get the
+same trace, about 30 s long in a whole run and 180 s at most. Slinfer starts with all models loaded, exclusive with the
+first. Eight contexts share the files of three models.
 """
 
 from __future__ import annotations
@@ -41,8 +39,6 @@ POLICIES = {"slinfer": f"{ROOT / 'benchmarks' / 'serving' / 'live_models_policy.
 
 
 class _Models(Live):
-    """The models in a session."""
-
     def __init__(self, folders: list[Path], *, tells_objectives: bool) -> None:
         self._tells = tells_objectives
         self.recipes = []
@@ -53,7 +49,6 @@ class _Models(Live):
             self.recipes.append(causal_lm(folder, dtype="bfloat16", threads=number + 1, **options))
 
     def _app(self, model: int, objective: Objective, *, prompt: int) -> StokerApp:
-        """A call tells its objectives only to a policy that takes them; every request is judged by them."""
         if self._tells:
             return super()._app(model, objective, prompt=prompt)
         wants = read_wants({"context": self.recipes[model], "stream": True}, takes_context=True)
@@ -62,7 +57,6 @@ class _Models(Live):
         )
 
     def warm_up(self, count: int) -> int:
-        """Load the first models by a call to each; return their number."""
         streams = [stoker.stream(self._app(number, Objective(), prompt=8), "a warm-up", 4) for number in range(count)]
         for stream in streams:
             list(stream)
@@ -70,7 +64,6 @@ class _Models(Live):
 
 
 def slinfer(answer: Answer, place: Place) -> None:
-    """Requests in time, and devices used, by policy."""
     if place.lacks_model(answer):
         return
     folders = _folders(answer, place)
@@ -103,14 +96,12 @@ def slinfer(answer: Answer, place: Place) -> None:
 
 
 def _trace_s(place: Place) -> float:
-    """Return the length of the trace, from the time that is left when the first side is warm."""
     if REHEARSAL:
         return SHORTEST_S
     return max(SHORTEST_S, min(LONGEST_S, (place.left_s() - BEFORE_S) / 2 - AFTER_S - 3.0))
 
 
 def _folders(answer: Answer, place: Place) -> list[Path]:
-    """Return the folders of three models, written where needed."""
     from benchmarks.gpu.model import LLAMA_3B, TINY, TINYLLAMA, build
 
     found = [place.model]
@@ -126,7 +117,6 @@ def _folders(answer: Answer, place: Place) -> list[Path]:
 
 
 def _free() -> None:
-    """Give back the device memory of this process."""
     import torch
 
     if torch.cuda.is_available():
@@ -134,8 +124,6 @@ def _free() -> None:
 
 
 class _Watch:
-    """Looks once a second how many devices and libraries are in use."""
-
     def __init__(self, session: Any) -> None:
         self._session = session
         self._seen: list[tuple[int, int]] = []

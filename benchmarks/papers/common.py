@@ -1,64 +1,37 @@
-"""What the evaluations of papers share: their options, their results by release, their exit status."""
+"""What the papers' evaluations share: options, exit status, processes, kept results and pages.
+
+A result is kept by its case, which says everything that decides it, with the release that computed it: a release runs
+each case once. A page is a Markdown template with names of values and tables in braces.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from textwrap import wrap
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 import stoker
+from benchmarks.harness import ROOT
+from benchmarks.tables import paragraph
 from stoker.errors import StokerError
+from stoker.manager.study.running import Tell, Workers
+from stoker.whole_files import draft_of
 
 RELEASE = stoker.__version__
-"""What results are kept with: a run is made once a release."""
-
+DATA = ROOT.parent / "shared" / "data"
 T = TypeVar("T")
-
-
-class Named(Protocol):
-    """A case: its name says all that decides its result."""
-
-    @property
-    def name(self) -> str: ...
-
-
-class Released(Protocol):
-    """A result, with the release that computed it."""
-
-    @property
-    def release(self) -> str: ...
-
-
-C = TypeVar("C", bound=Named)
-R = TypeVar("R", bound=Released)
-
-
-def read_results(path: Path, kind: type[T]) -> T | None:
-    """What a file keeps; None without a file. Raises ValueError for a file that holds no results."""
-    if not path.is_file():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{path} holds no results: {error}; remove it, and all is computed anew") from error
-
-
-def unknown(cases: Iterable[C], known: Callable[[C], R | None]) -> list[C]:
-    """Each case once whose known result, if any, is of another release."""
-    return [
-        case
-        for case in {case.name: case for case in cases}.values()
-        if (result := known(case)) is None or result.release != RELEASE
-    ]
+U = TypeVar("U")
 
 
 def number(*, most: int) -> Callable[[str], int]:
-    """What reads a whole number from 1 to `most`."""
-
     def read(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"{text}: a number from 1 to {most} is wanted")
@@ -67,30 +40,54 @@ def number(*, most: int) -> Callable[[str], int]:
     return read
 
 
-def exit_status(evaluate: Callable[[], int], *, what: str, kept: Path, missing: str = "", skip: bool = False) -> int:
-    """Run an evaluation. Returns what it returns, 1 when it fails, 130 after Ctrl-C. `what`: the evaluation, in words;
-    `kept`: where its results are kept. `missing`: the data that is not there, if any: then it is not run, and 2 is
-    returned, or 0 with `skip`."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "out": {"type": Path, "help": "folder for page and records [docs/reproduction]"},
+    "jobs": {"type": number(most=1000), "default": os.cpu_count() or 1, "help": "processes [all cores]"},
+    "skip": {"action": "store_true", "help": "exit with 0 where the data is not there"},
+    "page-only": {"action": "store_true", "help": "write the page again from the record"},
+    "quick": {"action": "store_true", "help": "a short look; wants --out"},
+}
+
+
+def options(paper: str, about: str | None, **own: dict[str, Any] | None) -> argparse.ArgumentParser:
+    ask = argparse.ArgumentParser(prog=f"python -m benchmarks.papers.{paper}", description=about)
+    for name, settings in own.items():
+        option = name.replace("_", "-")
+        ask.add_argument(f"--{option}", **(OPTIONS[option] if settings is None else settings))
+    return ask
+
+
+def parsed(ask: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    asked = ask.parse_args(arguments)
+    if getattr(asked, "quick", False) and asked.out is None and getattr(asked, "table", True):
+        ask.error("--quick wants --out: what it writes must not replace the whole page")
+    asked.out = asked.out or Path("docs/reproduction")
+    if asked.out.exists() and not asked.out.is_dir():
+        ask.error(f"--out {asked.out}: not a folder")
+    return asked
+
+
+def exit_status(evaluate: Callable[[], int], *, stopped: str, missing: str = "", skip: bool = False) -> int:
+    """Run an evaluation. Return its status, 1 when it fails, 130 after Ctrl-C, 2 without its data (0 with `skip`)."""
     if missing:
-        sys.stderr.write(f"{missing}: {what} is skipped\n")
+        say(f"{missing}: the evaluation is skipped")
         return 0 if skip else 2
     try:
         return evaluate()
     except (StokerError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
+        say(f"{error}")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write(f"\nstopped: the same again goes on with {kept}\n")
+        say(f"\nstopped: {stopped}")
         return 130
 
 
 def say(line: str) -> None:
-    """A line on stderr."""
     sys.stderr.write(f"{line}\n")
 
 
 def progress(what: str) -> Callable[[int, int], None]:
-    """What tells of each part that is done: one line that stands still in a terminal, at most ten lines elsewhere."""
+    """Return a function that shows progress: one line in a terminal, at most ten lines elsewhere."""
 
     def tell(done: int, total: int) -> None:
         line = f"{what}: {done} of {total}"
@@ -101,3 +98,129 @@ def progress(what: str) -> Callable[[int, int], None]:
         sys.stderr.flush()
 
     return tell
+
+
+def results(do: Callable[[T], U], todo: Sequence[T], *, jobs: int) -> Iterator[tuple[int, U]]:
+    """Call `do` for each task in up to `jobs` processes. Yield the task's place and the result, as they are done."""
+    if jobs <= 1 or len(todo) <= 1:
+        yield from ((place, do(task)) for place, task in enumerate(todo))
+        return
+    with Workers(partial(_placed, do), count=min(jobs, len(todo))) as workers:
+        yield from workers.each(list(enumerate(todo)), hear=lambda *_: None)
+
+
+def _placed(do: Callable[[T], U], task: tuple[int, T], tell: Tell) -> tuple[int, U]:  # noqa: ARG001 (Workers)
+    return task[0], do(task[1])
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Released(Protocol):
+    @property
+    def release(self) -> str: ...
+
+    @property
+    def case(self) -> Any: ...
+
+
+C = TypeVar("C", bound=Named)
+R = TypeVar("R", bound=Released)
+
+
+def read_results(path: Path, kind: type[T]) -> T | None:
+    """Return the content of a file, None without a file. Raises ValueError for another file."""
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} holds no results: {error}; remove it to compute them again") from error
+
+
+def rows(several: Iterable[Any]) -> bytes:
+    return b",\n".join(msgspec.json.encode(row, order="deterministic") for row in several)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with draft_of(path) as draft:
+        draft.write_bytes(content)
+
+
+class Store(Generic[C, R]):
+    """Results by case. `write` is called after each new result."""
+
+    def __init__(self, found: Iterable[R], *, write: Callable[[], None]) -> None:
+        self.found = {result.case.name: result for result in found}
+        self._write = write
+
+    def get(self, case: C) -> R | None:
+        return self.found.get(case.name)
+
+    def in_order(self) -> list[R]:
+        return [self.found[name] for name in sorted(self.found)]
+
+    def missing(self, cases: Iterable[C]) -> list[C]:
+        every = {case.name: case for case in cases}
+        return [case for name, case in every.items() if name not in self.found or self.found[name].release != RELEASE]
+
+    def bring(self, cases: Iterable[C], run: Callable[[C], R], *, tell: Callable[[str], None], jobs: int = 1) -> None:
+        """Run the missing cases in up to `jobs` processes, and keep each result at once."""
+        todo = self.missing(cases)
+        for done, (place, result) in enumerate(results(run, todo, jobs=jobs), 1):
+            self.found[todo[place].name] = result
+            self._write()
+            tell(f"{done} of {len(todo)}: {todo[place]}")
+
+    def drop_others(self, cases: Iterable[C]) -> None:
+        names = {case.name for case in cases}
+        others = [name for name in self.found if name not in names]
+        for name in others:
+            del self.found[name]
+        if others:
+            self._write()
+
+
+WIDTH = 120
+_CODE, _KEPT = re.compile("`[^`]*`"), "\0"
+"""Code between backquotes is not broken: `_KEPT` stands for its spaces meanwhile."""
+
+
+def write_page(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+    sys.stdout.write(f"{path}\n")
+
+
+def page(template: Path, **values: Any) -> str:
+    """Return the page: a template with its values, and the paragraphs that start with a pilcrow filled."""
+    blocks = template.read_text().format(**values).split("\n\n")
+    return "\n\n".join(paragraph(block[2:]) if block.startswith("¶ ") else block for block in blocks)
+
+
+def table(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    names = list(columns)
+    head = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in lines), ""])
+
+
+def filled(text: str) -> str:
+    """Fill paragraphs and list items to the page's width; headings and tables stay as they are."""
+    return "\n\n".join(map(_filled_block, text.split("\n\n")))
+
+
+def _filled_block(block: str) -> str:
+    head = block.partition("\n")[0]
+    if head.startswith(("#", "|")):
+        return block
+    is_list = head.startswith("- ")
+    lines = []
+    for item in block.split("\n- ") if is_list else [block]:
+        words = _CODE.sub(lambda code: code[0].replace(" ", _KEPT), " ".join(item.removeprefix("- ").split()))
+        lines += wrap(
+            words, WIDTH, initial_indent="- " * is_list, subsequent_indent="  " * is_list, break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
+    return "\n".join(lines).replace(_KEPT, " ") + "\n" * block.endswith("\n")

@@ -2,15 +2,13 @@
 
     python -m benchmarks.reliability.fake_pilots --session DIR --pilots 2000 --devices 2 [--hold-after 1000]
 
-Each is a socket of its own with the session's pilot key, and a shell of the core that every pilot runs: a library is
-ready at once, and a call ends when it comes. With `--hold-after N` only the first N calls end; later ones are held
-until the process gets SIGUSR1, as if they ran long. When the session is over it prints, as JSON, how many calls it was
-given and how many of them twice after they had ended.
+A library is ready at once, and a call ends when it comes. With `--hold-after N` only the first N calls end; later ones
+are held until the process gets SIGUSR1. At the end it prints, as JSON, how many calls it was given, and how many of
+them twice after they had ended.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import select
@@ -23,6 +21,7 @@ from typing import Any
 
 import zmq
 
+from benchmarks.harness import side_options
 from stoker.dealer import Keys, open_socket
 from stoker.pilot.agent.agent import said_in
 from stoker.pilot.core import commands
@@ -52,13 +51,10 @@ HEARTBEAT_S = 5.0
 _MB = 1_000_000
 _LARGE = 1 << 62
 _NOTHING = b"\x80\x04N."
-"""None, pickled."""
 _decode = wire.to_pilot_decoder()
 
 
 class Ledger:
-    """What all of them were given and have ended."""
-
     def __init__(self, hold_after: int) -> None:
         self.hold_after = hold_after
         self.ended: set[int] = set()
@@ -72,8 +68,6 @@ class Ledger:
 
 
 class FakePilot:
-    """One of them."""
-
     def __init__(
         self, context: zmq.Context[Any], folder: SessionFolder, name: str, *, devices: int, ledger: Ledger
     ) -> None:
@@ -90,7 +84,6 @@ class FakePilot:
         self.queue = EventQueue(self.core, self.carry_out, clock=time.monotonic)
         self.outbox = Outbox()
         self.frame: list[FromPilot] = []
-        """What it has said with this turn."""
         self.over = False
         self.socket = open_socket(context, name=name, keys=Keys(there.server_key, pair.public, pair.secret))
         self.socket.reconnect_ivl = 100
@@ -99,13 +92,11 @@ class FakePilot:
         self.socket.connect(there.address)
 
     def look(self) -> None:
-        """Greet on a new connection."""
         while self.watch.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             self.watch.recv_multipart()
             self.greet()
 
     def empty(self) -> bool:
-        """Take everything that has come. Whether there was anything."""
         self.look()
         found = False
         while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
@@ -128,7 +119,6 @@ class FakePilot:
         self.queue.handle(UsageMeasured(dict.fromkeys(self.libraries, _MB), {}, 0))
 
     def flush(self) -> None:
-        """Send all that was said since the last time in one frame."""
         if self.frame:
             number = self.outbox.next()
             frame = wire.encode(self.frame, sequence=number)
@@ -169,8 +159,6 @@ class FakePilot:
             case _:
                 pass
 
-    # ---- what its libraries do
-
     def tell(self, number: LibraryId, message: to_library.ToLibrary) -> None:
         calls = self.libraries.get(number)
         if calls is None:
@@ -209,7 +197,6 @@ class FakePilot:
             self.queue.handle(ProcessEnded(number, running=running))
 
     def end(self, number: LibraryId) -> None:
-        """All calls of a library end."""
         calls = self.libraries.get(number)
         if calls:
             self.ledger.ended.update(calls)
@@ -219,13 +206,9 @@ class FakePilot:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--session", required=True)
-    ask.add_argument("--pilots", type=int, default=1)
-    ask.add_argument("--devices", type=int, default=2)
-    ask.add_argument("--hold-after", type=int, default=-1, metavar="N", help="only the first N calls end by themselves")
-    asked = ask.parse_args()
-    _many_files()
+    asked = side_options(__doc__, session="", pilots=1, devices=2, hold_after=-1)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     ledger = Ledger(asked.hold_after)
     context: zmq.Context[Any] = zmq.Context()
     context.max_sockets = 3 * asked.pilots + 100
@@ -254,10 +237,10 @@ def main() -> None:
 
 
 def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -> None:
-    """Until every pilot has been told to go, or the manager is away for a minute.
+    """Serve until every pilot was told to go, or the manager is away for a minute.
 
-    One epoll over the sockets' descriptors: ZeroMQ's own poller looks at every socket each time. They are
-    edge-triggered, so a socket is emptied whenever it was used.
+    One edge-triggered epoll has all sockets, since ZeroMQ's poller looks at every socket each time. So a socket is
+    emptied whenever it was used.
     """
     waits = select.epoll()
     by_number: dict[int, FakePilot] = {}
@@ -287,12 +270,6 @@ def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -
             pilot.beat()
             beats.append((now + HEARTBEAT_S, pilot))
             used.append(pilot)
-
-
-def _many_files() -> None:
-    """A socket takes two descriptors."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""`python -m benchmarks.reliability.fuzz`: millions of damaged inputs for every reader of bytes, and random events for
-the cores.
+"""`python -m benchmarks.reliability.fuzz`: damaged inputs for every reader of bytes, and random events for the cores.
 
 A reader may raise only the errors that it declares, no input may take long, and memory has a limit. Each input that
-breaks this is written to a file with its seed; `--again FILE` reads that file again. Exit status: 0 if there was none.
+breaks this is written to a file with its seed; `--again FILE` reads it again. Exit status: 0 if there was none.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from benchmarks.reliability.fuzz_files import targets
 from benchmarks.reliability.fuzz_inputs import Target, damage
 
 LONGEST_S = 2.0
-"""No input may take longer to read."""
 _MEMORY_BYTES = 3 << 30
 _EVERY_S = 20.0
 _FOUND_MOST = 20
@@ -44,10 +42,10 @@ def fuzz(
     found: Callable[[dict[str, Any]], None],
     told: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[int]]:
-    """Give `count` damaged inputs to the readers. For each reader: the inputs, how many it refused, and the longest
-    time in microseconds.
+    """Give `count` damaged inputs to the readers. Return for each: inputs, refusals, and the longest time in
+    microseconds.
 
-    `found` is called for each input that raised an undeclared error, or took too long.
+    `found` gets each input that raised an undeclared error or took too long.
     """
     chance = random.Random(seed)
     deck = [reader for reader in readers for _ in range(reader.share)]
@@ -75,7 +73,6 @@ def fuzz(
 
 
 def live(*, count: int, seed: int, found: Callable[[dict[str, Any]], None]) -> dict[str, list[int]]:
-    """Run each core `count` times from its beginning, with random events."""
     counts = {}
     for name, life in lives().items():
         for number in range(count):

@@ -1,11 +1,7 @@
-"""Random events of the right types for a pilot's core: from the manager, from libraries, from the node.
+"""Random events of the right types for a pilot's core, and for pure parts of the manager and the pilot.
 
-Whatever comes, the core raises nothing, its memory adds up, and each call that it holds leaves once.
-
-Random events for the pure parts of the manager and of the pilot.
-
-The manager's core takes every event of the right types; the pilot's parts raise what they declare, have then changed
-nothing, and their books add up.
+The core raises nothing, its memory adds up, and each call leaves once. The parts raise what they declare, have then
+changed nothing, and their books add up.
 """
 
 from __future__ import annotations
@@ -47,7 +43,6 @@ _FAILURE = Failure(FailureKind.CONTEXT, "no such file")
 
 
 def live(chance: random.Random, *, count: int) -> None:
-    """One pilot's life. Raises AssertionError when a promise is broken."""
     _Life(chance).live(count)
 
 
@@ -96,8 +91,6 @@ class _Life:
         for call in calls:
             self.sent[call] -= 1
             assert self.sent[call] >= 0, f"call {call} leaves twice"
-
-    # ---- what may come
 
     def library(self) -> LibraryId:
         return LibraryId(self.chance.randrange(1, 6))
@@ -177,14 +170,9 @@ class _Life:
                 devices = tuple(chance.choices([DeviceId("gpu:0"), DeviceId("gpu:1"), DeviceId("gpu:9")], k=1))
                 snapshots = {"bf16": ObjectRef("snap", _GB)} if chance.random() < 0.3 else {}
                 return to_pilot.StartLibrary(
-                    number,
-                    chance.choice(_RECIPES),
-                    devices,
-                    0,
-                    chance.choice(_PILOT_SIZES),
-                    snapshots,
+                    number, chance.choice(_RECIPES), devices, 0, chance.choice(_PILOT_SIZES), snapshots,
                     chance.choice(_SECONDS[:4]),
-                )
+                )  # fmt: skip
             case 3 | 4 | 5 | 6:
                 payload: Any = ObjectRef("argument", 2 * 10**6) if chance.random() < 0.2 else b"x"
                 new = [CallSpec(CallId(self.fresh + at), payload) for at in range(chance.randrange(1, 4))]
@@ -214,7 +202,6 @@ class _Life:
                 ))  # fmt: skip
 
     def held_of(self, number: LibraryId) -> tuple[CallId, ...]:
-        """Some of the calls that a library holds: what else is cancelled is told to be strange."""
         library = self.core.state.libraries.get(number)
         return tuple(library.held)[::2] if library is not None else ()
 
@@ -245,20 +232,15 @@ class _Life:
 
 
 EVENTS = 200
-"""Events of one life."""
 _SIZES = (-1, 0, 1, 10, 50, 99, 100, 101, 2**63)
 
 
 def lives() -> dict[str, Callable[[random.Random], None]]:
-    """Each gets chance, and lives through `EVENTS` random events. Raises AssertionError when a promise is broken."""
     return {
         "manager core: every message": functools.partial(fuzz_manager.live, events=EVENTS),
-        "pilot core: every event": functools.partial(live, count=EVENTS),
-        "pilot core: ledger": _ledger,
-        "pilot core: library": _library,
-        "pilot core: turns": _turns,
-        "pilot core: health": _health,
-    }
+        "pilot core: every event": functools.partial(live, count=EVENTS), "pilot core: ledger": _ledger,
+        "pilot core: library": _library, "pilot core: turns": _turns, "pilot core: health": _health,
+    }  # fmt: skip
 
 
 def _ledger(chance: random.Random) -> None:

@@ -1,10 +1,7 @@
-"""Inputs for the fuzzers: right ones, made from the types of messages, and damaged ones, made from right ones.
+"""Inputs for the fuzzers: right ones, made from the types of messages, and damaged ones.
 
-Damage that a decoder can see is damage near what is right: noise is refused by its first byte. So an input is a right
-one with a few bytes flipped, cut out, repeated, taken from another one, or replaced by what decoders find hard (lengths
-that no machine has, deep nesting, text that is not UTF-8).
-
-What a fuzzer needs to know of one reader of bytes.
+Noise is refused by its first byte, so a damaged input is a right one with bytes flipped, cut, repeated, taken from
+another, or replaced by what decoders find hard (huge lengths, deep nesting, text that is not UTF-8).
 """
 
 from __future__ import annotations
@@ -56,7 +53,6 @@ _FLOATS = (0.0, 1.0, -1.0, 1e-9, 1e18, 1e308, math.inf, -math.inf, math.nan)
 
 
 def damage(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """A right input with one to four faults."""
     out = bytearray(data)
     for _ in range(1 + int(chance.random() * chance.random() * 4)):
         size = len(out)
@@ -85,7 +81,6 @@ def damage(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes
 
 
 def value_of(kind: Any, chance: random.Random, *, depth: int = 0) -> Any:
-    """A value of a type that msgspec knows: any, with a taste for the extremes."""
     return _value(inspect.type_info(kind), chance, depth)
 
 
@@ -162,7 +157,6 @@ def _count(chance: random.Random, depth: int) -> int:
 
 
 def plain(value: Any) -> Any:
-    """A value with its enums as what travels."""
     return value.value if isinstance(value, enum.Enum) else msgspec.to_builtins(value)
 
 
@@ -186,7 +180,6 @@ class Target:
         self.read = read
         self.declared = declared
         self.right = right
-        """Right inputs, to be damaged."""
         self.complete = complete
         """Right inputs are read without an error: they are no half of a conversation."""
         self.share = share

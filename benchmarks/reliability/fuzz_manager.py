@@ -1,7 +1,6 @@
 """Random events of the right types, with values of any kind: the manager's core takes each of them without raising.
 
-`live(chance, events=1000)` gives cores a thousand random events. Most peers and numbers in them are known to the core,
-so that the events reach deep; the others are what a stranger might send: zero, negative, huge, no number at all.
+Most peers and numbers are known to the core, so that events reach deep; the others are what a stranger might send.
 """
 
 from __future__ import annotations
@@ -44,24 +43,8 @@ SESSION = "k3v9"
 _INTS = (0, 1, 2, 3, -1, 7, 1000, 10**9, 8 * 10**9, 1 << 40, (1 << 62) + 1, -(1 << 62))
 _FLOATS = (0.0, 1.0, 0.5, 30.0, 1e-300, 1e9, 1e300, math.inf, -math.inf, math.nan, -1.0)
 _TEXTS = (
-    "",
-    "bare",
-    "a",
-    "b",
-    "f",
-    "g",
-    "p0",
-    "p1",
-    "cpu:0",
-    "cpu:1",
-    "c-1",
-    "lib-1",
-    "b1",
-    "b2",
-    "b99",
-    "mine",
-    "\x00é",
-)
+    "", "bare", "a", "b", "f", "g", "p0", "p1", "cpu:0", "cpu:1", "c-1", "lib-1", "b1", "b2", "b99", "mine", "\x00é",
+)  # fmt: skip
 
 
 class Fuzzer:
@@ -72,7 +55,6 @@ class Fuzzer:
         self.is_strange = False
 
     def message(self, kind: Any) -> Any:
-        """A random value of a type."""
         self.is_strange = self.chance.random() < 0.33
         return self.value(kind)
 
@@ -134,8 +116,6 @@ _OF_PILOT = inspect.type_info(say.FromPilot)
 
 
 class Session:
-    """A core and the peers that send it random events."""
-
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.core = Core(SESSION, default_policies())
@@ -175,7 +155,6 @@ class Session:
         self.report(name, say.PilotHello(wire.VERSION, SESSION, "host", 7, devices, peer="h:1", block="b1"))
 
     def step(self) -> Any:
-        """One random event; what it was."""
         chance, fuzzer, state = self.chance, self.fuzzer, self.core.state
         pilot, client = f"p{chance.randrange(self.pilots)}", chance.choice(("ana", "bob", "factory"))
         if len(state.pilots) < 2 and chance.random() < 0.3:
@@ -238,8 +217,8 @@ class Session:
 
 
 def live(chance: random.Random, *, events: int, validate_every: int = 50) -> None:
-    """Give a core random events, as many as `events` says; after a session that ends comes another one. Raises what the
-    core raises, with a note of the event."""
+    """Give a core `events` random events; a session that ends is followed by another. Errors get a note of the
+    event."""
     session = Session(chance)
     for number in range(events):
         event = session.step()

@@ -1,7 +1,6 @@
 """What the journal costs: coming back after a long past, its size, and syncing it in groups.
 
-One past of a manager, written as a live manager writes it (core, journal, compaction; times of its own), and a real
-manager that comes back from it; prints JSON.
+A past is written as a live manager writes it (core, journal, compaction), and a real manager comes back from it.
 
 python -m benchmarks.reliability.journal idle --pilots 2000 --hours 24     a day of heartbeats, every 5 s
 python -m benchmarks.reliability.journal ended --calls 10000000  calls that ended, and 1,000 that are open
@@ -10,7 +9,6 @@ python -m benchmarks.reliability.journal map --sync true  calls/s of a program, 
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import os
@@ -24,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.harness import ratios, run_side, side_options, take_turns
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import Event, FromClient, FromPilot, SetTimer, TimerFired, ToPilot
@@ -60,7 +58,6 @@ _SIDE = "benchmarks.reliability.journal"
 
 
 def coming_back(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Seconds from the start of the manager's process until it listens, and the most that its journal's files took."""
     repeats = 1 if quick else 3
     hours, calls = ("0.1", "100000") if quick else ("24", "10000000")
     cases = {
@@ -80,7 +77,6 @@ def coming_back(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def group_sync(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Calls a second in pairs."""
     pairs, calls = (1, "2000") if quick else (5, "50000")
     rates: dict[str, list[float]] = {"synced in groups": [], "not synced": []}
     for pair in range(pairs):
@@ -101,8 +97,6 @@ PAYLOAD = b"x" * 64
 
 
 class Past:
-    """A manager without sockets, in times of its own."""
-
     def __init__(self, folder: SessionFolder, *, pilots: int) -> None:
         self.now = time.time() - 30 * 86_400
         self.journal = Journal(folder.journal)
@@ -143,7 +137,6 @@ class Past:
         self.give(FromPilot(pilot, self._number(pilot) if numbered else 0, list(messages)))
 
     def turn_ends(self, *, fast: bool = False) -> None:
-        """As in the manager's loop. `fast`: time flies, so a child that writes is waited for."""
         self.journal.flush()
         self.compaction.advance(self.core)
         if fast:
@@ -156,7 +149,6 @@ class Past:
         self.most_bytes = max(self.most_bytes, size)
 
     def pass_until(self, at: float) -> None:
-        """Time passes, and timers fire."""
         while self._timers and self._timers[0][0] <= at:
             due, key = heapq.heappop(self._timers)
             if self.core.state.timers.get(key) == due:
@@ -170,7 +162,6 @@ class Past:
 
 
 def idle(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
-    """Pilots that do nothing but beat, through what the live manager does with a heartbeat."""
     past = Past(folder, pilots=pilots)
     read = wire.from_pilot()
     frame = wire.encode([Heartbeat()])
@@ -187,7 +178,6 @@ def idle(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
 
 
 def ended(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 100) -> Past:
-    """A journal in which `calls` calls have ended and `open_calls` are open. Calls come, and end, in frames of 32."""
     past = Past(folder, pilots=pilots)
     past.client(DefineRecipe(Recipe("bench", "bench", slots=32)), DefineFunction(FunctionKey("f"), "f", b"code"))
     submitted = done = turns = 0
@@ -215,7 +205,6 @@ def ended(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 1
 
 
 def comes_back(folder: SessionFolder, *, pilots: int, open_calls: int) -> dict[str, Any]:
-    """Seconds from the start of a real manager's process until it listens, and what it knows then."""
     key = folder.read_key("server").public
     folder.write(SessionFile(SESSION, wire.VERSION, "tcp://127.0.0.1:21999", key, created_at=time.time()))
     began = time.perf_counter()
@@ -238,12 +227,10 @@ def comes_back(folder: SessionFolder, *, pilots: int, open_calls: int) -> dict[s
 
 
 def rate(*, sync: str, calls: int) -> dict[str, Any]:
-    """Calls a second through `map`, on hot libraries."""
     import stoker
 
     site = Path("site.toml")
-    said = Path(os.environ.get("SITE", "")).read_text() if os.environ.get("SITE") else _SITE
-    site.write_text(f"{said}\n[session]\nsync = {sync}\n")
+    site.write_text(f'name = "here"\n[provider]\nkind = "local"\n[session]\nsync = {sync}\n')
 
     def nothing(x: int) -> int:
         return x
@@ -258,21 +245,10 @@ def rate(*, sync: str, calls: int) -> dict[str, Any]:
     return {"calls_per_s": calls / took_s}
 
 
-_SITE = """name = "here"
-[provider]
-kind = "local"
-"""
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["idle", "ended", "map"])
-    parser.add_argument("--pilots", type=int, default=2000)
-    parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--calls", type=int, default=10_000_000)
-    parser.add_argument("--open", type=int, default=1000)
-    parser.add_argument("--sync", choices=["true", "false"], default="true")
-    asked = parser.parse_args()
+    asked = side_options(
+        __doc__, what=("idle", "ended", "map"), pilots=2000, hours=24.0, calls=10_000_000, open=1000, sync="true"
+    )  # fmt: skip
     if asked.what == "map":
         print(json.dumps(rate(sync=asked.sync, calls=asked.calls)))
         return

@@ -5,7 +5,6 @@ python -m benchmarks.reliability.lost_pilot killed
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 import psutil
 
 import stoker
+from benchmarks.harness import side_options, until
 from stoker.site import Pilot, Site
 
 LIMIT_S = 120.0
@@ -41,22 +41,17 @@ def long(_one: int, path: str) -> None:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("how", choices=["killed", "frozen"])
-    asked = ask.parse_args()
+    asked = side_options(__doc__, how=("killed", "frozen"))
     site = Site(pilot=Pilot(devices="cpu:1", init_blocks=2, max_blocks=2))
     with tempfile.TemporaryDirectory(prefix="lost-") as folder:
         path = Path(folder) / "starts"
         session = stoker.load(site, run_dir=folder, strategy="none")
         frozen: list[psutil.Process] = []
         try:
-            until = time.monotonic() + LIMIT_S
-            while len(set(stoker.map(short, range(20)))) < 2:  # hot on both
-                if time.monotonic() > until:
-                    raise SystemExit("the context did not become hot on two pilots")
+            until(lambda: len(set(stoker.map(short, range(20)))) == 2, LIMIT_S, "the context on two pilots")
             long(str(path))
             _, pid = _line(path, 0)
-            pilot = next(each for each in psutil.Process(pid).parents() if _is_pilot(each))
+            pilot = next(each for each in psutil.Process(pid).parents() if ("stoker.pilot.main" in each.cmdline()))
             everything = [pilot, *pilot.children(recursive=True)]
             if asked.how == "frozen":
                 frozen = everything
@@ -73,19 +68,11 @@ def main() -> None:
 
 
 def _line(path: Path, number: int) -> tuple[float, int]:
-    """When, and in which process, the call began for the n-th time."""
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until:
-        lines = path.read_text().splitlines() if path.exists() else []
-        if len(lines) > number:
-            at, pid = lines[number].split()
-            return float(at), int(pid)
-        time.sleep(0.005)
-    raise SystemExit(f"the call did not begin {number + 1} times within {LIMIT_S:g} s")
+    def lines() -> list[str]:
+        return path.read_text().splitlines()[number:] if path.exists() else []
 
-
-def _is_pilot(process: psutil.Process) -> bool:
-    return "stoker.pilot.main" in process.cmdline()
+    at, pid = until(lines, LIMIT_S, f"beginning {number + 1} of the call")[0].split()
+    return float(at), int(pid)
 
 
 if __name__ == "__main__":

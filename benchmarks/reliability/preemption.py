@@ -1,17 +1,11 @@
 """Calls over pilots in the preemptible partition of a real Slurm, while every five seconds one of them is pushed aside.
 
-*Goodput* is the time that calls take by themselves (their number times what one takes, here a fixed sleep) divided by
-the pilot-seconds that there were: from each pilot's arrival to its end, summed, as the manager saw it, from the first
-pilot to the last result. What a pilot spends on loading its context, on waiting for calls, on calls that it does
-not finish and on ending counts as lost; the time in which a preempted job waits in the queue and starts again does not:
-nobody could have worked in it.
+*Goodput* is the time that the calls take by themselves (their number times a fixed sleep) divided by the pilot-seconds
+from each pilot's arrival to its end, up to the last result. Loads, waits and unfinished calls count as lost; the time
+of a preempted job in the queue does not. The side fails unless each call has one right result.
 
-The side fails unless every call has one result, and the right one.
-
-One run of `benchmarks.reliability.preemption`: `python -m benchmarks.reliability.preemption --calls 10000 --seed 1`
-prints it as JSON.
-
-The lab that starts Slurm is that of the tests: `tests` must be on PYTHONPATH.
+`python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints one run as JSON. It starts Slurm with the
+lab of the tests: `tests` must be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -42,7 +36,6 @@ _LAB = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """The same run, once or three times."""
     calls, repeats = (600, 1) if quick else (10_000, 3)
     runs: list[dict[str, Any]] = []
     for number in range(1, repeats + 1):
@@ -51,12 +44,8 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
             return Table(name=NAME, title=TITLE, skipped=why)
         runs.append(found)
         say(f"run {number} of {repeats}: {', '.join(f'{name} {value:,.2f}' for name, value in found.items())}")
-    cells = {
-        "s": [run["seconds"] for run in runs],
-        "preempted": [run["preempted"] for run in runs],
-        "pilot-seconds": [run["pilot_s"] for run in runs],
-        "goodput": [run["goodput"] for run in runs],
-    }
+    headings = {"s": "seconds", "preempted": "preempted", "pilot-seconds": "pilot_s", "goodput": "goodput"}
+    cells = {heading: [run[name] for run in runs] for heading, name in headings.items()}
     what = f"{calls:,} calls of {runs[0]['call_s']:g} s on 8 nodes, a pilot preempted every 5 s"
     return Table(name=NAME, title=TITLE, lines=[Line(what=what, cells=cells, bar=Bar(at_least=0.85))])
 
@@ -75,47 +64,35 @@ def nap(sleep, number):
     return number
 
 
-class Pusher(threading.Thread):
-    """Every few seconds a short job of the other partition takes the node of a pilot."""
-
-    def __init__(self, cluster: Cluster, *, seed: int) -> None:
+class Every(threading.Thread):
+    def __init__(self, seconds: float, do: Callable[[], None]) -> None:
         super().__init__(daemon=True)
-        self._cluster = cluster
-        self._chance = random.Random(seed)
-        self._over = threading.Event()
+        self._seconds, self._do, self._over = seconds, do, threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(EVERY_S):
-            jobs = [line[0] for line in self._cluster.queue("--states=RUNNING", "--partition=backfill")]
-            if nodes := sorted(filter(None, (self._cluster.job(job).get("NodeList") for job in jobs))):
-                options = ("--partition=main", "--exclusive", f"--nodelist={self._chance.choice(nodes)}")
-                self._cluster.submit(f"sleep {PUSHED_S}", *options)
+        while not self._over.wait(self._seconds):
+            self._do()
 
     def stop(self) -> None:
         self._over.set()
         self.join()
 
 
-class Meter(threading.Thread):
-    """Sums up the time that pilots are there."""
+def push(cluster: Cluster, chance: random.Random) -> None:
+    jobs = [line[0] for line in cluster.queue("--states=RUNNING", "--partition=backfill")]
+    if nodes := sorted(filter(None, (cluster.job(job).get("NodeList") for job in jobs))):
+        cluster.submit(f"sleep {PUSHED_S}", "--partition=main", "--exclusive", f"--nodelist={chance.choice(nodes)}")
 
+
+class Meter:
     def __init__(self, session: stoker.Session) -> None:
-        super().__init__(daemon=True)
-        self.pilot_s = 0.0
-        self._session = session
-        self._over = threading.Event()
+        self.pilot_s, self._session = 0.0, session
+        self._last, self._pilots = time.monotonic(), len(session.status(30).pilots)
 
-    def run(self) -> None:
-        last, pilots = time.monotonic(), len(self._session.status(30).pilots)
-        while not self._over.wait(0.1):
-            seen = len(self._session.status(30).pilots)
-            now = time.monotonic()
-            self.pilot_s += (now - last) * (pilots + seen) / 2
-            last, pilots = now, seen
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
+    def look(self) -> None:
+        seen, now = len(self._session.status(30).pilots), time.monotonic()
+        self.pilot_s += (now - self._last) * (self._pilots + seen) / 2
+        self._last, self._pilots = now, seen
 
 
 def main() -> None:
@@ -132,19 +109,19 @@ def main() -> None:
 
 
 def side(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, float]:
-    """One run. Raises RuntimeError when a result is missing, wrong, or there twice."""
     blocks = {"init_blocks": NODES, "max_blocks": NODES}
     site = write_site(place, provider={"gpus": "a10:1"}, pilot=blocks)
     with stoker.load(site, run_dir=f"{place}/runinfo") as session:
         status_when(session, lambda status: len(status.pilots) == NODES, what=f"{NODES} pilots", limit_s=120)
-        pusher, meter = Pusher(cluster, seed=seed), Meter(session)
+        meter, chance = Meter(session), random.Random(seed)
+        both = Every(0.1, meter.look), Every(EVERY_S, lambda: push(cluster, chance))
         begun = time.monotonic()
-        meter.start()
-        pusher.start()
+        for thread in both:
+            thread.start()
         results = sorted(stoker.map(nap, range(calls), ordered=False))
         seconds = time.monotonic() - begun
-        meter.stop()
-        pusher.stop()
+        for thread in both:
+            thread.stop()
         status = session.status()
         preempted = sum(int(line[-1]) for line in cluster.queue("--partition=backfill"))
     if preempted < seconds / EVERY_S / 2 - 1:
@@ -152,14 +129,9 @@ def side(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, f
     if results != list(range(calls)) or status.failed:
         raise RuntimeError(f"{len(results)} results of {calls} calls, {status.failed} failed")
     return {
-        "goodput": calls * CALL_S / meter.pilot_s,
-        "pilot_s": meter.pilot_s,
-        "seconds": seconds,
-        "call_s": CALL_S,
-        "preempted": preempted,
-        "lost_pilots": status.lost_pilots,
-        "rerun_calls": status.rerun_calls,
-    }
+        "goodput": calls * CALL_S / meter.pilot_s, "pilot_s": meter.pilot_s, "seconds": seconds, "call_s": CALL_S,
+        "preempted": preempted, "lost_pilots": status.lost_pilots, "rerun_calls": status.rerun_calls,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""What a live manager bears: thousands of connected pilots, and its own violent death.
-
-One run of a live manager among pilots that run nothing (`benchmarks.reliability.fake_pilots`), in fresh processes;
-prints JSON.
+"""What a live manager bears: thousands of connected pilots that run nothing, and its own violent death.
 
 python -m benchmarks.reliability.recovery rate --pilots 2000      calls/s, and the manager's memory
 python -m benchmarks.reliability.recovery restart                 seconds from kill -9 of the manager until it works
@@ -10,7 +7,6 @@ again
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -20,13 +16,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.harness import ratios, run_side, side_options, take_turns, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE
 from stoker.manager.executor.client import Link
@@ -39,68 +36,51 @@ from stoker.protocol.to_client import Status
 from stoker.protocol.to_manager import EndSession
 from stoker.protocol.to_pilot import FunctionBlob
 
+SIDE = "benchmarks.reliability.recovery"
 MANY, MANY_TITLE = "many_pilots", "one live manager with 2,000 connected pilots against one pilot"
 LOST, LOST_TITLE = "lost_pilot", "from the loss of a pilot until the call that it ran runs on another"
 RESTART, RESTART_TITLE = "restart", "kill -9 of the manager with 100,000 calls queued and 200 running"
 
 
 def many_pilots(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Calls a second in pairs, and the manager's memory."""
     pilots, calls, repeats = (50, 5000, 1) if quick else (2000, 200_000, 3)
     one, many = [], []
     for repeat in range(repeats):
         sides = {
-            number: partial(
-                run_side, "benchmarks.reliability.recovery", "rate", "--pilots", number, "--calls", str(calls)
-            )
+            number: partial(run_side, SIDE, "rate", "--pilots", number, "--calls", str(calls))
             for number in ("1", str(pilots))
         }
         for some, side in zip((one, many), take_turns(repeat, sides).values(), strict=True):
             some.append(side)
         say(f"pair {repeat + 1} of {repeats}: {one[-1]['calls_per_s']:,.0f}/s, {many[-1]['calls_per_s']:,.0f}/s")
-    rates = {
-        f"{pilots:,} pilots": [side["calls_per_s"] for side in many],
-        "one pilot": [side["calls_per_s"] for side in one],
-    }
+    name = f"{pilots:,} pilots"
+    rates = {name: [side["calls_per_s"] for side in many], "one pilot": [side["calls_per_s"] for side in one]}
+    memory = {name: [side["manager_bytes"] / 1e6 for side in many]}
+    lost = {name: [float(side["lost_pilots"]) for side in many]}
     lines = [
         Line(what="calls/s", cells={**rates, "many / one": ratios(*rates.values())}, bar=Bar(at_least=0.5)),
-        Line(
-            what="memory of the manager, MB",
-            cells={f"{pilots:,} pilots": [side["manager_bytes"] / 1e6 for side in many]},
-            bar=Bar(at_most=500),
-            last_digits=0,
-        ),
-        Line(
-            what="pilots lost meanwhile",
-            cells={f"{pilots:,} pilots": [float(side["lost_pilots"]) for side in many]},
-            bar=Bar(at_most=0),
-            last_digits=0,
-        ),
+        Line(what="memory of the manager, MB", cells=memory, bar=Bar(at_most=500), last_digits=0),
+        Line(what="pilots lost meanwhile", cells=lost, bar=Bar(at_most=0), last_digits=0),
     ]
     return Table(name=MANY, title=MANY_TITLE, lines=lines)
 
 
 def restart(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Seconds until calls that were queued run again, and whether any call ran or ended twice."""
     queued, repeats = (2000, 1) if quick else (100_000, 3)
     found = []
     for repeat in range(repeats):
-        found.append(run_side("benchmarks.reliability.recovery", "restart", "--queued", str(queued)))
+        found.append(run_side(SIDE, "restart", "--queued", str(queued)))
         say(f"{repeat + 1} of {repeats}: {found[-1]['at_work_s']:.1f} s")
+    again = {"calls": [float(one["ran_again"] + one["ended_twice"]) for one in found]}
+    what = "calls that had ended and were run again, or ended twice"
     lines = [
         Line(what="until it is back at work, s", cells={"s": [one["at_work_s"] for one in found]}, bar=Bar(at_most=10)),
-        Line(
-            what="calls that had ended and were run again, or ended twice",
-            cells={"calls": [float(one["ran_again"] + one["ended_twice"]) for one in found]},
-            bar=Bar(at_most=0),
-            last_digits=0,
-        ),
+        Line(what=what, cells=again, bar=Bar(at_most=0), last_digits=0),
     ]
     return Table(name=RESTART, title=RESTART_TITLE, lines=lines)
 
 
 def lost_pilot(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Seconds, when its process is killed (the connection breaks), and when it is stopped (it falls silent)."""
     lines = []
     for how, bar, repeats in (("killed", 1.5, 5), ("frozen", 16.0, 3)):
         seconds = [
@@ -118,8 +98,6 @@ LIMIT_S = 300.0
 
 
 class Counter:
-    """Waits for many calls at once, and notes whether one ends twice."""
-
     def __init__(self) -> None:
         self.ended: set[int] = set()
         self.twice = 0
@@ -148,8 +126,6 @@ class Counter:
 
 
 class World:
-    """A session folder, a manager, pilots and a client."""
-
     def __init__(self, folder: Path, *, pilots: int, devices: int, hold_after: int = -1) -> None:
         self.folder = SessionFolder(folder)
         make_folder(self.folder)
@@ -158,15 +134,9 @@ class World:
         self.link = Link(self.folder)
         self.link.wait_joined(60)
         command = [
-            sys.executable,
-            "-m",
-            "benchmarks.reliability.fake_pilots",
-            "--session",
-            str(folder),
-            "--pilots",
-            str(pilots),
-        ]
-        command += ["--devices", str(devices), "--hold-after", str(hold_after)]
+            sys.executable, "-m", "benchmarks.reliability.fake_pilots", "--session", str(folder), "--pilots",
+            str(pilots), "--devices", str(devices), "--hold-after", str(hold_after),
+        ]  # fmt: skip
         self.pilots = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         _until(lambda: len(self.status().pilots) == pilots, "all pilots have joined")
 
@@ -192,7 +162,6 @@ class World:
 
 
 def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
-    """Calls a second through one manager, and what it holds in memory (bytes)."""
     world = World(folder, pilots=pilots, devices=2)
     joined = psutil.Process(world.manager.pid).memory_info().rss
     warm = Counter()
@@ -217,7 +186,6 @@ def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
 
 
 def restarted(folder: Path, *, queued: int, running: int, finished: int) -> dict[str, Any]:
-    """Seconds from kill -9 of the manager, which is started again at once, until a call that was queued has ended."""
     world = World(folder, pilots=running // 2, devices=2, hold_after=finished)
     counter = Counter()
     total = finished + running + queued
@@ -238,26 +206,16 @@ def restarted(folder: Path, *, queued: int, running: int, finished: int) -> dict
     return {"pilots_back_s": back, "at_work_s": at_work, "ran_again": found["again"], "ended_twice": counter.twice}
 
 
-def _until(true: Any, what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        try:
-            if true():
-                return
-        except TimeoutError:
-            pass
-        time.sleep(0.02)
-    raise SystemExit(f"not within {LIMIT_S:g} s: {what}")
+def _until(true: Callable[[], Any], what: str) -> None:
+    def asked() -> Any:
+        with suppress(TimeoutError):
+            return true()
+
+    until(asked, LIMIT_S, what, every_s=0.02)
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("what", choices=["rate", "restart"])
-    ask.add_argument("--pilots", type=int, default=1)
-    ask.add_argument("--calls", type=int, default=200_000)
-    ask.add_argument("--queued", type=int, default=100_000)
-    ask.add_argument("--running", type=int, default=200)
-    asked = ask.parse_args()
+    asked = side_options(__doc__, what=("rate", "restart"), pilots=1, calls=200_000, queued=100_000, running=200)
     with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
         os.environ["STOKER_HOME"] = os.path.join(folder, "home")
         place = Path(folder) / "session"

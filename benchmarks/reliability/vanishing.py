@@ -1,22 +1,17 @@
 """Pilots are taken away one after the other until none is left (Pervasive Context Management §4.4).
 
-The paper ran inferences on 20 GPUs, lost one a minute from the 900th second on, and counted what was done when none was
-left: 62,900 inferences with pervasive contexts, 46,000 with partial ones (Figure 8), 1.37 times as many. Here 20
-pilots on this machine sleep: a call takes 5 s, a load 0.8 of that, the ratio that the paper's Figure 6 implies; one
-pilot is killed every 8 s from the 40th second on. With awareness disk each call starts a process and loads again, as
-the paper's partial contexts do. How long a load takes is put in, and the ratio of the two sides follows from it, so the
-ratio has no bar. The bar is that neither side loses a call, that is, that none ends with an error, though pilots die
-under calls that run. Sleeping pilots do not compete for this machine's cores; starting a process for each call does
-cost it something, which is why calls are not shorter, and why the two sides do not run at once.
+The paper lost one of 20 GPUs a minute from the 900th second on: 62,900 inferences with pervasive contexts, 46,000 with
+partial ones (Figure 8), 1.37 times as many. Here 20 pilots on this machine sleep: a call takes 5 s, a load 0.8 of that
+(the ratio that Figure 6 implies), and one pilot is killed every 8 s from the 40th second on. With awareness disk each
+call starts a process and loads again. The ratio of the sides follows from the lengths that are put in, so it has no
+bar. The bar is that no call ends with an error. The sides run one after the other, since starting processes costs
+cores.
 
-One side of `vanishing`: pilots that are killed one after the other until none is left; prints JSON.
-
-python -m benchmarks.reliability.vanishing --awareness full
+python -m benchmarks.reliability.vanishing full|disk
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import tempfile
@@ -28,7 +23,7 @@ from typing import Any
 import psutil
 
 import stoker
-from benchmarks.harness import ratios, run_side, take_turns
+from benchmarks.harness import ratios, run_side, side_options, take_turns, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Awareness
 from stoker.site import Pilot, Site
@@ -38,15 +33,12 @@ NAME, TITLE = "vanishing", "calls done when 20 pilots have been killed one by on
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Calls done in pairs, and calls that each side gave up."""
     small = ("--pilots", "3", "--call-s", "0.5", "--from-s", "4", "--every-s", "1") if quick else ()
     done: dict[str, list[float]] = {"full": [], "disk": []}
     failed: dict[str, list[float]] = {"full": [], "disk": []}
     repeats = 1 if quick else 3
     for repeat in range(repeats):
-        sides = {
-            name: partial(run_side, "benchmarks.reliability.vanishing", "--awareness", name, *small) for name in done
-        }
+        sides = {name: partial(run_side, "benchmarks.reliability.vanishing", name, *small) for name in done}
         for name, found in take_turns(repeat, sides).items():
             done[name].append(float(found["calls"]))
             failed[name].append(float(found["failed"]))
@@ -61,14 +53,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--awareness", choices=["disk", "full"], required=True)
-    ask.add_argument("--pilots", type=int, default=20)
-    ask.add_argument("--call-s", type=float, default=5.0, help="seconds that a call's inferences take")
-    ask.add_argument("--load", type=float, default=LOAD_IN_CALLS, help="what a load takes, in calls")
-    ask.add_argument("--from-s", type=float, default=40.0, help="when the first pilot is killed")
-    ask.add_argument("--every-s", type=float, default=8.0, help="the time between two kills")
-    asked = ask.parse_args()
+    asked = side_options(
+        __doc__, awareness=("disk", "full"), pilots=20, call_s=5.0, load=LOAD_IN_CALLS, from_s=40.0, every_s=8.0
+    )  # fmt: skip
     call_s = float(asked.call_s)
     load_s = asked.load * call_s
     done = failed = 0
@@ -106,12 +93,7 @@ def main() -> None:
 
 
 def _wait_for_pilots(session: Any, number: int, folder: str) -> list[psutil.Process]:
-    """The processes of the session in this folder that are pilots, once all have joined."""
-    deadline = time.monotonic() + 120
-    while len(session.status().pilots) < number:
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{len(session.status().pilots)} of {number} pilots joined within 120 s")
-        time.sleep(0.2)
+    until(lambda: len(session.status().pilots) == number, 120, f"{number} pilots", every_s=0.2)
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

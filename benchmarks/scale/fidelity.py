@@ -1,28 +1,20 @@
 """How well the simulator knows this machine: fact verification, live and simulated.
 
-Each run is the application as people run it, `stoker run fact_verification`, in a fresh session. From its journal come
-what loads and calls took and what passed between them (`stoker.manager.study.calibrate`); the same policies are then
-simulated in that world under several seeds. The error is that of the median simulated makespan, from the first call to
-the last end, against the live one.
-
-A second line has no bar: each run forecast from the world of the run before. A machine that drifts is in it, which no
-simulator can know of.
-
-Tuning jobs come last, where peft is installed: a gang of two, forecast from a job on one device (`tuning_times`).
+Each run is `stoker run fact_verification` in a fresh session. Its journal gives what loads and calls took
+(`stoker.manager.study.calibrate`); the same policies are simulated in that world under several seeds. The error is that
+of the median simulated makespan against the live one. A second line without a bar forecasts each run from the run
+before. Last, where peft is installed, tuning jobs: a gang of two, forecast from one device (`tuning_times`).
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.harness import MODEL, missing
+from benchmarks.harness import MODEL, missing, verify_facts
 from benchmarks.tables import Bar, Line, Table
 from benchmarks.tuning import tuning_times
 from stoker.manager.live.replay import verify
@@ -37,7 +29,6 @@ PROMPTS = 3
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Runs and their simulations, in a state folder of their own."""
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     runs, limit = (1, 2) if quick else (RUNS, LIMIT)
@@ -78,23 +69,9 @@ def _makespan(world: Calibrated) -> float:
 
 
 def _live(place: Path, *, limit: int) -> SessionFolder:
-    """Run the application; the folder of its session, which is over."""
     home = place / "home"
-    path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
     begun = time.time()
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--limit", str(limit), "--fresh",
-         "--json"],
-        capture_output=True,
-        text=True,
-        cwd=place,
-        env={**os.environ, "STOKER_HOME": str(home), "PATH": path},
-        timeout=3600,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(
-            f"fact_verification failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        )
+    verify_facts(place, "--limit", str(limit), home=home)
     links = [link for link in (home / "sessions").iterdir() if link.lstat().st_mtime >= begun - 1]
     newest = max(links, key=lambda link: link.lstat().st_mtime)
     return SessionFolder(newest.resolve())

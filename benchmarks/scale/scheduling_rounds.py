@@ -1,29 +1,23 @@
-"""What a round of the `prompt-tuner` policy costs: dispatch and residency together, carried out by the manager's core.
+"""What a round of the `prompt-tuner` policy costs: dispatch and residency together, by processor time of `Core.handle`.
 
-Processor time of `Core.handle` for the timers of both rounds: what changed is taken in, who starts and what is warmed
-is decided, and all that is done. 96 GPUs work through arrivals of three models in virtual time, so most rounds find
-little to do, and some much. At 1,000 GPUs 10,000 jobs wait: `from scratch` is the first round of a policy that knows
-nothing yet; then one job comes, or one ends and others start, and that round is measured. The cases are in
-`scheduling_rounds_side`.
+96 GPUs work through arrivals of three models in virtual time, so most rounds find little to do. At 1,000 GPUs 10,000
+jobs wait: `from scratch` is a policy's first round; then one job comes, or one ends and others start.
 
-Rounds over one cluster, in a process of its own: `python -m benchmarks.scale.scheduling_rounds CASE [--quick]` prints
-its figures as JSON. Virtual time; pilots load and run as they are told; processor time of the rounds alone counts.
+`python -m benchmarks.scale.scheduling_rounds CASE [--quick]` prints the figures of a case as JSON.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import heapq
 import itertools
 import json
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
+from benchmarks.harness import run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.manager.core.events import Command, Event, FromClient, FromPilot, SetTimer, TimerFired, ToPilot
@@ -53,15 +47,10 @@ REPEATS = 5
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Every case as often as its bar asks for, each in a fresh process."""
     times = 1 if quick else REPEATS
-    lines = []
-    for case, what in (("steady", "96 GPUs, three models: rounds, mean"),):
-        runs = [_run(case, say, quick=quick) for _ in range(times)]
-        cells = {"ms": [one["mean_ms"] for one in runs], "longest, ms": [one["longest_ms"] for one in runs]}
-        lines.append(
-            Line(what=what, cells={"longest, ms": cells["longest, ms"], "ms": cells["ms"]}, bar=_bar(2, times))
-        )
+    runs = [_run("steady", say, quick=quick) for _ in range(times)]
+    cells = {"longest, ms": [one["longest_ms"] for one in runs], "ms": [one["mean_ms"] for one in runs]}
+    lines = [Line(what="96 GPUs, three models: rounds, mean", cells=cells, bar=_bar(2, times))]
     for case, what in (("warm", "all of them busy"), ("mixed", "a tenth of them cold")):
         runs = [_run(case, say, quick=quick) for _ in range(times)]
         title = f"1,000 GPUs, 10,000 jobs wait, {what}"
@@ -78,11 +67,7 @@ def _bar(most_ms: float, times: int) -> Bar:
 
 
 def _run(case: str, say: Callable[[str], None], *, quick: bool) -> dict[str, float]:
-    asked = [sys.executable, "-m", "benchmarks.scale.scheduling_rounds", case, *(["--quick"] if quick else [])]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=900)
-    if done.returncode:
-        raise RuntimeError(f"{case} failed ({done.returncode})\n{done.stderr[-4000:]}")
-    found: dict[str, float] = json.loads(done.stdout)
+    found = run_side("benchmarks.scale.scheduling_rounds", case, *["--quick"] * quick)
     say(f"{case}: " + ", ".join(f"{name} {value:.3g}" for name, value in found.items()))
     return found
 
@@ -120,8 +105,6 @@ class Cluster:
             facts = tuple(DeviceFacts(DeviceId(f"cuda:{i}"), "NVIDIA A100", 80 * GB) for i in range(8))
             self.pilot(PilotId(f"node{n}"), PilotHello(wire.VERSION, "bench", f"node{n}", 1, facts), numbered=False)
 
-    # ---- what happens
-
     def job(self, *, model: str = "", items: int = 0, due_in: float = 0.0) -> None:
         self.calls += 1
         work = items or self.chance.randint(20, 200)
@@ -133,7 +116,6 @@ class Cluster:
         self.client(Submit(FunctionKey("tune"), key, [spec], options))
 
     def run(self, until: float) -> list[float]:
-        """Let time pass. Returns what each round took, in seconds."""
         took: list[float] = []
         both = 0.0
         while self.agenda and self.agenda[0][0] <= until:
@@ -155,8 +137,6 @@ class Cluster:
 
     def pilot(self, pilot: PilotId, *messages: PilotMessage, numbered: bool = True) -> None:
         self._handle(FromPilot(pilot, self._number(pilot) if numbered else 0, list(messages)))
-
-    # ---- how
 
     def _handle(self, event: Event) -> None:
         before = time.thread_time()
@@ -197,7 +177,6 @@ def policies() -> Policies:
 
 
 def steady(part: int) -> dict[str, float]:
-    """Three models share 96 GPUs; about as many jobs come as they can do."""
     cluster = Cluster(gpus=96, seed=1)
     took: list[float] = []
     for _ in range(1200 // part):
@@ -208,7 +187,6 @@ def steady(part: int) -> dict[str, float]:
 
 
 def crowd(part: int, *, cold: float) -> dict[str, float]:
-    """1,000 GPUs, but for a part that is cold all warm and busy, and 10,000 jobs wait."""
     gpus, jobs = 1000 // part // 8 * 8, 10_000 // part
     cluster = Cluster(gpus=gpus, seed=1)
     for n in range(int(gpus * (1 - cold))):
@@ -237,7 +215,6 @@ def crowd(part: int, *, cold: float) -> dict[str, float]:
 
 
 def _scratch(cluster: Cluster) -> float:
-    """A round of policies that know nothing yet. What they want is not done."""
     from stoker.manager.core.seams import Changes
 
     fresh = policies()
@@ -247,24 +224,16 @@ def _scratch(cluster: Cluster) -> float:
     return time.thread_time() - before
 
 
-CASES = {
-    "steady": steady,
-    "warm": lambda part: crowd(part, cold=0.0),
-    "mixed": lambda part: crowd(part, cold=0.1),
-}
+CASES = {"steady": steady, "warm": lambda part: crowd(part, cold=0.0), "mixed": lambda part: crowd(part, cold=0.1)}
 
 
-def main() -> int:
-    ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("case", choices=sorted(CASES))
-    ask.add_argument("--quick", action="store_true", help="a tenth of it")
-    asked = ask.parse_args()
+def main() -> None:
+    asked = side_options(__doc__, case=tuple(sorted(CASES)), quick=False)
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)  # as the live loop does
-    sys.stdout.write(json.dumps(CASES[asked.case](10 if asked.quick else 1)) + "\n")
-    return 0
+    print(json.dumps(CASES[asked.case](10 if asked.quick else 1)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,24 +1,20 @@
 """How fast the simulator is: the deployed cores in virtual time, each case in a fresh process, processor time.
 
-An event of the manager's core is what it is in `core_events`: a call that arrives or a call that ends; besides, all
-else that it is told (pilots, libraries, blocks, timers). An event of a pilot's core is a call that comes to a library
-or ends there. The bar is for both together; the line before it has the manager's alone. The cases are in
-`simulator_side`.
+An event of the manager's core is a call that arrives or ends, as in `core_events`; an event of a pilot's core is a call
+that comes to a library or ends there. The bar is for both together.
 
-One simulation, in a process of its own: `python -m benchmarks.scale.simulator CASE [--quick]` prints its figures as
-JSON. Only processor time counts, from the first event to the outcome; the peak of memory is the whole process's.
+`python -m benchmarks.scale.simulator CASE [--quick]` prints the figures of a case as JSON, with the process's peak of
+memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 
+from benchmarks.harness import run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
@@ -37,7 +33,6 @@ REPEATS = 5
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Every case as often as its bar asks for."""
     times = 1 if quick else REPEATS
     steady = _runs("steady", times, say, quick=quick)
     lines = [
@@ -74,11 +69,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 def _runs(case: str, times: int, say: Callable[[str], None], *, quick: bool) -> list[dict[str, float]]:
     found = []
     for _ in range(times):
-        asked = [sys.executable, "-m", "benchmarks.scale.simulator", case, *(["--quick"] if quick else [])]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=1800)
-        if done.returncode:
-            raise RuntimeError(f"{case} failed ({done.returncode})\n{done.stderr[-4000:]}")
-        found.append(json.loads(done.stdout))
+        found.append(run_side("benchmarks.scale.simulator", case, *["--quick"] * quick, timeout_s=1800))
         one = found[-1]
         say(
             f"{case}: {one['calls']:,.0f} calls in {one['spent_s']:.1f} s ({one['calls'] / one['spent_s']:,.0f}/s), "
@@ -103,12 +94,8 @@ GB = 1_000_000_000
 BOOT_S, LOAD_S = 5.0, 10.0
 
 
-def main() -> int:
-    """Returns the exit status."""
-    ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("case", choices=sorted(CASES))
-    ask.add_argument("--quick", action="store_true", help="a hundredth of the calls")
-    asked = ask.parse_args()
+def main() -> None:
+    asked = side_options(__doc__, case=tuple(sorted(CASES)), quick=False)
     simulation = CASES[asked.case](100 if asked.quick else 1)
     began = time.process_time()
     outcome = simulation.run()
@@ -126,12 +113,10 @@ def main() -> int:
         "engine_steps": outcome.engine_steps,
         "mean_batch": outcome.mean_batch,
     }
-    sys.stdout.write(json.dumps(found) + "\n")
-    return 0
+    print(json.dumps(found))
 
 
 def steady(part: int) -> Simulation:
-    """100,000 calls of a second each on 200 pilots."""
     return Simulation(_world(200, item_s=1.0), _sweep(100_000 // part), default_policies(), seed=1)
 
 
@@ -144,19 +129,16 @@ def opportunistic(part: int) -> Simulation:
 
 
 def million(part: int) -> Simulation:
-    """1,000,000 calls of ten seconds each on 2,000 pilots."""
     return Simulation(_world(2000, item_s=10.0), _sweep(1_000_000 // part), default_policies(), seed=1)
 
 
 def short(part: int) -> Simulation:
-    """25,000 requests a second of five milliseconds each for twenty seconds, on 200 pilots, counted."""
     delays = Delays(frame_s=Duration(0.0125))  # what the dispatch policy takes a frame to be worth at such a rate
     world = _world(200, item_s=0.005, delays=delays)
     return Simulation(world, _poisson(500_000 // part, per_s=25_000.0), default_policies(), seed=1, counted=True)
 
 
 def engines(part: int) -> Simulation:
-    """Half an hour of requests to 64 language models, four of which share each of 16 devices."""
     prefill = tuple(StepCell(2**power, 2 ** (power - 1), 0.02 + 0.0001 * 2**power) for power in range(13))
     decode = tuple(
         StepCell(rows, length, 0.014 + 0.0003 * rows + 2e-7 * rows * length)
@@ -179,7 +161,6 @@ CASES = {"steady": steady, "opportunistic": opportunistic, "million": million, "
 
 
 def _requests(count: int, names: list[str], *, per_s: float) -> Iterator[Arrival]:
-    """Requests as those of a chat: 870 tokens in, 220 out, on the mean."""
     gaps, which = Stream(1, "benchmark/gaps"), Stream(1, "benchmark/models")
     inputs, outputs, at_s = Stream(1, "benchmark/inputs"), Stream(1, "benchmark/outputs"), 0.0
     objective = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
@@ -220,7 +201,6 @@ def _sweep(calls: int) -> Iterator[Arrival]:
 
 
 def _poisson(calls: int, *, per_s: float) -> Iterator[Arrival]:
-    """From when every pilot has loaded."""
     chance, at_s = Stream(1, "arrivals"), 60.0
     yield Arrival(0.0, "model")
     for number in range(calls):
@@ -229,4 +209,4 @@ def _poisson(calls: int, *, per_s: float) -> Iterator[Arrival]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

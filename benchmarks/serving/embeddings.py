@@ -1,19 +1,15 @@
 """Embedding many short texts: Stoker's `encoder` in a session, against padding to the maximum and a script that sorts.
 
-Texts have the lengths of tweets: those in STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else drawn from the
-lognormal with their median and 98th percentile. The model has the shape of all-MiniLM-L6-v2 and random weights. Every
-side loads first, and is timed from the first text to the last vector, tokenizing included, on the same cores.
+Texts have the lengths of tweets: STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else a lognormal with their median
+and 98th percentile. The model has the shape of all-MiniLM-L6-v2 and random weights. Every side loads first, and is
+timed from the first text to the last vector, tokenizing included, on the same cores.
 
-*Sorted* is what a good user writes: all texts are tokenized, sorted by length, and padded in batches of 32 to the
-longest of each; with two threads, or as two processes of one thread that take every other text, whichever is faster.
-*Padded* pads each text to 512 tokens; its rate is taken over fewer texts. Sides: `embeddings_side.py`.
-
-One side of `embeddings`, in a fresh process; its last line is JSON.
+*Sorted* is what a good user writes: all texts sorted by length, in batches of 32 padded to the longest; with two
+threads or as two processes, whichever is faster. *Padded* pads each text to 512 tokens, over fewer texts.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import json
@@ -24,10 +20,11 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import missing, ratios, run_side
+from benchmarks.harness import in_turns, missing, ratios, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "embeddings", "embedding texts as long as tweets: Stoker, a script that sorts them, padding to 512"
@@ -35,19 +32,16 @@ SIDE = "benchmarks.serving.embeddings"
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """All sides in turn, once a repeat."""
     if why := missing("torch", "transformers"):
         return Table(name=NAME, title=TITLE, skipped=why)
     repeats, texts, padded = (1, 300, 20) if quick else (3, 20_000, 600)
-    found: dict[str, list[float]] = {"stoker": [], "sorted": [], "padded": []}
-    for repeat in range(repeats):
-        for name, rates in found.items():
-            count = str(padded if name == "padded" else texts)
-            ways = [("--processes", "1"), ("--processes", "2")] if name == "sorted" else [()]
-            rates.append(max(run_side(SIDE, name, "--texts", count, *way)["texts_per_s"] for way in ways))
-        say(
-            f"repeat {repeat + 1} of {repeats}: " + ", ".join(f"{name} {each[-1]:,.0f}" for name, each in found.items())
-        )
+
+    def rate(name: str) -> float:
+        count = str(padded if name == "padded" else texts)
+        ways = [("--processes", "1"), ("--processes", "2")] if name == "sorted" else [()]
+        return max(run_side(SIDE, name, "--texts", count, *way)["texts_per_s"] for way in ways)
+
+    found = in_turns({name: partial(rate, name) for name in ("stoker", "sorted", "padded")}, repeats, say)
     lines = [Line(what=name, cells={"texts/s": rates}, digits=0) for name, rates in found.items()]
     for other, least in (("padded", 1.5), ("sorted", 0.95)):
         cells = {"ratio": ratios(found["stoker"], found[other])}
@@ -57,12 +51,10 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 LENGTHS = Path(os.environ.get("STOKER_TRACES", ""), "lengths", "tweet_token_lengths.csv.gz")
 MEDIAN, P98, SHORTEST, LONGEST = 23, 61, 4, 294
-"""Of the tokens of tweets."""
 WORDS, BATCH, POSITIONS = 5000, 32, 512
 
 
 def lengths(count: int) -> list[int]:
-    """Tokens of each text, those around it included."""
     chance = random.Random(1)
     if os.environ.get("STOKER_TRACES") and LENGTHS.exists():
         with gzip.open(LENGTHS, "rt") as file:
@@ -75,19 +67,17 @@ def lengths(count: int) -> list[int]:
 
 
 def texts(count: int) -> list[str]:
-    """Texts of these lengths, each word a token."""
     chance = random.Random(2)
     return [" ".join(f"w{chance.randrange(WORDS)}" for _ in range(tokens - 2)) for tokens in lengths(count)]
 
 
-def write_model(folder: Path) -> None:
-    """An encoder of the shape of all-MiniLM-L6-v2, of random weights."""
+def write_model(folder: Path, words: Sequence[str] = ()) -> None:
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(WORDS))]
+    words = words or [f"w{number}" for number in range(WORDS)]
     folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(words))
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
     torch.manual_seed(1)
     config = BertConfig(
@@ -98,7 +88,6 @@ def write_model(folder: Path) -> None:
 
 
 def stoker_rate(folder: Path, all_texts: Sequence[str]) -> float:
-    """Texts a second through a session of this machine, hot."""
     import stoker
     from stoker import encoder
     from stoker.apps.common.calls import in_batches
@@ -122,8 +111,6 @@ def stoker_rate(folder: Path, all_texts: Sequence[str]) -> float:
 
 
 class Script:
-    """A model in a script, with this many threads."""
-
     def __init__(self, folder: Path, *, threads: int) -> None:
         import torch
         from transformers import AutoModel, AutoTokenizer
@@ -134,7 +121,6 @@ class Script:
         self.embed(self._tokenizer(["w1 w2"])["input_ids"])
 
     def embed(self, rows: list[list[int]], *, longest: int = 0) -> Any:
-        """The vectors of a batch of tokens, padded to its longest text, or to `longest` tokens."""
         import torch
 
         inputs = self._tokenizer.pad(
@@ -148,7 +134,6 @@ class Script:
         return torch.nn.functional.normalize(pooled, dim=1).numpy()
 
     def embed_all(self, all_texts: Sequence[str], *, longest: int = 0) -> int:
-        """All texts, sorted by their length, or padded to `longest` as they come; how many vectors that makes."""
         rows = self._tokenizer(list(all_texts))["input_ids"]
         if not longest:
             rows.sort(key=len)
@@ -162,7 +147,6 @@ def _work(folder: Path, own_texts: Sequence[str], barrier: Any, out: Any) -> Non
 
 
 def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> float:
-    """Texts a second of the script that sorts."""
     if processes == 1:
         script = Script(folder, threads=len(os.sched_getaffinity(0)))
         begun = time.perf_counter()
@@ -185,29 +169,22 @@ def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> fl
 
 
 def padded_rate(folder: Path, all_texts: Sequence[str]) -> float:
-    """Texts a second where each is padded to all that the model reads."""
     script = Script(folder, threads=len(os.sched_getaffinity(0)))
     begun = time.perf_counter()
     return script.embed_all(all_texts, longest=POSITIONS) / (time.perf_counter() - begun)
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("side", choices=("stoker", "sorted", "padded"))
-    ask.add_argument("--texts", type=int, default=20_000)
-    ask.add_argument("--processes", type=int, default=1)
-    asked = ask.parse_args()
+    asked = side_options(__doc__, side=("stoker", "sorted", "padded"), texts=20_000, processes=1)
     with tempfile.TemporaryDirectory(prefix="embeddings-") as place:
         folder = Path(place) / "model"
         write_model(folder)
         os.environ.setdefault("STOKER_HOME", place + "/home")
-        all_texts = texts(asked.texts)
-        if asked.side == "stoker":
-            rate = stoker_rate(folder, all_texts)
-        elif asked.side == "sorted":
-            rate = sorted_rate(folder, all_texts, processes=asked.processes)
-        else:
-            rate = padded_rate(folder, all_texts)
+        rate = {
+            "stoker": stoker_rate,
+            "sorted": partial(sorted_rate, processes=asked.processes),
+            "padded": padded_rate,
+        }[asked.side](folder, texts(asked.texts))
     print(json.dumps({"texts_per_s": rate, "texts": asked.texts}))
 
 

@@ -2,10 +2,9 @@
 
     python -m benchmarks.serving.engines --vllm ENVIRONMENT/bin/python --rounds 5 --json engines.json
 
-Each round runs every side once, in a fresh process on the same cores, one after the other; ratios are of one round.
-`--vllm` is the interpreter of an environment in which vLLM imports (the two sides of vLLM are skipped without it), as
-tests/contexts/test_contexts_vllm.py says; `--before` is a checkout of the last commit without engines. A side
-that cannot run is told of with its reason. Sides: `engines_side.py`.
+Each round runs every side once, in a fresh process on the same cores; ratios are of one round. `--vllm` is an
+interpreter with vLLM (without it its two sides are skipped); `--before` is a checkout of the last commit without
+engines. A side that cannot run says why. Sides: `engines_side.py`.
 """
 
 from __future__ import annotations
@@ -32,12 +31,9 @@ TITLES = {
     "vllm": "Stoker's vLLM engine",
 }
 RATIOS = (
-    ("continuous", "before"),
-    ("continuous", "static"),
-    ("continuous", "vllm-script"),
-    ("vllm", "vllm-script"),
+    ("continuous", "before"), ("continuous", "static"), ("continuous", "vllm-script"), ("vllm", "vllm-script"),
     ("continuous", "transformers"),
-)
+)  # fmt: skip
 _CONVERT = (
     "import torch; from stoker.contexts.causal_lm import default_model;"
     " from stoker.contexts.snapshot import weights_folder;"
@@ -76,7 +72,6 @@ def main() -> None:
 
 
 def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[float]], dict[str, str], list[float]]:
-    """Tokens a second by side, why sides are left out, and the load average before each round."""
     found: dict[str, list[float]] = {}
     reasons = dict.fromkeys(asked.skip, "--skip")
     loads: list[float] = []
@@ -99,7 +94,6 @@ def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[floa
 
 
 def _rates(name: str, *, asked: argparse.Namespace, model: str) -> Iterator[float]:
-    """Tokens a second of a side in each of the ways in which it can be set up; the best one counts."""
     python, sources = asked.vllm if name.startswith("vllm") else sys.executable, [ROOT, ROOT / "src"]
     if name == "before":
         python, sources = str(asked.before.absolute() / ".venv" / "bin" / "python"), [ROOT]
@@ -119,7 +113,6 @@ def _rates(name: str, *, asked: argparse.Namespace, model: str) -> Iterator[floa
 
 
 def _converted(folder: str) -> str:
-    """The model that the demo ships, as safetensors."""
     environment = {**os.environ, "STOKER_SNAPSHOTS": folder, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", _CONVERT], env=environment, capture_output=True, text=True, check=True, timeout=300

@@ -2,9 +2,8 @@
 
 python -m benchmarks.serving.engines_side continuous --model FOLDER --requests 96
 
-The requests are the same for every engine: claims of the fact verification demo, each with a number of new tokens that
-is drawn once (8 to 128) and always reached, since no token ends a text. The load and a few requests to warm up come
-before the clock.
+All engines get the same requests: claims of the fact verification demo, each with a number of new tokens that is always
+reached. The load and a few requests to warm up come before the clock.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ _WARM_UP = 4
 
 
 def requests_of(count: int) -> Requests:
-    """Prompts, and how many tokens follow each."""
     data = importlib.resources.files("stoker.apps.fact_verification") / "data" / "fever_sample.jsonl"
     claims = [json.loads(line)["claim"] for line in data.read_text().splitlines()]
     chance = random.Random(13)
@@ -54,7 +52,6 @@ def main() -> None:
 
 
 def _parts(folder: str) -> tuple[Any, Any]:
-    """The model of Transformers, which knows no end token, and its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -64,8 +61,6 @@ def _parts(folder: str) -> tuple[Any, Any]:
 
 
 def _calls(model: Any) -> Write:
-    """As a library serves it: each request a call of its own, in as many threads as the engine has slots."""
-
     def call(request: tuple[str, int]) -> int:
         model.generate([request[0]], max_new_tokens=request[1])
         return request[1]
@@ -108,8 +103,6 @@ def _static(asked: argparse.Namespace) -> Write:
 
 
 def _before(asked: argparse.Namespace) -> Write:
-    """As users wrote a batch before Stoker had engines, with the Stoker of that checkout: groups in the order of the
-    requests, each until its longest text is written."""
     from stoker.contexts.engine import CausalLM
 
     model = CausalLM(*_parts(asked.model))
@@ -125,7 +118,6 @@ def _before(asked: argparse.Namespace) -> Write:
 
 
 def _transformers(asked: argparse.Namespace) -> Write:
-    """Transformers' own continuous batching, with its manager's defaults."""
     model, tokenizer = _parts(asked.model)
     model.generation_config.eos_token_id = None
 
@@ -150,7 +142,6 @@ def _transformers(asked: argparse.Namespace) -> Write:
 
 
 def _script(asked: argparse.Namespace) -> Write:
-    """vLLM as in a script: `LLM.generate` over all requests at once, compiled as it is by default, or `--eager`."""
     import os
 
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -184,13 +175,9 @@ def _stoker_vllm(asked: argparse.Namespace) -> Write:
 
 
 SIDES: dict[str, Callable[[argparse.Namespace], Write]] = {
-    "continuous": _continuous,
-    "static": _static,
-    "before": _before,
-    "transformers": _transformers,
-    "vllm-script": _script,
-    "vllm": _stoker_vllm,
-}
+    "continuous": _continuous, "static": _static, "before": _before, "transformers": _transformers,
+    "vllm-script": _script, "vllm": _stoker_vllm,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

@@ -3,13 +3,12 @@
     python -m benchmarks.serving.gateway --pairs 3 --streams 200
     python -m benchmarks.serving.gateway --pairs 1 --streams 100 200 400 800
 
-Each pair runs both sides of `gateway_side.py` in turn; a model that costs nothing writes 20 tokens a second. With
-several numbers of streams it shows where each side has no time left: there streams fall behind their pace.
+Each pair runs both sides of `gateway_side.py` in turn; a model that costs nothing writes 20 tokens a second. Several
+numbers of streams show where streams fall behind their pace.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -17,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import machine, run_side, spread
+from benchmarks.harness import machine, run_side, side_options, spread
 
 SIDE = "benchmarks.serving.gateway_side"
 SIDES = ("direct", "gateway")
@@ -25,13 +24,7 @@ BARS_MS = {50: 5, 99: 20}
 
 
 def main() -> None:
-    asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asking.add_argument("--pairs", type=int, default=3)
-    asking.add_argument("--streams", type=int, nargs="+", default=[200])
-    asking.add_argument("--rounds", type=int, default=3)
-    asking.add_argument("--tokens", type=int, default=100)
-    asking.add_argument("--json", type=Path, help="every number, into this file")
-    asked = asking.parse_args()
+    asked = side_options(__doc__, pairs=3, streams=[200], rounds=3, tokens=100, json="")
     record: dict[str, Any] = {"machine": machine(), "rounds": asked.rounds, "tokens": asked.tokens, "runs": []}
     sys.stdout.write(f"{record['machine']}\n")
     for streams in asked.streams:
@@ -45,11 +38,10 @@ def main() -> None:
         sys.stdout.flush()
         record["runs"] += runs
     if asked.json:
-        asked.json.write_text(json.dumps(record) + "\n")
+        Path(asked.json).write_text(json.dumps(record) + "\n")
 
 
 def table_of(runs: list[dict[str, Any]], *, streams: int, pairs: int) -> str:
-    """The figures of one number of streams."""
     by_side = {side: [run for run in runs if run["side"] == side] for side in SIDES}
     loads = spread([run["load"] for run in runs], digits=1)
     lines = [f"{streams} streams at once; median (min-max) of {pairs} pairs; load before each side {loads}"]
@@ -71,7 +63,6 @@ def table_of(runs: list[dict[str, Any]], *, streams: int, pairs: int) -> str:
 
 
 def at(numbers: list[float], percent: int) -> float:
-    """The percentile of sorted numbers."""
     return numbers[min(len(numbers) - 1, len(numbers) * percent // 100)]
 
 

@@ -1,10 +1,9 @@
-"""Load on a gateway by a generator of others, Locust, which is no dependency of this project.
+"""Load on a gateway by Locust, which is no dependency of this project.
 
     python -m venv locust && locust/bin/pip install locust
     locust/bin/locust -f benchmarks/serving/gateway_locust.py --headless -u 50 -r 10 -t 60s -H http://127.0.0.1:8000
 
-The models are the first two of /v1/models: one that writes, and one that embeds. Of a stream the time to its headers is
-shown, and the time to its first token; it fails if it does not come to its end.
+The models are the first two of /v1/models: one that writes, and one that embeds. A stream fails if it does not end.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ MESSAGES = [{"role": "user", "content": "What is two plus two?"}]
 
 
 class Asker(HttpUser):  # type: ignore[misc]
-    """Somebody who asks, waits for the answer, and asks again."""
-
     wait_time = between(0.0, 0.5)
 
     def on_start(self) -> None:

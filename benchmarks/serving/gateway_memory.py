@@ -2,13 +2,12 @@
 
     python -m benchmarks.serving.gateway_memory --requests 100000
 
-Clients keep their connections and ask one request after the other. Of ten requests eight are streams that are read to
-their end, one is a stream whose client goes, one is refused. Prints the resident memory of each process of the session.
+Of ten requests eight are streams that are read to their end, one is a stream whose client goes, one is refused. Prints
+the resident memory of each process of the session.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -19,9 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.harness import ROOT, machine
-from benchmarks.serving.gateway_side import REQUEST
-from benchmarks.serving.session_processes import memory_bytes
+from benchmarks.harness import ROOT, machine, path, side_options
+from benchmarks.serving.gateway_side import REQUEST, memory_bytes
 
 TOKENS = 4
 SHOWN = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -29,14 +27,12 @@ SHOWN = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 def request_of(number: int) -> bytes:
-    """The bytes of one request; one of ten names no model that there is."""
     asked = {**REQUEST, "max_tokens": TOKENS, **({"model": "other"} if number % 10 == 9 else {})}
     body = json.dumps(asked).encode()
     return f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def client(port: int, numbers: Callable[[], int | None], over: Callable[[], None]) -> None:
-    """Ask until there is no number left."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while (number := numbers()) is not None:
         writer.write(request_of(number))
@@ -58,7 +54,6 @@ async def client(port: int, numbers: Callable[[], int | None], over: Callable[[]
 
 
 async def ask(port: int, *, requests: int, clients: int) -> list[tuple[int, dict[str, int]]]:
-    """The memory of each process after so many requests."""
     found: list[tuple[int, dict[str, int]]] = []
     due = [int(requests * share) for share in SHOWN]
     begun, asked, ended = time.monotonic(), 0, 0
@@ -82,15 +77,10 @@ async def ask(port: int, *, requests: int, clients: int) -> list[tuple[int, dict
 
 
 def main() -> None:
-    asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asking.add_argument("--requests", type=int, default=100_000)
-    asking.add_argument("--clients", type=int, default=16)
-    asking.add_argument("--json", type=Path, help="every number, into this file")
-    asked = asking.parse_args()
-    into = asked.json.absolute() if asked.json else None
+    asked = side_options(__doc__, requests=100_000, clients=16, json="")
+    into = Path(asked.json).absolute() if asked.json else None
     command = [sys.executable, "-m", "benchmarks.serving.gateway_side", "serve", "--every", "0"]
-    path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # Parsl starts scripts by name
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path()}
     sys.stdout.write(f"{machine()}; load {os.getloadavg()[0]:.1f}\n")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -3,32 +3,81 @@ pace.
 
     python -m benchmarks.serving.gateway_side direct|gateway --streams N --rounds N --tokens N --every S
 
-`direct`: the program that asks is in the session itself. `gateway`: it asks a gateway in another process, over HTTP.
-Prints, of all but the first round, the times to the first token (milliseconds) and how much longer than their pace
-streams took, as a share; microseconds of processor time a token by process; and the gateway's memory.
+`direct`: the program is in the session itself. `gateway`: it asks a gateway in another process, over HTTP. Prints, of
+all but the first round, the times to the first token (milliseconds), how much longer than their pace streams took,
+processor time a token by process, and the gateway's memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
+import os
 import random
 import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 import psutil
 
 import stoker
-from benchmarks.serving.session_processes import cpu_seconds
+from benchmarks.harness import side_options
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_answers import TextBegun, TextEnded, TextPiece
 from stoker.apps.common.openai_requests import ApiRequest
 from stoker.apps.gateway.served import ServedModel, ServedModels
+
+PARTS = {
+    "stoker.manager.main": "manager",
+    "stoker.pilot.main": "pilot",
+    "stoker.pilot.zygote": "library",
+    "benchmarks.serving.gateway_side serve": "gateway",
+}
+
+
+def cpu_seconds() -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for part, process in _processes():
+        try:
+            times = process.cpu_times()
+        except psutil.Error:  # it has just ended
+            continue
+        found[part] += times.user + times.system
+    return dict(found)
+
+
+def memory_bytes() -> dict[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for part, process in _processes():
+        try:
+            found[part] = max(found[part], int(process.memory_info().rss))
+        except psutil.Error:
+            continue
+    return dict(found)
+
+
+def _processes() -> Iterator[tuple[str, psutil.Process]]:
+    here = os.getcwd()
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid():
+                yield "client", process
+                continue
+            command = " ".join(process.cmdline())
+            part = next((part for name, part in PARTS.items() if name in command), "")
+            if part and (
+                process.cwd() == here
+                or here in command
+                or any(here in " ".join(each.cmdline()) for each in process.parents())
+            ):
+                yield part, process
+        except psutil.Error:  # it has ended, or is another user's
+            continue
+
 
 MOST_STREAMS = 1000
 REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "?"}], "stream": True}
@@ -36,13 +85,11 @@ REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "?"}], "str
 
 @stoker.context(slots=MOST_STREAMS)
 def pace(every_s: float) -> float:
-    """What stands for a model: how long a token takes."""
     return every_s
 
 
 @stoker.app(stream=True)
 def write_pieces(every_s: float, request: ApiRequest) -> Iterator[TextPiece]:
-    """A token at once, and one every so often."""
     yield TextBegun(1)
     due = time.monotonic()
     for number in range(request.sampling.max_new_tokens):
@@ -53,8 +100,6 @@ def write_pieces(every_s: float, request: ApiRequest) -> Iterator[TextPiece]:
 
 
 class FakeModel(ServedModel):
-    """A model whose context is `pace`."""
-
     def __init__(self, every_s: float) -> None:
         super().__init__("fake", ModelSettings(path="fake"))
         self.recipe = pace(every_s)
@@ -62,7 +107,6 @@ class FakeModel(ServedModel):
 
 
 def serve(every_s: float) -> None:
-    """A gateway at a free port, which is printed."""
     import uvicorn
 
     from stoker.apps.gateway.http import Gateway
@@ -83,7 +127,7 @@ def serve(every_s: float) -> None:
 
 
 async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
-    """The chunks with text of one stream over HTTP. No client library: the machine is there for the gateway."""
+    """Yield the chunks with text of one stream over HTTP, without a client library, which would cost processor time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({**REQUEST, "max_tokens": tokens}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -99,7 +143,6 @@ async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
 
 
 async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
-    """The pieces of text of one stream."""
     from stoker.apps.common.openai_requests import Endpoint
     from stoker.apps.gateway.answering import read_asked
 
@@ -112,18 +155,14 @@ async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
 
 
 class Found(msgspec.Struct):
-    """What was measured."""
-
     ttft_ms: list[float]
     late: list[float]
     """How much longer each stream took than its pace allows, as a share."""
     cpu_us: dict[str, float]
-    """Processor time a token, by process."""
     memory_bytes: int = 0
 
 
 async def ask(make, *, streams: int, rounds: int, tokens: int, every_s: float) -> Found:  # type: ignore[no-untyped-def]
-    """So many streams at once, again and again."""
     found = Found([], [], {})
 
     async def client() -> None:
@@ -148,13 +187,7 @@ async def ask(make, *, streams: int, rounds: int, tokens: int, every_s: float) -
 
 
 def main() -> None:
-    asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asking.add_argument("side", choices=["direct", "gateway", "serve"])
-    asking.add_argument("--streams", type=int, default=200)
-    asking.add_argument("--rounds", type=int, default=3)
-    asking.add_argument("--tokens", type=int, default=100)
-    asking.add_argument("--every", type=float, default=0.05)
-    asked = asking.parse_args()
+    asked = side_options(__doc__, side=("direct", "gateway", "serve"), streams=200, rounds=3, tokens=100, every=0.05)
     how = {"streams": asked.streams, "rounds": asked.rounds, "tokens": asked.tokens, "every_s": asked.every}
     random.seed(1)
     if asked.side == "serve":

@@ -1,21 +1,14 @@
 """Eight small models on two CPU devices under `slinfer`: the share of requests in time, live and simulated.
 
-Each run is a session of its own (`live_models_side`). Its step times are what its engines tell as calls run. Two
-rehearsals give the objectives, and the rate at which the simulator then predicts that three quarters of the requests
-are in time: where all or none are, agreement would say nothing. The trace is simulated with the steps of the trace
-itself, and with the lengths of the texts that the models wrote.
+Each run is a session of its own. The models are loaded and rehearse twice: two clients of each ask without a pause,
+then requests come as in the trace. Engines tell what their steps take. From the second rehearsal follow the objectives,
+and the rate at which the simulator predicts three quarters of the requests in time (if all or none were, agreement
+would say nothing). Then the trace is run, and simulated with the measured steps and the lengths of the real texts.
 
-Pilots of a session judge offers by time and memory (decision 061), and so do the simulated ones on the line with the
-bar; what the simulator says of pilots that judge by memory alone stands beside it.
-
-A side of `benchmarks.serving.live_models`: one session, whose step times are measured, and its simulation.
+Pilots judge offers by time and memory (decision 061), live and simulated; a second line has simulated pilots that judge
+by memory alone.
 
     python -m benchmarks.serving.live_models --seed 1 --for 40 [--by-memory]
-
-The models are loaded and rehearse twice: two clients of each ask without a pause, then requests come as in the trace at
-the rate that the first rehearsal suggests (an engine's steps are longer where more goes on beside them). Engines tell
-what their steps take. From the second rehearsal follow the objectives, and the rate by what the simulator predicts.
-The trace is run, and simulated with what the engines have told in it. Prints what was chosen, predicted, and found.
 """
 
 from __future__ import annotations
@@ -77,7 +70,6 @@ BAR_POINTS = 5.0
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """One session for each seed."""
     if reason := missing("torch", "transformers", "tokenizers", "safetensors", "pytest"):
         return Table(name=NAME, title=TITLE, skipped=reason)
     runs = []
@@ -89,7 +81,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def told(run: dict[str, Any]) -> str:
-    """A run in a line."""
     load = ", ".join(f"{each:.0f}" for each in run["load_in_run"])
     return (
         f"seed {run['seed']}: {run['requests']} requests at {run['rate']:.1f} a second, ttft {run['ttft_s']:.2f} s,"
@@ -103,7 +94,6 @@ def told(run: dict[str, Any]) -> str:
 
 
 def table_of(runs: list[dict[str, Any]]) -> Table:
-    """Shares in percent, and how far apart they are in points."""
     live, simulated, other, predicted = (
         [100 * run[name] for run in runs] for name in ("live", "simulated", "simulated_other", "predicted")
     )
@@ -153,19 +143,15 @@ name = "{policy}:patient"
 
 
 def write(model: Any, prompt: str, tokens: int) -> Iterator[str]:
-    """A text, a token at a time."""
     for token in model.stream_completion(prompt, max_new_tokens=tokens):
         yield token.text
 
 
 def text_of(request: Request, chance: random.Random) -> str:
-    """A prompt of the length that is wanted: a token of these models is a letter."""
     return "".join(chance.choices(string.ascii_lowercase, k=request.prompt))
 
 
 class Live:
-    """The session and its models."""
-
     def __init__(self, folder: Path) -> None:
         self.device_bytes = cpu.find(DEVICES)[0].facts.memory_bytes
         share = int(self.device_bytes * 0.99) // A_DEVICE
@@ -179,17 +165,14 @@ class Live:
             self.recipes.append(replace(made, needs=needs))
 
     def machine(self, times: StepTimes) -> Machine:
-        """What the simulator is told of it."""
         return Machine(times, self.device_bytes, self.library_bytes, TOKEN_BYTES, FIXED_BYTES)
 
     def warm(self) -> None:
-        """Load every model, by a call to each at once."""
         streams = [stoker.stream(self._app(number, Objective(), prompt=8), "a warm-up", 4) for number in range(MODELS)]
         for stream in streams:
             list(stream)
 
     async def rehearse(self) -> None:
-        """Two clients of each model ask, one request after the other, so that steps of all sizes are measured."""
         over = time.monotonic() + REHEARSAL_S
 
         async def client(model: int, chance: random.Random) -> None:
@@ -203,7 +186,6 @@ class Live:
         await asyncio.gather(*(client(each % MODELS, random.Random(each)) for each in range(2 * MODELS)))
 
     def step_times(self) -> StepTimes:
-        """What the engines have told of their steps since this was asked last: all models have one architecture."""
         time.sleep(TOLD_EVERY_S)
         file = state_folder() / "performance.sqlite"
         store = PerformanceStore(file)
@@ -231,8 +213,8 @@ class Live:
     async def run(
         self, requests: list[Request], objective: Objective, *, seed: int, limit_s: float | None = None
     ) -> list[TokenTimes]:
-        """Send the requests when they are due; when their tokens came, on the clock of the trace. A request that is
-        open after `limit_s` is cancelled and counts as late."""
+        """Send the requests when they are due; return when their tokens came. A request open after `limit_s` is
+        cancelled."""
         chance = random.Random(f"prompts/{seed}")
         prompts = [text_of(each, chance) for each in requests]
         self.failed: Counter[str] = Counter()
@@ -318,7 +300,6 @@ def _compare(live: Live, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def _chosen(live: Live, times: StepTimes, asked: argparse.Namespace) -> tuple[Objective, float, float]:
-    """The objectives that follow from these steps, the rate, and the share that is predicted to be in time."""
     objective = objective_of(times)
     machine = live.machine(times)
     return objective, *choose_rate(machine, objective, seed=asked.seed, for_s=asked.for_s, weighed=asked.weighed)

@@ -7,5 +7,4 @@ from stoker.manager.policies.slinfer import slinfer
 
 
 def patient() -> Policies:
-    """Instances that nobody uses stay for an hour."""
     return slinfer(keep_alive_s=3600.0)

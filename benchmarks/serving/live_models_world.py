@@ -2,9 +2,7 @@
 
 Eight models of one architecture; each has requests by its weight (1/1, 1/2, ... 1/8), independently of each other. A
 request has met its objectives if each of its tokens was in time (SLINFER eq. 1, `manager.sim.token_times`).
-
-Whether a pilot refuses a call that would be late decides as much as how fast it computes: `weighed=False` has simulated
-pilots judge by memory alone, which shows how much.
+`weighed=False` has simulated pilots judge by memory alone.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from stoker.protocol.to_pilot import RunCalls
 from stoker.site import Duration, Size
 
 MODELS, DEVICES, A_DEVICE = 8, 2, 4
-"""`A_DEVICE`: models that fit on a device together."""
 KIND = "cpu"
 PROMPT_MEAN, PROMPT_MOST = 100, 400
 OUTPUT_MEAN, OUTPUT_MOST = 40, 160
@@ -51,8 +48,7 @@ _TOKENS = (Happened.TOKEN_LATE, Happened.TOKEN_FIRST, Happened.TOKEN_MEAN)
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request: when it comes, after the first moment of the trace, of which model, and its lengths in tokens.
-    `output`: as many as it may write; an engine may end it before."""
+    """A request: when it comes, its model, and its lengths in tokens (`output`: the most)."""
 
     at_s: float
     model: int
@@ -61,7 +57,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def requests_at(rate: float, *, seed: int, for_s: float, most: int = 1_000_000) -> list[Request]:
-    """Requests at so many a second, `most` at the most. Of one seed the lengths and models are the same at any rate."""
+    """Return requests at so many a second. With one seed lengths and models are the same at any rate."""
     chance = random.Random(f"live-models/{seed}")
     weights = [1 / (1 + number) for number in range(MODELS)]
     found, at_s = [], 0.0
@@ -81,14 +77,14 @@ def _length(chance: random.Random, mean: int, most: int) -> int:
 
 
 def objective_of(times: StepTimes) -> Objective:
-    """The objectives, by how fast this machine computes now."""
     step_s = StepTable(times.decode).seconds(4.0, 128.0)
     return Objective(ttft_s=TTFT_STEPS * step_s, tpot_s=TPOT_STEPS * step_s)
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What the simulator is told. Bytes: of each device, of what a library reserves of it, of a token in its cache, of
-    the weights and what else does not grow. `times`: of the models' steps."""
+    """What the simulator knows: bytes of a device, of a library's reserve, of a cached token, of what does not grow;
+    the models' step times.
+    """
 
     times: StepTimes
     device_bytes: int
@@ -99,8 +95,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Simulated(msgspec.Struct, frozen=True):
-    """What came of a trace: whether each request was in time; medians of its time to first token and of its mean time
-    per output token, in seconds."""
+    """Whether each request was in time; medians of the time to first token and per output token, in seconds."""
 
     met: list[bool]
     first_s: float
@@ -108,12 +103,10 @@ class Simulated(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Of the requests, those that were in time."""
         return sum(self.met) / max(1, len(self.met))
 
 
 def middle(numbers: Iterable[float]) -> float:
-    """The median; 0 of none."""
     found = sorted(numbers)
     return found[len(found) // 2] if found else 0.0
 
@@ -121,7 +114,6 @@ def middle(numbers: Iterable[float]) -> float:
 def simulate(
     requests: Sequence[Request], outputs: Sequence[int], machine: Machine, objective: Objective, *, weighed: bool
 ) -> Simulated:
-    """Simulate a trace. `outputs`: what each request really writes. `weighed`: pilots refuse what would be late."""
     warm = [Arrival(0.0, f"model-{number}", input_length=8, expected_output=4, output=4) for number in range(MODELS)]
     asked = [
         Arrival(
@@ -153,8 +145,6 @@ def simulate(
 def choose_rate(
     machine: Machine, objective: Objective, *, seed: int, for_s: float, weighed: bool
 ) -> tuple[float, float]:
-    """The rate at which the share of requests in time is predicted to be nearest `AIM`, and that share: the higher the
-    rate, the fewer are in time, so the range of rates is halved again and again."""
     least, most = LEAST_RATE, MOST_RATE
     best = (least, 0.0)
     for _ in range(HALVINGS):
@@ -186,7 +176,6 @@ def _world(machine: Machine) -> World:
 
 @contextmanager
 def _judging(*, weighed: bool) -> Iterator[None]:
-    """Simulated pilots judge offers by memory alone, or by time too."""
     before = SimPilot._weighed
     if not weighed:
         SimPilot._weighed = _by_memory  # type: ignore[method-assign]

@@ -1,17 +1,11 @@
 """A switch between two models of which only one fits: from the request for the other one until its first token.
 
 Model A is hot and idle when model B is asked for. B comes from its original file ("nothing"), from a snapshot on the
-local disk, or was asleep. Both are SmolLM2-135M in float32, as two contexts that may not be together; its file and its
-snapshot are in the page cache of the machine.
+local disk, or was asleep. Both are SmolLM2-135M in float32; files are in the page cache.
 
-"nothing" and "snapshot" are whole sessions: the manager has A unloaded, and the pilot loads B in a fork of its zygote.
-Sessions do not let libraries sleep (docs/decisions/066), so "asleep" is measured without one: two processes, as
-libraries are, which a third one tells to sleep and to wake (`CausalLM.sleep`, `wake`). Add what a session takes beside
-the model, which the hot request shows. On a CPU a model that sleeps gives up its cache and keeps its weights, for they
-are in host memory already: that is what a switch costs at least. "asleep, copied" is nearer to a GPU: the process that
-falls asleep copies its weights once, and so does the one that wakes. That column is judged.
-
-One side of `model_switch`: switches between two models of which only one fits, and prints JSON, in seconds.
+"nothing" and "snapshot" are whole sessions. Sessions do not let libraries sleep (docs/decisions/066), so "asleep" is
+two processes that a third one tells to sleep and wake (`CausalLM.sleep`, `wake`). On a CPU a sleeping model keeps its
+weights in host memory. "asleep, copied" is nearer to a GPU: each side copies its weights once. That column is judged.
 
     python -m benchmarks.serving.model_switch snapshot --switches 4     a session; the other model comes from a snapshot
     python -m benchmarks.serving.model_switch nothing --switches 1      the same; it comes from its original file
@@ -22,7 +16,6 @@ One side of `model_switch`: switches between two models of which only one fits, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -34,7 +27,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, missing, ratios, run_side
+from benchmarks.harness import MODEL, missing, ratios, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.contexts.folders import SNAPSHOTS
@@ -46,7 +39,6 @@ SIDE = "benchmarks.serving.model_switch"
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """The three ways in turn, each in a fresh process; the median of its switches counts for a repeat."""
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, switches = (1, 1) if quick else (3, 3)
@@ -65,24 +57,16 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
                 found[name].append(statistics.median(numbers))
             weights = asleep["weights_bytes"]
             say(f"repeat {repeat + 1} of {repeats}: " + ", ".join(f"{n} {s[-1]:.3f} s" for n, s in found.items()))
-    nothing_s = found["nothing"]
+
+    def line(what: str, name: str, bar: Bar | None = None, last: int = 0) -> Line:
+        ratio = ratios(found["nothing"], found[name])
+        cells = {"s": found[name], "from nothing, s": found["nothing"], "ratio": ratio}
+        return Line(what=what, cells=cells, bar=bar, digits=3, last_digits=last)
+
     lines = [
-        Line(
-            what="asleep, weights copied",
-            cells={"s": found["copied"], "from nothing, s": nothing_s, "ratio": ratios(nothing_s, found["copied"])},
-            bar=Bar(at_least=10.0),
-            digits=3,
-            last_digits=0,
-        ),
-        *(
-            Line(
-                what=what,
-                cells={"s": found[name], "from nothing, s": nothing_s, "ratio": ratios(nothing_s, found[name])},
-                digits=3,
-                last_digits=last,
-            )
-            for what, name, last in (("asleep", "asleep", 0), ("from a snapshot, in a session", "snapshot", 1))
-        ),
+        line("asleep, weights copied", "copied", Bar(at_least=10.0)),
+        line("asleep", "asleep"),
+        line("from a snapshot, in a session", "snapshot", last=1),
         Line(what="the same model once more, in a session", cells={"s": found["hot"]}, last_digits=3),
     ]
     note = (
@@ -101,12 +85,10 @@ SHARE = 0.55
 
 
 def write(model: Any, prompt: str) -> Iterator[str]:
-    """A few tokens, each as it is written."""
     yield from model.stream(prompt, max_new_tokens=TOKENS)
 
 
 def first_piece(pieces: Iterator[str], *, since: float) -> float:
-    """Seconds until the first piece; the others are read too."""
     found = 0.0
     for _ in pieces:
         found = found or time.monotonic() - since
@@ -114,8 +96,8 @@ def first_piece(pieces: Iterator[str], *, since: float) -> float:
 
 
 def switch_in_session(*, switches: int, snapshot: bool) -> dict[str, Any]:
-    """Each switch asks for the model that is not there while the other is hot; then it is asked again, hot. The first
-    model always comes from a snapshot; without `snapshot` the second one does not, and switches to it alone count."""
+    """Ask for the other model while one is hot, then again, hot. Without `snapshot` only switches to the second
+    count."""
     megabytes = int(SHARE * 0.9 * cpu.memory_bytes() / 1e6)
     recipes = [
         stoker.causal_lm(threads=THREADS, memory=f"{megabytes} MB"),
@@ -145,7 +127,6 @@ def switch_in_session(*, switches: int, snapshot: bool) -> dict[str, Any]:
 
 
 def serve(pipe: Connection) -> None:
-    """A process with a model that sleeps, wakes and writes as it is told."""
     model = load_causal_lm(default_model(), threads=THREADS)
     weights = [each.data for each in model.model.parameters()]
     pipe.send(sum(each.nbytes for each in weights))
@@ -167,7 +148,6 @@ def serve(pipe: Connection) -> None:
 
 
 def switch_asleep(*, switches: int) -> dict[str, Any]:
-    """Switches by sleep and wake, and such in which the weights of both models are copied once as well."""
     spawn = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for _ in range(2):
@@ -202,11 +182,7 @@ def switch_asleep(*, switches: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("way", choices=["asleep", "snapshot", "nothing"])
-    ask.add_argument("--switches", type=int, default=4)
-    ask.add_argument("--snapshots", default="", metavar="DIR")
-    asked = ask.parse_args()
+    asked = side_options(__doc__, way=("asleep", "snapshot", "nothing"), switches=4, snapshots="")
     with tempfile.TemporaryDirectory(prefix="snapshots-") as folder:
         os.environ[SNAPSHOTS] = asked.snapshots or folder
         if asked.way == "asleep":

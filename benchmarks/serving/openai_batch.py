@@ -1,23 +1,19 @@
 """`stoker batch` over two pilots of this machine, while the manager and every pilot are killed once.
 
-*Useful* is the device time that the requests take where nothing is disturbed: their number, divided by what one device
-answers a second in the middle of an undisturbed run just before, hot and busy. It is divided by the pilot-seconds that
-there were in the disturbed run: from the start of each pilot's process to its end, summed, until the last answer. What
-a pilot spends on starting, on loading, on waiting while the manager is gone and on requests that it does not finish
-counts as lost; the time in which a killed pilot is not there yet does not.
+*Useful* is the device time that the requests take undisturbed: their number, divided by what one device answers a
+second in the middle of an undisturbed run just before. It is divided by the pilot-seconds of the disturbed run, from
+the start of each pilot's process to its end or the last answer. Starts, loads, waits and unfinished requests count as
+lost; the time without a killed pilot does not.
 
-The model is small and of random weights, so requests are short and the machinery around them is what is measured. The
-side fails unless each `custom_id` is answered once, and alike in both runs but for rounding.
+The model is small and has random weights, so the machinery is measured. The side fails unless each `custom_id` is
+answered once, and alike in both runs but for rounding.
 
-One pair of runs of `benchmarks.serving.openai_batch`: `python -m benchmarks.serving.openai_batch --requests 20000`
-prints JSON.
-
-The model is that of the tests: `tests` must be on PYTHONPATH.
+`python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs as JSON. The model is that of the
+tests: `tests` must be on PYTHONPATH.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -33,7 +29,7 @@ from typing import Any
 import psutil
 from tiny_model import write_tiny_model
 
-from benchmarks.harness import ROOT, missing, run_side
+from benchmarks.harness import ROOT, missing, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "openai_batch", "an OpenAI batch file while the manager and every pilot are killed once"
@@ -42,7 +38,6 @@ _TESTS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """One pair of runs: loads cost the same however many requests there are, so it wants many."""
     if why := missing("torch", "transformers"):
         return Table(name=NAME, title=TITLE, skipped=why)
     requests = 150 if quick else 20_000
@@ -71,9 +66,7 @@ POLL_S = 0.2
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--requests", type=int, default=2_000)
-    asked = ask.parse_args()
+    asked = side_options(__doc__, requests=2_000)
     with tempfile.TemporaryDirectory(prefix="batch-") as place:
         folder = Path(place)
         write_tiny_model(folder / "tiny")
@@ -90,11 +83,8 @@ def main() -> None:
             raise SystemExit(f"{len(each)} of {asked.requests} requests are answered, one {max(each.values())} times")
     per_device_s = calm["per_s"] / PILOTS
     print(json.dumps({
-        "useful": asked.requests / per_device_s / disturbed["pilot_s"],
-        "pilot_s": disturbed["pilot_s"],
-        "seconds": disturbed["seconds"],
-        "per_device_s": per_device_s,
-        "killed": disturbed["killed"],
+        "useful": asked.requests / per_device_s / disturbed["pilot_s"], "pilot_s": disturbed["pilot_s"],
+        "seconds": disturbed["seconds"], "per_device_s": per_device_s, "killed": disturbed["killed"],
     }))  # fmt: skip
 
 
@@ -107,13 +97,11 @@ def write_requests(path: Path, count: int) -> None:
 
 
 def answers(folder: Path) -> list[str]:
-    """What was answered to whom, a line each."""
     lines = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
     return [f"{line['custom_id']} {line['response']['body']['choices']}" for line in lines]
 
 
 def run(folder: Path, name: str, *, total: int, kills: bool) -> dict[str, float]:
-    """One run of the command, watched until it ends. Raises SystemExit with its output where it fails."""
     command = [sys.executable, "-m", "stoker.manager.cli.main", "batch", "requests.jsonl", "--model", "tiny"]
     command += ["--site", "site.toml", "--out", name]
     with (folder / f"{name}.log").open("w") as log:
@@ -129,9 +117,9 @@ def run(folder: Path, name: str, *, total: int, kills: bool) -> dict[str, float]
 
 
 def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: int, kills: bool) -> dict[str, float]:
-    """Sums up the lives of pilots until the last answer, and kills a pilot, the manager and the other pilot on the way.
+    """Sum up the lives of pilots until the last answer, and kill a pilot, the manager and the other pilot on the way.
 
-    `per_s` is what was answered a second between a tenth and nine tenths of the requests.
+    `per_s`: answers a second between a tenth and nine tenths of the requests.
     """
     began = last = time.monotonic()
     pilot_s, done, killed = 0.0, 0, 0
@@ -166,7 +154,6 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
 
 
 def processes(folder: Path, module: str, *, besides: Collection[int]) -> Iterator[psutil.Process]:
-    """The processes that run this module for a session below the folder."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline() if process.pid not in besides else []

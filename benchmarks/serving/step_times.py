@@ -1,17 +1,15 @@
 """How well a table of a model's steps foretells others: SLINFER's bars (§VI-B: 5.9 % for prefill, 3.9 % for decode).
 
-The profiler itself measures: samples at powers of two, then 100 random workloads of other sizes, each the median of
-five steps; a fresh process for each run. `python -m benchmarks.serving.step_times` is the side that measures; its last
-line is JSON.
+The profiler takes samples at powers of two, then 100 random workloads, each the median of five steps, in a fresh
+process for each run. `python -m benchmarks.serving.step_times` is the side; its last line is JSON.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 
-from benchmarks.harness import MODEL, missing, run_side
+from benchmarks.harness import MODEL, missing, run_side, side_options
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 
@@ -20,7 +18,6 @@ BARS = {"prefill": 5.9, "decode": 3.9}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """The errors of both stages in both dtypes."""
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, options = (1, ["--quick"]) if quick else (3, [])
@@ -41,12 +38,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def main() -> None:
-    """One profile, in this process."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--model", default="")
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
+    given = side_options(__doc__, dtype="auto", model="", quick=False)
     times = load_causal_lm(given.model or default_model(), dtype=given.dtype).profile(quick=given.quick).times
     print(json.dumps({"prefill": 100 * times.prefill_error.mean, "decode": 100 * times.decode_error.mean}))
 

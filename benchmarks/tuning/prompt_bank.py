@@ -1,21 +1,18 @@
 """Finding an initial prompt among 3,067: how many scores a lookup computes, and what the prompt it finds is worth.
 
 A bank of the candidates is built over SmolLM2-135M (K = 50). For every task *all* candidates are scored once (equation
-1 of PromptTuner §4.3.2, the same samples throughout), and each kind of lookup is then made over these scores: counts
-and regret are exact. Regret is the score of what was found less the lowest score of all, in nats a target token; it
-stands beside the same as a part of what the best candidate is better than a middling one by.
+1 of PromptTuner §4.3.2), and each kind of lookup is made over these scores, so counts and regret are exact. Regret is
+the score of the found prompt less the lowest score, in nats a target token; beside it stands its part of what the best
+candidate is better than a middling one.
 
-Kinds: the paper's two layers; best bin first (`lookup.py`) within a few limits, its default being a twelfth of the
-bank (a limit: counts are no finding, and have no bar); and as many candidates drawn at random, which is what clusters
-have to beat. Since a task's best cluster is one of few, the paper's lookup is also counted over all clusters: on
-average if a task's best cluster is drawn as often as it is large, and at worst.
+Kinds: the paper's two layers; best bin first (`lookup.py`) within a few limits, by default a twelfth of the bank; and
+as many random candidates. The paper's lookup is also counted over all clusters: on average, weighted by their sizes,
+and at worst.
 
-Candidates and tasks are read from `../shared/data` beside the repository. Scoring 3,067 prompts for a task takes half
-an hour on one core with four samples, and minutes with sixteen on a GPU, so four samples of four tasks are the default
-on a CPU. Scores and features are kept in the state folder (`$STOKER_HOME/prompt-bank-benchmark`): a run that was
-stopped goes on. `python -m benchmarks.tuning.prompt_bank --help` has the options; its last line is JSON.
-
-The side of `prompt_bank` that has the model: builds the bank, scores every candidate, makes the lookups.
+Candidates and tasks are in `../shared/data` beside the repository. Scoring 3,067 prompts for a task takes half an hour
+on one core with four samples, the default on a CPU (four tasks), and minutes with sixteen on a GPU. Scores and
+features are kept in `$STOKER_HOME/prompt-bank-benchmark`, so a stopped run goes on. `python -m
+benchmarks.tuning.prompt_bank --help` has the options of the side; its last line is JSON.
 """
 
 from __future__ import annotations
@@ -54,13 +51,11 @@ NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """One line a kind of lookup, with one number a task; then the bars."""
     found = scored(say, quick=quick)
     return Table(name=NAME, title=TITLE, skipped=found) if isinstance(found, str) else table_of(found)
 
 
 def scored(say: Callable[[str], None], *, quick: bool = False) -> dict[str, Any] | str:
-    """What the side finds, or why it cannot run here."""
     if reason := missing(*MODEL):
         return reason
     if not PROMPTS.exists():
@@ -72,7 +67,6 @@ def scored(say: Callable[[str], None], *, quick: bool = False) -> dict[str, Any]
 
 
 def table_of(found: dict[str, Any]) -> Table:
-    """What the side found, judged."""
     whole = found["candidates"]
     lines = []
     for kind, of_tasks in found["kinds"].items():
@@ -111,8 +105,9 @@ LONGEST = 600
 
 
 class Scores:
-    """Losses by task and prompt, kept in a file: what was scored once is not scored again. `of`: model, samples,
-    and the token that ends a target; losses of anything else are others. `spent_s`: of all, also of earlier runs."""
+    """Losses by task and prompt in a file: nothing is scored twice. `of`: the model, samples and end token that they
+    hold for. `spent_s`: the seconds of all, also of earlier runs.
+    """
 
     def __init__(self, folder: Path, task: str, samples: int, score: Score, *, of: object) -> None:
         digest = hashlib.sha256(repr(of).encode()).hexdigest()[:8]
@@ -146,7 +141,7 @@ class Scores:
 
 
 def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult | list[float]]:
-    """Each kind of lookup over one task; of the random one, its best loss in each of many draws."""
+    """Make each kind of lookup over one task; of the random one, return the best loss of each of many draws."""
     size = len(layers)
     found: dict[str, LookupResult | list[float]] = {
         "two layers (the paper's)": two_layers(layers, score),
@@ -165,7 +160,6 @@ def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult 
 
 
 def ranked(losses: Iterable[float]) -> list[float]:
-    """The losses from the least on, without prompts that the model cannot read, whose loss is nan."""
     return sorted(loss for loss in losses if not math.isnan(loss))
 
 

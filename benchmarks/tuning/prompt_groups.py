@@ -1,12 +1,10 @@
 """How like each other the prompts of a bank are, and what the number of clusters costs: Figure 10 of PromptTuner.
 
-10a: the cosine similarity of each prompt's feature with its nearest (top-1) and with its five nearest (top-5, their
-mean: the paper does not say which five-number figure it draws). Beside them stands that of any two prompts, without
-which a high similarity says nothing: raw hidden states are alike for all texts (`bank/features.py`).
+10a: the cosine similarity of each prompt's feature with its nearest, and with its five nearest (their mean; the paper
+does not say which). Beside them stands that of any two prompts, since hidden states are alike for all texts.
 
-10b: the paper's lookup in two layers, run with several numbers of clusters K. For each it gives the number of scores,
-the regret, and the latency, which is the number of scores times the seconds of one. It reads the features and scores
-that `prompt_bank` keeps, so it takes a minute once that has run.
+10b: the paper's lookup in two layers with several numbers of clusters: scores, regret and latency (scores times the
+seconds of one). It reads what `prompt_bank` keeps, so it takes a minute after that.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ NAME, TITLE = (
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """One line a number of clusters; how alike prompts are stands below."""
     found = scored(say, quick=quick)
     if isinstance(found, str):
         return Table(name=NAME, title=TITLE, skipped=found)
@@ -39,7 +36,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def similarities(features: Array) -> dict[str, dict[str, list[float]]]:
-    """The 10th, 50th and 90th percentile over prompts of what Figure 10a draws, of raw and of scaled features."""
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     return {"raw": _of(features / lengths), "scaled": _of(scale_of(features).unit(features))}
 
@@ -56,7 +52,6 @@ def _of(units: Array) -> dict[str, list[float]]:
 def groupings(
     candidates: Sequence[Candidate], features: Array, scores: Mapping[str, Score]
 ) -> dict[int, list[dict[str, float]]]:
-    """By K, of each task: how many scores the paper's lookup computes, and its regret in nats."""
     found: dict[int, list[dict[str, float]]] = {}
     for k in CLUSTER_COUNTS:
         if k >= len(candidates):
@@ -69,7 +64,6 @@ def groupings(
 
 
 def table_of(found: dict[str, Any], *, score_s: float) -> Table:
-    """`score_s`: what a score takes, for the latency; 0 = not known."""
     lines = []
     for k, of_tasks in found["groups"].items():
         cells = {"scores": [one["scores"] for one in of_tasks], "regret, nats": [one["regret"] for one in of_tasks]}

@@ -1,40 +1,28 @@
 """What the prompt that the bank finds is worth: iterations to accuracy (ITA), on real tasks with a real model.
 
 PromptTuner §6.3 (Figure 9) compares the *score candidate*, the prompt of lowest score, with the *ideal* one, the best
-by ITA of the 20 of lowest score, and with an *induced* one, which the model writes itself; Figure 2c shows what random
-prompts do. This is the same at a size that one processor core can do in some hours. The rules below were fixed after a
-few tunings of `claims` had been timed, and before any two prompts were compared, with one exception: all tunings ended
-after 15 iterations at first. Half of the random ones then count for less than they need, since the target is their
-mean; when seven tasks were done, the most was raised to 60, and the target was left as it was.
-`prompt_quality_side.Settings` has the numbers.
+by ITA of the 20 of lowest score, and with an *induced* one, which the model writes itself; Figure 2c shows random
+prompts. This is the same at a size that one core does in some hours. The rules were fixed before any two prompts were
+compared, with one exception: tunings ended after 15 iterations at first; after seven tasks the most was raised to 60,
+since half of the random ones counted for less than they need. `prompt_quality_side.Settings` has the numbers.
 
-- *Tasks*: ten, from five data sets: labels of claims (FEVER, Climate-FEVER), the article that a claim or a sentence is
-  about, the end of a sentence, the contrary of a claim, sums in figures and in words, the result of a step, the name of
-  a function. Of each at most 240 samples of at most 120 characters, cut by the application's own `split` into those to
-  train on, 12 that decide when the target is reached, and a few held out.
-- *Prompts*: 3,067 in the bank's two layers. A prompt is its first 16 tokens: these are scored, and these are where the
-  soft prompt begins. A score is the mean loss over 8 of the samples to train on, so it has never seen the 12. The end
-  token counts as part of a target, as it does in tuning. A lookup scores a 24th of the bank, best bin first; the short
-  list is the 8 best by score that it has seen.
-- *Tuning*: `tune()` with its default optimizer and learning rate, 4 samples an iteration, the same ones for every
-  prompt of a task, at most 60 iterations, the metric (loss a target token) taken every 3.
-- *Target*: the mean over random prompts of the bank of the least loss that 15 iterations bring (§6.1, which has 20 of
-  them; here 3, for what each costs). They go on until they reach it.
-  All of the short list are tuned, in the order of their scores; one that has not reached the target when another had is
-  stopped there, since it is not the best of them.
-- *ITA*: the iteration of the first evaluation that has reached the target, as a job reports it. A prompt that never
-  does counts as 60, which is less than the truth and makes every ratio less extreme. A second line reads ITA between
-  evaluations, where the line through two of them crosses the target: no bar is judged by it.
-- *Ratios* of a task: the best of the short list against the prompt chosen by score (at most 1, as the one is in the
-  other); the median of the random prompts against it; the induced prompt against it. A bar is of the median over tasks,
-  with a 95 % interval by bootstrap (10,000 draws of as many tasks).
+- *Tasks*: ten, from five data sets, at most 240 samples of at most 120 characters each, cut by the application's own
+  `split` into training samples, 12 that decide when the target is reached, and a few held out.
+- *Prompts*: 3,067 in the bank's two layers, cut to 16 tokens, where the soft prompt begins. A score is the mean loss
+  over 8 training samples. A lookup scores a 24th of the bank, best bin first; the short list is the 8 best that it has
+  seen.
+- *Tuning*: `tune()` with its defaults, 4 samples an iteration, the same for every prompt of a task, at most 60
+  iterations, the metric (loss a target token) taken every 3.
+- *Target* (§6.1): the mean over 3 random prompts (20 in the paper) of the least loss in 15 iterations. All of the short
+  list are tuned in the order of their scores; one that is slower than an earlier one is stopped.
+- *ITA*: the iteration of the first evaluation that reaches the target. A prompt that never does counts as 60, which
+  makes every ratio less extreme. A second line interpolates between evaluations; it has no bar.
+- *Ratios* of a task: the best of the short list, the median random prompt, and the induced prompt, each against the
+  prompt chosen by score. A bar is of the median over tasks, with a 95 % interval by bootstrap (10,000 draws).
+- *Spread* (Figure 2c): 20 random prompts of `claims`, each tuned for 60 iterations. No bar.
 
-- *Spread* (Figure 2c): 20 random prompts of `claims`, each tuned for 60 iterations; their target is §6.1's, the mean of
-  the least losses that 15 iterations bring. No bar.
-
-Everything is the same in each run, up to rounding: seeds are fixed, and iterations are counted, not seconds. Curves are
-kept in `$STOKER_HOME/prompt-quality-benchmark` as they end; a run that was stopped goes on.
-`python -m benchmarks.tuning.prompt_quality_side --help` has the options; its last line is JSON.
+Seeds are fixed, so runs are the same up to rounding. Curves are kept in `$STOKER_HOME/prompt-quality-benchmark`; a
+stopped run goes on. `python -m benchmarks.tuning.prompt_quality_side --help` has the options; its last line is JSON.
 """
 
 from __future__ import annotations
@@ -63,7 +51,6 @@ KINDS = (
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """A line a ratio, with one number a task."""
     if reason := missing(*MODEL[: 2 if quick else None], "peft"):
         return Table(name=NAME, title=TITLE, skipped=reason)
     if not quick and not PROMPTS.exists():
@@ -74,7 +61,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def table_of(found: dict[str, Any]) -> Table:
-    """What the side found, judged."""
     tasks: dict[str, Any] = found["tasks"]
     settings = found["settings"]
     if not tasks:
@@ -110,7 +96,6 @@ def table_of(found: dict[str, Any]) -> Table:
 
 
 def _spread(task: str, one: dict[str, Any]) -> str:
-    """How far the iterations of many random prompts are apart, in words."""
     low, high = SPREAD_SAID
     return (
         f"{task}, {len(one['between'])} random prompts to {one['reach']:.3f}: {apart(one['iterations'])}; between"
@@ -120,14 +105,12 @@ def _spread(task: str, one: dict[str, Any]) -> str:
 
 
 def apart(iterations: Sequence[float]) -> str:
-    """Least, median and most of some iterations, and how many times the least the other two are."""
     least, median, most = min(iterations), statistics.median(iterations), max(iterations)
     times = f"median and most are {median / least:.1f} and {most / least:.1f} times the least"
     return f"{least:.3g} to {most:.3g} iterations, median {median:.3g}: {times}"
 
 
 def interval(numbers: Sequence[float], *, draws: int = DRAWS) -> tuple[float, float]:
-    """The 95 % interval of the median by bootstrap, the same every time."""
     count, chance = len(numbers), Stream(0, "bootstrap")
     medians = sorted(
         statistics.median([numbers[int(count * chance.uniform(draw * count + place))] for place in range(count)])

@@ -1,7 +1,7 @@
 """The side of `prompt_quality` that has the model: looks prompts up, tunes from them, and keeps every curve.
 
-A record is appended when a lookup or a tuning has ended, so a run that was stopped goes on; two runs may work on
-different tasks side by side. What is said in the end is computed from the records alone.
+A record is appended when a lookup or a tuning has ended, so a stopped run goes on, and two runs may work on different
+tasks. The results are computed from the records alone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ The instruction was to"""
 """Honovich et al., "Instruction induction: from few examples to natural language task descriptions" (2022)."""
 Record = dict[str, Any]
 Points = Sequence[Sequence[float]]
-"""Iterations and losses."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -67,14 +66,11 @@ class Settings(msgspec.Struct, frozen=True):
     evaluation: int = 12
     """Samples that decide when the target is reached; neither scored nor trained on."""
     share: int = 24
-    """A lookup scores this part of the bank."""
     shortlist: int = 8
     randoms: int = 3
     demonstrations: int = 5
     target_iterations: int = 15
-    """Of the random prompts that make the target."""
     iterations: int = 60
-    """Until the target, at the most."""
     evaluate_every: int = 3
     batch: int = 4
     seed: int = 0
@@ -104,7 +100,6 @@ class Bench:
         self.training = [(one.input, one.target) for one in parts.training]
 
     def compare(self) -> None:
-        """The lookup, random prompts for the target, the short list, and random prompts until the target."""
         listed = self.keep("lookup", "", self.look_up)["best"]
         reach, most = self.target(), self.settings.iterations
         known = [one["points"] for key in listed if (one := self.log.get((self.task, "listed", key))) is not None]
@@ -118,34 +113,29 @@ class Bench:
             self.reached("random", text, reach=reach, most=most)
 
     def compare_induced(self) -> None:
-        """The prompt that the model writes itself."""
         text = self.keep("induction", "", self.induce)["text"]
         self.reached("induced", text, reach=self.target(), most=self.settings.iterations)
 
     def spread(self, count: int) -> None:
-        """Tune from `count` random prompts, each for all iterations. Those that set the target are among them."""
         for text in self.draw(count):
             self.tuned("spread", text, reach=None, most=self.settings.iterations)
 
     def target(self) -> float:
-        """What random prompts are tuned to."""
         most = self.settings.target_iterations
         return target([self.tuned("random", text, reach=None, most=most) for text in self.draw(self.settings.randoms)])
 
     def reached(self, part: str, text: str, *, reach: float, most: int) -> Points:
-        """The curve from this text until the target, or so many iterations. One that was stopped before either is made
-        once more: it is the same up to there."""
+        """Return the curve from this text to the target or `most` iterations. A curve stopped before both is made
+        again."""
         points: Points = self.tuned(part, text, reach=reach, most=most)["points"]
         if _ended_early(points, reach, most=most):
             points = self.tuned(f"{part}, on", text, reach=reach, most=most)["points"]
         return points
 
     def tuned(self, part: str, text: str, *, reach: float | None, most: int) -> Record:
-        """The record of a tuning from this text."""
         return self.keep(part, Candidate(text=text).key, lambda: self.tune(text, reach=reach, most=most))
 
     def keep(self, part: str, prompt: str, make: Callable[[], Record]) -> Record:
-        """The record of this, made if there is none."""
         key = {"task": self.task, "part": part, "prompt": prompt}
         if (found := self.log.get(tuple(key.values()))) is None:
             begun = time.process_time()
@@ -156,7 +146,6 @@ class Bench:
         return found
 
     def look_up(self) -> Record:
-        """The best candidates by score."""
         settings = self.settings
         chosen = build.evaluation_samples(self.training, count=settings.scored)
         score = build.scorer(self.model, chosen, tokens=settings.tokens, batch_size=4)
@@ -165,21 +154,18 @@ class Bench:
         return {"best": found.best(settings.shortlist), "scores": found.scores, "losses": losses}
 
     def draw(self, count: int) -> list[str]:
-        """`count` random candidates of the bank. A larger count begins with the same ones."""
         chance = Stream(self.settings.seed, f"random prompts, {self.task}")
         every = list(self.layers.candidates.values())
         order = sorted(range(len(every)), key=chance.uniform)
         return [every[place].text for place in order[:count]]
 
     def induce(self) -> Record:
-        """What the model writes after a few demonstrations."""
         shown = build.evaluation_samples(self.training, count=self.settings.demonstrations)
         pairs = "".join(f"Input:{one}\nOutput:{two}\n" for one, two in shown)
         said = self.model.generate([DEMONSTRATIONS.format(pairs=pairs)], max_new_tokens=2 * self.settings.tokens)[0]
         return {"text": " ".join(said.split()) or "Answer."}
 
     def tune(self, text: str, *, reach: float | None, most: int) -> Record:
-        """The curve of a tuning from this text: the loss of the evaluation samples by iteration."""
         from stoker.tuning.tune import tune
 
         settings = self.settings
@@ -196,17 +182,14 @@ class Bench:
 
 
 def target(randoms: Sequence[Record]) -> float:
-    """The mean over random prompts of the loss that tuning brings them to (§6.1)."""
     return float(statistics.mean(min(loss for _, loss in one["points"]) for one in randoms))
 
 
 def iterations_to(points: Points, reach: float, *, most: int) -> int:
-    """ITA as a job counts it: the iteration of the first evaluation that is there; `most` if none is, never below 1."""
     return next((max(1, int(iteration)) for iteration, loss in points if loss <= reach), most)
 
 
 def crossing(points: Points, reach: float, *, most: int) -> float:
-    """ITA between evaluations: where the line from one to the next crosses the target."""
     if points[0][1] <= reach:
         return 1.0
     for (one, above), (two, below) in itertools.pairwise(points):
@@ -220,13 +203,11 @@ def _ended_early(points: Points, reach: float, *, most: int) -> bool:
 
 
 def said(points: Points, reach: float) -> str:
-    """ITA for people: `6`, or `>6` of a tuning that had not reached the target when it was stopped."""
     last, loss = points[-1]
     return f"{int(last)}" if loss <= reach else f">{int(last)}"
 
 
 def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
-    """What a task's records come to; None while some are missing. `by_score` is the short list's first."""
     names = ("lookup", "random", "listed", "induced")
     parts = {part: [one for one in records if one["part"] == part] for part in names}
     if not parts["lookup"] or not parts["random"] or len(parts["listed"]) < len(parts["lookup"][0]["best"]):
@@ -250,8 +231,8 @@ def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
 
 
 def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] | None:
-    """Iterations of the whole curves to their own target: §6.1's, the mean of the least losses that the iterations of
-    the target bring. None if there are none."""
+    """Return the iterations of the whole curves to their own target, the mean of their least losses; None without
+    curves."""
     curves: list[Points] = [one["points"] for one in records if one["part"] == "spread"]
     if not curves:
         return None
@@ -266,7 +247,6 @@ def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] |
 
 
 def summary(log: RecordLog, settings: Settings, tasks: Sequence[str]) -> dict[str, Any]:
-    """What is known of each task that is whole."""
     records = list(log)
     of = {task: of_task([one for one in records if one["task"] == task], most=settings.iterations) for task in tasks}
     return {
@@ -290,7 +270,6 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def fill(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: argparse.Namespace) -> None:
-    """Make the records that are missing."""
     import torch
 
     torch.set_num_threads(1)
@@ -322,12 +301,10 @@ def fill(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: argpar
 
 
 def letters() -> Pairs:
-    """A task for the tiny model: the target is told by the input's first letter."""
     return [(f"{'ab'[number % 2] * (1 + number % 7)} {number} ", ("no", "yes")[number % 2]) for number in range(60)]
 
 
 def toy() -> tuple[CausalLM, list[Candidate]]:
-    """A random model of two layers that reads bytes, and prompts for it."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

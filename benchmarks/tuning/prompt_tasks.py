@@ -57,37 +57,31 @@ def programs() -> Pairs:
 
 
 def topics() -> Pairs:
-    """A claim, and the article that its first evidence is from."""
     return [(f"\nClaim: {row['claim']}\nTopic:", f" {row['evidences'][0]['article']}") for row in _climate()]
 
 
 def articles() -> Pairs:
-    """A sentence, and the article that it is from."""
     every = [one for row in _climate() for one in row["evidences"]]
     return [(f"\nSentence: {one['evidence']}\nArticle:", f" {one['article']}") for one in every]
 
 
 def calculations() -> Pairs:
-    """The calculations within worked answers, each once."""
     found = [one for row in _problems() for one in re.findall(r"<<(.*?)=(.*?)>>", row["answer"])]
     return [(f"\n{term} =", f" {result}") for term, result in dict(found).items()]
 
 
 def results() -> Pairs:
-    """A step of a worked answer up to its calculation, and what that comes to."""
     lines = [line for row in _problems() for line in row["answer"].split("\n")]
     steps = [step for line in lines if (step := re.match(r"(.*?)\s*=\s*(\S*)<<.*?>>(.*)", line))]
     return [(f"\nStep: {step[1]}\nResult:", f" {step[2]}{step[3]}") for step in steps]
 
 
 def endings() -> Pairs:
-    """The first half of a claim's words, and the second."""
     halves = [(words[: len(words) // 2], words[len(words) // 2 :]) for words in (r["claim"].split() for r in _claims())]
     return [(f"\nBegin: {' '.join(first)}\nEnd:", f" {' '.join(second)}") for first, second in halves]
 
 
 def opposites() -> Pairs:
-    """What a sentence refutes, and what it supports in its place."""
     of: dict[str, dict[str, str]] = {}
     for row in rows(DATA / "tasks/feversymmetric/symmetric_v0.1/fever_symmetric_full.jsonl"):
         of.setdefault(row["evidence_sentence"], {})[row["label"]] = row["claim"]
@@ -96,7 +90,6 @@ def opposites() -> Pairs:
 
 
 def names() -> Pairs:
-    """The first sentence of a function's documentation, and its name."""
     found = []
     for row in _functions():
         said = re.search(r'("""|\'\'\')\s*(.*?)(\.\s|\n\s*\n|>>>|"""|\'\'\')', row["prompt"], re.DOTALL)

@@ -30,7 +30,6 @@ NAME, TITLE = "tune_start", "a prompt-tuning job: from its submission to its fir
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """One line a kind of start, then what warm saves."""
     if reason := missing(*MODEL, "peft"):
         return Table(name=NAME, title=TITLE, skipped=reason)
     found: list[dict[str, Any]] = []
@@ -64,7 +63,6 @@ LIMIT_S = 600.0
 
 
 def start_s() -> float:
-    """Seconds from a job's submission to its first step."""
     samples = [Sample(f"The number is {number}.", "even" if number % 2 == 0 else "odd") for number in range(40)]
     job = Job(
         data=Data("numbers", evaluation_samples=4, held_out=0.1),

@@ -37,19 +37,16 @@ _ITERATIONS = ("data", "compute", "communication", "evaluation")
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Jobs in fresh sessions, and their simulations."""
     if reason := why_not():
         return Table(name=NAME, title=TITLE, skipped=reason)
     return table_of(sides(say, repeats=1 if quick else 3))
 
 
 def why_not() -> str:
-    """Why nothing can be tuned here; empty when it can."""
     return missing(*MODEL, "peft")
 
 
 def sides(say: Callable[[str], None], *, repeats: int) -> list[dict[str, Any]]:
-    """What the jobs of so many sessions spent."""
     found = []
     for repeat in range(repeats):
         found.append(run_side("benchmarks.tuning.tuning_times", timeout_s=3600))
@@ -59,13 +56,11 @@ def sides(say: Callable[[str], None], *, repeats: int) -> list[dict[str, Any]]:
 
 
 def table_of(found: list[dict[str, Any]]) -> Table:
-    """What the sides found, judged."""
     notes = [f"{found[0]['iterations']} iterations; {found[0]['machine']}"]
     return Table(name=NAME, title=TITLE, lines=[*forecast_lines(found), *share_lines(found)], notes=notes)
 
 
 def forecast_lines(found: list[dict[str, Any]]) -> list[Line]:
-    """Two devices, live and forecast from one."""
     one, two = _spent(found, "one"), _spent(found, "two")
     lookups, jobs = [spent["bank"] for spent in two], [sum(spent.values()) for spent in two]
     halves, simulated = [spent["bank"] / 2 for spent in one], [simulated_s(side) for side in found]
@@ -82,7 +77,6 @@ def _forecast(what: str, live: list[float], there: list[float], *, bar: Bar | No
 
 
 def share_lines(found: list[dict[str, Any]]) -> list[Line]:
-    """Communication and fixed costs, in percent."""
     lines = []
     for what, name in (("one device", "one"), ("two devices", "two")):
         cells = {"%": [100 * side[name]["communication"] for side in found]}
@@ -97,7 +91,6 @@ def _spent(found: list[dict[str, Any]], name: str) -> list[dict[str, float]]:
 
 
 def fixed_s(spent: dict[str, float]) -> float:
-    """What does not grow with the iterations."""
     return sum(seconds for part, seconds in spent.items() if part not in _ITERATIONS)
 
 
@@ -122,14 +115,10 @@ LIMIT_S = 1800.0
 
 
 def job(name: str) -> Job:
-    """A job that begins with a lookup, and does all its iterations."""
     return Job(
-        name=name,
-        data=Data("numbers", evaluation_samples=8, held_out=0.1),
-        prompt=Prompt(""),
-        until=Until(metric=Metric.LOSS, iterations=ITERATIONS, evaluate_every=4),
-        training=Training(batch=8),
-    )
+        name=name, data=Data("numbers", evaluation_samples=8, held_out=0.1), prompt=Prompt(""),
+        until=Until(metric=Metric.LOSS, iterations=ITERATIONS, evaluate_every=4), training=Training(batch=8),
+    )  # fmt: skip
 
 
 def main() -> None:

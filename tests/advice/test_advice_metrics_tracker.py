@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS
-from benchmarks.papers.schedmate.metric_runs import noise, run
+from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS, noise, run
 from stoker.manager.advice.metrics import LoggedProgress, MetricTracker, slowdown
 from stoker.manager.advice.metrics.lines import stated_totals
 from stoker.manager.policies.unpacking import LIMIT
@@ -46,7 +45,8 @@ def test_outliers_do_not_move_the_rate() -> None:
 @pytest.mark.parametrize("form", sorted(FORMATS))
 def test_every_format_in_noise(form: str) -> None:
     chance = random.Random(form)
-    lines_of, asked = FORMATS[form]
+    lines_of, names = FORMATS[form]
+    asked = names.split()
     log = run(form, 2, lines_of, header=HEADERS.get(form))
     lines: list[str] = []
     for _, line in log.lines[-400:]:

@@ -11,11 +11,13 @@ from benchmarks.papers.arlo.dispatch import (
     BucketDispatcher,
     Dispatcher,
     LoadBuckets,
+    Outcome,
     inter_groups_greedy,
+    outcome,
     pack_any_runtime,
     pack_shortest_runtime,
+    strategies,
 )
-from benchmarks.papers.arlo.experiments import Outcome, outcome, strategies
 from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
 
 FIGURE_5 = ((128, 80, [70]), (256, 60, [56, 54]), (384, 48, [30, 28]), (512, 40, [5]))

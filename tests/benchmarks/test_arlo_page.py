@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from benchmarks.papers import common
-from benchmarks.papers.arlo import records, report, summary, tables, texts
-from benchmarks.papers.arlo.__main__ import main
+from benchmarks.papers.arlo import report, summary
 from benchmarks.papers.arlo.cases import (
     ARLO,
     ARLO_EVEN,
@@ -22,9 +21,8 @@ from benchmarks.papers.arlo.cases import (
     Measures,
     Result,
 )
-from benchmarks.papers.arlo.intervals import Interval
-from benchmarks.papers.arlo.measured import Measured, SolvingTime
-from benchmarks.papers.arlo.records import Records
+from benchmarks.papers.arlo.measured import Measured, Records, SolvingTime
+from benchmarks.papers.arlo.summary import Interval
 from benchmarks.papers.arlo.tables import TABLES
 from benchmarks.papers.arlo.workload import missing
 
@@ -50,46 +48,24 @@ def findings(of: Records) -> dict[str, tuple[summary.Finding, ...]]:
     return {verdict.bar: verdict.findings for verdict in summary.verdicts(of)}
 
 
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
-    """The cases that are run, none of them in earnest."""
-    cases: list[Case] = []
+def test_case_runs_once_per_release_and_others_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases, ran, told, path = TABLES["6a"]()[:3], list[Case](), list[str](), tmp_path / "arlo.json"
 
     def run(case: Case) -> Result:
-        cases.append(case)
+        ran.append(case)
         return result_of(case, 2.0)
 
-    monkeypatch.setattr(records, "run", run)
-    return cases
-
-
-def test_a_case_is_run_once_and_again_by_another_release(
-    tmp_path: Path, ran: list[Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases, told = tables.figure_6a()[:2], list[str]()
-    Records(tmp_path / "arlo.json").bring([*cases, cases[0]], tell=told.append)
-    assert (ran, len(told)) == (cases, 2)
-    Records(tmp_path / "arlo.json").bring(cases, tell=told.append)
-    assert len(ran) == 2
+    for _ in range(2):
+        Records(path).store.bring([*cases, cases[0]], run, tell=told.append)
+        assert (ran, len(told)) == (cases, 3)
     monkeypatch.setattr(common, "RELEASE", "another")
-    Records(tmp_path / "arlo.json").bring(cases[:1], tell=told.append)
-    assert ran[2:] == cases[:1]
-
-
-def test_runs_that_no_table_has_are_forgotten(tmp_path: Path, ran: list[Case]) -> None:
-    cases = tables.figure_6a()[:3]
-    of = Records(tmp_path / "arlo.json")
-    of.bring(cases, tell=lambda line: None)
-    of.drop_others(cases[1:])
-    again = Records(tmp_path / "arlo.json")
+    of = Records(path)
+    of.store.bring(cases[:1], run, tell=told.append)
+    assert ran[3:] == cases[:1]
+    of.store.drop_others(cases[1:])
+    again = Records(path)
     assert again.get(cases[0]) is None
-    assert len(again.all()) == 2
-
-
-def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "arlo.json").write_text('[{"of": "something else"}]')
-    with pytest.raises(ValueError, match="holds no results"):
-        Records(tmp_path / "arlo.json")
+    assert len(again.store.found) == 2
 
 
 MEANS = {
@@ -99,7 +75,7 @@ MEANS = {
 
 @here
 def test_a_bar_is_met_where_the_number_of_the_paper_is_inside_and_names_the_reading(tmp_path: Path) -> None:
-    found = findings(kept(tmp_path, [result_of(c, MEANS[c.system]) for c in tables.figure_6a() if c.system in MEANS]))
+    found = findings(kept(tmp_path, [result_of(c, MEANS[c.system]) for c in TABLES["6a"]() if c.system in MEANS]))
     assert found["Figure 6a: the mean is below that of ST by"][0].cells == ["70.0 %", "**no**"]
     dt = found["Figure 6a: the mean is below that of DT by"]
     assert dt[0].cells == ["14.3 to 50.0 %", "yes: between two readings"]
@@ -113,7 +89,7 @@ def test_a_bar_is_met_where_the_number_of_the_paper_is_inside_and_names_the_read
 @here
 def test_orders_and_limits_are_broken_by_one_run(tmp_path: Path) -> None:
     means = {ARLO_EVEN: 30.0, ARLO_GLOBAL: 20.0, ARLO: 10.0}
-    results = [result_of(case, means[case.system]) for case in tables.table_3() if case.system in means]
+    results = [result_of(case, means[case.system]) for case in TABLES["3"]() if case.system in means]
     name = "Table 3: the mean in the order Arlo, Global, Even"
     assert findings(kept(tmp_path, results))[name][0].cells == ["3 of 3", "yes"]
     limit = "All runs: instances out of service at once are within the limit, and no request is lost"
@@ -144,24 +120,8 @@ def test_the_page_is_what_the_records_say() -> None:
 def test_the_records_have_every_case_and_no_other() -> None:
     of = Records(FOLDER / "arlo.json")
     cases = {case.name for several in TABLES.values() for case in several()}
-    assert {result.case.name for result in of.all()} == cases
+    assert {result.case.name for result in of.store.in_order()} == cases
     assert of.measured is not None
-
-
-@here
-def test_every_table_names_cases_that_are_told_apart() -> None:
-    for name, cases in TABLES.items():
-        names = [case.name for case in cases()]
-        assert len(names) == len(set(names)), name
-
-
-def test_without_its_data_it_is_skipped_or_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr("benchmarks.papers.arlo.__main__.missing", lambda: "no tweets")
-    assert main(["--skip", "--out", str(tmp_path)]) == 0
-    assert main(["--out", str(tmp_path)]) == 2
-    assert "no tweets" in capsys.readouterr().err
 
 
 def test_intervals_are_short_where_both_ends_are_the_same() -> None:
@@ -169,11 +129,3 @@ def test_intervals_are_short_where_both_ends_are_the_same() -> None:
     assert Interval(-1234.5, 12.34).text() == "-1,234 to 12.3"
     assert 2.0 in Interval(2.0, 3.0)
     assert Interval.of([]) is None
-
-
-def test_paragraphs_are_filled_and_code_is_not_broken() -> None:
-    text = "# " + "h" * 130 + "\n\n- " + "word " * 22 + "`a b c d e f`\n- next\n\n| " + "cell " * 40 + "|\n"
-    lines = texts.filled(text).splitlines()
-    assert len(lines[0]) == 132
-    assert lines[2:5] == ["- " + " ".join(["word"] * 22), "  `a b c d e f`", "- next"]
-    assert len(lines[6]) > 200

@@ -82,3 +82,27 @@ def test_gangs_run_in_the_simulator_faster_on_more_devices(name: str) -> None:
     outcome = run.run()
     assert (outcome.complete, outcome.calls, outcome.failed) == (True, 10, {})
     assert outcome.ended_at < 10 * 40.0 + 150.0
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_context_that_cannot_be_loaded_ends_its_jobs(toy: Make, name: str) -> None:
+    t = toy(policies=policies(name))
+    t.pilot("p1", devices=4)
+    t.context("broken", broken="no such model").call("j", context="broken", gang=(2, 2)).run()
+    assert not t.ended["j"].ok
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("lost_at", [5.0, 15.0])
+def test_a_lost_pilot_costs_a_job_its_devices_and_not_its_end(toy: Make, name: str, lost_at: float) -> None:
+    t = toy(policies=policies(name))
+    for pilot in ("p1", "p2"):
+        t.pilot(pilot, devices=4)
+    t.context("a", load_s=10.0)
+    known = ContextAdvice(load_s=10.0, paces={1: 1.0, 2: 0.5, 4: 0.25, 8: 0.125}, meet_s=2.0)
+    t.give(AdviceArrived(OfContext(RecipeKey("a")), CostAdvice({"": known})))
+    how = {"items": 100, "run_s": 20.0, "step_s": 1.0, "objective": Objective(deadline_at=40.0)}
+    t.call("j", context="a", gang=(1, 8), **how).run(until=lost_at)
+    t.kill("p1")
+    t.run()
+    assert t.ended["j"].ok

@@ -60,9 +60,6 @@ def job(
     return t.call(name, items=items, run_s=run_s, gang=gang, objective=objective, **options)
 
 
-# ---- sizes
-
-
 def test_one_job_alone_gets_all_that_helps_it(lab: Make) -> None:
     t = job(lab(), "j", 500.0).run()
     assert [size for _, size in starts(t, "j")] == [4]
@@ -94,9 +91,6 @@ def test_a_job_that_was_not_admitted_is_dropped_if_it_wants_that(lab: Make) -> N
     assert "deadline cannot be met" in t.ended["j"].failure.message  # type: ignore[union-attr]
 
 
-# ---- changes
-
-
 def test_a_running_job_gives_devices_back_for_one_with_a_deadline_and_goes_on_from_where_it_was(lab: Make) -> None:
     t = job(lab(), "long", 0.0, items=1000, run_s=200.0).run(until=60.0)
     assert [size for _, size in starts(t, "long")] == [4]
@@ -124,9 +118,6 @@ def test_a_call_for_one_library_is_never_evicted(lab: Make) -> None:
     assert len(starts(t, "plain")) == 1
 
 
-# ---- nothing is kept
-
-
 def test_each_job_loads_anew_and_its_libraries_end_with_it(lab: Make) -> None:
     t = job(lab(), "j1", 500.0, step_s=0.0).run()
     ended = t.now
@@ -137,30 +128,12 @@ def test_each_job_loads_anew_and_its_libraries_end_with_it(lab: Make) -> None:
     assert not t.core.state.libraries
 
 
-# ---- whatever happens
-
-
-def test_a_lost_pilot_costs_a_job_its_devices_and_not_its_end(lab: Make) -> None:
-    t = lab()
-    t.pilot("p2", devices=4)
-    job(t, "j1", 200.0, gang=(1, 8)).run(until=15.0)
-    t.kill("p1")
-    t.run()
-    assert t.ended["j1"].ok
-
-
 def test_a_cancelled_job_makes_room(lab: Make) -> None:
     t = job(lab(), "j1", 0.0, run_s=1000.0).run(until=20.0)
     assert t.core.state.calls[t.ids["j1"]].state is CallState.HELD
     t.tell(Cancel([t.ids["j1"]], running=True))  # type: ignore[list-item]
     job(t, "j2", 0.0).run()
     assert t.ended["j2"].ok
-
-
-def test_a_context_that_cannot_be_loaded_ends_its_jobs(lab: Make) -> None:
-    t = lab()
-    t.context("broken", broken="no such model").call("j", context="broken", gang=(2, 2)).run()
-    assert not t.ended["j"].ok
 
 
 def test_jobs_of_unknown_length_run_on_as_few_as_they_may(toy: Make) -> None:

@@ -30,9 +30,6 @@ def share_of(*pieces: tuple[float, float, int]) -> Share:
     return Share(pieces)
 
 
-# ---- the minimum satisfactory share
-
-
 @pytest.mark.parametrize(("due", "size"), [(100.0, 1), (99.0, 2), (50.0, 2), (26.0, 4), (25.0, 4), (13.0, 8)])
 def test_a_job_gets_the_fewest_devices_with_which_it_is_in_time(due: float, size: int) -> None:
     assert minimum_shares([job(1, due)], 8, now=0.0)[1].pieces[0][2] == size
@@ -89,9 +86,6 @@ def test_a_start_that_is_cut_short_begins_again_with_the_other_size() -> None:
     assert fill(job(1, 0.0, start_s=10.0), 4, free) == share_of((0.0, 5.0, 2), (5.0, 40.0, 4))
 
 
-# ---- admission
-
-
 def test_a_job_that_would_make_another_late_is_refused_though_it_would_be_in_time() -> None:
     urgent = job(3, 10.0, ((1, 10.0),))
     assert admits(urgent, [job(1, 30.0)], 4, now=0.0)
@@ -115,9 +109,6 @@ def test_a_job_that_cannot_be_changed_is_planned_around() -> None:
     shares = minimum_shares([fixed, job(2, 50.0)], 2, now=0.0)
     assert shares == {}, "it has both devices until 40, and is late itself"
     assert minimum_shares([fixed, job(2, 90.0)], 2, now=0.0)[2] == share_of((40.0, 90.0, 2))
-
-
-# ---- what is left over
 
 
 def test_what_is_left_over_goes_where_it_costs_the_least_device_time() -> None:
@@ -150,8 +141,6 @@ def test_a_running_job_that_could_do_with_less_keeps_what_it_has_while_that_is_f
     assert shares[1].size_at(0.0) == 1
     assert elastic([runs, fresh], shares, 5, now=0.0) == {1: 4, 2: 1}
 
-
-# ---- whatever the jobs
 
 seconds = st.floats(1.0, 500.0)
 jobs = st.lists(

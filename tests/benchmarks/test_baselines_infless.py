@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from core.toy import Toy
 
-from benchmarks.baselines.infless import Infless, Order
-from benchmarks.baselines.infless_traffic import Traffic
+from benchmarks.baselines.infless import Infless, Order, Traffic
 from benchmarks.baselines.replicas import ByOrder
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
 from stoker.manager.core.nouns import LibraryState
@@ -65,9 +64,6 @@ def job(
     return t.call(name, context=context, items=100, run_s=run_s, gang=gang, objective=due(at) if at else Objective())
 
 
-# ---- how many
-
-
 @pytest.mark.parametrize(("at", "size"), [(130.0, 1), (119.0, 2), (60.0, 3), (45.0, 4)])
 def test_a_job_gets_the_fewest_instances_with_which_it_is_in_time_launch_and_margin_counted(
     lab: Make, at: float, size: int
@@ -109,9 +105,6 @@ def test_a_late_job_that_wants_that_is_dropped(lab: Make) -> None:
     t = lab()
     t.call("j", context="a", items=100, gang=(1, 8), objective=due(15.0, drop_late=True)).run()
     assert t.ended["j"].failure.message == "it would be late on as many devices as it may have"  # type: ignore[union-attr]
-
-
-# ---- each model for itself
 
 
 def test_models_share_nothing_but_the_count_of_free_devices(lab: Make) -> None:
@@ -176,9 +169,6 @@ def test_whose_turn_is_first_is_a_setting(lab: Make, order: Order, first: str) -
     assert begins[first] <= min(begins.values())
 
 
-# ---- instances
-
-
 def test_idle_instances_are_let_go_after_a_while(lab: Make) -> None:
     t = job(lab(keep_alive_s=30.0), "j", 45.0).run()
     ended = t.now
@@ -235,18 +225,3 @@ def test_keep_alive_mixes_a_long_and_a_short_histogram() -> None:
 
 
 # ---- whatever happens
-
-
-def test_a_lost_pilot_costs_a_job_its_instances_and_not_its_end(lab: Make) -> None:
-    t = lab()
-    job(t, "j", 40.0)
-    t.run(until=5.0)  # four are being launched
-    t.kill("p1")
-    t.run()
-    assert t.ended["j"].ok
-
-
-def test_a_context_that_cannot_be_loaded_ends_its_jobs(lab: Make) -> None:
-    t = lab()
-    t.context("broken", broken="no such model").call("j", context="broken", gang=(2, 2)).run()
-    assert not t.ended["j"].ok

@@ -120,10 +120,7 @@ def found(by_score: list[int], best: list[int], randoms: list[list[int]]) -> dic
 
 @pytest.mark.parametrize(
     ("best", "drawn", "verdicts"),
-    [
-        (6, [8, 8, 15], [Verdict.MET, Verdict.MET]),
-        (5, [3, 7, 15], [Verdict.MISSED, Verdict.MISSED]),
-    ],
+    [(6, [8, 8, 15], [Verdict.MET, Verdict.MET]), (5, [3, 7, 15], [Verdict.MISSED, Verdict.MISSED])],
 )
 def test_bars_are_of_the_median_task(best: int, drawn: list[int], verdicts: list[Verdict]) -> None:
     table = table_of(found([6] * 10, [best] * 6 + [1] * 2 + [6] * 2, [drawn] * 10))

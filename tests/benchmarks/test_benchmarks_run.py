@@ -250,21 +250,14 @@ def test_quick_run(tmp_path: Path) -> None:
     names = ["core_events", "memory_per_call", "taskvine", "zygote"]
     done = subprocess.run(
         [
-            sys.executable,
-            "-m",
-            "benchmarks",
-            *names,
-            "--quick",
-            "--json",
-            str(tmp_path / "found.json"),
-            "--out",
+            sys.executable, "-m", "benchmarks", *names, "--quick", "--json", str(tmp_path / "found.json"), "--out",
             str(tmp_path / "out"),
         ],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert [one["name"] for one in found["tables"]] == names

@@ -6,27 +6,15 @@ import msgspec
 import pytest
 
 from benchmarks.papers.pervasive import disks, fit, paper, predict, worlds
-from benchmarks.papers.pervasive.fit import Fit
-from benchmarks.papers.pervasive.parameters import BOUNDS, Parameters, possible
-from benchmarks.papers.pervasive.proportion import distance
+from benchmarks.papers.pervasive.fit import BOUNDS, Fit, Parameters, possible
+from benchmarks.papers.pervasive.predict import distance
 from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.log import EventLog, Happened
 
 KNOWN = Parameters(
-    item_a10_s=0.25,
-    item_titan_s=0.74,
-    load_a10_s=16.0,
-    load_titan_s=21.0,
-    call_s=0.044,
-    shared_node_bytes_per_s=220e6,
-    network_bytes_per_s=600e6,
-    warm_items=36,
-    warm_item_s=0.29,
-    boot_s=10.0,
-)
-
-
-# ---- the fit
+    item_a10_s=0.25, item_titan_s=0.74, load_a10_s=16.0, load_titan_s=21.0, call_s=0.044,
+    shared_node_bytes_per_s=220e6, network_bytes_per_s=600e6, warm_items=36, warm_item_s=0.29, boot_s=10.0,
+)  # fmt: skip
 
 
 @pytest.mark.long
@@ -68,9 +56,6 @@ def test_between_two_limits_nothing_is_off() -> None:
     assert run.error(3630.0) == pytest.approx(0.1)
     assert run.error(2610.0) == pytest.approx(-0.1)
     assert paper.Run("7", Awareness.FULL, 1, 3300.0).error(3000.0) == pytest.approx(-1 / 11)
-
-
-# ---- pools
 
 
 def test_gpus_vanish_one_a_minute_a10s_first() -> None:
@@ -115,9 +100,6 @@ def test_kinds_that_were_not_fitted_lie_on_a_line_through_those_that_were() -> N
     assert {worlds.item_s(alike, kind, peaks=paper.TENSOR) for kind in kinds} == {KNOWN.item_a10_s}
 
 
-# ---- predictions
-
-
 @pytest.mark.long
 def test_the_distance_from_a_straight_line_is_what_loads_and_calls_under_way_cost() -> None:
     log = EventLog()
@@ -153,9 +135,6 @@ def test_what_is_done_in_figure_8_tells_which_kind_of_gpu_did_it() -> None:
     assert wanted == pytest.approx(disks.of_titans(KNOWN, Awareness.DISK), abs=0.1)
     more = disks.wanted(partial.value + 1000, Awareness.DISK, begins_s=begins_s)
     assert more > wanted > disks.wanted(partial.value, Awareness.DISK, begins_s=begins_s, late_s=60.0)
-
-
-# ---- nodes of several GPUs
 
 
 @pytest.mark.long

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.prompt_tuner.cases import Case, System
 from benchmarks.papers.prompt_tuner.jobs import Bank
-from benchmarks.papers.prompt_tuner.runs import Runs
+from benchmarks.papers.prompt_tuner.scenarios import Case, System
+from benchmarks.papers.prompt_tuner.searching import Runs
 from benchmarks.papers.prompt_tuner.simulate import simulate
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.running import DiedError

@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from benchmarks.papers.prompt_tuner import grid as grids
-from benchmarks.papers.prompt_tuner.cases import NOBODY, at
 from benchmarks.papers.prompt_tuner.grid import Choice, read_grid
-from benchmarks.papers.prompt_tuner.runs import Runs
-from benchmarks.papers.prompt_tuner.search import RESIZES, search
+from benchmarks.papers.prompt_tuner.scenarios import NOBODY, at
+from benchmarks.papers.prompt_tuner.searching import RESIZES, Runs, search
 from benchmarks.papers.prompt_tuner.simulate import Result
 
 GRID = read_grid()

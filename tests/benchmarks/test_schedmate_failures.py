@@ -8,10 +8,17 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.papers.schedmate.failures.catalogue import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, TYPES, held_out
 from benchmarks.papers.schedmate.failures.clusters import MPI, SCENARIOS, SLURM, labelled
 from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
-from benchmarks.papers.schedmate.failures.faults_clusters import TYPES as ON_CLUSTERS
+from benchmarks.papers.schedmate.failures.fault_types import (
+    CLUSTERS_SEED,
+    INJECTED,
+    ON_CLUSTERS,
+    SPLIT_SEED,
+    TEST,
+    TYPES,
+    held_out,
+)
 from benchmarks.papers.schedmate.failures.recording import recorded
 
 

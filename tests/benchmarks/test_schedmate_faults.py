@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers.schedmate import faults
-from benchmarks.papers.schedmate.faults_lab import files, injecting, kinds, neighbours, nodes
+from benchmarks.papers.schedmate.faults_lab import files, kinds, surroundings
 
-README = (nodes.ROOT / "benchmarks" / "FINDINGS.md").read_text()
+README = (surroundings.ROOT / "benchmarks" / "FINDINGS.md").read_text()
 
 
 @pytest.fixture
 def lab() -> None:
-    if reason := nodes.why_not():
+    if reason := surroundings.why_not():
         pytest.skip(reason)
 
 
@@ -55,7 +55,7 @@ def test_a_library_gets_the_error_that_is_injected_below_it_and_others_files_are
     for each in (path, other):
         numpy.save(each, numpy.arange(9))
     read = files.READERS["numpy.load"][1]
-    with injecting.failing(str(path), error, when=when):
+    with surroundings.failing(str(path), error, when=when):
         with pytest.raises(OSError, match="Errno") as caught:
             read(str(path))
         assert read(str(other)) == (9,)
@@ -75,10 +75,10 @@ def small_disk(lab: None, tmp_path: Path) -> Iterator[Path]:
 def test_a_neighbour_fills_a_disk_until_it_is_dismissed(small_disk: Path, tmp_path: Path) -> None:
     requests = tmp_path / "requests"
     requests.mkdir()
-    with neighbours.Neighbours(requests) as beside:
-        neighbours.ask(str(requests), "n-1", "disk", small_disk, 8192)
+    with surroundings.Neighbours(requests) as beside:
+        surroundings.ask(str(requests), "n-1", "disk", small_disk, 8192)
         assert os.statvfs(small_disk).f_bavail * 4096 == 8192
-        neighbours.dismiss(str(requests), "n-1")
+        surroundings.dismiss(str(requests), "n-1")
         assert os.statvfs(small_disk).f_bavail * 4096 > 3 << 20
         assert beside.count == 1
     assert not list(requests.iterdir())

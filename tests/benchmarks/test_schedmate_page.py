@@ -7,18 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers import common
-from benchmarks.papers.schedmate.scheduling import drawing, intervals, records, report, settings, simulate
-from benchmarks.papers.schedmate.scheduling.__main__ import main
+from benchmarks.papers.schedmate.scheduling import intervals, records, report, settings, simulate
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
-from benchmarks.papers.schedmate.scheduling.records import ErrorFacts, Records, WindowFacts
-from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, Case, Measures, Task
+from benchmarks.papers.schedmate.scheduling.records import CaseResult, ErrorFacts, Records, WindowFacts
+from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, Case, Measures
 from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 here = pytest.mark.skipif(bool(missing()), reason=missing())
-
-
-# ---- the page
 
 
 def test_the_page_is_what_the_records_say() -> None:
@@ -44,7 +40,7 @@ def test_the_records_are_of_the_windows_that_the_trace_gives() -> None:
 
 
 def test_the_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
-    path = drawing.draw(tmp_path, Records(FOLDER / "schedmate.json"))
+    path = report.draw(tmp_path, Records(FOLDER / "schedmate.json"))
     assert path.name in (FOLDER / "schedmate.md").read_text()
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -58,8 +54,8 @@ def with_ratio(folder: Path, ratio: float) -> Records:
     for case in simulate.cases():
         factors = (0.5, 0.5, 0.5, ratio, ratio, ratio) if case.system == OURS else (1.0,) * 6
         means = [factor * (100.0 + place) for place, factor in enumerate(factors)]
-        found = [(Task(case, place), Measures(mean, 1.0, 1.0, 1.0, 0), 0.0, 0) for place, mean in enumerate(means)]
-        of._keep(case, found)
+        found = tuple(Measures(mean, 1.0, 1.0, 1.0, 0) for mean in means)
+        of.store.found[case.name] = CaseResult(case, common.RELEASE, 0.0, found)
     of.kept.errors = {system: ErrorFacts(0.9, 0.8) for system in simulate.ERRORS}
     return of
 
@@ -73,12 +69,9 @@ def test_a_cluster_in_which_ours_is_worse_breaks_the_bar(tmp_path: Path) -> None
 
 def test_a_page_of_cases_that_were_not_run_is_not_written(tmp_path: Path) -> None:
     of = with_ratio(tmp_path, 0.9)
-    of.drop_others([])
+    of.store.drop_others([])
     with pytest.raises(ValueError, match=r"FIFO at 0\.8 was not run"):
         of.of(FIFO, "mean_s")
-
-
-# ---- records
 
 
 @pytest.fixture
@@ -103,24 +96,6 @@ def test_a_case_is_run_once_and_again_by_another_release(
     monkeypatch.setattr(common, "RELEASE", "another")
     Records(path).bring(cases[:1], jobs=1, tell=told.append)
     assert len(told) == 3
-
-
-def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "schedmate.json").write_text('{"runs": [1]}')
-    with pytest.raises(ValueError, match="holds no results"):
-        Records(tmp_path / "schedmate.json")
-
-
-def test_without_its_data_it_is_skipped_or_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr("benchmarks.papers.schedmate.scheduling.__main__.missing", lambda: "no jobs")
-    assert main(["--skip", "--out", str(tmp_path)]) == 0
-    assert main(["--out", str(tmp_path)]) == 2
-    assert "no jobs" in capsys.readouterr().err
-
-
-# ---- intervals
 
 
 def test_a_ratio_of_pairs_is_known_better_than_its_parts() -> None:

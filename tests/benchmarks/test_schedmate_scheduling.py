@@ -40,8 +40,6 @@ def shortest(jobs: Sequence[Job], said: Sequence[float] | None = None, **how: bo
     return shortest_first(expected_s=lambda call: told[call.id], **how)
 
 
-# ---- first come first served, and the shortest first
-
 LINE = jobs_of((0, 100, 6), (10, 1000, 4), (20, 50, 2), (30, 500, 8), (40, 20, 1))
 
 
@@ -84,8 +82,6 @@ def test_without_predictions_the_shortest_is_what_calls_of_a_function_took() -> 
     assert starts(LINE, named) == starts(LINE, other) == starts(LINE, fifo())
 
 
-# ---- Tiresias
-
 FREE = (0.0, 0.0)
 
 
@@ -123,9 +119,6 @@ def test_tiresias_tells_how_often_it_preempted() -> None:
     jobs = jobs_of((0, 1000, 8), (150, 50, 8), (300, 50, 8))
     _, preempted = completion_times_s(jobs, tiresias(thresholds_gpu_s=[800.0]), gpus=8)
     assert preempted == 2
-
-
-# ---- a second opinion
 
 
 def crowd(seed: int, count: int) -> tuple[Job, ...]:
@@ -172,8 +165,6 @@ def test_a_second_program_agrees_with_the_core_on_tiresias(seed: int) -> None:
         assert times > 20, "nothing was preempted: nothing was compared"
 
 
-# ---- errors
-
 MANY = [float(each) for each in range(1, 20_001)]
 
 
@@ -214,9 +205,6 @@ def test_shuffled_predictions_are_the_durations_of_others() -> None:
     said = errors.shuffled(MANY, Stream(4, "errors"))
     assert sorted(said) == MANY
     assert sum(each == true for true, each in zip(MANY, said, strict=True)) < 10
-
-
-# ---- windows
 
 
 def rows_of(count: int, *, every_s: int, gpus: int = 4) -> list[dict[str, str]]:

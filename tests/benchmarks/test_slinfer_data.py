@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers.slinfer import data
-from benchmarks.papers.slinfer.__main__ import main
 from benchmarks.papers.slinfer.worlds import Nodes, elastic, limited
 from stoker.contexts.step_times import StepModel
 from stoker.manager.policies import default_policies
@@ -69,9 +68,3 @@ def test_a_load_may_allocate_the_cache_that_its_instance_has_of_a_gpu() -> None:
         assert allocates["cpu"] == plain["cpu"] == 0.0
     model = elastic(["llama-2-7b"], Nodes(cache_s_per_gb=0.03)).contexts["model-0"]
     assert model.load_s["gpu"] == pytest.approx(weights_gb / 12.6 + 0.03 * 4096 * 512 * 1024 / 1e9)
-
-
-def test_without_the_data_it_says_so(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(data, "DATA", tmp_path)
-    assert main([]) == 2
-    assert f"is not here: {tmp_path}" in capsys.readouterr().err

@@ -8,12 +8,10 @@ import msgspec
 import pytest
 
 from benchmarks.papers import common
-from benchmarks.papers.slinfer import cases as slinfer_cases
-from benchmarks.papers.slinfer import data, report, summary
-from benchmarks.papers.slinfer.cases import SLINFER, SLLM, SLLM_C, SLLM_CS, Case, Records, Result
+from benchmarks.papers.slinfer import data, report
+from benchmarks.papers.slinfer.cases import SLINFER, SLLM, SLLM_C, SLLM_CS, Case, Result, records
 from benchmarks.papers.slinfer.measures import TTFT_POINTS_S, KindUse, Measures, Sampled
-from benchmarks.papers.slinfer.paper import SIZES
-from benchmarks.papers.slinfer.tables import TABLES
+from benchmarks.papers.slinfer.tables import SIZES
 
 here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
 
@@ -27,51 +25,32 @@ def _result(case: Case, *, strict: float = 0.9, mean: float = 0.95, gpus: float 
     return Result(case, common.RELEASE, measures, {}, took_s=0.1, engine_steps=1)
 
 
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[Case]]:
-    """Where records are kept, and the cases that are run."""
-    ran: list[Case] = []
+def test_case_runs_once_per_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, ran, told = tmp_path / "slinfer.json", list[Case](), list[str]()
 
     def run(case: Case) -> Result:
         ran.append(case)
         return _result(case)
 
-    monkeypatch.setattr(slinfer_cases, "run", run)
-    return tmp_path / "slinfer.json", ran
-
-
-def test_a_case_is_run_once_and_again_by_another_release(
-    kept: tuple[Path, list[Case]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, ran = kept
     cases = [Case(SLLM_CS, 32), Case(SLLM_C, 32), Case(SLLM_CS, 32)]
-    told: list[str] = []
-    Records(path).bring(cases, tell=told.append)
-    assert (len(ran), len(told)) == (2, 2)
-    Records(path).bring(cases, tell=told.append)
-    assert len(ran) == 2
+    for _ in range(2):
+        records(path).bring(cases, run, tell=told.append)
+        assert (len(ran), len(told)) == (2, 2)
     monkeypatch.setattr(common, "RELEASE", "another")
-    Records(path).bring(cases[:1], tell=told.append)
+    records(path).bring(cases[:1], run, tell=told.append)
     assert ran[2:] == [Case(SLLM_CS, 32)]
 
 
-def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "slinfer.json"
-    path.write_text('{"of": "something else"}')
-    with pytest.raises(ValueError, match="holds no results"):
-        Records(path)
-
-
 @here
-def test_the_page_says_which_numbers_are_within_the_bars_of_the_papers(kept: tuple[Path, list[Case]]) -> None:
-    path, _ = kept
+def test_the_page_says_which_numbers_are_within_the_bars_of_the_papers(tmp_path: Path) -> None:
+    path = tmp_path / "slinfer.json"
     results = [
         _result(Case(SLLM_CS, 32), strict=0.96, mean=0.97, gpus=2.3),  # 99 % and 2.0 GPUs
         _result(Case(SLLM_CS, 64), strict=0.80, mean=0.85, gpus=3.0),  # 93 % and 3.6
         _result(Case(SLLM_CS, 128), strict=0.60, mean=0.70, gpus=4.0),  # 65 % and 4.0
     ]
     path.write_bytes(msgspec.json.encode(results))
-    page = report.write(Records(path))
+    page = report.write(records(path))
     assert "| 32 x 7B | `sllm+c+s` | 2.3 | 2.0 |" in page
     assert "| 96.0 to 97.0 | 99 | yes |" in page
     assert "| 80.0 to 85.0 | 93 | **no**: -0.6 GPUs, -8.0 points |" in page
@@ -79,8 +58,8 @@ def test_the_page_says_which_numbers_are_within_the_bars_of_the_papers(kept: tup
 
 
 @here
-def test_the_first_table_says_of_each_bar_whether_it_is_met(kept: tuple[Path, list[Case]]) -> None:
-    path, _ = kept
+def test_the_first_table_says_of_each_bar_whether_it_is_met(tmp_path: Path) -> None:
+    path = tmp_path / "slinfer.json"
     resized = {"gpu": Sampled(memory_used=0.9, cache_used=0.4, resizing=0.25, batch_p50=1.0, batch_p95=4.0)}
     results = [
         *(_result(Case(SLINFER, 128, (size,)), strict=0.80, mean=0.84, gpus=4.0) for size in SIZES),
@@ -90,7 +69,7 @@ def test_the_first_table_says_of_each_bar_whether_it_is_met(kept: tuple[Path, li
         msgspec.structs.replace(_result(Case(SLINFER, 64, settings={"watermark": 0.0})), sampled=resized),
     ]
     path.write_bytes(msgspec.json.encode(results))
-    found = {verdict.bar: verdict for verdict in summary.verdicts(Records(path).get)}
+    found = {verdict.bar: verdict for verdict in report.verdicts(records(path).get)}
     more = found["128 models: more objectives met than by `sllm`"]
     assert more.here == "3B +100 to +110 %, 7B +100 to +110 %, 13B +100 to +110 %"
     assert more.row[-1] == "yes"
@@ -99,9 +78,3 @@ def test_the_first_table_says_of_each_bar_whether_it_is_met(kept: tuple[Path, li
     assert found["Table III, 128 x 7B, `slinfer`: within 4 points and 0.4 GPUs"].row[-1] == "yes"
     assert found["Resizing, of an instance's life, watermark 0%: within a factor of 2"].miss == "2.2 times as much"
     assert found["A run of 128 models: under 60 s of one core"].row[2:] == ["0 s, when it was recorded", "yes"]
-
-
-def test_every_table_names_cases_that_are_told_apart() -> None:
-    for name, cases in TABLES.items():
-        names = [case.name for case in cases()]
-        assert len(names) == len(set(names)), name

@@ -1,57 +1,39 @@
 """`python -m benchmarks.papers.arlo --table 6a`: run Arlo's evaluation table by table, and write the page.
 
-`--table 6a` runs what a figure needs and writes the page anew; `--table all` runs everything.
+`--table 6a` runs what a figure needs and writes the page; `--table all` runs everything.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
+from benchmarks.papers import common
 from benchmarks.papers.arlo import report
-from benchmarks.papers.arlo.records import Records
+from benchmarks.papers.arlo.cases import run
+from benchmarks.papers.arlo.measured import Records
 from benchmarks.papers.arlo.tables import TABLES
 from benchmarks.papers.arlo.workload import missing
-from benchmarks.papers.common import exit_status, say
-from stoker.whole_files import draft_of
 
 PAGE, RECORDS = "arlo.md", "arlo.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 1 when something fails, 2 where the data is not there or what cannot be asked, 130 after
-    Ctrl-C."""
-    asked = _asked(arguments)
-    return exit_status(
-        lambda: _reproduce(asked),
-        what="Arlo's evaluation", kept=asked.out / RECORDS, missing=missing(), skip=asked.skip,
-    )  # fmt: skip
+    table = {"choices": [*TABLES, "all"], "default": "all", "help": "what to run [%(default)s]"}
+    asked = common.parsed(common.options("arlo", __doc__, table=table, out=None, skip=None), arguments)
 
+    def evaluate() -> int:
+        records, every = Records(asked.out / RECORDS), [case for cases in TABLES.values() for case in cases()]
+        records.store.bring(every if asked.table == "all" else TABLES[asked.table](), run, tell=common.say)
+        if asked.table in ("all", "measured"):
+            records.measure(tell=common.say)
+        if asked.table in ("all", "deployed"):
+            records.compare_deployed(tell=common.say)
+        records.store.drop_others(every)
+        common.write_page(asked.out / PAGE, report.write(records))
+        return 0
 
-def _asked(arguments: list[str] | None) -> argparse.Namespace:
-    ask = argparse.ArgumentParser(prog="python -m benchmarks.papers.arlo", description=__doc__)
-    ask.add_argument("--table", choices=[*TABLES, "all"], default="all", help="what to run [%(default)s]")
-    ask.add_argument("--out", type=Path, default=Path("docs/reproduction"), help="for page and records [%(default)s]")
-    ask.add_argument("--skip", action="store_true", help="exit with 0 where the data is not there")
-    return ask.parse_args(arguments)
-
-
-def _reproduce(asked: argparse.Namespace) -> int:
-    records = Records(asked.out / RECORDS)
-
-    every = [case for cases in TABLES.values() for case in cases()]
-    records.bring(every if asked.table == "all" else TABLES[asked.table](), tell=say)
-    if asked.table in ("all", "measured"):
-        records.measure(tell=say)
-    if asked.table in ("all", "deployed"):
-        records.compare_deployed(tell=say)
-    records.drop_others(every)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    with draft_of(asked.out / PAGE) as draft:
-        draft.write_text(report.write(records))
-    sys.stdout.write(f"{asked.out / PAGE}\n")
-    return 0
+    stopped = f"the same again goes on with {asked.out / RECORDS}"
+    return common.exit_status(evaluate, stopped=stopped, missing=missing(), skip=asked.skip)
 
 
 if __name__ == "__main__":

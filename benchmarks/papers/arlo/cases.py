@@ -37,9 +37,9 @@ PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
 
 
 class System(msgspec.Struct, frozen=True):
-    """How a system dispatches, and how it gives devices to runtimes. `dynamic`: the shape of the inflation where the
-    runtimes are compiled dynamically; `within_capacity`: the longest runtime, too, is to have no more than its
-    instances can answer."""
+    """How a system dispatches and gives devices to runtimes. `dynamic`: the shape of the inflation of dynamic runtimes;
+    `within_capacity`: the longest runtime, too, gets no more than its instances can answer.
+    """
 
     dispatch: str
     allocation: str = EVEN
@@ -55,7 +55,6 @@ _CAPACITY = ", within capacity"
 
 
 def within_capacity(system: str) -> str:
-    """A system of Arlo's with the second reading of its allocation."""
     return f"{system}{_CAPACITY}"
 
 
@@ -68,17 +67,15 @@ _ARLO = {
 SYSTEMS = {
     ST: System(ILB, is_padded_whole=True),
     **{name: System(ILB, is_padded_whole=True, dynamic=shape) for shape, name in DT.items()},
-    INFAAS: System(PACK_ANY),
-    INFAAS_SHORT: System(PACK_SHORTEST),
-    ARLO_EVEN: System(RS, EVEN),
-    **_ARLO,
+    INFAAS: System(PACK_ANY), INFAAS_SHORT: System(PACK_SHORTEST), ARLO_EVEN: System(RS, EVEN), **_ARLO,
     **{within_capacity(name): msgspec.structs.replace(one, within_capacity=True) for name, one in _ARLO.items()},
-}
+}  # fmt: skip
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`profile`: the model and its latency; `runtimes`: how many; `least`: devices that scaling keeps, 0 without
-    scaling; `occupies`: the overhead of a request keeps a device busy."""
+    """`runtimes`: how many; `least`: devices that scaling keeps, 0 without scaling; `occupies`: the overhead of a
+    request keeps a device busy.
+    """
 
     system: str
     profile: LatencyProfile
@@ -88,15 +85,18 @@ class Case(msgspec.Struct, frozen=True):
     least: int = 0
     occupies: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.system}, {self.devices} GPUs, {self.workload.rate:,.0f} requests/s"
+
     @property
     def name(self) -> str:
-        """All that it says, as text."""
         return msgspec.json.encode(self, order="deterministic").decode()
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """Latencies in milliseconds. `late`: share of requests above the objective; `devices`: on the mean over time;
-    `most_out`: instances out of service for a replacement at once; `at_once`: how many are allowed."""
+    """Latencies in milliseconds. `late`: share of requests above the objective; `devices`: the mean over time;
+    `most_out`: instances that were replaced at once, of `at_once` allowed.
+    """
 
     requests: int
     lost: int
@@ -111,7 +111,7 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of a case. `release`: of Stoker, that computed it; `took_s`: seconds of a core, without the trace."""
+    """`release`: of Stoker, that computed it; `took_s`: seconds of a core, without the trace."""
 
     case: Case
     release: str
@@ -120,7 +120,6 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def run(case: Case) -> Result:
-    """Simulate it."""
     trace = trace_of(case.workload)
     began = time.process_time()
     measures = simulate(case, trace)
@@ -128,7 +127,6 @@ def run(case: Case) -> Result:
 
 
 def simulate(case: Case, trace: Trace) -> Measures:
-    """Answer the requests of a trace in the way of a system."""
     system, agenda, served = SYSTEMS[case.system], Agenda(), Served()
     runtimes = (LONGEST,) if system.is_padded_whole else lengths_of(case.runtimes)
     fleet = Fleet(_dispatcher(system, runtimes, case.profile), _rows(system, runtimes, case.profile), agenda)
@@ -159,7 +157,6 @@ def _dispatcher(system: System, runtimes: Sequence[int], profile: LatencyProfile
 
 
 def _rows(system: System, runtimes: Sequence[int], profile: LatencyProfile) -> list[list[float]]:
-    """Of each runtime what a request takes, by its length."""
     every = range(LONGEST + 1)
     if system.dynamic:
         return [[profile.dynamic_s(tokens, system.dynamic) for tokens in every]]
@@ -167,7 +164,6 @@ def _rows(system: System, runtimes: Sequence[int], profile: LatencyProfile) -> l
 
 
 def _first_counts(case: Case, system: System, trace: Trace, allocation: Allocator) -> Sequence[int]:
-    """By the period before the run, or by all of the run for Table 3's `global`."""
     if system.allocation == EVEN:
         return even_allocation(case.devices, 1 if system.is_padded_whole else case.runtimes)
     lengths = trace.lengths if system.allocation == GLOBAL else trace.earlier
@@ -178,14 +174,9 @@ def _measure(case: Case, fleet: Fleet, served: Served) -> Measures:
     rising = sorted(served.latencies)
     slo_s, for_s = case.profile.slo_s, case.workload.for_s
     return Measures(
-        requests=len(rising),
-        lost=served.lost,
-        mean_ms=round(1000 * sum(rising) / len(rising), 4),
-        p50_ms=round(1000 * percentile(rising, 0.5), 4),
-        p98_ms=round(1000 * percentile(rising, 0.98), 4),
+        requests=len(rising), lost=served.lost, mean_ms=round(1000 * sum(rising) / len(rising), 4),
+        p50_ms=round(1000 * percentile(rising, 0.5), 4), p98_ms=round(1000 * percentile(rising, 0.98), 4),
         late=round(sum(latency > slo_s for latency in rising) / len(rising), 6),
-        devices=round(fleet.device_s(for_s) / for_s, 4),
-        replaced=fleet.replaced,
-        most_out=fleet.most_out,
+        devices=round(fleet.device_s(for_s) / for_s, 4), replaced=fleet.replaced, most_out=fleet.most_out,
         at_once=max(1, int(settings.REPLACED_AT_ONCE * case.devices)),
-    )
+    )  # fmt: skip

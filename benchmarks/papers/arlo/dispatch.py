@@ -1,9 +1,8 @@
-"""Which instance takes a request, for systems other than Arlo. `RuntimeQueues` is Arlo's own Algorithm 1.
+"""Which instance takes a request, for systems other than Arlo (`RuntimeQueues` is its Algorithm 1); Figure 4's example.
 
-INFaaS packs: of the instances that are long enough it takes the busiest one that has room. Two readings of the paper's
-sentence (§5, compared schemes) are here. In the first an instance has room while it can still answer in time, and the
-busiest of all runtimes is taken. In the second the shortest runtime with room is taken (INFaaS chooses a variant
-first), and an instance has room while at most one request waits there.
+INFaaS packs: it takes the busiest instance that is long enough and has room (§5, compared schemes). First reading: an
+instance has room while it can answer in time, and the busiest of all runtimes is taken. Second reading: the shortest
+runtime with room is taken, and an instance has room while at most one request waits there.
 
 Inter-groups Greedy (§5.2.3) takes the instance with the fewest requests, of all that are long enough.
 """
@@ -11,13 +10,15 @@ Inter-groups Greedy (§5.2.3) takes the instance with the fewest requests, of al
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
+
+import msgspec
+
+from stoker.manager.policies.arlo.runtime_queues import THRESHOLD, RuntimeQueues
 
 
 class Dispatcher(Protocol):
-    """Chooses instances, and is told what becomes of them. `RuntimeQueues` is one."""
-
     def add(self, instance: int, runtime: int) -> None:
         """An instance of the runtime with this number has come, with nothing to do."""
 
@@ -25,7 +26,7 @@ class Dispatcher(Protocol):
         """An instance has gone."""
 
     def take(self, tokens: int) -> int:
-        """The instance that a request of this length goes to; it counts as outstanding from now on."""
+        """Return the instance for a request of this length; the request is outstanding from now on."""
 
     def done(self, instance: int) -> None:
         """A request of this instance is over."""
@@ -35,8 +36,9 @@ class Dispatcher(Protocol):
 
 
 class LoadBuckets:
-    """The instances of one runtime by their load. A bit of `mask` says that instances have this load, so that the
-    least and the greatest load below a limit are found without a search."""
+    """The instances of one runtime by their load. A bit of `mask` says that instances have this load, which finds the
+    least and greatest load without a search.
+    """
 
     def __init__(self) -> None:
         self.mask = 0
@@ -53,15 +55,12 @@ class LoadBuckets:
             self.mask ^= 1 << load
 
     def least(self) -> int:
-        """The least load; -1 without an instance."""
         return (self.mask & -self.mask).bit_length() - 1
 
     def greatest_below(self, limit: int) -> int:
-        """The greatest load below a limit; -1 if there is none."""
         return (self.mask & ((1 << limit) - 1)).bit_length() - 1
 
     def one_of(self, load: int) -> int:
-        """An instance that has this load: the one that got it last."""
         return next(reversed(self._buckets[load]))
 
 
@@ -110,7 +109,6 @@ class BucketDispatcher:
 
 
 def inter_groups_greedy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
-    """The instance with the fewest requests; of runtimes that are equal in it, the shortest."""
     del capacities
     return min(
         ((runtime, load) for runtime in range(first, len(levels)) if (load := levels[runtime].least()) >= 0),
@@ -119,8 +117,6 @@ def inter_groups_greedy(levels: Sequence[LoadBuckets], capacities: Sequence[int]
 
 
 def pack_any_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
-    """INFaaS, first reading: the busiest instance in relation to its capacity that has not reached it. If all have
-    reached it, the least busy one."""
     best, chosen, chosen_load = -1.0, -1, -1
     for runtime in range(first, len(levels)):
         load = levels[runtime].greatest_below(capacities[runtime])
@@ -130,8 +126,8 @@ def pack_any_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[int], f
 
 
 def pack_shortest_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
-    """INFaaS, second reading: the busiest instance with at most one request, of the shortest runtime that has one. If
-    no runtime has one, the least busy instance."""
+    """INFaaS, second reading: the busiest instance with room of the shortest runtime that has one, else the least
+    busy."""
     for runtime in range(first, len(levels)):
         load = levels[runtime].greatest_below(_ROOM)
         if load >= 0:
@@ -146,3 +142,40 @@ _ROOM = 2
 def _least_busy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
     there = ((runtime, load) for runtime in range(first, len(levels)) if (load := levels[runtime].least()) >= 0)
     return min(there, key=lambda one: one[1] / capacities[one[0]])
+
+
+RUNTIMES = ((128, 80), (256, 40), (512, 20))
+GPUS = ((1, 0, 79), (0, 0, 78), (2, 1, 28), (3, 2, 6))
+"""GPU, runtime, requests that it has. GPU1 comes first, so that the requests before the example fill GPU0 second."""
+FIRST, LATER = (100,) * 8, (400,) * 14
+PATIENT = 0.99
+"""A threshold at which Algorithm 1 demotes as the paper would have it."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How many of the first eight requests each GPU got, and how many of all requests are late."""
+
+    first: tuple[int, int, int, int]
+    late: int
+
+
+def strategies() -> Iterator[tuple[str, Dispatcher]]:
+    yield "ILB", RuntimeQueues[int](RUNTIMES, peeked=1)
+    yield "IG", BucketDispatcher(RUNTIMES, inter_groups_greedy)
+    yield f"Algorithm 1, threshold {THRESHOLD}", RuntimeQueues[int](RUNTIMES)
+    yield f"Algorithm 1, threshold {PATIENT}", RuntimeQueues[int](RUNTIMES, threshold=PATIENT)
+
+
+def outcome(dispatcher: Dispatcher) -> Outcome:
+    for gpu, runtime, has in GPUS:
+        dispatcher.add(gpu, runtime)
+        taken = {dispatcher.take(RUNTIMES[runtime][0]) for _ in range(has)}
+        if taken != {gpu}:
+            raise ValueError(f"the requests before the example went to {taken}, not to {gpu} alone")
+    capacities = {gpu: RUNTIMES[runtime][1] for gpu, runtime, _ in GPUS}
+    got, late = [0, 0, 0, 0], 0
+    for number, tokens in enumerate((*FIRST, *LATER)):
+        gpu = dispatcher.take(tokens)
+        late += dispatcher.load(gpu) > capacities[gpu]
+        got[gpu] += number < len(FIRST)
+    return Outcome((got[0], got[1], got[2], got[3]), late)

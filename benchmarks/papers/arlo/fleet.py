@@ -1,17 +1,12 @@
-"""Devices of each runtime: Arlo's allocation of what a length distribution asks for, and an even one.
+"""Devices of each runtime, instances and their replacement (§4), Arlo's reallocation (§3.3), and scaling.
 
-Instances: what each has to do, which of them serve, and their replacement (§4).
+An instance answers its requests one by one. One that is replaced answers what it has, and is out of service for a
+second more; so is an added device.
 
-An instance answers its requests one by one, in the order in which they came. One that is replaced takes no more
-requests, answers those that it has, and is out of service until it has answered them and for a second more. Then its
-device serves another runtime. A device that is added is out of service for that second, too.
-
-What is decided beside requests: Arlo's reallocation, and when devices are added and released.
-
-Reallocation (§3.3) takes the lengths of the last 120 s. Target tracking (§4) adds a device for the longest runtime when
-the 98th percentile of recent requests reaches 95 % of the objective, and releases the least busy one when that of the
-last minute is below 50 %. ST, DT and INFaaS add devices by INFaaS's headroom (§5, compared schemes): as many as can do
-1.05 times the work of the last five seconds.
+Reallocation takes the lengths of the last 120 s. Target tracking (§4) adds a device for the longest runtime when the
+98th percentile of recent requests reaches 95 % of the objective, and releases the least busy one when that of the last
+minute is below 50 %. ST, DT and INFaaS add devices by INFaaS's headroom (§5): for 1.05 times the work of the last five
+seconds.
 """
 
 from __future__ import annotations
@@ -36,10 +31,10 @@ _LESS = 0.97
 def demands(
     lengths: Iterable[int], rate: float, runtimes: Sequence[int], profile: LatencyProfile, *, overload_s: float = 0.0
 ) -> list[RuntimeDemand]:
-    """What requests of these lengths, at so many a second, ask of each runtime during one objective (§3.3).
+    """Return what requests of these lengths, at `rate` a second, ask of each runtime during one objective (§3.3).
 
-    `overload_s`: what a request more than the capacity adds to the mean latency of its instance. With 0 the latency
-    goes on as within the capacity. It concerns the longest runtime alone, as eq. 5 lets no other one have more.
+    `overload_s`: what a request above the capacity adds to the mean latency of its instance. It concerns the longest
+    runtime alone, as eq. 5 lets no other one have more.
     """
     counts = Counter(lengths)
     total = sum(counts.values())
@@ -57,7 +52,6 @@ def demands(
 
 
 def best_allocation(devices: int, wanted: Sequence[RuntimeDemand]) -> tuple[int, ...]:
-    """Arlo's allocation; where eqs 3 and 7 cannot hold, that of the same mix with fewer requests."""
     while True:
         try:
             return allocate(devices, wanted).instances
@@ -66,8 +60,6 @@ def best_allocation(devices: int, wanted: Sequence[RuntimeDemand]) -> tuple[int,
 
 
 def even_allocation(devices: int, runtimes: int) -> tuple[int, ...]:
-    """As many devices for each runtime; where some get one more, or some none, the extra ones lie evenly spaced, with
-    one for the longest."""
     counts = [devices // runtimes] * runtimes
     extra = devices % runtimes
     for number in range(extra):
@@ -76,8 +68,6 @@ def even_allocation(devices: int, runtimes: int) -> tuple[int, ...]:
 
 
 class Agenda:
-    """What is to be done at which time, beside requests."""
-
     def __init__(self) -> None:
         self.next_at = inf
         self._entries: list[tuple[float, int, Callable[[float], None]]] = []
@@ -89,14 +79,13 @@ class Agenda:
         self.next_at = self._entries[0][0]
 
     def run_next(self) -> None:
-        """Do what is first."""
         when, _, action = heappop(self._entries)
         self.next_at = self._entries[0][0] if self._entries else inf
         action(when)
 
 
 class Fleet:
-    """The devices. `rows`: of each runtime, what a request takes by its length. The lists go by instance."""
+    """The devices. `rows`: for each runtime, the seconds of a request by its length. The lists go by instance."""
 
     def __init__(self, dispatcher: Dispatcher, rows: Sequence[Sequence[float]], agenda: Agenda) -> None:
         self.dispatcher = dispatcher
@@ -114,7 +103,6 @@ class Fleet:
         self._device_s, self._devices, self._counted_at = 0.0, 0, 0.0
 
     def start(self, counts: Sequence[int]) -> None:
-        """Begin with these instances."""
         for runtime, count in enumerate(counts):
             for _ in range(count):
                 self._add(runtime, 0.0)
@@ -122,23 +110,19 @@ class Fleet:
         self._count_devices(0.0, sum(counts))
 
     def serving(self, runtime: int) -> list[int]:
-        """The instances of a runtime that take requests, the least busy one first."""
         found = [one for one, at in enumerate(self._runtime_of) if at == runtime and self.serves[one]]
         return sorted(found, key=self.dispatcher.load)
 
     def scale_up(self, runtime: int, now: float) -> None:
-        """Add a device, for this runtime."""
         self._count_devices(now, 1)
         self.counts[runtime] += 1
         self._agenda.at(now + settings.REPLACEMENT_S, lambda at: self._add(runtime, at))
 
     def release(self, instance: int, now: float) -> None:
-        """Release the device of an instance when it has answered what it has."""
         self.counts[self._runtime_of[instance]] -= 1
         self._agenda.at(self._retire(instance, now), lambda at: self._count_devices(at, -1))
 
     def replace(self, instance: int, runtime: int, now: float, *, then: Callable[[float], None]) -> None:
-        """Let the device of an instance serve another runtime."""
         self.counts[self._runtime_of[instance]] -= 1
         self.counts[runtime] += 1
         self.out += 1
@@ -153,12 +137,10 @@ class Fleet:
         self._agenda.at(self._retire(instance, now) + settings.REPLACEMENT_S, back)
 
     def device_s(self, until: float) -> float:
-        """Seconds of all devices so far."""
         return self._device_s + (until - self._counted_at) * self._devices
 
     @property
     def devices(self) -> int:
-        """Devices that instances have, or will have when they have come."""
         return sum(self.counts)
 
     def _add(self, runtime: int, now: float) -> None:
@@ -169,7 +151,6 @@ class Fleet:
         self.dispatcher.add(len(self.rows) - 1, runtime)
 
     def _retire(self, instance: int, now: float) -> float:
-        """Give an instance no more requests; when it has answered what it has."""
         self.dispatcher.remove(instance)
         self.serves[instance] = False
         return max(now, self.free_at[instance])
@@ -180,14 +161,13 @@ class Fleet:
 
 
 class Replacements:
-    """Brings a fleet to the counts that were decided last, with as few replacements as that takes, a few at a time."""
+    """Brings a fleet to the last decided counts with the fewest replacements, a few at a time."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._target: Sequence[int] = ()
 
     def decide(self, target: Sequence[int], now: float) -> None:
-        """The fleet has as many devices as the target."""
         self._target = target
         self._go_on(now)
 
@@ -200,7 +180,6 @@ class Replacements:
             self._fleet.replace(*found, now, then=self._go_on)
 
     def _next(self) -> tuple[int, int] | None:
-        """An instance of a runtime that has too many, and a runtime that has too few."""
         over = [have - want for have, want in zip(self._fleet.counts, self._target, strict=True)]
         missing = min(range(len(over)), key=lambda runtime: over[runtime])
         if over[missing] >= 0:
@@ -244,8 +223,6 @@ class Reallocation:
 
 
 class TargetTracking:
-    """Arlo's scaling by the 98th percentile. It looks every second."""
-
     def __init__(
         self, trace: Trace, fleet: Fleet, agenda: Agenda, latencies: Sequence[float], slo_s: float, least: int
     ) -> None:  # fmt: skip
@@ -267,7 +244,6 @@ class TargetTracking:
         self._agenda.at(now + 1.0, self._run)
 
     def _p98(self, since: float, now: float) -> float | None:
-        """Of the requests that have ended since then; None where they are few."""
         first = bisect_left(self._times, since - _LOOK_BACK_S)
         last = min(bisect_left(self._times, now), len(self._latencies))
         found = [
@@ -301,13 +277,12 @@ class Headroom:
         self._agenda.at(now + 1.0, self._run)
 
     def _scarcest(self) -> int:
-        """The runtime with the fewest instances; the longest of those."""
         counts = self._fleet.counts
         return min(range(len(counts)), key=lambda runtime: (counts[runtime], -runtime))
 
 
 def release_one(fleet: Fleet, now: float, *, least: int) -> None:
-    """Release the least busy instance, but not the last one of the longest runtime, nor one of the least number."""
+    """Release the least busy instance, but not the last one of the longest runtime, nor below the least number."""
     if fleet.devices <= least:
         return
     longest = len(fleet.counts) - 1
@@ -318,5 +293,4 @@ def release_one(fleet: Fleet, now: float, *, least: int) -> None:
 
 
 def percentile(rising: Sequence[float], share: float) -> float:
-    """The value below which this share of the sorted values lies; 0.5 is the median."""
     return rising[min(len(rising) - 1, int(share * len(rising)))]

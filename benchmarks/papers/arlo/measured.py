@@ -1,30 +1,29 @@
-"""Table 2 and Figure 9, measured on the machine at hand: what an allocation takes, and what dispatching a burst takes.
+"""Results that are kept: of cases, of Table 2 and Figure 9 as measured here, and of a session's policy.
 
-Table 2 solves problems of each size with lengths of tweets and loads that differ. Figure 9 gives a burst of requests,
-two for each instance, to runtimes whose instances have something to do. Times are processor time.
+Table 2 solves problems of each size with lengths of tweets. Figure 9 gives a burst of two requests an instance to
+runtimes whose instances are busy. Times are processor time.
 
-The policy of a session on the requests of Figure 6a: manager, pilots and policy `arlo` in virtual time, beside the
-model of instances that the other tables use.
-
-The model begins with an allocation by earlier requests. The session begins with nothing: its first minute is left out
-on both sides, and so are the requests of that time.
+The policy `arlo` of a session (manager and pilots in virtual time) answers the requests of Figure 6a beside the model
+of instances. The session begins with nothing, so the first minute is left out on both sides.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
 from random import Random
 
 import msgspec
 
 from benchmarks.papers.arlo import settings
-from benchmarks.papers.arlo.cases import ARLO, Case, Measures, simulate, within_capacity
+from benchmarks.papers.arlo.cases import ARLO, Case, Measures, Result, simulate, within_capacity
 from benchmarks.papers.arlo.fleet import demands, percentile
 from benchmarks.papers.arlo.tables import SLOWEST
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, lengths_of, read_lengths, trace_of
-from benchmarks.papers.common import RELEASE
+from benchmarks.papers.common import RELEASE, Store, read_results, rows, write_bytes
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, allocate
 from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
@@ -64,8 +63,6 @@ class SolvingTime(msgspec.Struct, frozen=True):
 
 
 class DispatchTime(msgspec.Struct, frozen=True):
-    """Figure 9: milliseconds for the whole burst, the median of five."""
-
     instances: int
     requests: int
     peeked: int
@@ -73,15 +70,12 @@ class DispatchTime(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """All of it. `release`: of Stoker, that was measured."""
-
     release: str
     solving: list[SolvingTime]
     dispatching: list[DispatchTime]
 
 
 def measure_all() -> Measured:
-    """Takes about a minute."""
     solving = [_solve(devices, runtimes) for devices, runtimes in SIZES]
     dispatching = [
         DispatchTime(instances, 2 * instances, peeked, round(_dispatch_ms(instances, peeked), 3))
@@ -97,7 +91,6 @@ def _solve(devices: int, runtimes: int) -> SolvingTime:
 
 
 def _solve_once(devices: int, runtimes: int, rng: Random) -> tuple[float, float]:
-    """Seconds for one problem that has a solution, and its load."""
     while True:
         share = rng.uniform(0.1, 0.5)
         short, long = read_lengths()
@@ -145,7 +138,7 @@ _GB = 1_000_000_000
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """One seed: what the session's policy and the model make of the same requests. `release`: of Stoker."""
+    """One seed: what the session's policy and the model make of the same requests."""
 
     seed: int
     rate: float
@@ -158,8 +151,6 @@ class Deployed(msgspec.Struct, frozen=True):
 
 
 class _Latencies(EachCall):
-    """Latencies of calls by when they came, without a log of each."""
-
     def __init__(self) -> None:
         super().__init__(EventLog())
         self._came: dict[int, float] = {}
@@ -177,7 +168,6 @@ class _Latencies(EachCall):
 
 
 def compare(seed: int, rate: float) -> Deployed:
-    """Takes half a minute, or one."""
     profile, workload = LatencyProfile("base"), Workload(rate, ENDS_S[rate], seed)
     trace = trace_of(workload)
     run = Simulation(_world(profile), of_lengths(_world(profile), _arrivals(trace, profile)), arlo(tracks=False))
@@ -196,7 +186,6 @@ def compare(seed: int, rate: float) -> Deployed:
 
 
 def _later(trace: Trace) -> Trace:
-    """The requests that count, after those before them."""
     first = next(at for at, time in enumerate(trace.times) if time >= BEGINS_S)
     times = [time - BEGINS_S for time in trace.times[first:]]
     return Trace(times, trace.lengths[first:], trace.lengths[:first])
@@ -221,3 +210,40 @@ def _world(profile: LatencyProfile) -> World:
     )
     delays = Delays(message_s=Duration(_MESSAGE_S))
     return World(devices={"gpu": DeviceKind(Size(24 * _GB))}, sources=(pool,), contexts=contexts, delays=delays)
+
+
+class _Kept(msgspec.Struct):
+    measured: Measured | None = None
+    deployed: list[Deployed] = []
+    runs: list[Result] = []
+
+
+class Records:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        kept = read_results(path, _Kept) or _Kept()
+        self.measured, self.deployed = kept.measured, kept.deployed
+        self.store: Store[Case, Result] = Store(kept.runs, write=self._write)
+        self.get = self.store.get
+
+    def measure(self, *, tell: Callable[[str], None]) -> None:
+        if self.measured is None or self.measured.release != RELEASE:
+            tell("Table 2 and Figure 9")
+            self.measured = measure_all()
+            self._write()
+
+    def compare_deployed(self, *, tell: Callable[[str], None]) -> None:
+        known = {(each.seed, each.rate) for each in self.deployed if each.release == RELEASE}
+        for seed, rate in product(settings.SEEDS, ENDS_S):
+            if (seed, rate) not in known:
+                tell(f"a session under arlo, {rate:,.0f} requests/s, seed {seed}")
+                others = [each for each in self.deployed if (each.seed, each.rate) != (seed, rate)]
+                self.deployed = sorted([*others, compare(seed, rate)], key=lambda each: (each.rate, each.seed))
+                self._write()
+
+    def _write(self) -> None:
+        measured, deployed = (
+            msgspec.json.encode(each, order="deterministic") for each in (self.measured, self.deployed)
+        )
+        lines = (b'{"measured": ', measured, b',\n"deployed": ', deployed, b',\n"runs": [', rows(self.store.in_order()))
+        write_bytes(self._path, b"".join((*lines, b"]}\n")))

@@ -1,7 +1,7 @@
 """The event loop: requests arrive, go to an instance, and end; what else is due lies on an agenda.
 
-As an instance answers one by one and in order, the end of a request is known when it is given to the instance. The heap
-of ends tells the dispatcher of each when it is due.
+An instance answers in order, so the end of a request is known when it is given out; a heap of ends tells the
+dispatcher.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from benchmarks.papers.arlo.workload import Trace
 
 
 class Served(msgspec.Struct):
-    """The latencies of requests in the order of arrival. `lost`: requests that never reached an instance, or that the
-    dispatcher still holds for outstanding when the model has answered all of them."""
+    """Latencies in the order of arrival. `lost`: requests that reached no instance, or still count as outstanding at
+    the end."""
 
     latencies: list[float] = []
     lost: int = 0
 
 
 def serve(trace: Trace, fleet: Fleet, agenda: Agenda, served: Served, *, occupies: bool = False) -> None:
-    """Answer all requests of a trace. `occupies`: the overhead of a request keeps the instance busy; else it only adds
-    to the latency."""
     take, done = fleet.dispatcher.take, fleet.dispatcher.done
     rows, free_at, serves = fleet.rows, fleet.free_at, fleet.serves
     busy_s, after_s = (settings.OVERHEAD_S, 0.0) if occupies else (0.0, settings.OVERHEAD_S)

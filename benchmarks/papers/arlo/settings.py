@@ -1,5 +1,5 @@
-"""What the runs share. All of it was fixed on 2026-11-26, before any run with a seed that the page shows; a later
-change is named on the page."""
+"""What the runs share, fixed on 2026-11-26 before any run with a seed that the page shows; the page names later
+changes."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The first table of `docs/reproduction/arlo.md`: each bar, what the paper has, what came out here, met or not; with
-both readings of Arlo's allocation where it takes part."""
+"""The first table of `docs/reproduction/arlo.md` (bar, the paper's number, ours, met or not), and numbers as
+intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from benchmarks.papers.arlo import paper, tables
+from benchmarks.papers.arlo import settings, tables
 from benchmarks.papers.arlo.cases import (
     ARLO,
     ARLO_EVEN,
@@ -16,27 +16,111 @@ from benchmarks.papers.arlo.cases import (
     ARLO_ILB,
     Case,
     Measures,
+    Result,
     within_capacity,
 )
-from benchmarks.papers.arlo.intervals import (
-    MISSING,
-    READINGS,
-    Interval,
-    Of,
-    less,
-    mean_ms,
-    p98_ms,
-    pairs,
-    shown,
-    with_system,
-)
-from benchmarks.papers.arlo.paper import DT_, INFAAS_, ST_
-from benchmarks.papers.arlo.records import Records
+from benchmarks.papers.arlo.measured import Records
+from benchmarks.papers.arlo.tables import DT_, INFAAS_, MAIN, READINGS, ST_, rate_at
+from benchmarks.papers.common import table
 
-FIGURES: dict[str, Callable[[], list[Case]]] = {
-    "6a": tables.figure_6a, "6b": tables.figure_6b, "10a": tables.figure_10a, "10b": tables.figure_10b
-}  # fmt: skip
-"""The figures with a fixed number of devices."""
+Of = Callable[[Case], Result | None]
+MISSING = "–"
+NAMED = {ours: theirs for theirs, several in READINGS.items() for ours in several}
+"""The paper's name of a system, Arlo's own excepted."""
+PLAIN = {within_capacity(name): name for name in (ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB)}
+
+
+class Interval(msgspec.Struct, frozen=True):
+    low: float
+    high: float
+
+    def __contains__(self, number: float) -> bool:
+        return self.low <= number <= self.high
+
+    def text(self, digits: int = 1) -> str:
+        low, high = (f"{each:,.{0 if abs(each) >= 1000 else digits}f}" for each in (self.low, self.high))
+        return low if low == high else f"{low} to {high}"
+
+    @classmethod
+    def of(cls, numbers: Iterable[float]) -> Interval | None:
+        found = list(numbers)
+        return cls(min(found), max(found)) if found else None
+
+
+def shown(interval: Interval | None, digits: int = 1) -> str:
+    return MISSING if interval is None else interval.text(digits)
+
+
+def mean_ms(of: Measures) -> float:
+    return of.mean_ms
+
+
+def p98_ms(of: Measures) -> float:
+    return of.p98_ms
+
+
+def late(of: Measures) -> float:
+    return 100 * of.late
+
+
+def with_system(case: Case, system: str) -> Case:
+    return msgspec.structs.replace(case, system=system)
+
+
+def pairs(of: Of, cases: Sequence[Case], ours: str, theirs: str) -> Iterator[tuple[Measures, Measures]]:
+    for case in cases:
+        if case.system == theirs:
+            one, other = of(with_system(case, ours)), of(case)
+            if one is not None and other is not None:
+                yield one.measures, other.measures
+
+
+def less(
+    of: Of, cases: Sequence[Case], ours: str, theirs: Iterable[str], what: Callable[[Measures], float]
+) -> Interval | None:
+    """Return by how many per cent a number of one system is below that of others, on the same requests."""
+    found = (pair for system in theirs for pair in pairs(of, cases, ours, system))
+    return Interval.of(100 * (1 - what(one) / what(other)) for one, other in found)
+
+
+def latencies_of(cases: Sequence[Case]) -> list[float]:
+    return sorted({case.profile.longest_ms for case in cases})
+
+
+def of_latency(cases: Sequence[Case], system: str, longest_ms: float) -> list[Case]:
+    return [case for case in cases if (case.system, case.profile.longest_ms) == (system, longest_ms)]
+
+
+class Cells(msgspec.Struct, frozen=True):
+    of: Of
+
+    def values(self, cases: Iterable[Case], what: Callable[[Measures], float], digits: int = 1) -> str:
+        found = (what(result.measures) for case in cases if (result := self.of(case)) is not None)
+        return shown(Interval.of(found), digits)
+
+    def mean_and_p98(self, cases: Sequence[Case]) -> str:
+        return f"{self.values(cases, mean_ms)}; {self.values(cases, p98_ms)}"
+
+    def less(self, cases: Sequence[Case], ours: str, theirs: str, what: Callable[[Measures], float]) -> str:
+        return shown(less(self.of, cases, ours, (theirs,), what)) if theirs in NAMED else ""
+
+    def by_latency(self, cases: Sequence[Case]) -> str:
+        latencies = latencies_of(cases)
+        rows = [
+            [f"`{system}`", *(self.values(of_latency(cases, system, each), mean_ms) for each in latencies)]
+            for system in MAIN
+        ]
+        return table(("mean, ms, where 512 tokens take", *(f"{longest:g} ms" for longest in latencies)), rows)
+
+    def by_load(self, cases: Sequence[Case], loads: Sequence[float] = settings.UTILIZATIONS) -> str:
+        rows = []
+        for system, count in dict.fromkeys((case.system, case.runtimes) for case in cases):
+            keys = [(system, count, rate_at(load)) for load in loads]
+            apart = ([c for c in cases if (c.system, c.runtimes, c.workload.rate) == key] for key in keys)
+            rows.append([f"`{system}`", str(count), *map(self.mean_and_p98, apart)])
+        return table(("mean; p98, ms", "runtimes", *(f"{load:.0%} busy" for load in loads)), rows)
+
+
 TARGET_RATE = 150_000
 """Requests that the model answers in a second of one core."""
 
@@ -55,13 +139,12 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def cells(self) -> list[str]:
-        """What a line of the table says of it."""
         said = "not run" if self.is_met is None else "yes" if self.is_met else "**no**"
         return [self.here, f"{said}: {self.why}" if self.why else said]
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A line of the table, with a finding for each reading, or with one where Arlo's allocation takes no part."""
+    """A line of the table, with a finding for each reading where Arlo's allocation takes part."""
 
     bar: str
     paper: str
@@ -69,15 +152,13 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def row(self) -> list[str]:
-        """Its cells."""
         found = [cell for finding in self.findings for cell in finding.cells]
         return [self.bar, self.paper, *found, *[""] * (4 - len(found))]
 
 
 def verdicts(records: Records) -> list[Verdict]:
-    """All bars, from the records."""
     of = records.get
-    figures = [verdict for name in FIGURES for verdict in _figure(of, name)]
+    figures = [verdict for name in tables.FIXED for verdict in _figure(of, name)]
     tails = [verdict for pair in ("6", "10") for verdict in _tails(of, pair)]
     fours = [verdict for devices in tables.TRACES_4 for verdict in _table_4(of, devices)]
     return [
@@ -87,21 +168,18 @@ def verdicts(records: Records) -> list[Verdict]:
 
 
 def _inside(said: float, found: Interval | None, *, unit: str = "", digits: int = 1, why: str = "") -> Finding:
-    """Whether the paper's number is inside our interval."""
     if found is None:
         return Finding()
     return Finding(found.text(digits) + unit, said in found, why)
 
 
 def _always(held: Sequence[bool], *, why: str = "") -> Finding:
-    """Whether something holds in each of the runs."""
     if not held:
         return Finding()
     return Finding(f"{sum(held)} of {len(held)}", all(held), "" if all(held) else why)
 
 
 def _less(of: Of, cases: Sequence[Case], other: str, said: float, what: Callable[[Measures], float]) -> Verdict:
-    """A reduction against a system of the paper; where it has several readings, which of them have the number."""
     name = "mean" if what is mean_ms else "98th percentile"
     found = []
     for read in BOTH:
@@ -115,7 +193,6 @@ def _less(of: Of, cases: Sequence[Case], other: str, said: float, what: Callable
 
 
 def orders(of: Of, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> Iterator[bool]:
-    """For each workload and latency whether the means are in the paper's order, with these readings of the systems."""
     for case in cases:
         if case.system == ours:
             found = [of(with_system(case, system)) for system in (ours, dt, infaas, *READINGS[ST_])]
@@ -125,7 +202,6 @@ def orders(of: Of, cases: Sequence[Case], ours: str, dt: str, infaas: str) -> It
 
 
 def _order(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
-    """The paper's order, in each pair of readings of DT and INFaaS."""
     held = {
         (dt, infaas): list(orders(of, cases, read(ARLO), dt, infaas))
         for dt in READINGS[DT_] for infaas in READINGS[INFAAS_]
@@ -136,7 +212,6 @@ def _order(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
 
 
 def _lowest(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
-    """Arlo below each other system; if not, which of them are below it in a run."""
     held = {
         system: [one.mean_ms < other.mean_ms for one, other in pairs(of, cases, read(ARLO), system)]
         for several in READINGS.values() for system in several
@@ -146,8 +221,8 @@ def _lowest(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
 
 
 def _figure(of: Of, name: str) -> Iterator[Verdict]:
-    cases = FIGURES[name]()
-    for other, said in paper.MEAN_LESS[name].items():
+    cases = tables.FIXED[name]()
+    for other, said in tables.MEAN_LESS[name].items():
         verdict = _less(of, cases, other, said, mean_ms)
         yield msgspec.structs.replace(verdict, bar=f"Figure {name}: {verdict.bar}")
     lowest = tuple(_lowest(of, cases, read) for read in BOTH)
@@ -157,8 +232,8 @@ def _figure(of: Of, name: str) -> Iterator[Verdict]:
 
 
 def _tails(of: Of, pair: str) -> Iterator[Verdict]:
-    cases = [case for name in (f"{pair}a", f"{pair}b") for case in FIGURES[name]()]
-    for other, said in paper.TAIL_LESS[pair].items():
+    cases = [case for name in (f"{pair}a", f"{pair}b") for case in tables.FIXED[name]()]
+    for other, said in tables.TAIL_LESS[pair].items():
         verdict = _less(of, cases, other, said, p98_ms)
         yield msgspec.structs.replace(
             verdict, bar=f"Figure {pair}, a and b: {verdict.bar}", paper=f"up to {verdict.paper}"
@@ -166,12 +241,12 @@ def _tails(of: Of, pair: str) -> Iterator[Verdict]:
 
 
 def _table_3(of: Of) -> Iterator[Verdict]:
-    cases = tables.table_3()
+    cases = tables.TABLES["3"]()
     for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 2)):
         order = tuple(_always(list(_order_3(of, cases, read, what))) for read in BOTH)
         yield Verdict(f"Table 3: the {name} in the order Arlo, Global, Even", "yes", order)
         for theirs in (ARLO_EVEN, ARLO_GLOBAL):
-            said = paper.TABLE_3[theirs][at] / paper.TABLE_3[ARLO][at]
+            said = tables.TABLE_3[theirs][at] / tables.TABLE_3[ARLO][at]
             found = []
             for read in BOTH:
                 other = theirs if theirs == ARLO_EVEN else read(theirs)
@@ -191,8 +266,8 @@ def _order_3(of: Of, cases: Sequence[Case], read: Reading, what: Callable[[Measu
 
 
 def _table_4(of: Of, devices: int) -> Iterator[Verdict]:
-    cases = list(tables.of_trace_4(devices))
-    said = paper.TABLE_4[devices]
+    cases = tables.of_trace_4(devices)
+    said = tables.TABLE_4[devices]
     for theirs in (ARLO_ILB, ARLO_IG):
         for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 1)):
             by = 100 * (1 - said[ARLO][at] / said[theirs][at])
@@ -211,10 +286,10 @@ def _order_4(of: Of, cases: Sequence[Case], read: Reading) -> Iterator[bool]:
 
 
 def _figure_8(of: Of) -> Iterator[Verdict]:
-    cases = tables.figure_8()
-    for other, (devices, _) in paper.FIGURE_8.items():
+    cases = tables.TABLES["8"]()
+    for other, (devices, _) in tables.FIGURE_8.items():
         if other in READINGS:
-            said = 100 * paper.FIGURE_8["Arlo"][0] / devices
+            said = 100 * tables.FIGURE_8["Arlo"][0] / devices
             shares = [
                 Interval.of(
                     100 * one.devices / theirs.devices
@@ -238,26 +313,26 @@ def _fewer(of: Of, cases: Sequence[Case], read: Reading) -> Finding:
 
 
 def _figure_11(of: Of) -> Iterator[Verdict]:
-    for count, said in paper.FIGURE_11_LATE.items():
+    for count, said in tables.FIGURE_11_LATE.items():
         found = (_late_11(of, read, count) for read in BOTH)
         bar = f"Figure 11, {count} runtimes: requests above the objective"
         yield Verdict(bar, f"{said:.1f} %", tuple(_inside(said, each, unit=" %", digits=2) for each in found))
     two = [_late_11(of, read, 2) for read in BOTH]
     served = tuple(Finding() if each is None else Finding(f"{each.text()} %", each.low > 50) for each in two)
     yield Verdict("Figure 11: with 2 runtimes more than half are above it", "yes", served)
-    said = paper.FIGURE_11[16][0] / paper.FIGURE_11[8][0]
+    said = tables.FIGURE_11[16][0] / tables.FIGURE_11[8][0]
     ratios = tuple(_inside(said, _more_runtimes(of, read), digits=2) for read in BOTH)
     yield Verdict("Figure 11: the mean with 16 runtimes in relation to that with 8", f"{said:.2f}", ratios)
 
 
 def _late_11(of: Of, read: Reading, count: int) -> Interval | None:
-    cases = [case for case in tables.figure_11() if case.runtimes == count and case.system == read(ARLO)]
+    cases = [case for case in tables.TABLES["11"]() if case.runtimes == count and case.system == read(ARLO)]
     return Interval.of(100 * found.measures.late for case in cases if (found := of(case)) is not None)
 
 
 def _more_runtimes(of: Of, read: Reading) -> Interval | None:
     ratios = []
-    for case in tables.figure_11():
+    for case in tables.TABLES["11"]():
         if case.runtimes == 8 and case.system == read(ARLO):
             eight, sixteen = of(case), of(msgspec.structs.replace(case, runtimes=16))
             if eight is not None and sixteen is not None:
@@ -266,26 +341,26 @@ def _more_runtimes(of: Of, read: Reading) -> Interval | None:
 
 
 def _table_2(records: Records) -> Verdict:
-    bar = f"Table 2, 1,000 GPUs, 16 runtimes: under {paper.BAR_TABLE_2_S} s in the mean of 20"
+    bar = f"Table 2, 1,000 GPUs, 16 runtimes: under {tables.BAR_TABLE_2_S} s in the mean of 20"
     found = Finding()
     if records.measured is not None:
         seconds = next(each.seconds for each in records.measured.solving if (each.devices, each.runtimes) == (1000, 16))
         mean = sum(seconds) / len(seconds)
-        found = Finding(f"{mean:.3f} s", mean < paper.BAR_TABLE_2_S, f"the longest took {max(seconds):.2f} s")
-    return Verdict(bar, f"{paper.TABLE_2[1000, 16]} s", (found,))
+        found = Finding(f"{mean:.3f} s", mean < tables.BAR_TABLE_2_S, f"the longest took {max(seconds):.2f} s")
+    return Verdict(bar, f"{tables.TABLE_2[1000, 16]} s", (found,))
 
 
 def _figure_9(records: Records) -> Verdict:
     found = Finding()
     if records.measured is not None:
         largest = Interval.of(each.ms for each in records.measured.dispatching if each.instances == 1200)
-        is_met = largest is not None and largest.high <= paper.FIGURE_9_MS
+        is_met = largest is not None and largest.high <= tables.FIGURE_9_MS
         found = Finding(f"{shown(largest, 2)} ms", is_met, "" if is_met else "in Python; the paper's is in C++")
-    return Verdict("Figure 9: 2,400 requests, 1,200 instances, dispatched in", f"{paper.FIGURE_9_MS} ms", (found,))
+    return Verdict("Figure 9: 2,400 requests, 1,200 instances, dispatched in", f"{tables.FIGURE_9_MS} ms", (found,))
 
 
 def _replacements(records: Records) -> Verdict:
-    every = [result.measures for result in records.all()]
+    every = [result.measures for result in records.store.found.values()]
     found = Finding()
     if every:
         most, lost = max(each.most_out / each.at_once for each in every), sum(each.lost for each in every)
@@ -297,10 +372,11 @@ def _replacements(records: Records) -> Verdict:
 
 
 def _speed(records: Records) -> Verdict:
-    requests = sum(result.measures.requests for result in records.all())
+    requests = sum(result.measures.requests for result in records.store.found.values())
+    seconds = sum(result.took_s for result in records.store.found.values())
     found = Finding()
-    if records.seconds:
-        rate = requests / records.seconds
-        here = f"{rate:,.0f}, {requests / 1e6:.0f} million requests in {records.seconds / 60:.0f} min"
+    if seconds:
+        rate = requests / seconds
+        here = f"{rate:,.0f}, {requests / 1e6:.0f} million requests in {seconds / 60:.0f} min"
         found = Finding(here, rate >= TARGET_RATE)
     return Verdict(f"The model answers {TARGET_RATE:,} requests a second of one core", "", (found,))

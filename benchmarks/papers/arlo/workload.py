@@ -1,18 +1,12 @@
-"""The latency of a runtime by its length, and that of dynamic compilation, from the numbers of §2.
+"""Requests (when each arrives, how long it is), and the latency of a runtime by its length (§2).
 
-Latency rises in steps of 64 tokens (§3.3). The paper gives the first step and the last one; those between lie on a
-line. Within a step it rises a little, by what lies between the 20 and the 64 tokens of §2.
+Latency rises in steps of 64 tokens (§3.3). The paper gives the first step and the last; those between lie on a line.
+Within a step it rises by what lies between the 20 and the 64 tokens of §2.
 
-Requests: when each arrives, and how long it is.
-
-Lengths are those of tweets, in `../shared/data/lengths` beside the repository; where they are not, nothing of this runs
-(`missing`). The paper's trace ends at about 125 tokens, and it stretches that to 512 (§5): here a length is multiplied
-by 512/125 too, and what is then longer than 512 is taken as 512.
-
-The first 100,000 rows of the file are shorter than the rest: the file is several collections of tweets, one after the
-other, and within each lengths do not drift. So what drifts here is the share of requests that the second part gives:
-slowly, in a wave whose phase the seed draws, and from second to second by chance. Arrivals are a Poisson process
-(`stable`) or a Markov-modulated one of two states (`bursty`).
+Lengths are those of tweets, in `../shared/data/lengths` beside the repository (`missing`), times 512/125 as in the
+paper (§5), and 512 at most. The file is several collections, and within each lengths do not drift. So the share of
+requests from its second part drifts: in a slow wave whose phase the seed draws, and each second by chance. Arrivals
+are a Poisson process (`stable`) or a Markov-modulated one of two states (`bursty`).
 """
 
 from __future__ import annotations
@@ -42,8 +36,6 @@ INFLATION = 1.22, 3.56
 
 
 def inflation(shape: str, tokens: int) -> float:
-    """How much longer a dynamically compiled runtime takes: always the least (`flat`), rising with the length from the
-    least to the most, or falling from the most to the least."""
     least, most = INFLATION
     along = (tokens - 1) / (LONGEST - 1)
     if shape == "flat":
@@ -52,18 +44,14 @@ def inflation(shape: str, tokens: int) -> float:
 
 
 class LatencyProfile(msgspec.Struct, frozen=True):
-    """One model. `longest_ms`: what 512 tokens take."""
-
     model: str
     longest_ms: float = BASE_MS
 
     @property
     def slo_s(self) -> float:
-        """The objective of a request."""
         return SLO_S[self.model]
 
     def static_s(self, tokens: int) -> float:
-        """A runtime that is compiled for this length, for one request."""
         step = max(1, ceil(tokens / STEP))
         first = 1 / RATIO[self.model]
         at_step = first + (1 - first) * (step - 1) / (LONGEST // STEP - 1)
@@ -71,22 +59,18 @@ class LatencyProfile(msgspec.Struct, frozen=True):
         return self.longest_ms / 1000 * at_step * (1 - _WITHIN_STEP * below)
 
     def dynamic_s(self, tokens: int, shape: str) -> float:
-        """Dynamic compilation: nothing is padded, and everything takes longer."""
         return self.static_s(tokens) * inflation(shape, tokens)
 
     def capacity(self, tokens: int) -> int:
-        """Requests that a runtime of this length answers within the objective (M_i)."""
         return max(1, int(self.slo_s / self.static_s(tokens)))
 
     def mean_s(self, lengths: list[int], runtimes: int) -> float:
-        """The mean time that requests keep their ideal runtimes busy."""
         step = LONGEST // runtimes
         by_length = [self.static_s(step * max(1, ceil(tokens / step))) for tokens in range(LONGEST + 1)]
         return sum(by_length[tokens] for tokens in lengths) / len(lengths)
 
 
 def lengths_of(runtimes: int) -> tuple[int, ...]:
-    """The lengths of so many runtimes: evenly spaced up to the longest (§3.3)."""
     return tuple(LONGEST * (number + 1) // runtimes for number in range(runtimes))
 
 
@@ -97,8 +81,9 @@ EARLIER = 20_000
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """`rate`: requests a second in the mean. `pattern`: of arrivals, `stable` or `bursty`; `swings`: the load goes up
-    and down over minutes, as for Figure 8; `drift`: of lengths, in relation to the swing of `settings`."""
+    """`rate`: requests a second in the mean. `pattern`: `stable` or `bursty`; `swings`: the load goes up and down over
+    minutes (Figure 8); `drift`: of lengths, in relation to the swing of `settings`.
+    """
 
     rate: float
     for_s: float
@@ -117,13 +102,11 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 def missing() -> str:
-    """Why nothing of this can run here; empty if it can."""
     return "" if LENGTHS.is_file() else f"the lengths of tweets are not here: {LENGTHS}"
 
 
 @lru_cache(maxsize=1)
 def read_lengths() -> tuple[list[int], list[int]]:
-    """Lengths in tokens, stretched to 512: of the file's first part, and of its second one."""
     with gzip.open(LENGTHS, "rt") as file:
         next(file)
         rows = [recalibrated(int(line)) for line in file]
@@ -131,18 +114,15 @@ def read_lengths() -> tuple[list[int], list[int]]:
 
 
 def recalibrated(tokens: int) -> int:
-    """A length of the file, stretched and cut at 512 (§5)."""
     return max(1, min(LONGEST, round(tokens * settings.SPAN)))
 
 
 @lru_cache(maxsize=2)
 def trace_of(workload: Workload) -> Trace:
-    """The requests of a workload; the same ones for each system."""
     return make_trace(workload, *read_lengths())
 
 
 def make_trace(workload: Workload, short: list[int], long: list[int]) -> Trace:
-    """The requests of a workload with these lengths."""
     times = list(_arrivals(workload, Random(f"arrivals {workload.seed}")))
     rng = Random(f"lengths {workload.seed}")
     share = _long_share(workload.drift, rng)
@@ -160,7 +140,6 @@ def make_trace(workload: Workload, short: list[int], long: list[int]) -> Trace:
 
 
 def _long_share(drift: float, rng: Random) -> Callable[[float], float]:
-    """The share of the long part by the time, in its slow wave."""
     phase = 2 * pi * rng.random()
 
     def share(at: float) -> float:
@@ -180,7 +159,6 @@ def _arrivals(workload: Workload, rng: Random) -> Iterator[float]:
 
 
 def _stretches(workload: Workload, rng: Random) -> Iterator[tuple[float, float, float]]:
-    """Stretches of time with one rate: begin, end, requests a second."""
     at, is_burst = 0.0, rng.random() < settings.BURST_S / (settings.BURST_S + settings.CALM_S)
     calm = (settings.BURST_S + settings.CALM_S - settings.BURST_S * settings.BURST_RATE) / settings.CALM_S
     while at < workload.for_s:

@@ -1,11 +1,7 @@
 """The numbers of the paper that are predicted, and where they are against what was found.
 
-Figure 8's full awareness over partial: how many times as many inferences, in pairs of runs.
-
-A pair has the same parameters, the same size of calls, and loses its first GPU at the same time. Both numbers are the
-paper's, so their ratio is a third claim, which both intervals may hold and no pair.
-
-The page's section on whether completed inferences follow the capacity that there was (Figure 9).
+Figure 8's ratio of full to partial awareness takes pairs of runs with the same parameters, size of calls and first
+loss. Figure 9's section tells whether completed inferences follow the capacity.
 """
 
 from __future__ import annotations
@@ -17,15 +13,21 @@ import msgspec
 
 from benchmarks.papers.pervasive import paper, worlds
 from benchmarks.papers.pervasive.drawing import NAMES
-from benchmarks.papers.pervasive.found import Found, between
-from benchmarks.papers.pervasive.predict import BATCH, BATCHES, NONE_LOST, Prediction
-from benchmarks.papers.pervasive.proportion import Distance
+from benchmarks.papers.pervasive.predict import (
+    BATCH,
+    BATCHES,
+    KEPT_VARIANTS,
+    NONE_LOST,
+    Distance,
+    Found,
+    Prediction,
+    between,
+)
 from benchmarks.tables import head, paragraph, row
 from stoker.contexts.recipe import Awareness
 
 
 def called(awareness: Awareness) -> str:
-    """What the paper calls it, and the policy that does so here."""
     return f"{NAMES[awareness]} (`{worlds.POLICIES[awareness]}`)"
 
 
@@ -37,13 +39,11 @@ class Variant(msgspec.Struct, frozen=True):
     high: float
 
     def holds(self, said: float) -> bool:
-        """Whether the paper's number lies in it."""
         return self.low <= said <= self.high
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A number of the paper's that is predicted. `text`: what else the paper says of that run, in its own words.
-    `unit`: as it follows the number."""
+    """A predicted number of the paper. `text`: the paper's words on that run; `unit`: as it follows the number."""
 
     figure: str
     awareness: Awareness
@@ -53,11 +53,9 @@ class Claim(msgspec.Struct, frozen=True):
     unit: str = ""
 
     def values(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> list[float]:
-        """The results of the runs that predict the claim: those of `batch` inferences a call, or all if it is 0."""
         return [one.value for each in rows for one in self._of(each, batch)]
 
     def variants(self, rows: Iterable[Sequence[Prediction]], *, batch: int) -> list[Variant]:
-        """The intervals that each variant has by itself, over the sets."""
         found: dict[str, list[float]] = {}
         for each in rows:
             for one in self._of(each, batch):
@@ -65,11 +63,9 @@ class Claim(msgspec.Struct, frozen=True):
         return [Variant(name, min(values), max(values)) for name, values in found.items()]
 
     def outside(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> float:
-        """How far outside the interval the paper's number is, as a part of it; 0 inside."""
         return outside(self.said, self.values(rows, batch=batch))
 
     def verdict(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> str:
-        """Where the paper's number is, against the interval."""
         return judged(self.said, self.values(rows, batch=batch))
 
     def _of(self, row: Sequence[Prediction], batch: int) -> list[Prediction]:
@@ -77,13 +73,12 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def outside(said: float, values: Sequence[float]) -> float:
-    """How far a number is from the nearest end of an interval, as a part of the number; 0 inside."""
     nearest = min(max(said, min(values)), max(values))
     return abs(nearest / said - 1.0)
 
 
 def judged(said: float, values: Sequence[float]) -> str:
-    """In words. An interval of sets that are off by up to a tolerance has that tolerance in it: none is added."""
+    """Say where the number is. Sets are off by up to a tolerance, so the interval has it already."""
     if off := outside(said, values):
         return f"**outside** by {off:.1%}"
     return "inside, at its end" if said in (min(values), max(values)) else "inside"
@@ -103,8 +98,6 @@ SAID = paper.FIGURE_8[Awareness.FULL] / paper.FIGURE_8[Awareness.DISK]
 
 
 def pairs(rows: Iterable[Sequence[Prediction]], *, batch: int, none_lost: bool = False) -> dict[str, list[float]]:
-    """Ratios, by when the first GPU goes. `none_lost`: without the three that full awareness lost early, which is not
-    what the paper's figure has."""
     found: dict[str, list[float]] = {}
     for each in rows:
         runs = [one for one in each if one.figure == "8" and one.batch == batch]
@@ -117,7 +110,6 @@ def pairs(rows: Iterable[Sequence[Prediction]], *, batch: int, none_lost: bool =
 
 
 def gains_in_short(found: Found) -> str:
-    """The span by the size of calls, and in how many pairs full awareness does less."""
     told = []
     for batch in BATCHES:
         ratios = [one for values in pairs(found.predictions, batch=batch).values() for one in values]
@@ -130,17 +122,9 @@ def gains_in_short(found: Found) -> str:
 
 
 def gains_section(found: Found) -> str:
-    """The part of the page about it."""
-    lines = [
-        "### Full over partial under preemption",
-        "",
-        paragraph(f"""The paper has {SAID:.2f}, with three GPUs lost early under full awareness only. Each pair has the
-            same parameters, the same size of calls and the same start."""),
-        "",
-        *head(
-            "inferences a call", "first GPU goes", "pairs", "full over partial", "median", "full does less than partial"
-        ),
-    ]
+    lines = head(
+        "inferences a call", "first GPU goes", "pairs", "full over partial", "median", "full does less than partial"
+    )
     for batch in BATCHES:
         groups = [(start, values) for start, values in pairs(found.predictions, batch=batch).items()]
         spared = pairs(found.predictions, batch=batch, none_lost=True)
@@ -149,7 +133,7 @@ def gains_section(found: Found) -> str:
             less = f"in {sum(one < 1.0 for one in values)}"
             cells = [f"{batch:,}", start, f"{len(values)}", between(values, ".2f"), f"{median(values):.2f}", less]
             lines.append(row(*cells))
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 BAR = 0.05
@@ -163,7 +147,6 @@ def _distances(found: Found, figure: str, of: Callable[[Distance], float]) -> li
 
 
 def capacity_in_short(found: Found) -> str:
-    """By the paper's own counting."""
     told = []
     for figure in _FIGURES:
         values = _distances(found, figure, lambda off: off.connected)
@@ -174,23 +157,12 @@ def capacity_in_short(found: Found) -> str:
 
 
 def capacity_section(found: Found) -> str:
-    """The part of the page about it."""
     rules: tuple[tuple[str, Callable[[Distance], float]], ...] = (
         ("GPUs that are connected; inferences when their call ends (the paper's counting)", lambda off: off.connected),
         ("GPUs that hold the context, until the last call is handed out; the same", lambda off: off.hot),
         ("the same GPUs; inferences evenly from a call's beginning to its end", lambda off: off.evenly),
     )
-    lines = [
-        "## Completed inferences against the integral of capacity (Figure 9)",
-        "",
-        paragraph(f"""Each GPU counts with the inferences a second that its kind does. Given is how far completed
-            inferences ever are from a line through the origin and the end, as a part of all {paper.INFERENCES:,}:
-            the median over sets and variants, in calls of {BATCH}, and the most. Within {BAR:.0%} is our bar for
-            what may be called proportional; the paper names none, and says of Figure 9a that the rate "scales
-            linearly with the amount of opportunistically connected GPUs" (§4.5)."""),
-        "",
-        *head("what is integrated and counted", *_FIGURES),
-    ]
+    lines = head("what is integrated and counted", *_FIGURES)
     for words, of in rules:
         cells = []
         for figure in _FIGURES:
@@ -198,15 +170,135 @@ def capacity_section(found: Found) -> str:
             kept = sum(value <= BAR for value in values)
             cells.append(f"{median(values):.1%}, at most {max(values):.1%}; {kept} of {len(values)} within {BAR:.0%}")
         lines.append(row(words, *cells))
-    lines += [
-        "",
-        paragraph(f"""The first rule is the paper's figure: GPUs that load count, and do nothing yet. The second leaves
-            loads out, and the tail, in which GPUs have nothing to do. What it still shows is calls that run: with
-            {paper.FIGURE_9B_GPUS} GPUs up to {paper.FIGURE_9B_GPUS * BATCH:,} inferences are in calls that run, and
-            those of them that are done are not yet reported. The third spreads a call's inferences over its time. It
-            is nearly an identity: a GPU's rate times the time that it is busy is its inferences. So a small distance
-            by the third rule says that GPUs that hold the context are busy, and is no evidence that completed
-            inferences follow capacity."""),
-        "",
-    ]
     return "\n".join(lines)
+
+
+_NAMED = 2
+"""`In short` names up to this many of the variants that hold a number. If more hold it, it only counts them."""
+_PANELS = (
+    "Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants. Number of"
+    " GPUs: calls of both sizes."
+)
+
+
+def in_short(found: Found) -> list[str]:
+    lines = [together(found)]
+    lines.append(
+        """Below, a variant is one assumption where the text leaves something open; it *holds* a number that lies in its
+        own interval over all sets."""
+    )
+    for claim in CLAIMS:
+        told = " ".join(f"In calls of {batch:,} {_told(found, claim, batch)}." for batch in BATCHES)
+        text = f', with a pool that "{claim.text}"' if claim.text else ""
+        lines.append(f"Figure {claim.words}. The paper has {claim.said:,.0f}{text}. {told}")
+    return lines
+
+
+def _told(found: Found, claim: Claim, batch: int) -> str:
+    variants = claim.variants(found.predictions, batch=batch)
+    held = [variant.name for variant in variants if variant.holds(claim.said)]
+    which = f" ({'; '.join(name + decided(claim, name) for name in held)})" if 0 < len(held) <= _NAMED else ""
+    interval = between(claim.values(found.predictions, batch=batch))
+    verdict = claim.verdict(found.predictions, batch=batch)
+    verdict = "inside the span of all variants only" if verdict == "inside" and not held else verdict
+    return f"{interval}: {verdict}; {hold(claim, variants)}{which}"
+
+
+def decided(claim: Claim, name: str) -> str:
+    """Whether a variant of Figure 9 was written anew, or kept, when the paper's number and predictions were known."""
+    if not claim.figure.startswith("9"):
+        return ""
+    return f": {'kept' if name in KEPT_VARIANTS else 'written'} when the answer was known"
+
+
+def holders(claim: Claim, variants: Sequence[Variant]) -> str:
+    return f"{sum(variant.holds(claim.said) for variant in variants)} of {len(variants)}"
+
+
+def hold(claim: Claim, variants: Sequence[Variant]) -> str:
+    count = holders(claim, variants)
+    return f"{count} variants {'holds' if count.startswith('1 ') else 'hold'} it"
+
+
+def together(found: Found) -> str:
+    claims = [claim for claim in CLAIMS if claim.figure == "8"]
+    missed = {
+        batch: [
+            f"{NAMES[claim.awareness]} by {off:.1%}"
+            for claim in claims
+            if (off := claim.outside(found.predictions, batch=batch))
+        ]
+        for batch in BATCHES
+    }
+    whole = [f"{batch:,}" for batch in BATCHES if not missed[batch]]
+    if whole:
+        said = f"Both numbers of Figure 8 are inside in calls of {' and '.join(whole)}"
+    else:
+        said = "No size of calls puts both numbers of Figure 8 inside"
+    misses = [f"calls of {batch:,} miss {' and '.join(those)}" for batch, those in missed.items() if those]
+    return f"{said}{': ' if misses else ''}{', '.join(misses)}."
+
+
+def intervals(found: Found) -> str:
+    lines = head(
+        "figure", "inferences a call", "paper", "close sets", "judged", "all sets", "median", "judged",
+        "variants that hold it",
+    )  # fmt: skip
+    for claim in CLAIMS:
+        for batch in BATCHES:
+            near, every = claim.values(found.close, batch=batch), claim.values(found.predictions, batch=batch)
+            cells = [
+                claim.words, f"{batch:,}", f"{claim.said:,.0f}", between(near),
+                claim.verdict(found.close, batch=batch), between(every), f"{median(every):,.0f}",
+                claim.verdict(found.predictions, batch=batch),
+                holders(claim, claim.variants(found.predictions, batch=batch)),
+            ]  # fmt: skip
+            lines.append(row(*cells))
+    return "\n".join(lines)
+
+
+def panels(found: Found) -> str:
+    return paragraph(_PANELS if found.panels else _mixed(found))
+
+
+def _mixed(found: Found) -> str:
+    drawn, *others = (
+        one.value for one in found.predictions[0] if one.is_of("8", Awareness.FULL) and one.batch == BATCH
+    )
+    least = f" (of full in Figure 8 the one that does least in calls of {BATCH})" if drawn < min(others) else ""
+    return f"""Lines: the most central set in calls of {BATCH}, with the first variant of each below{least}. Bands: all
+        sets and variants, calls of both sizes together."""
+
+
+def held(found: Found) -> str:
+    lines = head("figure", "inferences a call", "paper", "held by", "which", "below it", "above it")
+    for claim in CLAIMS:
+        for batch in BATCHES:
+            variants = claim.variants(found.predictions, batch=batch)
+            held = [variant.name for variant in variants if variant.holds(claim.said)]
+            which = "; ".join(name + decided(claim, name) for name in held) or "none"
+            below = [variant.high for variant in variants if variant.high < claim.said]
+            above = [variant.low for variant in variants if variant.low > claim.said]
+            cells = [
+                claim.words, f"{batch:,}", f"{claim.said:,.0f}", f"{holders(claim, variants)} variants", which,
+                f"{len(below)}, at most {max(below):,.0f}" if below else "none",
+                f"{len(above)}, at least {min(above):,.0f}" if above else "none",
+            ]  # fmt: skip
+            lines.append(row(*cells))
+    return "\n".join(lines)
+
+
+def variants(found: Found) -> str:
+    lines = head("figure", "inferences a call", "assumed", "most central set", "all sets", "the paper's number is")
+    for place, first in enumerate(found.predictions[0]):
+        values = [each[place].value for each in found.predictions]
+        name = f"{first.figure}, {called(first.awareness)}" if first.figure == "8" else first.figure
+        [said] = [claim.said for claim in CLAIMS if (claim.figure, claim.awareness) == (first.figure, first.awareness)]
+        where = "above" if said > max(values) else "below" if said < min(values) else "inside"
+        where = "not counted" if first.variant == NONE_LOST else where
+        lines.append(variant_row(name, first, between(values), where))
+    return "\n".join(lines)
+
+
+def variant_row(name: str, first: Prediction, every: str, where: str) -> str:
+    return row(name, f"{first.batch:,}", first.variant, f"{first.value:,.0f}", every, where)

@@ -1,10 +1,7 @@
-"""The page's section on Figure 8's partial run where the workers of a node share its disk.
+"""The page's sections on Figure 8: workers of a node that share its disk, and which kind of GPU does the work.
 
-What Figure 8 depends on: which kind of GPU does the work.
-
-Everything else of it is fixed. When A10s and TITANs are taken away is said, so it is known how long each is there on
-the mean; how much all of them do together is known from Figure 6. So what is done by the end is a
-straight line in the share that TITANs have of the work, and the share that a number asks for can be read off it.
+Figure 6 gives the rate of all GPUs and the text says when each goes, so what is done at the end is linear in the
+TITANs' share of the work: the share that a number asks for can be read off it.
 """
 
 from __future__ import annotations
@@ -15,10 +12,8 @@ from typing import NamedTuple
 
 from benchmarks.papers.pervasive import fit, paper, predict
 from benchmarks.papers.pervasive.claims import judged
-from benchmarks.papers.pervasive.fit import FAIR, Fit
-from benchmarks.papers.pervasive.found import Found, between
-from benchmarks.papers.pervasive.parameters import Parameters
-from benchmarks.papers.pervasive.predict import BATCH, Prediction, Preempted, Shared
+from benchmarks.papers.pervasive.fit import FAIR, Fit, Parameters
+from benchmarks.papers.pervasive.predict import BATCH, Found, Prediction, Preempted, Shared, between
 from benchmarks.papers.pervasive.worlds import Sharing
 from benchmarks.tables import head, paragraph, row
 from stoker.contexts.recipe import Awareness
@@ -28,8 +23,7 @@ _SAID = paper.FIGURE_8[Awareness.DISK]
 
 
 class Case(NamedTuple):
-    """A kind of node and a way in which its GPUs go, over the sets that fit such nodes. `alone`: what these sets give
-    with one GPU a node."""
+    """A kind of node and how its GPUs go, over the sets that fit such nodes. `alone`: with one GPU a node."""
 
     sharing: Sharing
     from_s: float
@@ -39,12 +33,10 @@ class Case(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether the paper's number is."""
         return min(self.done) <= _SAID <= max(self.done)
 
 
 def cases(found: Found) -> Iterator[Case]:
-    """All of them for which there is a set; none where nothing was simulated."""
     if not found.shared:
         return
     for place in range(len(predict.NODES)):
@@ -61,7 +53,6 @@ def cases(found: Found) -> Iterator[Case]:
 
 
 def _kept(found: Found, place: int) -> list[tuple[Shared, tuple[Prediction, ...]]]:
-    """The sets whose static run on such nodes stays within the limit of the fit. `place`: of the kind of node."""
     return [
         (shared, predictions)
         for shared, predictions in zip(found.shared, found.predictions, strict=True)
@@ -75,7 +66,6 @@ def _of_node(shared: Shared, place: int) -> list[Preempted]:
 
 
 def in_short(found: Found) -> list[str]:
-    """Nothing where nothing was simulated."""
     every = list(cases(found))
     if not every:
         return []
@@ -90,21 +80,10 @@ def in_short(found: Found) -> list[str]:
 
 
 def disks_section(found: Found) -> str:
-    """The part of the page about it."""
-    lines = [
-        "## Loads that depend on their neighbours, simulated",
-        "",
-        paragraph(f"""Workers of one node share its disk. When some are preempted, the others load faster.
-            Simulated is the most that this can do: the workers of a node load at the same time, a load
-            with all its neighbours takes what was fitted, and its reading gets faster with each that goes. Figure
-            8, partial, in calls of {BATCH}; sets whose Figure 6 is off by more than {FAIR:.0%} on such nodes are
-            left out."""),
-        "",
-        *head(
-            "GPUs a node", "share of a load that reads the disk", "GPUs go", "first at, s", "sets",
-            "done, one GPU a node", "done here", f"against the paper's {_SAID:,.0f}",
-        ),
-    ]  # fmt: skip
+    lines = head(
+        "GPUs a node", "share of a load that reads the disk", "GPUs go", "first at, s", "sets",
+        "done, one GPU a node", "done here", f"against the paper's {_SAID:,.0f}",
+    )  # fmt: skip
     for case in cases(found):
         how = "from all nodes in turn" if case.sharing.spread else "node by node"
         cells = [
@@ -112,22 +91,22 @@ def disks_section(found: Found) -> str:
             between(case.alone), between(case.done), judged(_SAID, case.done),
         ]  # fmt: skip
         lines.append(row(*cells))
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 _BANDS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)
 
 
 def of_titans(parameters: Parameters, awareness: Awareness) -> float:
-    """The share of all inferences that TITANs do while all GPUs are there, in calls of a hundred."""
     a10_s, titan_s = (fit.worker(parameters, kind, awareness, BATCH)[1] for kind in (paper.A10, paper.TITAN))
     return a10_s / (a10_s + titan_s)
 
 
 def wanted(done: float, awareness: Awareness, *, begins_s: float, late_s: float = 0.0) -> float:
-    """The share of TITANs with which so many inferences would be done by the end of Figure 8. More than 1: none would
-    do. `begins_s`: when GPUs begin; `late_s`: how much later than at 900 s the first one goes. With each GPU half a
-    call is lost."""
+    """Return the TITANs' share with which `done` inferences are done at the end of Figure 8; above 1: none would do.
+
+    `begins_s`: when GPUs begin; `late_s`: how much after 900 s the first one goes. Each GPU loses half a call.
+    """
     [static] = [run for run in paper.RUNS if run.awareness is awareness and run.batch == BATCH]
     rate = paper.INFERENCES / (static.seconds - begins_s)
     lost = 2 * paper.EACH * BATCH / 2
@@ -138,8 +117,7 @@ def wanted(done: float, awareness: Awareness, *, begins_s: float, late_s: float 
 
 
 def shares_section(fits: Sequence[Fit], predictions: Sequence[Sequence[Prediction]]) -> str:
-    """The part of the page about it."""
-    said = paper.FIGURE_8[Awareness.DISK]
+    said = _SAID
     begins = sorted(fit.worker(each.parameters, paper.A10, Awareness.DISK, BATCH)[0] for each in fits)
     least = wanted(said, Awareness.DISK, begins_s=begins[0], late_s=paper.PREEMPTED_EVERY_S)
     most = wanted(said, Awareness.DISK, begins_s=begins[-1])
@@ -150,20 +128,17 @@ def shares_section(fits: Sequence[Fit], predictions: Sequence[Sequence[Predictio
     ]
     half_s = paper.PREEMPTED_EVERY_S * (paper.EACH - 1) / 2
     stays_s = [paper.PREEMPTED_FROM_S + half_s + turn * paper.PREEMPTED_EVERY_S * paper.EACH for turn in (0, 1)]
-    [static_run] = [run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.DISK, BATCH)]
+    text = f"""{said:,.0f} inferences by the end are many. A10s are there for {stays_s[0]:,.0f} s on the mean,
+        TITANs for {stays_s[1]:,.0f} s, and both together do {paper.INFERENCES:,} in {_PARTIAL.seconds:,.0f}
+        s; so TITANs must do {least:.0%} to {most:.0%} of the work while all are there, in calls of {BATCH} (the
+        range: when GPUs begin, and whether the first goes at {paper.PREEMPTED_FROM_S:.0f} s or a minute later;
+        half a call is lost with each GPU). The sets that explain Figures 6 and 7 give TITANs {min(have):.0%} to
+        {max(have):.0%}: with a load for every call the older GPU is ahead only where it loads much faster than
+        the newer one, and the other sizes of calls limit by how much."""
     lines = [
-        "## What Figure 8's partial run asks for",
+        paragraph(text),
         "",
-        paragraph(f"""{said:,.0f} inferences by the end are many. A10s are there for {stays_s[0]:,.0f} s on the mean,
-            TITANs for {stays_s[1]:,.0f} s, and both together do {paper.INFERENCES:,} in {static_run.seconds:,.0f}
-            s; so TITANs must do {least:.0%} to {most:.0%} of the work while all are there, in calls of {BATCH} (the
-            range: when GPUs begin, and whether the first goes at {paper.PREEMPTED_FROM_S:.0f} s or a minute later;
-            half a call is lost with each GPU). The sets that explain Figures 6 and 7 give TITANs {min(have):.0%} to
-            {max(have):.0%}: with a load for every call the older GPU is ahead only where it loads much faster than
-            the newer one, and the other sizes of calls limit by how much."""),
-        "",
-        "| TITANs' share, partial | sets | A10 load over TITAN load | partial, done | full, done |",
-        "|---|---|---|---|---|",
+        *head("TITANs' share, partial", "sets", "A10 load over TITAN load", "partial, done", "full, done"),
     ]
     for low, high in pairwise(_BANDS):
         inside = [(parameters, row) for share, parameters, row in rows if low <= share < high]
@@ -172,13 +147,8 @@ def shares_section(fits: Sequence[Fit], predictions: Sequence[Sequence[Predictio
             done = [_done([row for _, row in inside], awareness) for awareness in (Awareness.DISK, Awareness.FULL)]
             shown = f"{len(inside)} | {min(loads):.2g} to {max(loads):.2g} | {' | '.join(done)}"
             lines.append(f"| {low:.0%} to {high:.0%} | {shown} |")
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def _done(rows: Sequence[Sequence[Prediction]], awareness: Awareness) -> str:
-    values = [one.value for row in rows for one in row if one.is_of("8", awareness) and one.batch == BATCH]
-    return _range(values)
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"{min(values):,.0f} to {max(values):,.0f}"
+    return between([one.value for row in rows for one in row if one.is_of("8", awareness) and one.batch == BATCH])

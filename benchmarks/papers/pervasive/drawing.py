@@ -27,8 +27,6 @@ def draw(
     simulated: Sequence[tuple[paper.Run, float]],
     predicted: Sequence[Sequence[Prediction]],
 ) -> list[Path]:
-    """Write them into a folder that is there. `predicted`: for each fit, the most central first. Raises StokerError
-    where matplotlib is not installed."""
     paths = [folder / f"context-paper-figures-{which}.png" for which in ("6-7", "8", "9")]
     with style() as figure_of:
         figures = [figure_of(figsize=(7.2, height), layout="constrained") for height in (3.2, 3.2, 6.6)]
@@ -65,7 +63,6 @@ def _static(axes: Axes, fits: Sequence[Fit], simulated: Sequence[tuple[paper.Run
 
 
 def _figure_8(done: Sequence[Axes], gpus: Axes, predicted: Sequence[Sequence[Prediction]]) -> None:
-    """`done`: a panel for each size of calls."""
     for awareness in (Awareness.FULL, Awareness.DISK):
         runs = [[one for one in each if one.is_of("8", awareness)] for each in predicted]
         color = _COLOR[awareness]
@@ -83,7 +80,6 @@ def _figure_8(done: Sequence[Axes], gpus: Axes, predicted: Sequence[Sequence[Pre
 def _figure_9(
     done: Sequence[Axes], gpus: Axes, number: str, end_s: float, predicted: Sequence[Sequence[Prediction]]
 ) -> None:
-    """`done`: a panel for each size of calls."""
     runs = [[one for one in each if one.is_of(number, Awareness.FULL)] for each in predicted]
     for axes, batch in zip(done, BATCHES, strict=True):
         _over_time(axes, _in_calls_of(batch, runs), 0, color=COLORS[0], label="")
@@ -101,14 +97,12 @@ def _in_calls_of(batch: int, runs: Sequence[Sequence[Prediction]]) -> list[list[
 
 
 def _middle(runs: Sequence[Prediction]) -> Prediction:
-    """The run with the middle result; of two the one with the lesser."""
     return sorted(runs, key=lambda one: one.value)[(len(runs) - 1) // 2]
 
 
 def _over_time(
     axes: Axes, runs: Sequence[Sequence[Prediction]], which: int, *, color: str, label: str
 ) -> None:  # fmt: skip
-    """The variant with the middle result of the most central set, in a band of all variants and sets."""
     every = [one.looks for each in runs for one in each]
     rows = range(max(map(len, every)))
     seconds = [row * LOOK_S for row in rows]

@@ -1,19 +1,20 @@
-"""The static runs in closed form: quick enough to search for parameters with. The simulator checks what is found.
+"""Parameter sets that explain Figures 6 and 7, and the static runs in closed form, quick enough to search with.
 
-Twenty workers pull tasks from one queue; each task takes a constant time on a kind of GPU. Whoever is free first takes
-the next, so the last task begins at the first moment by which as many have begun as there are. What the simulator adds:
-the manager's decisions, transfers, and messages.
+In closed form twenty workers pull tasks from one queue, and a task takes a constant time on a kind of GPU, so the last
+task begins at the first moment by which as many have begun as there are. The simulator, which adds decisions, transfers
+and messages, checks the sets.
 
-Parameter sets that explain Figures 6 and 7, found by chance and improved one step at a time.
+Seven numbers and ten unknowns have no best set. Many starts are drawn within the bounds and improved, one step at a
+time, until no number is off by more than a limit, and no further: a longer search would gather in a corner. The sets
+that lie farthest apart are kept (Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985), so that
+few sets span what many do. `CLOSE` is what the text's rounding allows (2,900 s to 1.7 %). `FAIR` allows for a single
+run on a shared cluster.
 
-There are seven numbers and ten unknowns, so there is no best set: what matters is which values are possible at all.
-Many starts are drawn within the bounds and improved until no number is off by more than a limit, and no further: a
-search that went on would gather in a corner. Of the sets that come under a limit, all count alike. Those are kept that
-lie farthest apart (each next one is the farthest from all before it; Gonzalez, "Clustering to minimize the maximum
-intercluster distance", 1985), so that few sets span what many do.
-
-There are two limits. `CLOSE` is what the text can bear: it rounds 2,900 s to 1.7 %. But each run was done once, on a
-cluster that others used as well, and nothing says how far a second one would have been from it: `FAIR`.
+The unknowns have physical bounds. *Loads*: a task reads 3.7 GB of weights and an environment of 10.5 GB with 10 GB of
+memory (§4.1), and workers of a node share its disk, so a load is anything from imports in memory to a shared spinning
+disk, and the newer GPU may load slower. *The older GPU's slowness*: 1 where the host limits, 1.25 by memory bandwidth,
+2.8 by arithmetic in 32 bits, 6 and more with tensor cores. *`warm_items`*: the first inferences of a process are
+slower; a task of 100 pays for a hundred of these, a task of 1 for one.
 """
 
 from __future__ import annotations
@@ -24,21 +25,60 @@ from collections.abc import Sequence
 import msgspec
 
 from benchmarks.papers.pervasive import paper
-from benchmarks.papers.pervasive.parameters import BOUNDS, Parameters, possible
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    item_a10_s: float
+    item_titan_s: float
+    load_a10_s: float
+    load_titan_s: float
+    call_s: float
+    shared_node_bytes_per_s: float
+    network_bytes_per_s: float
+    warm_items: float
+    warm_item_s: float
+    boot_s: float
+
+
+class Bound(msgspec.Struct, frozen=True):
+    low: float
+    high: float
+    why: str
+
+
+_LOAD = "imports that are in memory and a fast disk; up to 3.7 GB at 20 MB/s, a spinning disk that workers share"
+BOUNDS = {
+    "item_a10_s": Bound(0.05, 1.5, "7.4 GB at 600 GB/s are 12 ms a token: from four tokens to a hundred"),
+    "item_titan_s": Bound(0.05, 3.0, "7.4 GB at 480 GB/s are 15 ms a token; 1 to 6 times as long as on an A10"),
+    "load_a10_s": Bound(5.0, 180.0, _LOAD),
+    "load_titan_s": Bound(5.0, 180.0, _LOAD),
+    "call_s": Bound(0.005, 0.5, "what a task costs between manager and worker, beyond its function"),
+    "shared_node_bytes_per_s": Bound(50e6, 1.25e9, "from 20 small files at a time to a full link of 10 Gb/s"),
+    "network_bytes_per_s": Bound(0.125e9, 1.25e9, "between two nodes: links of 1 to 10 Gb/s"),
+    "warm_items": Bound(1.0, 300.0, "no more than until every kernel and length was met once"),
+    "warm_item_s": Bound(0.0, 0.5, "from nothing to about an inference itself"),
+    "boot_s": Bound(5.0, 60.0, "from the start of a batch job to a connected worker"),
+}
+MOST_SLOWER = 6.0
+"""An inference on a TITAN X takes at least as long as on an A10, and at most this many times as long."""
+
+
+def possible(parameters: Parameters) -> bool:
+    inside = all(bound.low <= getattr(parameters, name) <= bound.high for name, bound in BOUNDS.items())
+    return inside and 1.0 <= parameters.item_titan_s / parameters.item_a10_s <= MOST_SLOWER
+
 
 _EXACT_S = 1e-3
 
 
 def seconds(parameters: Parameters, awareness: Awareness, batch: int) -> float:
-    """How long a run takes."""
     workers = [worker(parameters, kind, awareness, batch) for kind in (paper.A10, paper.TITAN)]
     return _makespan(paper.INFERENCES // batch, workers)
 
 
 def worker(parameters: Parameters, kind: str, awareness: Awareness, batch: int) -> tuple[float, float]:
-    """When a worker of a kind begins its first task, and how long each takes, in seconds."""
     p = parameters
     item_s, load_s = (p.item_a10_s, p.load_a10_s) if kind == paper.A10 else (p.item_titan_s, p.load_titan_s)
     rate = min(p.shared_node_bytes_per_s, p.network_bytes_per_s)
@@ -64,17 +104,14 @@ def _makespan(tasks: int, workers: list[tuple[float, float]]) -> float:
 
 
 def _begun(at_s: float, begins: float, takes: float) -> int:
-    """Tasks that a worker has begun until then."""
     return int((at_s - begins) / takes) + 1 if at_s >= begins else 0
 
 
 def errors(parameters: Parameters) -> dict[paper.Run, float]:
-    """Relative errors of all runs."""
     return {run: run.error(seconds(parameters, run.awareness, run.batch)) for run in paper.RUNS}
 
 
 CLOSE, FAIR = 0.02, 0.05
-"""No number is off by more."""
 SEED = 0
 FIRST_SEARCHED, FIRST_COMMIT, SEARCHED_AGAIN = "2026-11-21", "95c044e", "2026-11-27"
 """When the sets were searched of a file of parameters that has no date. This commit of that day wrote the only one,
@@ -95,16 +132,15 @@ class Fit(msgspec.Struct, frozen=True):
 
     @property
     def close(self) -> bool:
-        """Whether it comes under the narrower limit."""
         return self.worst <= CLOSE
 
 
 def search(start: int, *, seed: int = SEED) -> tuple[Fit, ...]:
-    """What one start leads to: the first set that is fair, and the first that is close; nothing if it leads nowhere."""
+    """Return what one start leads to: the first fair set, and the first close one."""
     parameters, found = _draw(Stream(seed, f"start/{start}")), []
     for limit in (FAIR, CLOSE):
         parameters = _improve(parameters, Stream(seed, f"steps/{start}/{limit}"), limit=limit)
-        rounded = Parameters(**{name: _rounded(getattr(parameters, name)) for name in _NAMES})
+        rounded = Parameters(**{name: float(f"{getattr(parameters, name):.{_DIGITS}g}") for name in _NAMES})
         error = worst(rounded)
         if error <= limit and possible(rounded):
             found.append(Fit(error, rounded))
@@ -112,8 +148,8 @@ def search(start: int, *, seed: int = SEED) -> tuple[Fit, ...]:
 
 
 def chosen(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
-    """So many of the sets: the most central of the close ones, then by turns a close one and one that is only fair,
-    each time the one that is farthest from those that were chosen. Fewer where there are fewer."""
+    """Return `count` sets: the most central close one, then close and fair ones by turns, each the farthest from all
+    before."""
     close = [each for each in found if each.close]
     if not close:
         return ()
@@ -127,12 +163,10 @@ def chosen(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
 
 
 def worst(parameters: Parameters) -> float:
-    """The largest relative error, without its sign."""
     return max(abs(error) for error in errors(parameters).values())
 
 
 def _distance(one: Fit, other: Fit) -> float:
-    """In the widths of the bounds, as ratios."""
     total = 0.0
     for name, bound in BOUNDS.items():
         a, b = (max(getattr(each.parameters, name), _LEAST) for each in (one, other))
@@ -153,8 +187,6 @@ def _draw(chance: Stream) -> Parameters:
 
 
 def _improve(parameters: Parameters, chance: Stream, *, limit: float) -> Parameters:
-    """Take steps in one or in all directions, smaller and smaller ones; keep what makes the errors smaller, until none
-    is above the limit."""
     value, size, number = _badness(parameters), 0.3, 0
     for _ in range(_STEPS):
         if worst(parameters) <= limit:
@@ -177,8 +209,3 @@ def _improve(parameters: Parameters, chance: Stream, *, limit: float) -> Paramet
 
 def _badness(parameters: Parameters) -> float:
     return sum(math.log1p(error) ** 2 for error in errors(parameters).values())
-
-
-def _rounded(value: float) -> float:
-    """To as many digits as anybody wants to read."""
-    return float(f"{value:.{_DIGITS}g}")

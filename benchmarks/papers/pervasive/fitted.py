@@ -1,17 +1,16 @@
-"""The page's sections on Figures 6 and 7, the ratios that §4 takes of them, and the parameters that were fitted."""
+"""The page's sections on Figures 6 and 7, their ratios (§4), the fitted parameters, and the speed of each kind of
+GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.papers.pervasive import fit, paper
+from benchmarks.papers.pervasive import fit, paper, worlds
 from benchmarks.papers.pervasive.claims import called
 from benchmarks.papers.pervasive.drawing import NAMES
-from benchmarks.papers.pervasive.fit import SEED
-from benchmarks.papers.pervasive.found import Found, at_most, between
-from benchmarks.papers.pervasive.parameters import BOUNDS
-from benchmarks.papers.pervasive.predict import BATCH
-from benchmarks.tables import head, paragraph, row
+from benchmarks.papers.pervasive.fit import BOUNDS
+from benchmarks.papers.pervasive.predict import BATCH, PEAKS, Found, at_most, between
+from benchmarks.tables import head, row
 from stoker.contexts.recipe import Awareness
 from stoker.units import show_bytes
 
@@ -20,7 +19,6 @@ _Times = Mapping[tuple[Awareness, int], float]
 
 
 def in_short(found: Found) -> str:
-    """How many unknowns, all of which the fit varies, reproduce how many numbers, and how closely."""
     worst = max(abs(run.error(seconds)) for run, seconds in found.simulated)
     limits = sum(run.most > 0.0 and run.error(seconds) == 0.0 for run, seconds in found.simulated)
     numbers = f"{len(found.simulated) - limits} numbers within {at_most(worst)}"
@@ -30,52 +28,32 @@ def in_short(found: Found) -> str:
 
 
 def static(found: Found) -> str:
-    """Figures 6 and 7."""
-    lines = [
-        "## Figures 6 and 7: fitted",
-        "",
-        paragraph(f"""{paper.INFERENCES:,} inferences on ten A10 and ten TITAN X (Pascal). *Simulated* is the most
-            central parameter set; what all sets give is from the closed form that they were searched with, which is
-            within {at_most(_apart(found))} of the simulator here."""),
-        "",
-        *head("figure", "context", "inferences a call", "paper, s", "simulated, s", "error", "all sets, s"),
-    ]
+    lines = head("figure", "context", "inferences a call", "paper, s", "simulated, s", "error", "all sets, s")
     for run, seconds in found.simulated:
         values = [fit.seconds(each.parameters, run.awareness, run.batch) for each in found.fits]
         lines.append(f"{static_row(run, seconds)} {between(values)} |")
-    lines += ["", "![Figures 6 and 7](context-paper-figures-6-7.png)", ""]
     return "\n".join(lines)
 
 
 def static_row(run: paper.Run, seconds: float) -> str:
-    """A run of Figure 6 or 7, beside the paper's, without what all sets give."""
     said = f"{run.seconds:,.0f} to {run.most:,.0f}" if run.most else f"{run.seconds:,.0f}"
     times = f"{said} | {seconds:,.0f} | {run.error(seconds):+.1%}"
     return f"| {run.figure} | {called(run.awareness)} | {run.batch:,} | {times} |"
 
 
-def _apart(found: Found) -> float:
-    """How far the closed form is from the simulator, at most."""
+def apart(found: Found) -> float:
     first = found.fits[0].parameters
     return max(abs(fit.seconds(first, run.awareness, run.batch) / seconds - 1.0) for run, seconds in found.simulated)
 
 
 def ratios(found: Found) -> str:
-    """What §4.2 and §4.3 conclude from the two figures, and ours."""
     runs = [run for run, _ in found.simulated]
     simulated = {(run.awareness, run.batch): seconds for run, seconds in found.simulated}
     every = [
         {(run.awareness, run.batch): fit.seconds(each.parameters, run.awareness, run.batch) for run in runs}
         for each in found.fits
     ]
-    lines = [
-        "### The ratios of §4.2 and §4.3 (RQ1, RQ2)",
-        "",
-        paragraph("""They are taken of the times above, which were fitted, so they are no further evidence. The paper's
-            are by its unrounded times."""),
-        "",
-        *head("ratio", "paper", "simulated", "all sets"),
-    ]
+    lines = head("ratio", "paper", "simulated", "all sets")
     for one in paper.REDUCTIONS:
         words = f"RQ1: {NAMES[one.awareness]} takes less time than {NAMES[one.against]}, calls of {BATCH}, by"
         values = [_reduction(times, one) for times in every]
@@ -84,7 +62,7 @@ def ratios(found: Found) -> str:
         words = "RQ2: full takes longer with its worst size of calls than with its best, by"
         values = [_spread(times) for times in every]
         lines.append(row(words, f"{paper.SPREAD:.1%}", f"{_spread(simulated):.1%}", between(values, ".1%")))
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def _reduction(times: _Times, one: paper.Reduction) -> float:
@@ -97,21 +75,12 @@ def _spread(times: _Times) -> float:
 
 
 def unknowns(found: Found) -> str:
-    """The sets, each parameter with its bounds."""
-    close = sum(each.close for each in found.fits)
-    lines = [
-        f"## The unknowns: {len(found.fits)} sets of {len(BOUNDS)} parameters, {close} of them close",
-        "",
-        paragraph(f"""{found.starts} searches (seed {SEED}, starts 0 to {found.starts - 1}) began at random places
-            within the bounds. Of the sets that they found, those are kept that lie farthest apart."""),
-        "",
-        *head("parameter", "possible", "most central", "all", "why these bounds"),
-    ]
+    lines = head("parameter", "possible", "most central", "all", "why these bounds")
     for name, bound in BOUNDS.items():
         values = [getattr(each.parameters, name) for each in found.fits]
         shown = [_show(name, value) for value in (bound.low, bound.high, values[0], min(values), max(values))]
         lines.append(f"| {name} | {shown[0]} to {shown[1]} | {shown[2]} | {shown[3]} to {shown[4]} | {bound.why} |")
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def _show(name: str, value: float) -> str:
@@ -120,3 +89,19 @@ def _show(name: str, value: float) -> str:
     if name == "warm_items":
         return f"{value:.0f}"
     return f"{value:.2g} s" if 0.001 <= value < 1 else f"{value:.3g} s" if value >= 1 else "0 s"
+
+
+_FITTED = (paper.A10, paper.TITAN)
+
+
+def section(found: Found) -> str:
+    lines = head(
+        "kind", "GPUs", *(f"{what}: {words}" for words, _ in PEAKS for what in ("peak", "seconds")), "loads as"
+    )
+    for kind, count in paper.TABLE_1.items():
+        cells = [f"{kind} (fitted)" if kind in _FITTED else kind, f"{count:.0f}"]
+        for _, peaks in PEAKS:
+            values = [worlds.item_s(each.parameters, kind, peaks=peaks) for each in found.fits]
+            cells += [f"{peaks[kind]:g}", f"{values[0]:.2g} ({min(values):.2g} to {max(values):.2g})"]
+        lines.append(row(*cells, "TITAN X" if kind in paper.OLD else "A10"))
+    return "\n".join(lines)

@@ -24,8 +24,8 @@ SHARED_BYTES_PER_S = 84e9 / 8
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One run: how much of a context outlived a call, inferences a call, and how long all of them took. `most`: where
-    the text gives limits, the upper one; else 0."""
+    """One run: what of a context outlived a call, inferences a call, and seconds. `most`: an upper limit in the text,
+    else 0."""
 
     figure: str
     awareness: Awareness
@@ -34,20 +34,16 @@ class Run(msgspec.Struct, frozen=True):
     most: float = 0.0
 
     def error(self, seconds: float) -> float:
-        """How far off so many seconds are, as a part of the paper's; between limits nothing is."""
         said = min(max(seconds, self.seconds), self.most) if self.most else self.seconds
         return seconds / said - 1.0
 
 
 RUNS = (
-    Run("6", Awareness.NONE, 100, 10_400.0),
-    Run("6, 7", Awareness.DISK, 100, 5_300.0),
-    Run("6, 7", Awareness.FULL, 100, 2_900.0),
-    Run("7", Awareness.DISK, 1, 141_100.0),
-    Run("7", Awareness.DISK, 1000, 3_200.0),
-    Run("7", Awareness.FULL, 1, 3_300.0),
+    Run("6", Awareness.NONE, 100, 10_400.0), Run("6, 7", Awareness.DISK, 100, 5_300.0),
+    Run("6, 7", Awareness.FULL, 100, 2_900.0), Run("7", Awareness.DISK, 1, 141_100.0),
+    Run("7", Awareness.DISK, 1000, 3_200.0), Run("7", Awareness.FULL, 1, 3_300.0),
     Run("7", Awareness.FULL, 1000, 2_900.0, 3_300.0),
-)
+)  # fmt: skip
 """§4.2 and §4.3. Full awareness with calls of 1000 has no number of its own: it lies between the best and the worst."""
 
 
@@ -82,39 +78,23 @@ FIGURE_9B_TEXT = "quickly grabs up to 186 transiently available GPUs"
 """§4.5: "quickly grabs up to 186 transiently available GPUs" and "finishes the execution in only 783 seconds"."""
 
 TABLE_1: Mapping[str, float] = {
-    "NVIDIA Quadro RTX 6000": 106,
-    A10: 78,
-    TITAN: 69,
-    "NVIDIA GeForce GTX 1080 Ti": 63,
-    "NVIDIA RTX 6000 Ada Generation": 36,
-    "NVIDIA GeForce GTX TITAN X": 34,
-    "NVIDIA A40": 26,
+    "NVIDIA Quadro RTX 6000": 106, A10: 78, TITAN: 69, "NVIDIA GeForce GTX 1080 Ti": 63,
+    "NVIDIA RTX 6000 Ada Generation": 36, "NVIDIA GeForce GTX TITAN X": 34, "NVIDIA A40": 26,
     "NVIDIA H100 80GB HBM3": 15,
-}
-"""GPUs of each kind in the paper's cluster."""
+}  # fmt: skip
 
 SINGLE: Mapping[str, float] = {
-    "NVIDIA Quadro RTX 6000": 16.3,
-    A10: 31.2,
-    TITAN: 11.0,
-    "NVIDIA GeForce GTX 1080 Ti": 11.3,
-    "NVIDIA RTX 6000 Ada Generation": 91.1,
-    "NVIDIA GeForce GTX TITAN X": 6.7,
-    "NVIDIA A40": 37.4,
+    "NVIDIA Quadro RTX 6000": 16.3, A10: 31.2, TITAN: 11.0, "NVIDIA GeForce GTX 1080 Ti": 11.3,
+    "NVIDIA RTX 6000 Ada Generation": 91.1, "NVIDIA GeForce GTX TITAN X": 6.7, "NVIDIA A40": 37.4,
     "NVIDIA H100 80GB HBM3": 66.9,
-}
+}  # fmt: skip
 """Peak rates in 32 bits by the makers' data sheets, in 10^12 operations a second. Not the paper's."""
 
 TENSOR: Mapping[str, float] = {
-    "NVIDIA Quadro RTX 6000": 130.5,
-    A10: 125.0,
-    TITAN: 11.0,
-    "NVIDIA GeForce GTX 1080 Ti": 11.3,
-    "NVIDIA RTX 6000 Ada Generation": 364.0,
-    "NVIDIA GeForce GTX TITAN X": 6.7,
-    "NVIDIA A40": 149.7,
+    "NVIDIA Quadro RTX 6000": 130.5, A10: 125.0, TITAN: 11.0, "NVIDIA GeForce GTX 1080 Ti": 11.3,
+    "NVIDIA RTX 6000 Ada Generation": 364.0, "NVIDIA GeForce GTX TITAN X": 6.7, "NVIDIA A40": 149.7,
     "NVIDIA H100 80GB HBM3": 989.0,
-}
+}  # fmt: skip
 """The same in 16 bits on tensor cores, dense, where there are any."""
 
 OLD = frozenset({TITAN, "NVIDIA GeForce GTX 1080 Ti", "NVIDIA GeForce GTX TITAN X"})

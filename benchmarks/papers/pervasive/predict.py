@@ -1,49 +1,115 @@
-"""Figures 8, 9a and 9b from parameters that were fitted on 6 and 7, with nothing refitted.
+"""Figures 8, 9a and 9b from parameters that were fitted on Figures 6 and 7, with nothing refitted.
 
-What the text leaves open beyond the parameters is varied instead:
+What the text leaves open is varied, and none of it is taken from when the paper's runs ended. A prediction is a range
+over parameter sets and all of these:
 
-- Figure 8: whether the first GPU goes at 900 s or a minute later ("1 GPU per minute from the 900-second mark"); with
-  full awareness also when three of them dropped out "early", and of which kind they were.
-- Figure 9a: how soon the pool has grown from 4 to 20 GPUs ("gradually": one more GPU every one, two or four minutes),
-  whether evenly or slowly at first, and whether it is half A10s and half TITANs or as mixed as the cluster.
-- Figure 9b: how soon 186 GPUs are there ("quickly grabs up to": after 100 to 600 s), and how fast the six kinds are
-  that no static run used.
-- Figures 8 and 9: how many inferences a call has. §4.2 has 100, §4.3 has 1,000 as well; of these runs nothing is said.
+- Figure 8: the first GPU goes at 900 s or a minute later; with full awareness three dropped out "early", of each kind.
+- Figure 9a: the pool grows from 4 to 20 GPUs by one every one, two or four minutes, evenly or slowly at first, half
+  A10s and half TITANs or as mixed as the cluster.
+- Figure 9b: 186 GPUs are there after 100 to 600 s; how fast the six kinds are that no static run used.
+- Figures 8 and 9: inferences a call (100 in §4.2, 1,000 as well in §4.3).
 
-None of these values is taken from when the paper's runs ended.
+Figure 8's partial run is simulated also with nodes whose workers share a disk: when neighbours are preempted, loads get
+faster. What is simulated is the most that this can do: workers of a node load together, a load with all neighbours
+takes the fitted time, and one with none takes `reads / gpus` of its reading.
 
-A prediction is therefore a range, over parameter sets and all of these.
-
-Figure 8's partial run where the workers of a node share its disk, in the simulator.
-
-With a load for every call, neighbours that load at the same time make a load longer than it is alone; when neighbours
-are preempted, the loads of those that stay get faster, and more is done than on nodes of one GPU. How many GPUs a node
-has, and which part of a load reads its disk, is not in the text.
-
-What is simulated is the most that this can do: the workers of a node begin together and load together, so that a load
-that has all its neighbours takes what was fitted on Figures 6 and 7 (the static runs stay nearly as they were; the
-simulator checks that), and one that has none takes `reads / gpus` of its reading. GPUs go from all nodes in turn, or
-node by node.
+Figure 9's *distance* is how far completed inferences are from being proportional to capacity (GPUs, each by its
+inferences a second), as a part of all. Capacity is integrated in three ways. *Connected*: from a worker's connection to
+the end of the run. *Hot*: while the GPU holds the context, until the last call is handed out. *Evenly*: the same, and a
+call's inferences count evenly over its run. The line goes through zero and the last point.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import msgspec
 
 from benchmarks.baselines.loading import policy
-from benchmarks.papers.pervasive import paper, worlds
-from benchmarks.papers.pervasive.parameters import Parameters
-from benchmarks.papers.pervasive.proportion import Distance, distance
+from benchmarks.harness import Facts
+from benchmarks.papers.pervasive import fit, paper, worlds
+from benchmarks.papers.pervasive.fit import Fit, Parameters
 from benchmarks.papers.pervasive.worlds import SharedDisks, Sharing
 from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.awareness import limited
+from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import arrivals
 from stoker.manager.study.measures import measure
+
+
+class Distance(msgspec.Struct, frozen=True):
+    """The farthest that completed inferences ever are from the line, as a part of all."""
+
+    connected: float
+    hot: float
+    evenly: float
+
+
+def distance(log: EventLog, rates: Mapping[int, float]) -> Distance:
+    """Return the distances of a run in which no pilot ends. `rates`: inferences a second by the pilot's number."""
+    connected: list[tuple[float, float]] = []
+    hot: list[tuple[float, float]] = []
+    ends: list[tuple[float, float]] = []
+    paces: list[tuple[float, float]] = []
+    begun: dict[int, float] = {}
+    handed_out_s = 0.0
+    for at_s, what, call, pilot, items in zip(log.at_s, log.what, log.call, log.pilot, log.value, strict=True):
+        if what == Happened.PILOT_CAME:
+            connected.append((at_s, rates[pilot]))
+        elif what == Happened.LIBRARY_READY:
+            hot.append((at_s, rates[pilot]))
+        elif what == Happened.CALL_BEGAN:
+            begun[call] = handed_out_s = at_s
+        elif what == Happened.CALL_ENDED:
+            ends.append((at_s, items))
+            pace = items / (at_s - begun[call])
+            paces += [(begun[call], pace), (at_s, -pace)]
+    end_s = log.at_s[-1] if len(log) else 0.0
+    return Distance(
+        connected=_farthest(connected, jumps=ends, until_s=end_s),
+        hot=_farthest(hot, jumps=ends, until_s=handed_out_s),
+        evenly=_farthest(hot, paces=paces, until_s=handed_out_s),
+    )
+
+
+def _farthest(
+    capacity: Iterable[tuple[float, float]],
+    *,
+    jumps: Iterable[tuple[float, float]] = (),
+    paces: Iterable[tuple[float, float]] = (),
+    until_s: float,
+) -> float:
+    changes = sorted([
+        *((at_s, 0, change) for at_s, change in capacity),
+        *((at_s, 1, change) for at_s, change in paces),
+        *((at_s, 2, change) for at_s, change in jumps),
+    ])  # fmt: skip
+    points: list[tuple[float, float]] = []
+    rate = pace = integral = done = before_s = 0.0
+    for at_s, kind, change in [*changes, (until_s, 3, 0.0)]:
+        until = min(at_s, until_s)
+        integral += rate * max(0.0, until - before_s)
+        done += pace * max(0.0, until - before_s)
+        before_s = max(before_s, until)
+        if at_s > until_s:
+            break
+        points.append((integral, done))
+        if kind == 0:
+            rate += change
+        elif kind == 1:
+            pace += change
+        elif kind == 2:
+            done += change
+            points.append((integral, done))
+    last_integral, last_done = points[-1]
+    if not last_integral or not last_done:
+        return 0.0
+    slope = last_done / last_integral
+    return max(abs(done - slope * integral) for integral, done in points) / last_done
+
 
 EARLY_S = (60.0, 600.0)
 """When the three GPUs of Figure 8 may have dropped out."""
@@ -80,8 +146,10 @@ Look = tuple[float, float]
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """One simulated run. `value`: seconds (Figures 9a, 9b) or inferences (8). `variant`: what was assumed beyond the
-    parameters, and `batch` inferences a call. `looks`: every `LOOK_S` from 0 on. `off`: see there; of Figure 9 only."""
+    """One simulated run. `value`: seconds (Figures 9a, 9b) or inferences (8). `variant`: what was assumed. `looks`:
+    every
+    `LOOK_S`. `off`: the distance; of Figure 9 only.
+    """
 
     figure: str
     awareness: Awareness
@@ -92,17 +160,14 @@ class Prediction(msgspec.Struct, frozen=True):
     off: Distance | None = None
 
     def is_of(self, figure: str, awareness: Awareness) -> bool:
-        """Whether this run predicts what the paper has in a figure. In Figure 8 three GPUs were lost early."""
         return (self.figure, self.awareness) == (figure, awareness) and self.variant != NONE_LOST
 
 
 def static(parameters: Parameters, run: paper.Run) -> float:
-    """A run of Figure 6 or 7, in the simulator: its seconds."""
     return _simulated(parameters, worlds.static(), run.awareness, batch=run.batch)[1]
 
 
 def figure_8(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Prediction]:
-    """How many inferences are done when the last GPU is gone."""
     first = paper.PREEMPTED_FROM_S
     starts = {"from 900 s": first, "from 960 s": first + paper.PREEMPTED_EVERY_S}
     for variant, from_s in starts.items():
@@ -119,7 +184,6 @@ def figure_8(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Predicti
 
 
 def figure_9(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Prediction]:
-    """When all inferences are done, on pools that grow."""
     low, high = paper.FIGURE_9A_GPUS
     for words, until_s, bend, shares in RAMPS_9A:
         pools = worlds.ramp(shares, first=low, last=high, until_s=until_s, bend=bend)
@@ -133,14 +197,12 @@ def figure_9(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Predicti
 
 
 def everything(parameters: Parameters) -> list[Prediction]:
-    """Figures 8 and 9, in all variants."""
     return [
         one for batch in BATCHES for one in (*figure_8(parameters, batch=batch), *figure_9(parameters, batch=batch))
     ]
 
 
 def a_look(parameters: Parameters) -> list[Prediction]:
-    """Some variants of each, for whoever cannot wait."""
     return [
         one
         for batch in BATCHES
@@ -191,7 +253,6 @@ def _simulated(
     until_s: float = math.inf,
     peaks: Mapping[str, float] = paper.SINGLE,
 ) -> tuple[Simulation, float]:
-    """A run that is over, and when it was."""
     policies = policy(worlds.POLICIES[awareness]).make()
     world = limited(worlds.world(parameters, pools, peaks=peaks), policies.awareness)
     simulation = Simulation(world, arrivals(worlds.sweep(batch), seed=0), policies)
@@ -218,14 +279,13 @@ class Preempted(msgspec.Struct, frozen=True):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What a parameter set gives on such nodes: Figure 6's partial run by the nodes, in seconds, and Figure 8's."""
+    """What a parameter set gives on such nodes: Figure 6's partial run in seconds, and Figure 8's."""
 
     static_s: tuple[float, ...]
     runs: tuple[Preempted, ...]
 
 
 def simulate(parameters: Parameters) -> Shared:
-    """A set's runs."""
     first = paper.PREEMPTED_FROM_S
     later, by_node = first + paper.PREEMPTED_EVERY_S, msgspec.structs.replace
     asked = [
@@ -245,10 +305,40 @@ def _preempted(parameters: Parameters, nodes: Sharing, from_s: float) -> float:
 def _ran(
     parameters: Parameters, nodes: Sharing, pools: worlds.Pools, *, until_s: float = math.inf
 ) -> tuple[float, float]:
-    """Inferences that were done, and when it ended."""
     policies = policy(worlds.POLICIES[Awareness.DISK]).make()
     world = limited(worlds.world(parameters, pools, sharing=nodes), policies.awareness)
     calls = arrivals(worlds.sweep(BATCH), seed=0)
     simulation = SharedDisks(world, calls, policies, parameters=parameters, sharing=nodes)
     ended_at = simulation.run(until_s=until_s).ended_at
     return float(simulation.client.items_done), ended_at
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The record. `simulated`: static runs with the first, most central fit; `predictions` and `shared` have a row for
+    each fit. `starts`: searches, on the day `searched`. `panels`: pictures have a panel for each size of calls.
+    """
+
+    facts: Facts
+    starts: int
+    fits: tuple[Fit, ...]
+    simulated: tuple[tuple[paper.Run, float], ...]
+    predictions: tuple[tuple[Prediction, ...], ...]
+    shared: tuple[Shared, ...] = ()
+    searched: str = fit.FIRST_SEARCHED
+    panels: bool = False
+
+    def without_looks(self) -> Found:
+        rows = [[msgspec.structs.replace(one, looks=()) for one in row] for row in self.predictions]
+        return msgspec.structs.replace(self, predictions=tuple(map(tuple, rows)))
+
+    @property
+    def close(self) -> list[tuple[Prediction, ...]]:
+        return [row for each, row in zip(self.fits, self.predictions, strict=True) if each.close]
+
+
+def at_most(part: float) -> str:
+    return f"{math.ceil(part * 1000.0) / 10.0:.1f}%"
+
+
+def between(values: Sequence[float], shown: str = ",.0f") -> str:
+    return f"{min(values):{shown}} to {max(values):{shown}}"

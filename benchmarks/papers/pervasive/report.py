@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from benchmarks import quoted_records
 from benchmarks.harness import spread
-from benchmarks.papers.pervasive import claims, disks, fitted, kinds, paper, predicted
+from benchmarks.papers.common import page
+from benchmarks.papers.pervasive import claims, disks, fit, fitted, paper, predict
 from benchmarks.papers.pervasive.claims import CLAIMS
 from benchmarks.papers.pervasive.drawing import NAMES
-from benchmarks.papers.pervasive.fit import CLOSE, FAIR, FIRST_COMMIT, FIRST_SEARCHED, SEARCHED_AGAIN, SEED
-from benchmarks.papers.pervasive.found import Found, between
-from benchmarks.papers.pervasive.predict import BATCH, BATCHES, RAMPS_WRITTEN
+from benchmarks.papers.pervasive.fit import BOUNDS, FIRST_COMMIT, FIRST_SEARCHED, SEARCHED_AGAIN, SEED
+from benchmarks.papers.pervasive.predict import BATCH, BATCHES, RAMPS_WRITTEN, Found, at_most, between
 from benchmarks.reliability.vanishing import LOAD_IN_CALLS
 from benchmarks.tables import paragraph
 from stoker.contexts.recipe import Awareness
 
 
 def write(found: Found) -> str:
-    """The page, in Markdown."""
-    parts = (
-        HEAD,
-        _made(found),
-        _short(found),
-        _index(found),
-        fitted.static(found),
-        fitted.ratios(found),
-        fitted.unknowns(found),
-        predicted.section(found),
-        disks.shares_section(found.fits, found.predictions),
-        disks.disks_section(found),
-        claims.capacity_section(found),
-        kinds.section(found),
-        _UNKNOWABLE,
-    )
-    return "\n".join(parts)
+    texts = (f'of Figure {claim.figure} that the application "{claim.text}"' for claim in CLAIMS if claim.text)
+    return page(
+        PAGE, paper=paper, fit=fit, predict=predict, made=_made(found), short=_short(found),
+        rounded_s=ROUNDED.seconds, rounded=paper.ROUNDED_S / 2 / ROUNDED.seconds, vanishing=_vanishing(found),
+        apart=at_most(fitted.apart(found)), static=fitted.static(found), ratios=fitted.ratios(found),
+        sets=len(found.fits), unknown=len(BOUNDS), close=sum(each.close for each in found.fits),
+        searches=found.starts, last_search=found.starts - 1, unknowns=fitted.unknowns(found),
+        intervals=claims.intervals(found), panels=claims.panels(found), held=claims.held(found),
+        grew=" and ".join(texts),
+        variants=claims.variants(found), said=claims.SAID, gains=claims.gains_section(found),
+        shares=disks.shares_section(found.fits, found.predictions), disks=disks.disks_section(found),
+        bar=claims.BAR, capacity=claims.capacity_section(found), in_calls=paper.FIGURE_9B_GPUS * predict.BATCH,
+        kinds=fitted.section(found),
+    )  # fmt: skip
 
 
 def quote(found: Found) -> str:
-    """What the page on performance says of it, in one line."""
     inside: list[str] = []
     outside: list[str] = []
     known: list[str] = []
@@ -48,67 +46,23 @@ def quote(found: Found) -> str:
             outside.append(f"{name} against {between(values)}, by {off:.1%}")
         else:
             variants = claim.variants(found.predictions, batch=BATCH)
-            hold = predicted.hold(claim, variants)
-            if any(variant.holds(claim.said) and predicted.decided(claim, variant.name) for variant in variants):
+            hold = claims.hold(claim, variants)
+            if any(variant.holds(claim.said) and claims.decided(claim, variant.name) for variant in variants):
                 known.append(claim.figure)
             inside.append(f"{name} in {between(values)} (a factor of {max(values) / min(values):.1f}; {hold})")
-    fit = f"Of the context paper Figures 6 and 7 are fitted: {fitted.in_short(found)}"
+    fitting = f"Of the context paper Figures 6 and 7 are fitted: {fitted.in_short(found)}"
     said = f"Of {len(CLAIMS)} numbers that are predicted, in calls of {BATCH}, {len(inside)} are inside wide intervals"
     those = f"{', '.join(inside) or 'none'}; outside: {', '.join(outside) or 'none'}"
     variant = "A variant is one assumption where the text leaves something open, over all sets of the unknowns"
     figures = f"The variants that hold Figures {' and '.join(known)} were written or kept when the answers were known. "
-    return f"{fit}. {said}: {those}. {variant}. {figures if known else ''}{predicted.together(found)}"
+    return f"{fitting}. {said}: {those}. {variant}. {figures if known else ''}{claims.together(found)}"
 
 
+PAGE = Path(__file__).with_name("page.md")
 ROUNDED = next(run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.FULL, paper.RUNS[0].batch))
-HEAD = f"""# Pervasive Context Management §4, in the simulator
-
-The paper is Thanh Son Phung and Douglas Thain, *Efficiently Executing High-throughput Lightweight LLM Inference
-Applications on Heterogeneous Opportunistic GPU Clusters with Pervasive Context Management* (University of Notre Dame);
-its sections and figures are meant where this page names one. What it calls context-agnostic, partial and full is here
-`no-awareness`, `disk-only` and `default`.
-
-`make reproduce` writes this page, its plots, the parameters and the scenarios anew. The manager and its policies are
-those of a live session (`default`, and for the paper's lesser versions `disk-only` and `no-awareness` of
-`benchmarks/baselines`); models of what carries out their commands are in `manager/sim`.
-
-Parameters are fitted on Figures 6 and 7 alone, under bounds of what is physically possible, and written to
-[context-paper-parameters.json](context-paper-parameters.json) before anything is predicted. Nothing is refitted for
-Figures 8 and 9. Many parameter sets explain Figures 6 and 7 as well as one another, so a prediction is an interval
-over all of them, and over what the text leaves open of each run. A set is *close* when no number is off by more than
-{CLOSE:.0%} in the closed form that sets are searched with (the text rounds {ROUNDED.seconds:,.0f} s to
-{paper.ROUNDED_S / 2 / ROUNDED.seconds:.1%}), *fair* when none is by more than {FAIR:.0%} (each run was done once, on
-a cluster that others used as well). So the interval of close sets has a tolerance of {CLOSE:.0%} in it and that of all
-sets one of {FAIR:.0%}: a paper's number beyond the end of an interval is outside, by however little. The simulator
-itself is off by a little more or less than the closed form.
-
-`stoker simulate context-paper-6` (or `-7`, `-8`, `-9a`, `-9b`) runs one of them with the most central set; its file
-says how the lesser versions are set beside it.
-"""
-_INDEX = """## Every figure and table of the paper
-
-| paper | what it has | here |
-|---|---|---|
-| Figures 1, 2, 4 | drawings | nothing to measure |
-| Figures 3, 5 | the program without and with a context | `apps/fact_verification`, which runs on real pilots: \
-`stoker run fact_verification --awareness none` and `--awareness full` |
-| Table 1 | the GPUs of the cluster | *Table 1: the speeds of the kinds*, which are assumed |
-| Figures 6, 7 | seconds on 20 static GPUs, by awareness and by inferences a call | *Figures 6 and 7: fitted*; \
-real runs of a small model on two cores: `make bench ARGS="awareness fact_batches"` (found: `benchmarks/RESULTS.md`) |
-| §4.2, §4.3 (RQ1, RQ2) | ratios of the times of Figures 6 and 7 | *The ratios of §4.2 and §4.3* |
-| Figure 8 | inferences done while GPUs go one by one | *Figures 8 and 9: predicted*, and the two sections that \
-follow. That full awareness "consistently has a higher inference completion rate at any given time" is drawn, and not \
-compared. {vanishing} |
-| Figure 9 | a pool that grows to 20 and to 186 GPUs | *Figures 8 and 9: predicted*, and the section on capacity |
-"""
-
-
-def _index(found: Found) -> str:
-    return _INDEX.replace("{vanishing}", _vanishing(found))
 
 
 def _vanishing(found: Found) -> str:
-    """What the benchmark of real pilots that are killed found, and what it may be compared with."""
     line = quoted_records.read("vanishing").line("calls done")
     (*_, ratios) = line.cells.values()
     times = f"{spread(ratios, digits=line.last_digits)} times as many calls"
@@ -136,31 +90,12 @@ def _made(found: Found) -> str:
         were known: some of the first ones ended at the paper's own {answers}.
         Calls of {max(BATCHES):,} and nodes that share a disk were added on the same day."""
     seeds = "Nothing is drawn by chance but where searches begin: the same code gives the same page."
-    return paragraph(f"Made by {found.facts.line()}; {record}. {searched} {known} {seeds}") + "\n"
+    return paragraph(f"Made by {found.facts.line()}; {record}. {searched} {known} {seeds}")
 
 
 def _short(found: Found) -> str:
     told = [
-        f"Figures 6 and 7 are fitted: {fitted.in_short(found)}.",
-        *predicted.in_short(found),
-        claims.gains_in_short(found),
-        *disks.in_short(found),
-        claims.capacity_in_short(found),
-    ]
-    return "\n".join(["## In short", "", *(paragraph(each, bullet=True) for each in told), ""])
-
-
-_UNKNOWABLE = """## What cannot be known from the text
-
-- *How long an inference takes on each kind of GPU, and how long a load.* Times of whole runs on a half-and-half pool
-  give combinations of the two. Which kind does more of the work decides Figure 8, where one kind goes first.
-- *Disks and GPUs a node.* Workers of one node share its disk; what that does to Figure 8 has a section above.
-- *How many inferences a call of Figures 8 and 9 has.*
-- *When the first GPU of Figure 8 went*, at once or a minute later; *when three more dropped out, and of which kind*.
-- *How the pools of Figure 9 grew, and of which kinds they were.* The figures show it, the text does not. Whether any
-  GPU was taken back meanwhile is unknown as well; here none is.
-- *How fast the other six kinds of Table 1 are.* They have speeds by their makers' peak rates, along a power law through
-  the two kinds that were fitted: good enough for a mix, wrong for each. The section above has them.
-- *How much two runs of the same program differ on that cluster.* Each was done once.
-- *Whether the first inferences of a process are slower.* Sets with and without explain Figures 6 and 7 alike.
-"""
+        f"Figures 6 and 7 are fitted: {fitted.in_short(found)}.", *claims.in_short(found),
+        claims.gains_in_short(found), *disks.in_short(found), claims.capacity_in_short(found),
+    ]  # fmt: skip
+    return "\n".join(paragraph(each, bullet=True) for each in told)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.papers.pervasive import paper, predict, worlds
-from benchmarks.papers.pervasive.parameters import Parameters
+from benchmarks.papers.pervasive.fit import Parameters
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study import scenario
 from stoker.manager.study.scenario import Scenario, scenario_text
@@ -19,7 +19,6 @@ _LESSER = {"6": (Awareness.DISK, Awareness.NONE), "7": (Awareness.DISK,), "8": (
 
 
 def texts(parameters: Parameters) -> dict[str, str]:
-    """The files, by their names."""
     made = (
         (figure, _scenario(parameters, figure, about, pools, batch, until_s))
         for figure, about, pools, batch, until_s in _figures()
@@ -28,7 +27,6 @@ def texts(parameters: Parameters) -> dict[str, str]:
 
 
 def _beside(figure: str) -> str:
-    """How the paper's lesser versions are set beside the default: they are baselines, and do not ship."""
     lesser = [BASELINES[worlds.POLICIES[level]] for level in _LESSER.get(figure, ())]
     if not lesser:
         return ""
@@ -38,7 +36,6 @@ def _beside(figure: str) -> str:
 
 
 def _figures() -> Iterator[tuple[str, str, worlds.Pools, int, float]]:
-    """Each figure, what it shows, its GPUs, the inferences in a call, and when it is cut off (0: never)."""
     static, batch = worlds.static(), predict.BATCH
     yield "6", "150,000 inferences on twenty GPUs that stay, in calls of 100", static, batch, 0.0
     yield "7", "the same in calls of one; --set workload.items=100 or 1000 for the others", static, 1, 0.0
@@ -57,10 +54,6 @@ def _scenario(
     parameters: Parameters, figure: str, about: str, pools: worlds.Pools, batch: int, until_s: float
 ) -> Scenario:
     return Scenario(
-        name=f"context-paper-{figure}",
-        about=f"Figure {figure} of the context paper: {about}",
-        world=worlds.world(parameters, pools),
-        workload=worlds.sweep(batch),
-        seeds=1,
-        until_s=Duration(until_s),
-    )
+        name=f"context-paper-{figure}", about=f"Figure {figure} of the context paper: {about}",
+        world=worlds.world(parameters, pools), workload=worlds.sweep(batch), seeds=1, until_s=Duration(until_s),
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from benchmarks.papers.pervasive import paper
-from benchmarks.papers.pervasive.parameters import Parameters
+from benchmarks.papers.pervasive.fit import Parameters
 from stoker.contexts.recipe import Awareness
 from stoker.manager.core.seams import Policies
 from stoker.manager.sim.client import Arrival
@@ -27,14 +27,14 @@ Pools = Mapping[str, Steps]
 POLICIES = {Awareness.NONE: "no-awareness", Awareness.DISK: "disk-only", Awareness.FULL: "default"}
 """The shipped policies that keep as much of a context as the paper's three versions (§4.2)."""
 _GPU_BYTES = Size(12_000_000_000)
-"""The smallest of them; one context fills it."""
 _DIGITS = 4
 
 
 class Sharing(msgspec.Struct, frozen=True):
-    """Workers of one GPU each share the disk of their node. `gpus`: of a node; `reads`: the part of a load, with all
-    neighbours there and loading too, that reads the disk. `spread`: GPUs are taken from all nodes in turn; else one
-    node is emptied after the other."""
+    """Workers of one GPU each share the disk of their node. `gpus`: of a node; `reads`: the part of a load that reads
+    the disk;
+    `spread`: GPUs are taken from all nodes in turn, else node by node.
+    """
 
     gpus: int
     reads: float
@@ -44,13 +44,10 @@ class Sharing(msgspec.Struct, frozen=True):
 def world(
     parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = paper.SINGLE, sharing: Sharing | None = None
 ) -> World:
-    """A cluster with these pools of GPUs. `peaks`: by which rates kinds that were not fitted are slower or faster."""
+    """Return a cluster with these pools of GPUs. `peaks`: the rates by which kinds that were not fitted are scaled."""
     p, reads = parameters, 0.0 if sharing is None else sharing.reads
     context = ContextModel(
-        files=(
-            Files("model", Size(paper.MODEL_BYTES)),
-            Files("environment", Size(paper.ENVIRONMENT_BYTES)),
-        ),
+        files=(Files("model", Size(paper.MODEL_BYTES)), Files("environment", Size(paper.ENVIRONMENT_BYTES))),
         device_memory_bytes=Size(paper.LOADED_BYTES),
         load_s={kind: Duration((1.0 - reads) * load_s(p, kind)) for kind in pools},
         call_s={"": Duration(p.call_s)},
@@ -61,16 +58,11 @@ def world(
     )
     sources = tuple(
         SourceModel(
-            name=f"pool-{number}",
-            kind=kind,
-            capacity=steps,
-            boot_s=Duration(p.boot_s),
-            rule=Rule.FIXED,
-            init_blocks=max(count for _, count in steps),
-            max_blocks=max(count for _, count in steps),
+            name=f"pool-{number}", kind=kind, capacity=steps, boot_s=Duration(p.boot_s), rule=Rule.FIXED,
+            init_blocks=max(count for _, count in steps), max_blocks=max(count for _, count in steps),
         )
         for number, (kind, steps) in enumerate(pools.items())
-    )
+    )  # fmt: skip
     links = Links(
         shared=Rate(paper.SHARED_BYTES_PER_S),
         shared_node=Rate(p.shared_node_bytes_per_s),
@@ -81,12 +73,10 @@ def world(
 
 
 def sweep(batch: int) -> SweepCalls:
-    """All inferences, in calls of so many."""
     return SweepCalls(context="llm", inputs=paper.INFERENCES, items=batch)
 
 
 def load_s(parameters: Parameters, kind: str) -> float:
-    """Seconds of a load on a node that has its disk to itself."""
     return parameters.load_titan_s if kind in paper.OLD else parameters.load_a10_s
 
 
@@ -103,7 +93,6 @@ class SharedDisks(Simulation):
         self._made: Counter[str] = Counter()
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        """A worker, on the next place of a node."""
         pilot = super().new_pilot(source, block=block, ends_at=ends_at)
         gpus, kind = self._sharing.gpus, source.kind
         number = self._made[kind]
@@ -116,8 +105,8 @@ class SharedDisks(Simulation):
 
 
 def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = paper.SINGLE) -> float:
-    """Seconds an inference: fitted for the two kinds of the static runs; for the others a power of their peak rate that
-    goes through these two."""
+    """Return the seconds of an inference: fitted for two kinds; for others a power of their peak rate through these
+    two."""
     fitted = {paper.A10: parameters.item_a10_s, paper.TITAN: parameters.item_titan_s}
     if kind in fitted:
         return fitted[kind]
@@ -126,7 +115,6 @@ def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = pa
 
 
 def static() -> Pools:
-    """§4.1: ten of each."""
     return {paper.A10: ((0.0, paper.EACH),), paper.TITAN: ((0.0, paper.EACH),)}
 
 
@@ -151,8 +139,6 @@ def vanishing(
 def ramp(
     shares: Mapping[str, float], *, first: int, last: int, until_s: float, bend: float = 1.0, every_s: float = 20.0
 ) -> Pools:
-    """From `first` GPUs to `last` in a line that is straight with `bend` 1, and with more slow at first; each kind has
-    its share of them, as whole GPUs."""
     order = _order(shares, last)
     pools: dict[str, list[tuple[float, int]]] = {kind: [] for kind in order}
     steps = max(1, round(until_s / every_s))
@@ -167,8 +153,6 @@ def ramp(
 
 
 def _order(shares: Mapping[str, float], count: int) -> list[str]:
-    """In which order GPUs of these kinds come, so that there are whole ones in these proportions at any time: the next
-    is of the kind that lacks most (Webster's method)."""
     have = dict.fromkeys(shares, 0)
     order = []
     for _ in range(count):

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.papers.prompt_tuner import paper, readings
-from benchmarks.papers.prompt_tuner.cases import MEDIUM, NOBODY, Group, System, at, of_bank
-from benchmarks.papers.prompt_tuner.readings import Reading
-from benchmarks.papers.prompt_tuner.record import Record
-from benchmarks.papers.prompt_tuner.summary import Evaluation, evaluations
+from benchmarks.papers.prompt_tuner import paper, scenarios
+from benchmarks.papers.prompt_tuner.record import Evaluation, Record, evaluations
+from benchmarks.papers.prompt_tuner.scenarios import MEDIUM, NOBODY, Group, Reading, System, at, of_bank
 from stoker.manager.study.plots import COLORS, style
 from stoker.manager.study.statistics import estimate
 from stoker.whole_files import draft_of
@@ -23,7 +21,6 @@ _Place = tuple[str, Group]
 
 
 def draw(folder: Path, record: Record) -> list[Path]:
-    """Write Figures 7 and 8 into a folder that is there. Raises StokerError where matplotlib is not installed."""
     paths = [folder / f"prompttuner-figure-{number}.png" for number in (7, 8)]
     of = evaluations(record)[0]
     with style() as figure_of:
@@ -50,10 +47,10 @@ def _figure_7(axes: Sequence[Sequence[Axes]], of: Evaluation, record: Record) ->
 
 def _figure_8(axes: Sequence[Sequence[Axes]], of: Evaluation) -> None:
     levels: list[_Place] = [(f"{emergence:g}", at("medium", emergence)) for emergence in paper.EMERGENCES]
-    _pair((axes[0][0], axes[1][0]), of, levels, dict(readings.FIGURE_8_AB))
+    _pair((axes[0][0], axes[1][0]), of, levels, dict(scenarios.FIGURE_8_AB))
     axes[0][0].set_title("reuse, by S")
     axes[0][0].legend(fontsize=6.5)
-    windows = {f"{seconds:g}": readings.of_window(seconds, usual_s=paper.WINDOW_S) for seconds in paper.WINDOWS_S}
+    windows = {f"{seconds:g}": scenarios.of_window(seconds, usual_s=paper.WINDOW_S) for seconds in paper.WINDOWS_S}
     _line((axes[0][1], axes[1][1]), of, [(name, MEDIUM, system) for name, system in windows.items()])
     axes[0][1].set_title("window, s")
     banks = [(f"{size:,}", of_bank(size), NOBODY) for size in paper.BANK_SIZES]
@@ -62,7 +59,6 @@ def _figure_8(axes: Sequence[Sequence[Axes]], of: Evaluation) -> None:
 
 
 def _pair(axes: tuple[Axes, Axes], of: Evaluation, places: Sequence[_Place], systems: dict[str, System]) -> None:
-    """Bars side by side: violations above, cost below."""
     width = 0.8 / len(systems)
     for which, (label, system) in enumerate(systems.items()):
         at_x = [place + (which - (len(systems) - 1) / 2) * width for place in range(len(places))]

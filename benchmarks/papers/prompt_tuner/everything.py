@@ -1,7 +1,5 @@
-"""Everything that the page is made of: which runs, and in which order.
-
-The search comes first, then the settings of the baselines, then the most central set under all its seeds, and the
-others under fewer. What is done is kept (`runs`), so that all of it can be stopped and goes on.
+"""Everything that the page is made of, in order: the search, the baselines' settings, the central set under all its
+seeds, and the other sets under fewer. Runs are kept, so a stopped evaluation goes on.
 """
 
 from __future__ import annotations
@@ -12,8 +10,11 @@ import msgspec
 
 from benchmarks.harness import Clock
 from benchmarks.papers.prompt_tuner import grid as grids
-from benchmarks.papers.prompt_tuner import paper, readings, tuning
-from benchmarks.papers.prompt_tuner.cases import (
+from benchmarks.papers.prompt_tuner import paper, scenarios, searching
+from benchmarks.papers.prompt_tuner.grid import Choice, Grid
+from benchmarks.papers.prompt_tuner.jobs import Parameters
+from benchmarks.papers.prompt_tuner.record import KeptRun, Record
+from benchmarks.papers.prompt_tuner.scenarios import (
     APART,
     BOUND,
     FEWER_GPUS,
@@ -22,27 +23,28 @@ from benchmarks.papers.prompt_tuner.cases import (
     MAIN,
     MEDIUM,
     NOBODY,
+    POLICIES,
     TUNING_SEEDS,
     VICUNA,
+    Chosen,
+    Condition,
     Group,
+    Reading,
     System,
     at,
     of_bank,
 )
-from benchmarks.papers.prompt_tuner.grid import Choice, Grid
-from benchmarks.papers.prompt_tuner.jobs import Parameters
-from benchmarks.papers.prompt_tuner.readings import POLICIES, Chosen, Condition, Reading
-from benchmarks.papers.prompt_tuner.record import KeptRun, Record
-from benchmarks.papers.prompt_tuner.runs import Runs
-from benchmarks.papers.prompt_tuner.search import Searched, search
+from benchmarks.papers.prompt_tuner.searching import Runs, Searched, search
 from stoker.manager.sim.run import SimulationError
 
 Wanted = tuple[Group, System]
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """How much is done: under which seeds the central set is run, the others, and 96 GPUs; on a cluster so many times
-    smaller with as many fewer jobs. `stages`, `sets`: of the search, and of the sets that count, so many (0: all)."""
+    """How much is run: seeds of the central set, of the others and of 96 GPUs; on a cluster `smaller` times smaller.
+    `stages`,
+    `sets`: so many of the search's stages and of the sets (0: all).
+    """
 
     seeds: tuple[int, ...]
     few: tuple[int, ...]
@@ -54,8 +56,7 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 def whole(grid: Grid, *, seeds: int = 0, stages: int = 0, sets: int = 0) -> Extent:
-    """All that the grid asks for; with a number only so many of the central set's seeds, of the search's stages, and of
-    the sets."""
+    """Return all that the grid asks for, or so many of the central set's seeds, the stages and the sets."""
     every = grid.report.seeds[: seeds or None]
     return Extent(every, every[: grid.report.few], every[:3], stages=stages, sets=sets)
 
@@ -64,14 +65,13 @@ def evaluate(
     runs: Runs, grid: Grid, *, extent: Extent, tell: Callable[[str], Callable[[int, int], None]], command: str,
     found: Searched | None = None,
 ) -> Record:  # fmt: skip
-    """Everything. `found`: sets that were searched already. Raises SimulationError."""
     clock = Clock(command)
     searched = found or search(grid, grids.drawn(grid), runs, tell=tell, most=extent.stages)
     sets = grids.farthest_apart(searched.admitted, grid, most=extent.sets or grid.report.most)
     usual = sets[0].parameters(grid)
-    tried = runs.each(tuning.cases(usual, seeds=extent.tuning, smaller=extent.smaller), tell=tell("settings"))
-    searches = tuning.searched(tried, usual, seeds=extent.tuning, smaller=extent.smaller)
-    chosen = tuning.best(searches)
+    tried = runs.each(searching.cases(usual, seeds=extent.tuning, smaller=extent.smaller), tell=tell("settings"))
+    searches = searching.searched(tried, usual, seeds=extent.tuning, smaller=extent.smaller)
+    chosen = searching.best(searches)
     kept: list[KeptRun] = []
     for number, choice in enumerate(sets):
         wanted = central(chosen) if not number else others(chosen)
@@ -84,12 +84,9 @@ def again(
     runs: Runs, grid: Grid, record: Record, *, baseline: str, tell: Callable[[str], Callable[[int, int], None]],
     command: str,
 ) -> Record:  # fmt: skip
-    """The same record with all that is of one baseline's policy done again: the search for its settings, and its runs.
-    Raises SimulationError, also where a run came to something else than it had come to, or another baseline's settings
-    would be others: then the code is another one, and everything has to be done again."""
     clock, usual = Clock(command), record.sets[0].parameters(grid)
-    searches = tuning.searched(runs.each(tuning.cases(usual), tell=tell("settings")), usual)
-    chosen = tuning.best(searches)
+    searches = searching.searched(runs.each(searching.cases(usual), tell=tell("settings")), usual)
+    chosen = searching.best(searches)
     others_changed = [one.value for one in Reading if POLICIES[one] != baseline and chosen[one] != record.chosen[one]]
     if others_changed:
         raise SimulationError(f"{', '.join(others_changed)}: another setting is the best one now")
@@ -124,15 +121,14 @@ def _run(
 
 
 def central(chosen: Chosen) -> list[Wanted]:
-    """The runs of the most central set."""
     fewer = [(group, system) for group in FEWER_GPUS for system in (NOBODY, *chosen.values())]
     return [*others(chosen), *_loads(chosen), *_learning(chosen), *_orders(chosen), *_parts(), *_rest(chosen), *fewer]
 
 
 def others(chosen: Chosen) -> list[Wanted]:
-    """The bars, and the numbers that the text has of the medium and the high load: what every set is asked."""
+    """Return the runs of every set: for the bars, and for the text's numbers of the medium and high load."""
     systems = [NOBODY, *chosen.values()]
-    parts = [*readings.TABLE_8.values(), readings.NO_PROMPTS, readings.NO_RUNTIMES]
+    parts = [*scenarios.TABLE_8.values(), scenarios.NO_PROMPTS, scenarios.NO_RUNTIMES]
     return [*((group, system) for group in (MEDIUM, HIGH) for system in systems), *((MEDIUM, one) for one in parts)]
 
 
@@ -144,23 +140,23 @@ def _loads(chosen: Chosen) -> Iterator[Wanted]:
 
 def _learning(chosen: Chosen) -> Iterator[Wanted]:
     for group in (MEDIUM, HIGH):
-        yield group, readings.LEARNS
+        yield group, scenarios.LEARNS
         for reading in Reading:
-            yield group, readings.baseline(chosen, reading, Condition.ALL)
+            yield group, scenarios.baseline(chosen, reading, Condition.ALL)
 
 
 def _orders(chosen: Chosen) -> Iterator[Wanted]:
     for group in (MEDIUM, HIGH):
         for reading in (Reading.HOLD, Reading.AT_ONCE):
-            yield group, tuning.other_order(chosen[reading])
+            yield group, searching.other_order(chosen[reading])
 
 
 def _parts() -> Iterator[Wanted]:
     for emergence in paper.EMERGENCES:
-        for system in readings.FIGURE_8_AB.values():
+        for system in scenarios.FIGURE_8_AB.values():
             yield at("medium", emergence), system
     for window_s in paper.WINDOWS_S:
-        yield MEDIUM, readings.of_window(window_s, usual_s=paper.WINDOW_S)
+        yield MEDIUM, scenarios.of_window(window_s, usual_s=paper.WINDOW_S)
     for size in paper.BANK_SIZES:
         yield of_bank(size), NOBODY
 
@@ -169,10 +165,10 @@ def _rest(chosen: Chosen) -> Iterator[Wanted]:
     for group in (*HEAVY[:-1], BOUND, APART, HEAVY[-1]):
         for system in (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES]):
             yield group, system
-    for system in (readings.LEARNS, readings.baseline(chosen, Reading.HOLD, Condition.ALL)):
+    for system in (scenarios.LEARNS, scenarios.baseline(chosen, Reading.HOLD, Condition.ALL)):
         yield BOUND, system
-    for reading in readings.OF_INFLESS:
+    for reading in scenarios.OF_INFLESS:
         for group in VICUNA:
             yield group, chosen[reading]
-        for system in readings.kept(chosen[reading]):
+        for system in scenarios.kept(chosen[reading]):
             yield MEDIUM, system

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -15,12 +15,9 @@ from stoker.chance import Stream
 
 PATH = Path(__file__).parent / "grid.toml"
 SEED = 0
-"""Of the draw of combinations."""
 
 
 class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is tried of each unknown; `width`: names."""
-
     duration_median_s: tuple[float, ...]
     overhead: tuple[float, ...]
     width: tuple[str, ...]
@@ -39,19 +36,16 @@ class Anchors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cost_ratio: float
 
     def said(self) -> tuple[float, float, float]:
-        """In the order in which they are measured."""
         return self.violations, self.allocated, self.cost_ratio
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the search."""
-
     seeds: tuple[int, ...]
     within: float
 
 
 class ReportSeeds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is predicted with: seeds of the central set, how many of them the others have, and how many sets at most."""
+    """Seeds of the central set, how many of them the others have, and how many sets at most."""
 
     seeds: tuple[int, ...]
     few: int
@@ -59,8 +53,6 @@ class ReportSeeds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
-
     fixed_on: str
     draws: int
     values: Values
@@ -76,18 +68,15 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
     places: tuple[int, ...]
 
     def values(self, grid: Grid) -> dict[str, float | str]:
-        """By name, as the file has them."""
         every = msgspec.structs.asdict(grid.values)
         return {name: values[place] for (name, values), place in zip(every.items(), self.places, strict=True)}
 
     def parameters(self, grid: Grid) -> Parameters:
-        """The usual parameters with these values."""
         values = self.values(grid)
         replicas = grid.width[str(values.pop("width"))]
         return msgspec.structs.replace(Parameters(), replicas=replicas, **values)
 
     def distance(self, other: Choice, grid: Grid) -> float:
-        """Each unknown counts one from its first value to its last."""
         steps = [len(values) - 1 for values in msgspec.structs.astuple(grid.values)]
         return math.dist(
             [place / step for place, step in zip(self.places, steps, strict=True)],
@@ -97,36 +86,28 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 @cache
 def read_grid(path: Path = PATH) -> Grid:
-    """The grid of a file."""
     return msgspec.toml.decode(path.read_bytes(), type=Grid)
 
 
 def every_choice(grid: Grid) -> list[Choice]:
-    """All combinations."""
     return [Choice(places) for places in product(*(range(len(v)) for v in msgspec.structs.astuple(grid.values)))]
 
 
 def drawn(grid: Grid) -> list[Choice]:
-    """Those that are tried, in the order of `every_choice`: the same ones always."""
     every, chance = every_choice(grid), Stream(SEED, "PromptTuner's grid")
     some = set(sorted(range(len(every)), key=chance.uniform)[: grid.draws])
     return [choice for number, choice in enumerate(every) if number in some]
 
 
 def central(choices: Sequence[Choice], grid: Grid) -> Choice:
-    """The one that is nearest to all others."""
     return min(choices, key=lambda each: (sum(each.distance(other, grid) for other in choices), each.places))
 
 
 def farthest_apart(choices: Sequence[Choice], grid: Grid, *, most: int) -> list[Choice]:
-    """At most so many: the central one, then always the one that is farthest from all before it (Gonzalez, 1985)."""
+    """Return the central set, then always the set farthest from all before it (Gonzalez, 1985)."""
     picked = [central(choices, grid)]
     left = [each for each in choices if each != picked[0]]
     while left and len(picked) < most:
-        picked.append(max(left, key=lambda each: (_nearest(each, picked, grid), each.places)))
+        picked.append(max(left, key=lambda each: (min(each.distance(other, grid) for other in picked), each.places)))
         left.remove(picked[-1])
     return picked
-
-
-def _nearest(one: Choice, others: Iterable[Choice], grid: Grid) -> float:
-    return min(one.distance(other, grid) for other in others)

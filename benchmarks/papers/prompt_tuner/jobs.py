@@ -1,25 +1,18 @@
-"""What an evaluation depends on: what the paper says, and the usual values of what it leaves open. `why` has their
-reasons, and `grid.toml` the other values of six of them that are tried.
+"""The jobs of §6.1, made up since the paper's trace is not public, and the usual values of what the paper leaves open.
 
-*What a better prompt is worth.* A job's iterations are bounded by what its trace's GPU time stands for. From the prompt
-that induction gives it needs all of these; from the bank's, fewer by the speedups of Figure 9b. No scheduler knows a
-job's before it is done.
+`WHY` has the reasons of the values; `grid.toml` has other values of six of them.
 
-The jobs of §6.1, made up: the paper's trace is not public.
+- *Arrivals*: each load is one trace of 20 minutes with models mixed. One minute has five times the mean count (§2.2);
+  the others have exponential shares, none above the fullest. Counts add up to those of §6.1. Gaps within a minute are
+  exponential (§6.1), stretched to fill it.
+- *Work*: a duration (lognormal, cut at both ends) and replicas are drawn independently; their product over the seconds
+  of an iteration bounds the iterations.
+- *Prompts*: the induced prompt needs all these iterations; the bank's needs fewer, by the speedups of Figure 9b. A
+  lookup takes 50 scores and one for each candidate of a cluster, shared by the job's GPUs. The best of n lognormal
+  prompts lies at the (1/n)-quantile, so fewer candidates have a worse best. No scheduler knows a job's speedup before
+  it is done.
 
-- *When they come.* Each load is one trace ("three 20-minute LPT traces", §6.1), whose models come mixed. One of its
-  minutes has five times the mean count (§2.2); the others have shares drawn from an exponential distribution, none
-  above the fullest. Counts are whole jobs and add up to those of §6.1. Within a minute gaps are exponential (§6.1),
-  stretched to fill it.
-- *How much they are.* A duration (lognormal, cut at both ends) and replicas are drawn independently; their product
-  over the seconds of an iteration bounds the iterations.
-- *Which prompt they start from.* The induced one needs all that the bound allows; the bank's fewer. Its lookup takes
-  the time of 50 scores and one for each candidate of a cluster, before the first iteration; the GPUs of a job share
-  them, as they do in a session. Of fewer candidates the best is worse: iterations among prompts are lognormal, and the
-  best of n lies at the (1/n)-quantile.
-
-What is drawn depends on the seed, the model and the job's number alone (`stoker.chance`): the same jobs for each S,
-policy and setting.
+Draws depend on the seed, the model and the job's number alone (`stoker.chance`), so all policies get the same jobs.
 """
 
 from __future__ import annotations
@@ -38,9 +31,10 @@ from stoker.manager.sim.client import Arrival
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A language model. `item_s`: an iteration on one replica of `devices` GPUs; only the product with a job's
-    iterations matters. `bank_s`: a lookup among 3,000 candidates. `speedup`: iterations from the induced prompt over
-    those from the bank's, least and most."""
+    """A language model. `item_s`: an iteration on one replica of `devices` GPUs. `bank_s`: a lookup among 3,000
+    candidates.
+    `speedup`: iterations from the induced prompt over those from the bank's, least and most.
+    """
 
     name: str
     item_s: float
@@ -63,8 +57,6 @@ MODELS: Mapping[str, Model] = {
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """Seconds, bytes a second, shares. `WHY` says where each comes from."""
-
     peak: float = 5.0
     mixed: bool = True
     duration_median_s: float = 30.0
@@ -86,12 +78,10 @@ class Parameters(msgspec.Struct, frozen=True):
     price_per_hour: float = 40.97
 
     def cold_s(self, model: Model) -> float:
-        """From the order to warm a replica until it is: what a cold start takes."""
         return self.prepare_s + model.weights_bytes / model.devices / self.read_bytes_per_s
 
     @property
     def device_price_s(self) -> float:
-        """Dollars for a GPU and second."""
         return self.price_per_hour / paper.SERVER_GPUS / 3600.0
 
 
@@ -100,19 +90,13 @@ _quantile = NormalDist().inv_cdf
 
 
 class Bank(enum.Enum):
-    """Who gets an initial prompt from the bank."""
-
     BUDGET = "budget"
-    """Jobs whose lookup is within the latency budget."""
     ALWAYS = "always"
-    """All of them."""
     NEVER = "never"
-    """None: all start from induced prompts."""
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A tuning job as its trace has it: its time on the replicas that it had. `speedup`: iterations from the induced
-    prompt over those from the bank's, with 3,000 candidates."""
+    """A tuning job with its time on the replicas of its trace. `speedup`: as of a model, with 3,000 candidates."""
 
     at_s: float
     model: str
@@ -122,25 +106,21 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def jobs(counts: Mapping[str, int], parameters: Parameters, *, seed: int) -> list[Job]:
-    """So many jobs of each model, in order of time."""
     times = _mixed(counts, parameters, seed) if parameters.mixed else _apart(counts, parameters, seed)
     found = [job for name, at_s in times.items() for job in _of_model(MODELS[name], at_s, parameters, seed)]
     return sorted(found, key=lambda job: job.at_s)
 
 
 def slo_s(job: Job, emergence: float, parameters: Parameters) -> float:
-    """A job's SLO in seconds from when it comes: its duration times S, and the allocation overhead."""
     return job.duration_s * emergence + parameters.overhead * parameters.cold_s(MODELS[job.model])
 
 
 def lookup_s(model: Model, candidates: int) -> float:
-    """How long the bank takes one GPU to find a prompt among so many."""
     scores, scores_of_3000 = (paper.CLUSTERS + size / paper.CLUSTERS for size in (candidates, paper.BANK_SIZES[-1]))
     return model.bank_s * scores / scores_of_3000
 
 
 def uses_bank(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> bool:
-    """Whether it gets a prompt from the bank."""
     if bank is not Bank.BUDGET:
         return bank is Bank.ALWAYS
     takes_s = lookup_s(MODELS[job.model], parameters.bank_size)
@@ -148,7 +128,7 @@ def uses_bank(job: Job, emergence: float, parameters: Parameters, bank: Bank) ->
 
 
 def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> Arrival:
-    """The call that it is. Its iterations at most are the same with and without the bank; what it needs is not."""
+    """Return the job's call. The bank changes the iterations that it needs, not the most that it may do."""
     model = MODELS[job.model]
     needs = max(1, round(job.duration_s * job.replicas / model.item_s))
     most = max(needs, round(needs * parameters.bound))
@@ -156,24 +136,18 @@ def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> A
     if banked:
         needs = max(1, round(needs / (job.speedup * parameters.speedup * _worth(parameters))))
     return Arrival(
-        at_s=job.at_s,
-        context=model.name,
-        items=most,
-        deadline_s=round(slo_s(job, emergence, parameters), 6),
-        gang=(1, parameters.widest),
-        items_done=min(needs, most),
+        at_s=job.at_s, context=model.name, items=most, deadline_s=round(slo_s(job, emergence, parameters), 6),
+        gang=(1, parameters.widest), items_done=min(needs, most),
         shared_s=lookup_s(model, parameters.bank_size) if banked else 0.0,
-    )
+    )  # fmt: skip
 
 
 def _worth(parameters: Parameters) -> float:
-    """What the best of the bank's candidates is worth against the best of 3,000."""
     depths = (_quantile(1 / size) for size in (paper.BANK_SIZES[-1], parameters.bank_size))
     return math.exp(parameters.prompt_spread * (next(depths) - next(depths)))
 
 
 def _mixed(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
-    """When jobs of each model come, of one trace."""
     times = arrival_times(sum(counts.values()), Stream(seed, "tuning/arrivals"), peak=parameters.peak)
     chance = Stream(seed, "tuning/models")
     order = sorted(range(len(times)), key=chance.uniform)
@@ -182,7 +156,6 @@ def _mixed(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict
 
 
 def _apart(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
-    """The same, where each model has a trace of its own."""
     return {
         name: arrival_times(count, Stream(seed, f"tuning/{name}/arrivals"), peak=parameters.peak)
         for name, count in counts.items()
@@ -204,7 +177,6 @@ def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed
 
 
 def arrival_times(count: int, stream: Stream, *, peak: float, minutes: int = paper.MINUTES) -> list[float]:
-    """When so many jobs come, in seconds; the fullest minute has `peak` times the mean, rounded to whole jobs."""
     counts = _per_minute(count, stream, peak=peak, minutes=minutes)
     times: list[float] = []
     number = 2 * minutes
@@ -217,7 +189,6 @@ def arrival_times(count: int, stream: Stream, *, peak: float, minutes: int = pap
 
 
 def _per_minute(count: int, stream: Stream, *, peak: float, minutes: int) -> list[int]:
-    """Whole jobs for each minute."""
     fullest = int(stream.uniform(0) * minutes)
     most = round(count * peak / minutes)
     shares = [stream.exponential(1 + minute, mean=1.0) for minute in range(minutes)]

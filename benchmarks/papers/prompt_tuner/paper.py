@@ -1,5 +1,5 @@
-"""What the PromptTuner paper says of its evaluation, as numbers. Bars of a figure that the text gives no number for are
-not here: the text is all that is read."""
+"""What the text of the PromptTuner paper says of its evaluation, as numbers; bars of figures without a number are left
+out."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ CLUSTERS = 50
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Violations in percent and cost in dollars, of one system."""
-
     violations: float
     cost: float
 
@@ -65,8 +63,7 @@ LEAST_FEWER_POINTS = 10.0
 """Figure 7c: "at least 10% SLO violation reduction across varying SLO levels"."""
 BANK_FEWER_POINTS, BANK_SAVED = (13.0, 23.0), (30.0, 40.0)
 """Figures 8a and 8b: what reusing prompts does to violations, in points, and cost, in percent."""
-UTILISATION, INITIALISATION = 0.56, (0.11, 0.50)
-"""ElasticFlow's of its cluster (Figure 3a), and the share of a job's latency in which INFless initialises instances, on
-the mean and at most (Figure 3b)."""
+INITIALISATION = (0.11, 0.50)
+"""The share of a job's latency in which INFless initialises instances, on the mean and at most (Figure 3b)."""
 ROUND_S = (0.013, 0.067)
 """A round of scheduling on 96 GPUs, on average and at most (§6.2)."""

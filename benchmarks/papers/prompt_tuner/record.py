@@ -1,27 +1,31 @@
-"""What the page is made from, in one file that is kept beside it: every run's numbers, with where they come from."""
+"""The record that the page is made from: every run's numbers, as means with 95 % intervals over seeds and over sets.
+
+Two systems are compared seed by seed. One set of parameters is one `Evaluation`; `over` is the interval over all sets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
 from benchmarks.harness import Facts
-from benchmarks.papers.prompt_tuner.cases import STATIC, Group, System
-from benchmarks.papers.prompt_tuner.grid import Choice
-from benchmarks.papers.prompt_tuner.readings import Reading
-from benchmarks.papers.prompt_tuner.search import Searched
+from benchmarks.papers.common import write_bytes
+from benchmarks.papers.prompt_tuner.grid import Choice, Grid, read_grid
+from benchmarks.papers.prompt_tuner.jobs import Parameters
+from benchmarks.papers.prompt_tuner.scenarios import MEDIUM, NOBODY, STATIC, Group, Reading, System
+from benchmarks.papers.prompt_tuner.searching import Search, Searched
 from benchmarks.papers.prompt_tuner.simulate import Result
-from benchmarks.papers.prompt_tuner.tuning import Search
-from stoker.whole_files import draft_of
+from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 
 
 class KeptRun(msgspec.Struct, frozen=True, array_like=True):
-    """One run: its set, group, system and seed, then percent of violations, dollars' worth of device-seconds
-    (`paid_s`), the share of GPUs that were allocated, and what jobs waited before they began, as a share of their
-    latency: the mean, the most; and seconds of a round that had something to look at: the mean, the most. Last, of the
-    same latency, what a job waited while its libraries were started: the mean, the most (None: not measured)."""
+    """One run: set, group, system, seed; percent of violations, dollars' worth of device-seconds (`paid_s`), the share
+    of GPUs allocated; the share of latency that jobs waited, mean and most; seconds of a round with work, mean and
+    most; and the share of latency that jobs waited for starts (None: not measured).
+    """
 
     places: tuple[int, ...]
     group: str
@@ -39,7 +43,6 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, choice: Choice, group: Group, system: System, seed: int, result: Result) -> KeptRun:
-        """Of a result."""
         paid_s = result.all_s if system.policy in STATIC else result.held_s
         return cls(
             choice.places, group.name, str(system), seed, round(result.violations, 3), round(paid_s, 1),
@@ -50,19 +53,17 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> tuple[tuple[int, ...], str, str, int]:
-        """Which run it is."""
         return self.places, self.group, self.system, self.seed
 
     @property
     def came_to(self) -> tuple[float, float]:
-        """What it came to: percent of violations, and device-seconds that are paid for."""
         return self.violations, self.paid_s
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The file. `sets`: those that were run, the most central first; `chosen`: each reading's best setting of those
-    that were tried (`searches`); `seeds`: of the central set; `few`: of the others; `again`: where and
-    when one baseline's settings and runs were done again (`everything.again`)."""
+    """The file. `sets`: the most central first; `chosen`: each reading's best setting of `searches`; `seeds`: of the
+    central set; `few`: of the others; `again`: where and when one baseline was run again (`everything.again`).
+    """
 
     facts: Facts
     searched: Searched
@@ -76,14 +77,103 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def keep(path: Path, record: Record) -> None:
-    """Write it: a line for each part, and one for each run."""
     parts = msgspec.to_builtins(record)
-    runs = ",\n".join(msgspec.json.encode(run).decode() for run in parts.pop("runs"))
-    lines = [f'"{name}": {msgspec.json.encode(part).decode()}' for name, part in parts.items()]
-    with draft_of(path) as draft:
-        draft.write_text("{\n" + ",\n".join([*lines, f'"runs": [\n{runs}]']) + "\n}\n")
+    runs = b",\n".join(map(msgspec.json.encode, parts.pop("runs")))
+    lines = [b'"%s": %s' % (name.encode(), msgspec.json.encode(part)) for name, part in parts.items()]
+    write_bytes(path, b"{\n" + b",\n".join([*lines, b'"runs": [\n%s]' % runs]) + b"\n}\n")
 
 
 def read(path: Path) -> Record:
-    """A record that was kept."""
     return msgspec.json.decode(path.read_bytes(), type=Record)
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    choice: Choice
+    parameters: Parameters
+    runs: dict[tuple[str, str], list[KeptRun]]
+
+    def results(self, group: Group, system: System) -> list[KeptRun]:
+        return self.runs[group.name, str(system)]
+
+    def violations(self, group: Group, system: System) -> list[float]:
+        return [run.violations for run in self.results(group, system)]
+
+    def costs(self, group: Group, system: System) -> list[float]:
+        return [run.paid_s * self.parameters.device_price_s for run in self.results(group, system)]
+
+    def more_violations(
+        self, group: Group, system: System, than: System, *, where: Group | None = None
+    ) -> MeanEstimate:
+        return difference(self.violations(group, system), self.violations(where or group, than))
+
+    def times_the_cost(self, group: Group, system: System, of: System, *, where: Group | None = None) -> MeanEstimate:
+        pairs = zip(self.costs(group, system), self.costs(where or group, of), strict=True)
+        return estimate([cost / other for cost, other in pairs])
+
+    def saved(self, group: Group, system: System, of: System) -> MeanEstimate:
+        pairs = zip(self.costs(group, system), self.costs(group, of), strict=True)
+        return estimate([100.0 * (1.0 - cost / other) for cost, other in pairs])
+
+
+def evaluations(record: Record) -> list[Evaluation]:
+    grid, found = read_grid(), []
+    for choice in record.sets:
+        runs: dict[tuple[str, str], list[KeptRun]] = {}
+        for run in record.runs:
+            if run.places == choice.places:
+                runs.setdefault((run.group, run.system), []).append(run)
+        found.append(Evaluation(choice, choice.parameters(grid), runs))
+    return found
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Something of every set: the central set's mean with its interval, and the means of all."""
+
+    central: MeanEstimate
+    means: tuple[float, ...]
+
+    def range(self) -> tuple[float, float]:
+        return min(self.means), max(self.means)
+
+    def shown(self, *, digits: int = 1, sign: bool = False) -> tuple[str, str]:
+        plus = "+" if sign else ""
+        low, high = (f"{value:{plus}.{digits}f}" for value in self.range())
+        return show(self.central, digits=digits, sign=sign), f"{low} to {high}"
+
+
+def over(sets: Sequence[Evaluation], of: Callable[[Evaluation], MeanEstimate]) -> Spread:
+    found = [of(each) for each in sets]
+    return Spread(found[0], tuple(one.mean for one in found))
+
+
+def show(value: MeanEstimate, *, digits: int = 1, sign: bool = False, before: str = "") -> str:
+    mean = f"{before}{value.mean:{'+' if sign else ''}.{digits}f}"
+    return mean if value.half_width is None else f"{mean} ± {value.half_width:.{digits}f}"
+
+
+TEXT = (Reading.HOLD, Reading.RESIZES)
+"""The readings nearest to the text: those that every table has."""
+
+
+class Page:
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.grid: Grid = read_grid()
+        self.sets = evaluations(record)
+        self.central = self.sets[0]
+        self.chosen = record.chosen
+
+    def of_all(self, theirs: Reading) -> str:
+        low, high = over(self.sets, lambda one: one.more_violations(MEDIUM, self.chosen[theirs], NOBODY)).range()
+        return f"{low:.1f} to {high:.1f}"
+
+    def one_set(self) -> str:
+        late = [fmean(one.violations(MEDIUM, NOBODY)) for one in self.sets]
+        told = ", ".join(f"{reading.value} {self.of_all(reading)}" for reading in TEXT)
+        return f"""± is over the seeds of the most central set. Sets differ by more: at medium load and S = 1 the
+            {len(self.sets)} have {min(late):.1f} to {max(late):.1f} % of ours late, and behind ours are, in points,
+            {told}."""
+
+
+def span(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"

@@ -1,9 +1,4 @@
-"""What was asked of the reproduction, and whether it holds: each bar with each set, by its interval over seeds.
-
-Sections of the page: the bars, the scheduler without a part, and what the distance to INFless depends on.
-
-The section of the page on what was no anchor and can be compared: waiting under INFless, rounds of scheduling.
-"""
+"""Sections of the page: the paper's figures and Table 7, the bars, the scheduler without a part, INFless's distance."""
 
 from __future__ import annotations
 
@@ -11,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from benchmarks.papers.prompt_tuner import paper, readings, texts
-from benchmarks.papers.prompt_tuner.cases import (
+from benchmarks.papers.prompt_tuner import paper, scenarios
+from benchmarks.papers.prompt_tuner.record import TEXT, Evaluation, KeptRun, Page, Spread, show, span
+from benchmarks.papers.prompt_tuner.scenarios import (
     APART,
     BOUND,
     FEWER_GPUS,
@@ -22,19 +18,136 @@ from benchmarks.papers.prompt_tuner.cases import (
     MAIN,
     MEDIUM,
     NOBODY,
+    OF_INFLESS,
     VICUNA,
+    Chosen,
+    Condition,
     Group,
+    Reading,
     System,
     at,
+    of_bank,
 )
-from benchmarks.papers.prompt_tuner.page import TEXT, Page, lines_of
-from benchmarks.papers.prompt_tuner.readings import OF_INFLESS, Chosen, Condition, Reading
-from benchmarks.papers.prompt_tuner.record import KeptRun
-from benchmarks.papers.prompt_tuner.report_figures import verdict
-from benchmarks.papers.prompt_tuner.summary import Evaluation, Spread, show
-from benchmarks.papers.prompt_tuner.tuning import other_order
+from benchmarks.papers.prompt_tuner.searching import other_order
 from benchmarks.tables import head, paragraph, row
 from stoker.manager.study.statistics import MeanEstimate, estimate
+
+
+def figure_3c(page: Page) -> str:
+    one, systems = page.central, [NOBODY, *page.chosen.values()]
+    lines = head("GPUs, at most", "ours, %", *(f"{reading.value}, %" for reading in page.chosen))
+    lines += [
+        row(f"{group.gpus}", *(show(estimate(one.violations(group, system))) for system in systems))
+        for group in (*FEWER_GPUS, MEDIUM)
+    ]
+    return "\n".join(lines)
+
+
+def figure_7(page: Page) -> str:
+    one, systems = page.central, [NOBODY, *(page.chosen[reading] for reading in TEXT)]
+    names = ["ours", *(reading.value for reading in TEXT)]
+    lines = head("load, S", *(f"{name}, %" for name in names), *(f"{name}, $" for name in names))
+    for group in MAIN:
+        late = [show(estimate(one.violations(group, system))) for system in systems]
+        lines.append(row(group.name, *late, *(show(estimate(one.costs(group, system))) for system in systems)))
+    return "\n".join(lines)
+
+
+def figure_7_said(page: Page) -> str:
+    return "\n".join([*head("what", "paper", "the most central set", ""), *_said(page)])
+
+
+def _said(page: Page) -> Iterator[str]:
+    one = page.central
+    for reading in TEXT:
+        low, high = paper.FEWER_POINTS[scenarios.POLICIES[reading]]
+        for load in paper.MAIN_LOADS:
+            fewer = one.more_violations(at(load, 1.0), page.chosen[reading], NOBODY)
+            what = f"7a: points under {reading.value}, {load}"
+            yield row(what, f"{low:.0f} to {high:.0f}", show(fewer), verdict(fewer, low, high))
+    for emergence in paper.EMERGENCES:
+        for reading in TEXT:
+            fewer = one.more_violations(at("medium", emergence), page.chosen[reading], NOBODY)
+            least = f"at least {paper.LEAST_FEWER_POINTS:.0f}"
+            what, where = (
+                f"7c: points under {reading.value}, S = {emergence:g}",
+                verdict(fewer, paper.LEAST_FEWER_POINTS),
+            )
+            yield row(what, least, show(fewer), where)
+    for emergence, percent in paper.SAVED.items():
+        saved = one.saved(at("medium", emergence), NOBODY, page.chosen[Reading.HOLD])
+        what, where = f"7d: % saved of INFless's cost, S = {emergence:g}", verdict(saved, percent, percent)
+        yield row(what, f"{percent:.0f}", show(saved), where)
+    for emergence in paper.EMERGENCES:
+        last = emergence == paper.EMERGENCES[-1]
+        said = f"up to {paper.SAVED_OF_ELASTIC_FLOW:.0f} (an anchor)" if last else "(figure only)"
+        saved = one.saved(at("medium", emergence), NOBODY, page.chosen[Reading.RESIZES])
+        yield row(f"7d: % saved of ElasticFlow's cost, S = {emergence:g}", said, show(saved), "")
+
+
+def verdict(found: MeanEstimate, low: float, high: float = float("inf")) -> str:
+    if found.low > high:
+        return "over"
+    return "under" if found.high < low else "reached" if found.low >= low else "touches it"
+
+
+def table_7(page: Page) -> str:
+    one, systems = page.central, [NOBODY, *(page.chosen[reading] for reading in TEXT)]
+    lines = head("setting", "", "ours", *(reading.value for reading in TEXT))
+    for group in HEAVY:
+        said = paper.TABLE_7[group.name]
+        late = (f"{said[each.policy].violations} / {said[each.policy].cost}" for each in systems)
+        lines.append(row(group.name, "paper: % / $", *late))
+        here = (
+            f"{show(estimate(one.violations(group, each)))} / {show(estimate(one.costs(group, each)))}"
+            for each in systems
+        )
+        seeds = span(sorted(run.seed for run in one.results(group, NOBODY)))
+        lines.append(row("", f"here, seeds {seeds}: % / $", *here))
+        apart = (f"{said[each.policy].violations - said[NOBODY.policy].violations:.1f}" for each in systems[1:])
+        lines.append(row("", "paper: points more than ours", "", *apart))
+        points = (show(one.more_violations(group, each, NOBODY)) for each in systems[1:])
+        lines.append(row("", "here: points more than ours", "", *points))
+    return "\n".join(lines)
+
+
+def figure_8(page: Page) -> dict[str, str]:
+    one, numbers = page.central, ("%", "$", "points more", "times the cost")
+    groups = {emergence: at("medium", emergence) for emergence in paper.EMERGENCES}
+    reuse = [
+        _beside(one, f"{emergence:g}", group, system, group, what)
+        for emergence, group in groups.items()
+        for what, system in scenarios.FIGURE_8_AB.items()
+    ]
+    points = [show(one.more_violations(group, scenarios.NO_PROMPTS, NOBODY)) for group in groups.values()]
+    saved = [show(one.saved(group, NOBODY, scenarios.NO_PROMPTS)) for group in groups.values()]
+    windows = [(f"{each:g}", scenarios.of_window(each, usual_s=paper.WINDOW_S)) for each in paper.WINDOWS_S]
+    found = {
+        "reuse": [*head("S", "what", *numbers), *reuse],
+        "bank": [
+            *head("what the bank does", "paper", *(f"S = {emergence:g}" for emergence in groups)),
+            row("points fewer violations", "{:.0f} to {:.0f}".format(*paper.BANK_FEWER_POINTS), *points),
+            row("% of the cost saved", "{:.0f} to {:.0f}".format(*paper.BANK_SAVED), *saved),
+        ],
+        "window": [
+            *head("window, s", *numbers), *(_beside(one, name, MEDIUM, system, MEDIUM) for name, system in windows)
+        ],
+        "size": [
+            *head("candidates in the bank", *numbers),
+            *(_beside(one, f"{size:,}", of_bank(size), NOBODY, MEDIUM) for size in paper.BANK_SIZES),
+        ],
+    }  # fmt: skip
+    return {f"figure_8_{name}": "\n".join(lines) for name, lines in found.items()}
+
+
+def _beside(one: Evaluation, name: str, group: Group, system: System, usual: Group, *more: str) -> str:
+    numbers = [show(estimate(one.violations(group, system))), show(estimate(one.costs(group, system)))]
+    if (group, system) == (usual, NOBODY):
+        return row(name, *more, *numbers, "", "")
+    points = one.more_violations(group, system, NOBODY, where=usual)
+    times = one.times_the_cost(group, system, NOBODY, where=usual)
+    return row(name, *more, *numbers, show(points, sign=True), show(times, digits=2))
+
 
 FEWER_POINTS = {Reading.HOLD: 10.0, Reading.AT_ONCE: 10.0, Reading.RESIZES: 30.0, Reading.FIXED: 30.0}
 TIMES_THE_COST = {Reading.HOLD: 1.2, Reading.AT_ONCE: 1.2, Reading.RESIZES: 1.8, Reading.FIXED: 1.8}
@@ -42,8 +155,6 @@ ROUND_S = 0.002
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One of them: at least (or, where it is `below`, less than) so much of something, under each set."""
-
     what: str
     wanted: float
     found: tuple[MeanEstimate, ...]
@@ -53,76 +164,67 @@ class Bar(msgspec.Struct, frozen=True):
     """What the paper has, where it has a number."""
 
     def holds(self, one: MeanEstimate) -> bool:
-        """By the interval: all of it is where it is wanted."""
         return one.high < self.wanted if self.below else one.low >= self.wanted
 
     def holds_by_mean(self, one: MeanEstimate) -> bool:
-        """By the mean alone."""
         return one.mean < self.wanted if self.below else one.mean >= self.wanted
 
     @property
     def verdict(self) -> str:
-        """Of the central set."""
         one = self.found[0]
         return "yes" if self.holds(one) else "by the mean" if self.holds_by_mean(one) else "**no**"
 
     @property
     def spread(self) -> Spread:
-        """Over all sets."""
         return Spread(self.found[0], tuple(one.mean for one in self.found))
 
     @property
     def sets(self) -> int:
-        """In how many it holds."""
         return sum(map(self.holds, self.found))
 
 
 def against_baselines(sets: Sequence[Evaluation], chosen: Chosen, condition: Condition) -> Iterator[Bar]:
-    """Violations and cost against each reading of each baseline, at medium and high load."""
     for reading in Reading:
-        ours, theirs = readings.ours(condition), readings.baseline(chosen, reading, condition)
+        ours, theirs = scenarios.ours(condition), scenarios.baseline(chosen, reading, condition)
         for group in (MEDIUM, HIGH):
             fewer = tuple(each.more_violations(group, theirs, ours) for each in sets)
-            said = "{:g} to {:g}".format(*paper.FEWER_POINTS[readings.POLICIES[reading]])
+            said = "{:g} to {:g}".format(*paper.FEWER_POINTS[scenarios.POLICIES[reading]])
             what = f"points that fewer jobs are late than under {reading.value}, {group.load} load"
             yield Bar(what, FEWER_POINTS[reading], fewer, paper=said)
         for group in (MEDIUM, HIGH):
             times = tuple(each.times_the_cost(group, theirs, ours) for each in sets)
-            has = readings.POLICIES[reading] == INFLESS and group == MEDIUM
+            has = scenarios.POLICIES[reading] == INFLESS and group == MEDIUM
             said = f"{1.0 / (1.0 - paper.SAVED[MEDIUM.emergence] / 100.0):.2f}" if has else ""
             what = f"times our cost that is paid under {reading.value}, {group.load} load"
             yield Bar(what, TIMES_THE_COST[reading], times, 2, paper=said)
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What ours is without a part: the paper's points more and times the cost, as far as it has them."""
+    """Ours without a part: the paper's points more and times the cost, as far as it has them."""
 
     what: str
     system: System
     points: str
     times: str
     dearer: bool = True
-    """Whether the paper has it dearer; else cheaper."""
 
 
 def parts() -> list[Part]:
-    """The ablations, with the signs that the paper has."""
     whole, found = paper.TABLE_8["whole"], []
-    for name, system in readings.TABLE_8.items():
+    for name, system in scenarios.TABLE_8.items():
         if name != "whole":
             said = paper.TABLE_8[name]
             points, ratio = f"{said.violations - whole.violations:+.1f}", said.cost / whole.cost
-            found.append(Part(readings.SHOWN[name], system, points, f"{ratio:.2f}", ratio > 1.0))
+            found.append(Part(scenarios.SHOWN[name], system, points, f"{ratio:.2f}", ratio > 1.0))
     low, high = paper.BANK_SAVED
     times = f"{1 / (1 - low / 100):.2f} to {1 / (1 - high / 100):.2f}"
     points = "{:+.0f} to {:+.0f}".format(*paper.BANK_FEWER_POINTS)
-    found.append(Part("without the bank", readings.NO_PROMPTS, points, times))
-    found.append(Part("without reusing runtimes", readings.NO_RUNTIMES, "more", "more, less than the bank's"))
+    found.append(Part("without the bank", scenarios.NO_PROMPTS, points, times))
+    found.append(Part("without reusing runtimes", scenarios.NO_RUNTIMES, "more", "more, less than the bank's"))
     return found
 
 
 def ablation_bars(sets: Sequence[Evaluation]) -> Iterator[tuple[Part, Bar, Bar]]:
-    """Both signs of each: violations rise; cost rises or falls, as the paper has it."""
     for part in parts():
         more = tuple(each.more_violations(MEDIUM, part.system, NOBODY) for each in sets)
         times = tuple(each.times_the_cost(MEDIUM, part.system, NOBODY) for each in sets)
@@ -130,7 +232,6 @@ def ablation_bars(sets: Sequence[Evaluation]) -> Iterator[tuple[Part, Bar, Bar]]
 
 
 def worse_than(of: Evaluation, chosen: Chosen) -> list[str]:
-    """Where ours has more violations than a baseline, and its interval does not reach none."""
     return [
         f"{group.name} ({reading.value})"
         for group in MAIN
@@ -140,21 +241,17 @@ def worse_than(of: Evaluation, chosen: Chosen) -> list[str]:
 
 
 def rounds(of: Evaluation) -> tuple[MeanEstimate, float]:
-    """Milliseconds of a round at 96 GPUs that had something to look at, and the most."""
     large = of.results(HEAVY[-1], NOBODY)
     return estimate([1e3 * run.round_s for run in large]), 1e3 * max(run.round_most_s for run in large)
 
 
 def held(bars: Sequence[Bar]) -> int:
-    """How many hold with the central set."""
     return sum(bar.holds(bar.found[0]) for bar in bars)
 
 
 def against(page: Page) -> str:
-    """Ours against the baselines, where nobody learns and where somebody does."""
     sets = len(page.sets)
-    lines = ["## Bars: nobody learns", "", texts.BARS, ""]
-    lines += head("what", "paper", "bar", "the most central set", "holds", f"all {sets} sets", "holds in")
+    lines = head("what", "paper", "bar", "the most central set", "holds", f"all {sets} sets", "holds in")
     for bar in against_baselines(page.sets, page.chosen, Condition.NOBODY):
         lines.append(_bar(bar, sets))
     worse = worse_than(page.central, page.chosen)
@@ -168,19 +265,22 @@ def against(page: Page) -> str:
     lines.append(row(f"the mean round at {paper.LARGE_GPUS} GPUs where something changed: what the policy computes",
                      said, f"{1e3 * ROUND_S:.0f} ms", f"{show(mean, digits=2)} ms, at most {most:.0f} ms", holds,
                      "", ""))  # fmt: skip
-    lines += ["", "## Bars: who learns", "", texts.CONDITIONS, ""]
+    return "\n".join(lines)
+
+
+def learning(page: Page) -> str:
     conditions = (Condition.ALL, Condition.OURS_ALONE)
-    lines += head("what", "bar", *(cell for one in conditions for cell in (one.value, "holds")))
+    lines = head("what", "bar", *(cell for one in conditions for cell in (one.value, "holds")))
     columns = [list(against_baselines(page.sets[:1], page.chosen, condition)) for condition in conditions]
     for pair in zip(*columns, strict=True):
         cells = [cell for bar in pair for cell in (show(bar.found[0], digits=bar.digits), bar.verdict)]
         lines.append(row(pair[0].what, f"{pair[0].wanted:g}", *cells))
-    ours = [show(estimate(page.central.violations(group, readings.LEARNS))) for group in (MEDIUM, HIGH)]
+    ours = [show(estimate(page.central.violations(group, scenarios.LEARNS))) for group in (MEDIUM, HIGH)]
     alone = [show(estimate(page.central.violations(group, NOBODY))) for group in (MEDIUM, HIGH)]
-    cheaper = [show(page.central.times_the_cost(group, NOBODY, readings.LEARNS), digits=2) for group in (MEDIUM, HIGH)]
+    cheaper = [show(page.central.times_the_cost(group, NOBODY, scenarios.LEARNS), digits=2) for group in (MEDIUM, HIGH)]
     lines += ["", paragraph(f"""Learning takes ours from {alone[0]} to {ours[0]} % at medium load and from {alone[1]}
         to {ours[1]} % at high load; without, ours costs {cheaper[0]} and {cheaper[1]} times as much.""")]  # fmt: skip
-    return lines_of(*lines)
+    return "\n".join(lines)
 
 
 def _bar(bar: Bar, sets: int) -> str:
@@ -189,37 +289,33 @@ def _bar(bar: Bar, sets: int) -> str:
 
 
 def ablations(page: Page) -> str:
-    """Table 8, and the bank and runtimes of Figure 8."""
-    sets, one = len(page.sets), page.central
-    lines = ["## Table 8 and Figure 8: the scheduler without a part", "", texts.ABLATIONS, ""]
-    whole = paper.TABLE_8["whole"]
+    sets, one, whole = len(page.sets), page.central, paper.TABLE_8["whole"]
     found = f"{show(estimate(one.violations(MEDIUM, NOBODY)))} % and ${show(estimate(one.costs(MEDIUM, NOBODY)))}"
-    lines += [paragraph(f"""The whole scheduler: the paper {whole.violations} % and ${whole.cost}; here {found} with
-        the most central set."""), ""]  # fmt: skip
-    lines += head("scheduler", "paper: points more", "here", "same sign", f"all {sets} sets", "paper: cost", "here",
-                  "same sign", f"all {sets} sets")  # fmt: skip
+    text = f"""The whole scheduler: the paper {whole.violations} % and ${whole.cost}; here {found} with the most central
+        set."""
+    both = ("same sign", f"all {sets} sets")
+    lines = [paragraph(text), ""]
+    lines += head("scheduler", "paper: points more", "here", *both, "paper: cost", "here", *both)
     for part, more, times in ablation_bars(page.sets):
         points, between = more.spread.shown(sign=True)
         cost, cost_between = times.spread.shown(digits=2)
         lines.append(row(part.what, part.points, points, more.verdict, f"{between}; {more.sets} of {sets}", part.times,
                          cost, times.verdict, f"{cost_between}; {times.sets} of {sets}"))  # fmt: skip
-    return lines_of(*lines)
+    return "\n".join(lines)
 
 
 def experiments(page: Page) -> str:
-    """The distance to INFless, with one thing changed at a time."""
     one, hold, at_once = page.central, page.chosen[Reading.HOLD], page.chosen[Reading.AT_ONCE]
-    lines = ["## How the distance to INFless changes", "", texts.EXPERIMENTS, ""]
-    lines += head("changed", "ours, %", "INFless, %", "points", "times the cost")
+    lines = head("changed", "ours, %", "INFless, %", "points", "times the cost")
     rows: list[tuple[str, Group, System, System]] = [
         (f"nothing ({hold})", MEDIUM, NOBODY, hold),
         (f"whose turn is first ({other_order(hold)})", MEDIUM, NOBODY, other_order(hold)),
         (f"all at once ({at_once})", MEDIUM, NOBODY, at_once),
         (f"all at once, whose turn is first ({other_order(at_once)})", MEDIUM, NOBODY, other_order(at_once)),
-        ("all learn", MEDIUM, readings.LEARNS, readings.baseline(page.chosen, Reading.HOLD, Condition.ALL)),
+        ("all learn", MEDIUM, scenarios.LEARNS, scenarios.baseline(page.chosen, Reading.HOLD, Condition.ALL)),
         (BOUND.name, BOUND, NOBODY, hold),
-        (f"{BOUND.name}, all learn", BOUND, readings.LEARNS,
-         readings.baseline(page.chosen, Reading.HOLD, Condition.ALL)),
+        (f"{BOUND.name}, all learn", BOUND, scenarios.LEARNS,
+         scenarios.baseline(page.chosen, Reading.HOLD, Condition.ALL)),
         (APART.name, APART, NOBODY, hold),
         ("high load", HIGH, NOBODY, hold),
         ("S = 0.5", at("medium", 0.5), NOBODY, hold),
@@ -231,11 +327,10 @@ def experiments(page: Page) -> str:
                          show(one.more_violations(group, theirs, ours)),
                          show(one.times_the_cost(group, theirs, ours), digits=2)))  # fmt: skip
     points = {what: one.more_violations(group, theirs, ours) for what, group, ours, theirs in rows}
-    return lines_of(*lines, "", _widest(points))
+    return "\n".join([*lines, "", _widest(points)])
 
 
 def _widest(points: Mapping[str, MeanEstimate]) -> str:
-    """What is said below the table: which change has INFless farthest behind, and which least."""
     wanted = FEWER_POINTS[Reading.HOLD]
     most, least = (choose(points, key=lambda each: points[each].mean) for choose in (max, min))
     told = [f"*{what}* ({show(points[what])} points)" for what in (most, least)]
@@ -248,27 +343,23 @@ _SAID, _MOST = (100.0 * share for share in paper.INITIALISATION)
 
 
 def compared(page: Page) -> str:
-    """The section."""
-    lines = ["## What was no anchor, and can be compared", "", texts.COMPARED, ""]
-    lines += head("what", "paper", "the most central set", f"all {len(page.sets)} sets", "against the paper's mean")
+    lines = head("what", "paper", "the most central set", f"all {len(page.sets)} sets", "against the paper's mean")
     for reading in OF_INFLESS:
         lines += [row(*cells) for cells in _waiting(page, reading)]
     mean, longest = rounds(page.central)
     said = "{:.0f} ms, at most {:.0f} ms".format(*(1e3 * seconds for seconds in paper.ROUND_S))
     what = f"a round of scheduling at {paper.LARGE_GPUS} GPUs that has something to look at"
     lines.append(row(what, said, f"{show(mean, digits=2)} ms, at most {longest:.0f} ms", "", ""))
-    return lines_of(*lines)
+    return "\n".join(lines)
 
 
 def starts(page: Page, reading: Reading) -> list[MeanEstimate]:
-    """Percent of a job's latency while its instances start, in each set at medium load; empty if it was not measured
-    in all of them."""
+    """Return percent of latency while instances start, in each set at medium load; empty where it was not measured."""
     found = [_starts(one, page, reading, MEDIUM) for one in page.sets]
     return [each for each in found if each is not None] if all(found) else []
 
 
 def starts_most(page: Page, reading: Reading) -> float:
-    """The most of any job of the central set, in percent."""
     return max(100.0 * (run.start_most or 0.0) for run in page.central.results(MEDIUM, page.chosen[reading]))
 
 

@@ -1,19 +1,11 @@
-"""The paper's clusters as worlds of the simulator: servers of eight GPUs, all there from the beginning.
+"""One run of the evaluation: the paper's clusters as worlds of the simulator, with the policies of a live session.
 
-Loads neither wait for files nor for each other: a cold start is a constant of the model (the parameters say why). A
-GPU holds one model at a time.
+Servers have eight GPUs, all there from the beginning, and a GPU holds one model at a time. A cold start is a constant
+of the model. All policies know the models' profiles beforehand (§5.3).
 
-What came of one run: who was late, and how long GPUs were held.
-
-A job is in time when its result is there within its SLO; one that was refused, dropped, or never done is a violation
-like one that is late. A GPU is paid for from the order to load a model on it until the end of its process, whether it
-loads, waits or works; systems that never give GPUs back pay for all of them, from the beginning to the end of the run.
-A run ends with its last job, and not before the 20 minutes in which jobs come.
-
-One run of the evaluation, in the simulator with the policies that a live session has.
-
-All policies know profiles of the models beforehand (§5.3): how long one takes to load, and an iteration on each number
-of replicas.
+A job is in time when its result is there within its SLO; one that was refused, dropped or never done is a violation. A
+GPU is paid for from the order to load a model until its process ends; systems that never give GPUs back pay for all of
+them. A run ends with its last job, and not before the 20 minutes in which jobs come.
 """
 
 from __future__ import annotations
@@ -27,8 +19,8 @@ import msgspec
 
 from benchmarks.baselines.loading import policy
 from benchmarks.papers.prompt_tuner import paper
-from benchmarks.papers.prompt_tuner.cases import Case
 from benchmarks.papers.prompt_tuner.jobs import MODELS, Model, Parameters, arrival, jobs
+from benchmarks.papers.prompt_tuner.scenarios import Case
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient, OfContext
 from stoker.manager.core.seams import Action, Changes, Policies, View
 from stoker.manager.sim.client import Arrival, recipe_of
@@ -48,30 +40,21 @@ _DELAYS = Delays(progress_s=Duration(5.0))
 
 
 def world(models: Iterable[str], parameters: Parameters, *, gpus: int) -> World:
-    """A cluster of so many GPUs that runs jobs of these models."""
     servers = gpus // paper.SERVER_GPUS
     source = SourceModel(
-        name="servers",
-        kind=_KIND,
-        capacity=servers,
-        devices=paper.SERVER_GPUS,
-        rule=Rule.FIXED,
-        init_blocks=servers,
+        name="servers", kind=_KIND, capacity=servers, devices=paper.SERVER_GPUS, rule=Rule.FIXED, init_blocks=servers,
         max_blocks=servers,
-    )
+    )  # fmt: skip
     contexts = {name: _context(MODELS[name], parameters) for name in models}
     return World(devices={_KIND: DeviceKind(_GPU_BYTES)}, sources=(source,), contexts=contexts, delays=_DELAYS)
 
 
 def _context(model: Model, parameters: Parameters) -> ContextModel:
     return ContextModel(
-        device_memory_bytes=_GPU_BYTES,
-        devices=model.devices,
-        load_s={"": Duration(parameters.cold_s(model))},
-        item_s={"": Duration(model.item_s)},
-        gang_s=Duration(parameters.meet_s),
+        device_memory_bytes=_GPU_BYTES, devices=model.devices, load_s={"": Duration(parameters.cold_s(model))},
+        item_s={"": Duration(model.item_s)}, gang_s=Duration(parameters.meet_s),
         gang_efficiency=parameters.gang_efficiency,
-    )
+    )  # fmt: skip
 
 
 _ROUNDING_S = 1e-3
@@ -79,10 +62,11 @@ _ROUNDING_S = 1e-3
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Jobs, device-seconds, seconds. `held_s`: on which models were loaded or being loaded; `busy_s`: on which jobs
-    ran; `all_s`: of the whole cluster. `wait_share`: of a job's latency in which it had not begun, the mean over jobs
-    that were done, and `wait_most` the most. `start_share`, `start_most`: of that, while a library that it then ran on
-    was started and loaded its model. `round_s`, `round_most_s`: what a round of the policy took here."""
+    """Jobs, device-seconds, seconds. `held_s`: models were loaded or loading; `busy_s`: jobs ran; `all_s`: the whole
+    cluster.
+    `wait_share`, `wait_most`: the part of a job's latency before it began, mean and most; `start_share`, `start_most`:
+    of that, while a library that it ran on was starting. `round_s`, `round_most_s`: a round of the policy.
+    """
 
     jobs: int
     late: int
@@ -103,47 +87,34 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def violations(self) -> float:
-        """Percent of the jobs."""
         return 100.0 * (self.late + self.refused + self.unfinished) / self.jobs
 
     @property
     def utilisation(self) -> float:
-        """Device-seconds that models were loaded on, loads included, of all."""
         return self.held_s / self.all_s
 
     def cost(self, *, static: bool, device_price_s: float) -> float:
-        """Dollars. `static`: all GPUs are paid for all the time."""
         return (self.all_s if static else self.held_s) * device_price_s
 
 
 def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *, gpus: int) -> Result:
-    """Read a run's log and outcome. `arrivals` are its calls as they came."""
     calls = _Calls(arrivals)
     for at_s, what, call, library, value in zip(log.at_s, log.what, log.call, log.library, log.value, strict=True):
         calls.hear(at_s, what, call, library, value)
     done_s, waits, starts = calls.latencies_s(), calls.waits(), calls.starts()
     late = sum(took_s > arrivals[job].deadline_s + _ROUNDING_S for job, took_s in done_s.items())
     return Result(
-        jobs=len(arrivals),
-        late=late,
-        refused=len(calls.failed),
+        jobs=len(arrivals), late=late, refused=len(calls.failed),
         unfinished=len(arrivals) - len(done_s) - len(calls.failed),
         banked=sum(arrival.shared_s > 0.0 for arrival in arrivals),
-        loads=sum(what == Happened.LIBRARY_STARTED for what in log.what),
-        held_s=outcome.warm_s,
-        busy_s=outcome.busy_s,
-        all_s=max(outcome.ended_at, paper.MINUTES * 60.0) * gpus,
-        ended_at=outcome.ended_at,
-        wait_share=fmean(waits) if waits else 0.0,
-        wait_most=max(waits, default=0.0),
-        start_share=fmean(starts) if starts else 0.0,
-        start_most=max(starts, default=0.0),
-    )
+        loads=sum(what == Happened.LIBRARY_STARTED for what in log.what), held_s=outcome.warm_s,
+        busy_s=outcome.busy_s, all_s=max(outcome.ended_at, paper.MINUTES * 60.0) * gpus, ended_at=outcome.ended_at,
+        wait_share=fmean(waits) if waits else 0.0, wait_most=max(waits, default=0.0),
+        start_share=fmean(starts) if starts else 0.0, start_most=max(starts, default=0.0),
+    )  # fmt: skip
 
 
 class _Calls:
-    """When each job began and ended, and on which libraries. Jobs go by their number in order of coming."""
-
     def __init__(self, arrivals: Sequence[Arrival]) -> None:
         self._arrivals = arrivals
         self._jobs: dict[int, int] = {}
@@ -154,7 +125,6 @@ class _Calls:
         self.failed: set[int] = set()
 
     def hear(self, at_s: float, what: int, call: int, library: int, value: float) -> None:
-        """A row of the log."""
         if what == Happened.CALL_CAME:
             self._jobs[call] = len(self._jobs)
         elif what == Happened.LIBRARY_READY:
@@ -171,12 +141,10 @@ class _Calls:
             self.failed.add(self._jobs[call])
 
     def latencies_s(self) -> dict[int, float]:
-        """From when a job came until it was done."""
         came = self._arrivals
         return {job: at_s - came[job].at_s for job, at_s in self._ended.items() if job not in self.failed}
 
     def waits(self) -> list[float]:
-        """The share of each job's latency in which it had not begun."""
         latencies = self.latencies_s().items()
         return [(self._began[job] - self._arrivals[job].at_s) / max(took_s, _ROUNDING_S) for job, took_s in latencies]
 
@@ -190,7 +158,6 @@ class _Calls:
 
 
 def _covered_s(spans: Iterable[tuple[float, float]], since: float, until: float) -> float:
-    """Seconds between two times that lie in at least one span."""
     covered = 0.0
     for begins, ends in sorted(spans):
         since = max(since, begins)
@@ -206,7 +173,6 @@ _KNOWN_AT_S = 1e-3
 
 
 def simulate(case: Case) -> Result:
-    """Do one run. Raises SimulationError."""
     parameters, system, counts = case.parameters, case.system, dict(case.counts)
     arrivals = [
         arrival(job, case.emergence, parameters, system.bank) for job in jobs(counts, parameters, seed=case.seed)
@@ -223,7 +189,6 @@ def simulate(case: Case) -> Result:
 def play(
     arrivals: Sequence[Arrival], policies: Policies, parameters: Parameters, *, gpus: int
 ) -> tuple[Simulation, RunOutcome]:
-    """These jobs, on so many GPUs. Raises SimulationError."""
     models = [MODELS[name] for name in dict.fromkeys(each.context for each in arrivals)]
     simulation = Simulation(world([model.name for model in models], parameters, gpus=gpus), arrivals, policies)
     simulation.agenda.at(_KNOWN_AT_S, _profile, simulation, models, parameters)
@@ -231,7 +196,6 @@ def play(
 
 
 def _profile(simulation: Simulation, models: Sequence[Model], parameters: Parameters) -> None:
-    """Tell the manager of the models that there are, and what is known of them."""
     sizes = range(1, parameters.widest + 1)
     for model in models:
         recipe = recipe_of(model.name, simulation.world.contexts[model.name])
@@ -242,8 +206,6 @@ def _profile(simulation: Simulation, models: Sequence[Model], parameters: Parame
 
 
 class Timed:
-    """A policy whose rounds are timed: this thread's time on the processor."""
-
     def __init__(self, policy: Any) -> None:
         self.period_s = policy.period_s
         self._policy = policy
@@ -254,7 +216,6 @@ class Timed:
         return getattr(self._policy, name)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        """A round of the policy."""
         began = time.thread_time()
         actions: Sequence[Action] = self._policy.round(view, changes)
         took_s = time.thread_time() - began
@@ -266,5 +227,4 @@ class Timed:
 
     @property
     def mean_s(self) -> float:
-        """Seconds a round, over those that had something to look at: an idle tick costs nothing and says nothing."""
         return self._spent_s / self._rounds if self._rounds else 0.0

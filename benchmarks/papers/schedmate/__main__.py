@@ -1,8 +1,8 @@
 """`python -m benchmarks.papers.schedmate WHAT`: SchedMate's failure handler, on a labelled corpus.
 
 `failures` evaluates what ships and writes a record; `train` makes the scorer that ships; `validate` holds types out of
-the training part in turn, by which settings are chosen; `record` runs the programs anew, and `record-clusters` the jobs
-on a real Slurm and Open MPI (half an hour, root; `--mpi-python` has mpi4py).
+the training part in turn; `record` runs the programs anew, and `record-clusters` the jobs on a real Slurm and Open MPI
+(half an hour, root; `--mpi-python` has mpi4py).
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ def main() -> None:
     ask.add_argument("--mpi-python", default=sys.executable, help="a Python that has mpi4py (for record-clusters)")
     asked = ask.parse_args()
     {
-        "failures": evaluation.evaluate,
-        "train": training.train,
-        "validate": training.validate,
-        "record": recording.record,
-        "record-clusters": lambda: clusters.record(asked.mpi_python),
-    }[asked.what]()
+        "failures": evaluation.evaluate, "train": training.train, "validate": training.validate,
+        "record": recording.record, "record-clusters": lambda: clusters.record(asked.mpi_python),
+    }[asked.what]()  # fmt: skip
 
 
 if __name__ == "__main__":

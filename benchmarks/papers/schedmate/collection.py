@@ -1,12 +1,23 @@
-"""The collection that estimates are judged on: small recipes of twelve families, each with a source of its own.
+"""The collection that estimates are judged on: small recipes of twelve families (`collection.toml`), and their figures.
 
-In ten families the sizes are arguments; in two they are constants of the source, which is then another text a recipe.
+`python -m benchmarks.papers.schedmate.collection [--held-out]` runs the collection on this CPU and writes its JSON.
+Each recipe runs in a forked process with one thread. Times are the least CPU time of several loads and runs after a
+warm-up; memory is the growth of the process.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import platform
 import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,7 +25,6 @@ from benchmarks import corpora
 
 SOURCES = "recipe_sources"
 A_FAMILY = 9
-"""Recipes of each family, drawn from its grid."""
 
 Sizes = dict[str, tuple[int, ...]]
 
@@ -38,68 +48,13 @@ class CollectedRecipe(msgspec.Struct, frozen=True):
     run: dict[str, int]
 
 
-FAMILIES = (
-    Family(
-        "mlp_forward",
-        {"width": (64, 256, 512, 1024), "layers": (2, 4, 8)},
-        {"batch_size": (8, 32, 128), "items": (256, 1024)},
-    ),
-    Family(
-        "mlp_training",
-        {"width": (32, 128, 512)},
-        {"batch_size": (16, 64), "epochs": (1, 2, 4), "items": (256, 1024)},
-    ),
-    Family(
-        "encoder_layers",
-        {"d_model": (32, 64, 128, 256), "layers": (1, 2, 4)},
-        {"batch_size": (2, 8, 16), "seq_len": (32, 128)},
-    ),
-    Family(
-        "lstm_tagger",
-        {"hidden": (32, 128, 256), "layers": (1, 2)},
-        {"batch_size": (4, 16, 64), "length": (16, 64, 128)},
-    ),
-    Family("convnet", {"channels": (8, 16, 32, 64)}, {"image_size": (16, 32, 64, 96), "batch_size": (2, 8, 32)}),
-    Family(
-        "dense_numpy",
-        {"width": (64, 256, 512), "depth": (2, 4, 8)},
-        {"batch": (16, 64, 256), "steps": (5, 20, 50)},
-    ),
-    Family(
-        "attention_numpy",
-        {"dim": (32, 64, 128)},
-        {"batch_size": (1, 4, 16), "seq_len": (64, 128, 256), "rounds": (2, 8)},
-    ),
-    Family(
-        "kmeans_numpy",
-        {"n_samples": (500, 2000, 8000), "dim": (8, 32)},
-        {"clusters": (4, 16), "max_iters": (5, 20)},
-    ),
-    Family(
-        "tiny_llama",
-        {"hidden_size": (64, 128, 256), "num_hidden_layers": (1, 2, 4)},
-        {"batch_size": (1, 4, 16), "max_new_tokens": (4, 16, 32)},
-    ),
-    Family(
-        "tiny_bert",
-        {"hidden_size": (32, 64, 128, 256)},
-        {"batch_size": (2, 8), "max_length": (16, 64, 128), "items": (8, 32)},
-    ),
-    Family(
-        "script_style", constants={"DIM": (48, 96, 192, 384), "BATCH_SIZE": (8, 32, 128), "STEPS": (5, 20, 80)}
-    ),
-    Family(
-        "config_class",
-        constants={
-            "width": (32, 64, 128), "seq_len": (32, 64, 128), "batch_size": (4, 8, 32), "steps": (1, 3, 9),
-        },
-    ),
-)  # fmt: skip
+FAMILIES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[Family, ...]])[
+    "family"
+]
 
 
 def recipes(*, held_out: bool = False) -> list[CollectedRecipe]:
-    """The recipes, always the same: of each family so many points of its grid, drawn with a fixed seed; or as many
-    others, on which nothing was decided."""
+    """Return so many points of each family's grid, drawn with a fixed seed; or others, on which nothing was decided."""
     found, sources = [], corpora.members(SOURCES)
     for family in FAMILIES:
         text = sources[f"{family.name}.py"].decode()
@@ -131,3 +86,88 @@ def _with_constants(text: str, constants: dict[str, int]) -> str:
                 if line.startswith(beginning):
                     lines[place] = f"{beginning}{value}\n"
     return "".join(lines)
+
+
+LOADS, RUNS = 5, 7
+LONGEST_S = 1.0
+QUIET = Path("/tmp/quiet")
+"""While this file is there, somebody else on this machine measures."""
+
+
+def main() -> int:
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import numpy  # noqa: F401  # with one thread from its import on
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.LlamaConfig, transformers.LlamaForCausalLM, transformers.BertModel  # noqa: B018  # imported lazily
+    rows, held_out = [], "--held-out" in sys.argv[1:]
+    order = recipes(held_out=held_out)
+    random.Random(0).shuffle(order)  # so that what else runs here falls on all families alike
+    for recipe in order:
+        while QUIET.exists():
+            time.sleep(5)
+        row = _measured(recipe)
+        sys.stderr.write(f"{recipe.name}: load {row['load_s'] * 1e3:.1f} ms, run {row['run_s'] * 1e3:.1f} ms\n")
+        if row["run_s"] > LONGEST_S:
+            sys.stderr.write(f"{recipe.name} is left out: it runs longer than {LONGEST_S:g} s\n")
+            continue
+        rows.append(row)
+    machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
+    name = f"collection{'_held_out' if held_out else ''}.json"
+    corpora.write(name, json.dumps({"machine": machine, "recipes": rows}, indent=1).encode() + b"\n")
+    return 0
+
+
+def _measured(recipe: CollectedRecipe) -> dict[str, Any]:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writer, json.dumps(_figures(recipe)).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    return {
+        "name": recipe.name, "family": recipe.family, "load": recipe.load, "run": recipe.run, **json.loads(data),
+        "source": recipe.source,
+    }  # fmt: skip
+
+
+def _figures(recipe: CollectedRecipe) -> dict[str, float]:
+    names: dict[str, Any] = {"__name__": recipe.family}
+    sys.modules[recipe.family] = type(sys)(recipe.family)  # dataclasses ask for it
+    exec(compile(recipe.source, f"{recipe.family}.py", "exec"), names)
+    before = _resident_bytes("VmRSS")
+    context = names["load"](**recipe.load)
+    after = _resident_bytes("VmRSS")
+    names["run"](context, **recipe.run)
+    peak = _resident_bytes("VmHWM")
+    loads = _seconds(lambda: names["load"](**recipe.load), LOADS)
+    runs = _seconds(lambda: names["run"](context, **recipe.run), RUNS)
+    return {
+        "load_s": min(loads), "run_s": min(runs), "run_sd": statistics.stdev(runs),
+        "resident_bytes": max(0, after - before), "peak_bytes": max(0, peak - before),
+    }  # fmt: skip
+
+
+def _seconds(work: Callable[[], Any], times: int) -> list[float]:
+    found = []
+    for _ in range(times):
+        start = time.process_time()
+        work()
+        found.append(time.process_time() - start)
+    return found
+
+
+def _resident_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,11 +1,9 @@
 """`python -m benchmarks.papers.schedmate.estimates`: how good estimates for recipes are that were never measured.
 
-Leave one recipe out: each recipe of the collection is estimated from the measurements of all others, and what it took
-is compared. SchedMate reports relative errors under 100 % for 85.7 % of its estimates of durations, Lucid 27.7 %
-(§5.4, Figure 12); the bar here is 86 %.
-
-An estimate that is too low never has an error over 100 %, so a small constant meets that bar. So constants stand
-beside it, and a second measure that no constant can meet: the share of estimates within a factor of two both ways.
+Each recipe is estimated from the measurements of all others. SchedMate reports relative errors under 100 % for 85.7 %
+of its estimates of durations, Lucid 27.7 % (§5.4, Figure 12); the bar here is 86 %. A small constant meets that bar,
+since an estimate that is too low never has an error over 100 %. So constants stand beside it, and the share within a
+factor of two both ways, which no constant can meet.
 """
 
 from __future__ import annotations
@@ -34,12 +32,10 @@ Facts = dict[str, tuple[WorkloadFacts, WorkloadFacts]]
 
 
 def collection(name: str = MEASURED) -> list[Row]:
-    """The measured recipes."""
     return list(json.loads(corpora.read(name))["recipes"])
 
 
 def facts_of(rows: list[Row]) -> Facts:
-    """The facts of each recipe's loader, and of its function on that loader."""
     found = {}
     for row in rows:
         loader = extract_facts(SourceText(row["source"], "load"), arguments=row["load"])
@@ -51,8 +47,9 @@ def facts_of(rows: list[Row]) -> Facts:
 def estimated(
     rows: list[Row], history_rows: list[Row], facts: Facts, *, apart: Callable[[Row, Row], bool]
 ) -> dict[str, dict[str, float]]:
-    """By recipe and quantity, what is estimated from the rows of history that are `apart` from it; 0 where there is
-    none. `average`: the plain mean of the same most similar recipes, as the paper takes it."""
+    """Return by recipe and quantity the estimate from the rows of history that are `apart` from it; 0 without any.
+    `average`: the plain mean of the same similar recipes, as the paper takes it.
+    """
     found = {}
     took = {row["name"]: row["run_s"] for row in history_rows}
     folder = tempfile.TemporaryDirectory()
@@ -83,7 +80,6 @@ def estimated(
 
 
 def remember(row: Row, facts: Facts, history: SourceHistory, performance: PerformanceStore) -> None:
-    """Put a recipe and what it took into the stores, as sessions do."""
     loader, function = facts[row["name"]]
     history.remember(row["name"], loader)
     history.remember(row["name"], function, function="run")
@@ -93,8 +89,8 @@ def remember(row: Row, facts: Facts, history: SourceHistory, performance: Perfor
 
 
 def shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float, float, float]:
-    """The share of relative errors under 100 %, of values within a factor of two, and the median relative error.
-    A value that is not there is an error of more than both."""
+    """Return the shares of relative errors under 100 % and of values within a factor of two, and the median relative
+    error."""
     known = {name: value for name, value in truth.items() if value > 0}
     errors = [abs(said[name] - value) / value if said[name] > 0 else math.inf for name, value in known.items()]
     near = [said[name] > 0 and 0.5 <= said[name] / value <= 2 for name, value in known.items()]
@@ -102,7 +98,6 @@ def shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float, floa
 
 
 def constants(rows: list[Row], history_rows: list[Row], what: str) -> dict[str, dict[str, float]]:
-    """What constants say: each recipe is estimated by one number of all others."""
     numbers: dict[str, Callable[[list[float]], float]] = {
         "mean of all": statistics.fmean,
         "median of all": statistics.median,
@@ -114,7 +109,6 @@ def constants(rows: list[Row], history_rows: list[Row], what: str) -> dict[str, 
 
 
 def main() -> int:
-    """Print the tables; returns 1 where the bar is missed."""
     rows, held_out = collection(), collection(HELD_OUT)
     facts = facts_of([*rows, *held_out])
     seconds = sorted(row["run_s"] for row in rows)
@@ -138,7 +132,6 @@ def main() -> int:
 
 
 def _tables(rows: list[Row], history_rows: list[Row], facts: Facts) -> bool:
-    """Print a table a quantity; True where run times meet the bar."""
     said = estimated(rows, history_rows, facts, apart=lambda row, other: row is not other)
     met = False
     for what in ("run_s", "load_s", "peak_bytes"):

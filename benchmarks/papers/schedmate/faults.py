@@ -1,17 +1,13 @@
 """Faults of the infrastructure among mistakes that look like them: `python -m benchmarks.papers.schedmate.faults`.
 
-A session of three pilots, each with a disk (tmpfs), a memory (cgroup) and a GPU (a stand-in for NVIDIA's driver) of
-its own. Every kind of fault strikes twenty times, and every kind of mistake is made as often, in one shuffled stream
-of calls. A fault counts as *retried* if its call completed on another pilot than the one that failed it; *at once* if
-no try on the first pilot came between (it is kept off that one for 15 s, and the others may be busy for longer). A
-mistake counts as *retried* if its call ran more than once. A call *lost budget* if Parsl counted a failure of it, or
-Stoker a death.
+A session of three pilots, each with its own disk (tmpfs), memory (cgroup) and GPU (a stand-in for NVIDIA's driver).
+Every kind of fault and of mistake occurs twenty times, in one shuffled stream of calls. A fault counts as *retried* if
+its call completed on another pilot, *at once* if no try on the first pilot came between. A mistake counts as *retried*
+if its call ran more than once. A call *lost budget* if Parsl counted a failure of it, or Stoker a death.
 
-What is real: the libraries that raise (numpy, torch, safetensors, pandas, pyarrow, Pillow, tokenizers, transformers,
-the standard library); full file systems; system calls that return ESTALE, EIO and EDQUOT, by ptrace; Gloo's ranks, one
-of which is killed; the kernel's out-of-memory killer, in a cgroup that a process beside the pilot fills. What is stood
-in for, as there is no GPU: a torch operator in C++ throws c10's own exceptions with the texts of CUDA and NCCL; the
-driver and the probe read files.
+Real: the libraries that raise, full file systems, ESTALE, EIO and EDQUOT (by ptrace), a killed Gloo rank, and the
+kernel's out-of-memory killer. Stood in for, without a GPU: a torch operator in C++ throws c10's exceptions with the
+texts of CUDA and NCCL; the driver and the probe read files.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ import os
 import platform
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import ROOT
-from benchmarks.papers.schedmate.faults_lab import files, nodes
+from benchmarks.harness import ROOT, commit, machine
+from benchmarks.papers.schedmate.faults_lab import files, surroundings
 from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, attempt, device
-from benchmarks.papers.schedmate.faults_lab.neighbours import Neighbours
+from benchmarks.papers.schedmate.faults_lab.surroundings import Neighbours
 from stoker.sessions import sent_call
 from stoker.site import Pilot, Provider, Site
 
@@ -53,7 +48,7 @@ def main() -> int:
     ask.add_argument("--only", default="", help="kinds whose names hold this; no record is written")
     ask.add_argument("--stories", action="store_true", help="print the stories of calls that ended unexpectedly")
     asked = ask.parse_args()
-    if reason := nodes.why_not():
+    if reason := surroundings.why_not():
         print(f"skipped: {reason}")
         return 0
     chosen = [kind for kind in (*FAULTS, *MISTAKES) if asked.only in kind]
@@ -65,12 +60,11 @@ def main() -> int:
 
 
 def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
-    """Run every case in a session of its own; what became of them."""
     load = os.getloadavg()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         folder = Path(temporary)
-        with nodes.Nodes(folder) as made, Neighbours(folder / "requests") as beside:
+        with surroundings.Nodes(folder) as made, Neighbours(folder / "requests") as beside:
             files.make(folder / "data")
             site = Site(
                 provider=Provider(worker_init=made.worker_init),
@@ -86,17 +80,12 @@ def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
             rows, ended = _run(site, folder, chosen, times=times)
             count = beside.count
     return {
-        "command": "python -m benchmarks.papers.schedmate.faults",
-        "commit": _said("git", "rev-parse", "--short", "HEAD"),
-        "machine": f"{os.cpu_count()} cores, {_cpu()}, Linux {_kernel()}, Python {platform.python_version()}",
-        "load_before_and_after": [load[0], os.getloadavg()[0]],
-        "seed": SEED,
-        "times": times,
-        "seconds": round(time.monotonic() - started, 1),
-        "pilots_at_the_end": ended,
-        "neighbours": count,
+        "command": "python -m benchmarks.papers.schedmate.faults", "commit": commit(),
+        "machine": f"{machine()}, Linux {platform.release().partition('-')[0]}",
+        "load_before_and_after": [load[0], os.getloadavg()[0]], "seed": SEED, "times": times,
+        "seconds": round(time.monotonic() - started, 1), "pilots_at_the_end": ended, "neighbours": count,
         "kinds": rows,
-    }
+    }  # fmt: skip
 
 
 def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[dict[str, Any], int]:
@@ -109,7 +98,11 @@ def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[di
     random.Random(SEED).shuffle(cases)
     cases = [case._replace(number=number) for number, case in enumerate(cases)]
     operator = _built(folder)
-    sys.path[:0] = [str(nodes.ROOT / "tests" / "driver"), str(nodes.ROOT / "tests"), str(nodes.ROOT)]  # pilots get it
+    sys.path[:0] = [
+        str(surroundings.ROOT / "tests" / "driver"),
+        str(surroundings.ROOT / "tests"),
+        str(surroundings.ROOT),
+    ]  # pilots get it
     app = stoker.app(attempt, context=device(operator))
     with stoker.load(site, run_dir=str(folder / "runs"), strategy="none") as session:
         until = time.monotonic() + 180
@@ -131,7 +124,6 @@ def _row(kind: str) -> dict[str, Any]:
 
 
 def _judge(row: dict[str, Any], case: Case, future: Future[Any], session: Any) -> None:
-    """Add to a row what became of a call."""
     error = future.exception(LIMIT_S)
     ran = Path(case.folder, "ran", str(case.number)).read_text().split()
     call = sent_call(future)
@@ -152,7 +144,6 @@ def _judge(row: dict[str, Any], case: Case, future: Future[Any], session: Any) -
 
 
 def is_met(record: dict[str, Any]) -> bool:
-    """Whether every fault was retried elsewhere, no mistake was, and no call lost budget."""
     return all(
         row["retried_elsewhere"] == row["calls"] and not row["lost_budget"]
         if row["is_fault"]
@@ -162,7 +153,6 @@ def is_met(record: dict[str, Any]) -> bool:
 
 
 def show(record: dict[str, Any], *, stories: bool = False) -> None:
-    """Print the table."""
     print(f"{'kind':42} calls  retried elsewhere  at once  ran more than once  lost budget  most runs")
     for kind, row in sorted(record["kinds"].items(), key=lambda item: not item[1]["is_fault"]):
         names = ("retried_elsewhere", "at_once", "lost_budget")
@@ -176,7 +166,6 @@ def show(record: dict[str, Any], *, stories: bool = False) -> None:
 
 
 def _built(folder: Path) -> str:
-    """The operator, compiled."""
     from torch.utils import cpp_extension
 
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # ninja may lie there
@@ -185,19 +174,6 @@ def _built(folder: Path) -> str:
     source = Path(__file__).parent / "faults_lab" / "op.cpp"
     made: Any = cpp_extension.load("faults_op", [str(source)], is_python_module=False, build_directory=str(build))
     return str(made)
-
-
-def _said(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _kernel() -> str:
-    return platform.release().partition("-")[0]
-
-
-def _cpu() -> str:
-    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return found[1] if found else platform.machine()
 
 
 if __name__ == "__main__":

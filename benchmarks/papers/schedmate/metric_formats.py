@@ -1,173 +1,225 @@
-"""Formats of public training scripts for which rules were written. What each prints, not how, is taken from the file
-that is named with it."""
+"""Logs of trainings that never ran, in public formats whose programs are not here, and lines between those with
+metrics.
+
+A run has a seed, steps of uneven length (one in fifty is four times as long), a falling loss with noise, and ends
+somewhere in the middle. A format is a function from the state at a step to the lines that the program prints then.
+"""
 
 from __future__ import annotations
 
-import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from math import exp
+from pathlib import Path
 
-from benchmarks.papers.schedmate.metric_runs import Format, State
-
-
-def pytorch_mnist(s: State) -> list[str]:
-    """pytorch/examples, mnist/main.py. Names no total of epochs and no time."""
-    if not s.printed:
-        return []
-    rows = s.per_epoch * s.batch
-    return [f"Train Epoch: {s.epoch + 1} [{s.i * s.batch}/{rows} ({100 * s.i / s.per_epoch:.0f}%)]\tLoss: {s.loss:.6f}"]
+import msgspec
 
 
-def imagenet(s: State) -> list[str]:
-    """pytorch/examples, imagenet/main.py; with its validation after an epoch."""
-    lines = []
-    if s.i == 0 and s.epoch:
-        lines = [
-            f"Test: [{k:3d}/100]\tTime {s.dt / 3:6.3f} ({s.dt / 3:6.3f})\tLoss {s.loss:.4e} ({s.loss:.4e})\t"
-            f"Acc@1  31.25 ( 30.10)\tAcc@5  56.25 ( 55.00)"
-            for k in range(0, 100, 10)
-        ] + [" *   Acc@1 30.100 Acc@5 55.000"]
-    if s.printed:
-        lines.append(
-            f"Epoch: [{s.epoch}][{s.i + 1:5d}/{s.per_epoch}]\tTime {s.dt:6.3f} ({s.mean_dt:6.3f})\t"
-            f"Data {s.dt / 50:6.3f} ({s.mean_dt / 50:6.3f})\tLoss {s.loss:.4e} ({s.mean_loss:.4e})\t"
-            f"Acc@1  12.50 ( 11.80)\tAcc@5  31.25 ( 30.12)"
-        )
-    return lines
+class Prints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    lines: list[str]
+    when: str = ""
+    k: tuple[int, int, int] = (0, 1, 1)
 
 
-def timm(s: State) -> list[str]:
-    """huggingface/pytorch-image-models, train.py; with its evaluation after an epoch."""
-    lines = []
-    if s.i == 0 and s.epoch:
-        lines = [
-            f"Test: [{k:4d}/48]  Time: {s.dt / 3:.3f} ({s.dt / 3:.3f})  Loss:  {s.loss:6.3f} ({s.loss:6.3f})  "
-            f"Acc@1:  31.250 ( 30.100)  Acc@5:  56.250 ( 55.000)"
-            for k in range(0, 49, 8)
-        ]
-    if s.printed:
-        lines.append(
-            f"Train: {s.epoch} [{s.i:>4d}/{s.per_epoch} ({100 * s.i / (s.per_epoch - 1):>3.0f}%)]  "
-            f"Loss: {s.loss:#.3g} ({s.mean_loss:#.3g})  Time: {s.dt:.3f}s, {s.batch / s.dt:>7.2f}/s  "
-            f"({s.mean_dt:.3f}s, {s.batch / s.mean_dt:>7.2f}/s)  LR: {s.lr:.3e}  Data: {s.dt / 40:.3f} (0.012)"
-        )
-    return lines
+class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    part: str
+    metrics: str
+    prints: list[Prints]
+    header: list[str] = []
 
 
-def fairseq(s: State) -> list[str]:
-    """facebookresearch/fairseq, fairseq/logging/progress_bar.py, the simple format; with its validation."""
-    stamp = f"{s.now:%Y-%m-%d %H:%M:%S}"
-    lines = []
-    if s.i == 0 and s.epoch:
-        lines = [
-            f"{stamp} | INFO | valid | epoch {s.epoch:03d} | valid on 'valid' subset | loss {s.loss:.3f} | ppl 90.1 | "
-            f"wps 70123.4 | wpb 2890.1 | bsz 98.2 | num_updates {s.step}"
-        ]
-    if s.printed:
-        rate = 1 / s.mean_dt
-        lines.append(
-            f"{stamp} | INFO | train_inner | epoch {s.epoch + 1:03d}:  {s.i + 1:5d} / {s.per_epoch:d} "
-            f"loss={s.loss:.3f}, nll_loss={s.loss * 0.9:.3f}, ppl={2 ** (s.loss * 0.9):.2f}, "
-            f"wps={s.batch * s.tokens * rate:.1f}, ups={rate:.2f}, wpb={s.batch * s.tokens}, bsz={s.batch}, "
-            f"num_updates={s.step + 1}, lr={s.lr:g}, gnorm=1.32, loss_scale=64, train_wall={10 * s.dt:.0f}, "
-            f"gb_free=9.1, wall={s.t:.0f}"
-        )
-    return lines
+class Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    noise: list[str]
+    formats: list[Printed]
 
 
-def megatron(s: State) -> list[str]:
-    """NVIDIA/Megatron-LM, megatron/training/training.py."""
-    if not s.printed:
-        return []
+_TEXTS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=Texts)
+
+
+def noise(chance: random.Random) -> list[str]:
     return [
-        f" [{s.now:%Y-%m-%d %H:%M:%S}] iteration {s.step + 1:8d}/{s.total:8d} | consumed samples: "
-        f"{(s.step + 1) * s.batch:12d} | elapsed time per iteration (ms): {s.dt * 1000:.1f} | throughput per GPU "
-        f"(TFLOP/s/GPU): 180.2 | learning rate: {s.lr:.6E} | global batch size: {s.batch:5d} | lm loss: {s.loss:.6E} "
-        f"| loss scale: 1.0 | grad norm: 1.203 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+        chance.choice(_TEXTS.noise).format(
+            pid=chance.randrange(1000, 9999), gpu=chance.randrange(8), small=chance.randrange(1, 31)
+        )
+        for _ in range(chance.choice((1, 2, 5, 25)))
     ]
 
 
-def deepspeed(s: State) -> list[str]:
-    """deepspeedai/DeepSpeed, deepspeed/utils/timer.py (ThroughputTimer) and runtime/engine.py (_report_progress)."""
-    if not s.printed:
-        return []
-    stamp = f"[{s.now:%Y-%m-%d %H:%M:%S},{s.now.microsecond // 1000:03d}] [INFO]"
-    return [
-        f"{stamp} [logging.py:96:log_dist] [Rank 0] step={s.step + 1}, skipped=0, lr=[{s.lr}], mom=[(0.9, 0.95)]",
-        f"{stamp} [timer.py:260:stop] epoch={s.epoch}/micro_step={s.i + 1}/global_step={s.step + 1}, "
-        f"RunningAvgSamplesPerSec={s.batch / s.mean_dt}, CurrSamplesPerSec={s.batch / s.dt}, MemAllocated=7.79GB, "
-        f"MaxMemAllocated=10.55GB",
-        f"loss: {s.loss:.4f}",
-    ]
+START = datetime(2026, 3, 7, 21, 58, 13, 250_000)
 
 
-def keras_classic(s: State) -> list[str]:
-    """keras-team/keras, keras/utils/generic_utils.py of version 2: a bar that is drawn over itself."""
-    lines = [f"Epoch {s.epoch + 1}/{s.epochs}"] if s.i == 0 else []
-    if s.printed:
-        full = 30 * (s.i + 1) // s.per_epoch
-        bar = "=" * max(0, full - 1) + ">" + "." * (30 - full)
-        eta = s.eta_s
-        left = f"{eta:.0f}s" if eta < 60 else f"{int(eta // 60)}:{int(eta % 60):02d}"
-        width = len(str(s.per_epoch))
-        lines.append(
-            "\b" * 80 + f"\r{s.i + 1:{width}d}/{s.per_epoch} [{bar}] - ETA: {left} - loss: {s.loss:.4f} - acc: 0.3125"
-        )
-    return lines
+@dataclass
+class State:
+    """A run after a step. `epoch` counts from 0, `i` (the step within it) and `step` (over all) too."""
+
+    chance: random.Random
+    epochs: int
+    per_epoch: int
+    step_s: float
+    batch: int
+    tokens: int
+    every: int
+    epoch: int = 0
+    i: int = 0
+    step: int = 0
+    t: float = 0.0
+    epoch_t: float = 0.0
+    dt: float = 0.0
+    mean_dt: float = 0.0
+    loss: float = 0.0
+    mean_loss: float = 0.0
+    lr: float = 0.0
+    durations: list[float] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        return self.epochs * self.per_epoch
+
+    @property
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.t)
+
+    @property
+    def eta_s(self) -> float:
+        return (self.per_epoch - self.i - 1) * self.mean_dt
+
+    @property
+    def printed(self) -> bool:
+        return self.i % self.every == 0
 
 
-def nanogpt(s: State) -> list[str]:
-    """karpathy/nanoGPT, train.py. Its total stands in the settings at the start alone."""
-    lines = []
-    if s.step % 250 == 0:
-        lines.append(f"step {s.step}: train loss {s.loss:.4f}, val loss {s.loss * 1.02:.4f}")
-    if s.printed:
-        lines.append(f"iter {s.step}: loss {s.loss:.4f}, time {s.dt * 1000:.2f}ms, mfu 31.20%")
-    return lines
+Format = Callable[[State], list[str]]
+"""The lines that a program prints at a step; called at steps at which it prints."""
+_PRINTS_MORE = ("nanogpt", "maxtext")
 
 
-def nanogpt_header(s: State) -> list[str]:
-    return ["Overriding: max_iters = " + str(s.total), "tokens per iteration will be: 491,520"]
+@dataclass
+class Log:
+    """Lines with the times at which they were printed, and what is true at their end."""
+
+    lines: list[tuple[float, str]]
+    values: dict[str, float]
 
 
-def json_lines(s: State) -> list[str]:
-    """A line of JSON a report, as allenai/OLMo and wandb users print them."""
-    if not s.printed:
-        return []
-    line = {
-        "time": f"{s.now.isoformat()}", "step": s.step + 1, "total_steps": s.total, "train/loss": round(s.loss, 5),
-        "lr": s.lr, "tokens_per_second": round(s.batch * s.tokens / s.dt, 1), "step_time": round(s.dt, 5),
+def run(form: str, seed: int, lines_of: Format, *, header: Callable[[State], list[str]] | None = None) -> Log:
+    chance = random.Random(f"{form}-{seed}")
+    state = State(
+        chance=chance, epochs=chance.choice((3, 5, 10, 90)), per_epoch=chance.randrange(100, 900),
+        step_s=chance.choice((0.03, 0.12, 0.45, 1.7)) * chance.uniform(0.8, 1.2),
+        batch=chance.choice((16, 32, 64, 256)), tokens=chance.choice((512, 2048)), every=chance.choice((5, 10, 20)),
+    )  # fmt: skip
+    last = chance.randrange(state.per_epoch // 2, min(state.total, 6 * state.per_epoch) - 1)
+    lines = [(0.0, line) for line in (header(state) if header else [])]
+    values: dict[str, float] = {}
+    for _ in _steps(state, last):
+        if state.printed or form in _PRINTS_MORE:
+            lines += [(state.t, line) for line in lines_of(state)]
+        if state.printed:
+            values = _values(state)
+    return Log(lines, values)
+
+
+def _steps(state: State, last: int) -> Iterator[None]:
+    for step in range(last + 1):
+        state.step, state.epoch, state.i = step, step // state.per_epoch, step % state.per_epoch
+        if state.i == 0:
+            state.epoch_t = 0.0
+        slow = 4.0 if state.chance.random() < 0.02 else 1.0
+        state.dt = state.step_s * slow * state.chance.lognormvariate(0.0, 0.06)
+        state.t += state.dt
+        state.epoch_t += state.dt
+        state.durations.append(state.dt)
+        recent = state.durations[-100:]
+        state.mean_dt = sum(recent) / len(recent)
+        state.loss = 7.0 * exp(-3.0 * step / state.total) * state.chance.uniform(0.95, 1.05)
+        state.mean_loss = state.loss if step == 0 else 0.9 * state.mean_loss + 0.1 * state.loss
+        state.lr = 3e-4 * (1.0 - step / state.total) + 1e-6
+        yield
+
+
+def _values(state: State) -> dict[str, float]:
+    middle = sorted(state.durations[-200:])[len(state.durations[-200:]) // 2]
+    return {
+        "step": state.i, "overall_step": state.step, "loss": state.loss, "steps_per_s": 1.0 / middle,
+        "fraction": (state.step + 1) / state.total, "learning_rate": state.lr, "samples_per_s": state.batch / middle,
+        "tokens_per_s": state.batch * state.tokens / middle, "epoch": state.epoch, "per_epoch": state.per_epoch,
+        "batch": state.batch,
     }  # fmt: skip
-    return [json.dumps(line)]
 
 
-def plain_steps(s: State) -> list[str]:
-    """What people write themselves: step N/M, with thousands separated and a rate in tokens."""
-    if not s.printed:
-        return []
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _shown(s: State) -> dict[str, object]:
+    words, rate = s.batch * s.tokens, 1 / s.mean_dt
+    full, share = 30 * (s.i + 1) // s.per_epoch, (s.i + 1) / s.per_epoch
+    since, rows, all_dt, left = sum(s.durations[-s.every :]), s.batch * (s.i + 1), s.t / (s.step + 1), s.eta_s
+    return {
+        **{name: getattr(s, name) for name in _PLAIN},
+        **{f"loss_{name}": s.loss * part for name, part in _PARTS.items()},
+        "epoch_1": s.epoch + 1, "i_1": s.i + 1, "step_1": s.step + 1, "wide": len(str(s.per_epoch)),
+        "epoch_of": f"{s.epoch + 1}/{s.epochs}", "mm_epoch": f"[{s.epoch + 1}]".rjust(len(str(s.epochs)) + 3),
+        "ms": s.now.microsecond // 1000, "iso": s.now.isoformat(), "first": max(1, s.i + 2 - s.every),
+        "percent": 100 * s.i / s.per_epoch, "percent_of_last": 100 * s.i / (s.per_epoch - 1), "share": share,
+        "dt_3": s.dt / 3, "dt_30": s.dt / 30, "dt_40": s.dt / 40, "dt_50": s.dt / 50, "dt_ms": s.dt * 1000,
+        "ten_dt": 10 * s.dt, "dt_rounded": round(s.dt, 5), "mean_dt_4": s.mean_dt * 0.4, "mean_dt_50": s.mean_dt / 50,
+        "all_dt": all_dt, "epoch_dt": s.epoch_t / (s.i + 1), "since": since,
+        "nll": s.loss * 0.9, "ppl_2": 2 ** (s.loss * 0.9), "ppl": 2.718**s.loss, "loss_rounded": round(s.loss, 5),
+        "mean_loss_3": s.mean_loss * 0.3, "mean_loss_7": s.mean_loss * 0.7,
+        "samples_of_epoch": s.i * s.batch, "samples_per_epoch": s.per_epoch * s.batch,
+        "samples": (s.step + 1) * s.batch,
+        "samples_per_s": s.batch / s.dt, "mean_samples_per_s": s.batch / s.mean_dt, "mean_steps_per_s": rate,
+        "words": words, "words_per_s": words / s.dt, "words_per_s_rounded": round(words / s.dt, 1),
+        "whole_words_per_s": round(words / s.dt), "thousand_words_per_s": words / s.dt / 1000,
+        "mean_words_per_s": words * rate, "source_per_s": words / s.mean_dt * 0.97, "target_per_s": words / s.mean_dt,
+        "since_words_per_s": words * len(s.durations[-s.every :]) / since, "tflops": 180 / s.dt,
+        "rows": rows, "rows_words": rows * 20, "batch_words": s.batch * 20, "all_words": (s.step + 1) * s.batch * 20,
+        "spent": _clock(s.epoch_t)[2:], "left": _clock(left)[2:], "blocks": "█" * int(10 * share),
+        "left_by_all": _clock(all_dt * (s.total - s.step - 1)),
+        "left_by_epoch": _clock(s.epoch_t / (s.i + 1) * (s.per_epoch - s.i)),
+        "left_in_all": _clock(s.mean_dt * (s.total - s.step - 1)),
+        "keras_bar": "=" * max(0, full - 1) + ">" + "." * (30 - full),
+        "keras_left": f"{left:.0f}s" if left < 60 else f"{int(left // 60)}:{int(left % 60):02d}",
+        "rate": f"{1 / s.mean_dt:5.2f}it/s" if s.mean_dt < 1 else f"{s.mean_dt:5.2f}s/it",
+    }  # fmt: skip
+
+
+_PLAIN = [
+    "epoch", "epochs", "per_epoch", "i", "step", "total", "batch", "t", "dt", "mean_dt", "loss", "mean_loss", "lr",
+    "now",
+]  # fmt: skip
+_PARTS = {"1": 0.1, "2": 0.2, "3": 0.3, "4": 0.4, "5": 0.5, "6": 0.6, "7": 0.7, "8": 0.8, "14": 1.4, "102": 1.02}
+_WHEN: dict[str, Callable[[State], bool]] = {
+    "": lambda _: True, "an epoch begins": lambda s: s.i == 0, "after an epoch": lambda s: s.i == 0 and s.epoch > 0,
+    "every 250 steps": lambda s: s.step % 250 == 0, "it is due": lambda s: s.printed,
+}  # fmt: skip
+
+
+def _lines(several: list[Prints], state: State) -> list[str]:
+    due = [each for each in several if _WHEN[each.when](state)]
+    shown = _shown(state) if due else {}
     return [
-        f"{s.now:%H:%M:%S} step {s.step + 1:,}/{s.total:,} | loss {s.loss:.3f} | lr {s.lr:.2e} | {s.dt * 1000:.0f} "
-        f"ms/step | {s.batch * s.tokens / s.dt / 1000:.1f}k tokens/s"
+        line.format(**shown, k=k, k_left=59 - k // 2) for each in due for k in range(*each.k) for line in each.lines
     ]
 
 
-def epoch_lines(s: State) -> list[str]:
-    """yunjey/pytorch-tutorial, tutorials/02-intermediate/convolutional_neural_network/main.py."""
-    if not s.printed:
-        return []
-    return [f"Epoch [{s.epoch + 1}/{s.epochs}], Step [{s.i + 1}/{s.per_epoch}], Loss: {s.loss:.4f}"]
+def _header(lines: list[str], state: State) -> list[str]:
+    return [line.format(total=state.total) for line in lines]
 
 
-FORMATS: dict[str, tuple[Format, tuple[str, ...]]] = {
-    "pytorch_mnist": (pytorch_mnist, ("samples_done", "loss", "epoch", "samples_of_steps_per_s")),
-    "imagenet": (imagenet, ("step", "loss", "steps_per_s", "epoch")),
-    "timm": (timm, ("step", "loss", "steps_per_s", "epoch", "samples_per_s", "learning_rate")),
-    "fairseq": (fairseq, ("step", "loss", "steps_per_s", "epoch", "tokens_per_s", "learning_rate")),
-    "megatron": (megatron, ("overall_step", "loss", "steps_per_s", "learning_rate", "fraction")),
-    "deepspeed": (deepspeed, ("overall_step", "loss", "steps_per_s", "epoch", "samples_per_s")),
-    "keras_classic": (keras_classic, ("step", "loss", "steps_per_s", "epoch", "fraction")),
-    "nanogpt": (nanogpt, ("overall_step", "loss", "steps_per_s", "fraction")),
-    "json_lines": (json_lines, ("overall_step", "loss", "steps_per_s", "tokens_per_s", "learning_rate", "fraction")),
-    "plain_steps": (plain_steps, ("overall_step", "loss", "steps_per_s", "tokens_per_s", "learning_rate", "fraction")),
-    "epoch_lines": (epoch_lines, ("step", "loss", "steps_per_s", "epoch", "fraction")),
-}
-"""Each format, and what its logs tell."""
-HEADERS = {"nanogpt": nanogpt_header}
+Formats = dict[str, tuple[Format, str]]
+"""Each format, and the metrics that its logs have."""
+
+
+def _formats(part: str) -> Formats:
+    return {each.name: (partial(_lines, each.prints), each.metrics) for each in _TEXTS.formats if each.part == part}
+
+
+FORMATS, HELD_OUT, HELD_OUT_SECOND = _formats("judged"), _formats("held out"), _formats("held out second")
+HEADERS = {each.name: partial(_header, each.header) for each in _TEXTS.formats if each.header}

@@ -1,15 +1,10 @@
-"""Judges the metric tracker on logs with a known truth (see metrics.py).
+"""`python -m benchmarks.papers.schedmate.metrics`: SchedMate's metric tracker (§3.2, §5) on logs of known truth.
 
-SchedMate's metric tracker (§3.2, §5) against logs whose truth is known: `python -m
-benchmarks.papers.schedmate.metrics`.
-
-Every log is looked at twice through `FollowedLog`, in its middle and at its end, as a scheduler would. Half of the logs
-are full of lines that have nothing to do with progress. What a format tells is asked for: the step, the loss, the rate,
-the part of the run that is over, and what else it prints. A metric is *found* if the tracker gives a value, and *right*
-if that is within a tenth of the truth. RMSRE is the root of the mean squared relative error of all values that are
-found. The paper has 84.3 % found and an RMSRE of 0.42 for step times, on 1,000 logs of its own: same protocol, other
-logs. The formats in HELD_OUT.txt of `benchmarks/corpora/metric_logs.tar.xz` were named before the first rule, and are
-judged apart.
+`FollowedLog` looks at every log in its middle and at its end. Half of the logs are full of lines without progress. A
+metric (step, loss, rate, part of the run that is over, and others) is *found* if the tracker gives a value, and *right*
+within a tenth of the truth. RMSRE is the root of the mean squared relative error of the found values. The paper has
+84.3 % found and an RMSRE of 0.42 for step times, on 1,000 other logs. The formats in HELD_OUT.txt of
+`benchmarks/corpora/metric_logs.tar.xz` were named before the first rule, and are judged apart.
 """
 
 from __future__ import annotations
@@ -23,14 +18,22 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks import corpora
 from benchmarks.harness import ROOT, machine
-from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS
-from benchmarks.papers.schedmate.metric_runs import START, Log, noise, run
+from benchmarks.papers.schedmate.metric_formats import (
+    FORMATS,
+    HEADERS,
+    HELD_OUT,
+    HELD_OUT_SECOND,
+    START,
+    Formats,
+    Log,
+    noise,
+    run,
+)
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, read_metrics
 
 LOGS = "metric_logs"
@@ -53,27 +56,24 @@ class Case:
 
 
 def evaluate(*, held_out: bool, show: str) -> dict[str, Any]:
-    """The record: rows by format, and of all."""
     record: dict[str, Any] = {"machine": machine(), "right": f"within {RIGHT:.0%} of the truth"}
-    cases = [*_real_cases(), *_made_cases(FORMATS, HEADERS)]
+    cases = [*_real_cases(), *_made_cases(FORMATS)]
     record["written_for"] = _rows(cases, show)
     if held_out:
-        extra = import_module("benchmarks.papers.schedmate.metric_held_out")
-        record["held_out"] = _rows(list(_made_cases(extra.FORMATS, extra.HEADERS)), show)
-        second = import_module("benchmarks.papers.schedmate.metric_held_out_second")
-        record["held_out_second"] = _rows(list(_made_cases(second.FORMATS, {})), show)
+        record["held_out"] = _rows(list(_made_cases(HELD_OUT)), show)
+        record["held_out_second"] = _rows(list(_made_cases(HELD_OUT_SECOND)), show)
     record |= _speed(cases)
     return record
 
 
-def _made_cases(formats: dict[str, Any], headers: dict[str, Any]) -> Iterator[Case]:
+def _made_cases(formats: Formats) -> Iterator[Case]:
     for form, (lines_of, asked) in formats.items():
         for seed in SEEDS:
-            log = run(form, seed, lines_of, header=headers.get(form))
+            log = run(form, seed, lines_of, header=HEADERS.get(form))
             yield _made(form, seed, log, asked)
 
 
-def _made(form: str, seed: int, log: Log, asked: tuple[str, ...]) -> Case:
+def _made(form: str, seed: int, log: Log, asked: str) -> Case:
     chance = random.Random(f"noise-{form}-{seed}")
     look_at = len(log.lines) * 6 // 10
     content, look_bytes = b"", 0
@@ -85,7 +85,7 @@ def _made(form: str, seed: int, log: Log, asked: tuple[str, ...]) -> Case:
         content += (line + "\n").encode()
     return Case(
         form, f"{form}-{seed}", content, look_bytes, _AT_0 + log.lines[look_at - 1][0], _AT_0 + log.lines[-1][0],
-        {name: _true(log.values, name) for name in asked},
+        {name: _true(log.values, name) for name in asked.split()},
     )  # fmt: skip
 
 
@@ -138,14 +138,12 @@ def _given(progress: LoggedProgress | None, name: str) -> float | None:
 
 
 def _error(name: str, given: float, true: float) -> float:
-    """The relative error. Counts that are one apart are the same: programs count from 0 or from 1."""
     if name in ("step", "overall_step", "epoch") and abs(given - true) <= 1:
         return 0.0
     return abs(given - true) / max(abs(true), 1e-9)
 
 
 def _judge(case: Case, folder: Path, show: str) -> list[tuple[str, float | None]]:
-    """Each metric, and its error; None if it was not found."""
     path = folder / case.name
     path.write_bytes(case.content[: case.look_bytes])
     log = FollowedLog(path)
@@ -194,7 +192,6 @@ def _rmsre(errors: list[float | None]) -> float:
 
 
 def _speed(cases: list[Case]) -> dict[str, float]:
-    """Lines of all logs that are read a second, and how long a look at a log's end takes."""
     lines = [line for case in cases for line in case.content.decode(errors="replace").replace("\r", "\n").split("\n")]
     began = time.process_time()
     for line in lines:
@@ -213,13 +210,12 @@ def _speed(cases: list[Case]) -> dict[str, float]:
 
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-metrics.json"
 
-HELD_OUT = tuple(RECORD.with_name(f"schedmate-metrics-held-out{round_}.json") for round_ in ("", "-second"))
+JUDGED_ONCE = tuple(RECORD.with_name(f"schedmate-metrics-held-out{round_}.json") for round_ in ("", "-second"))
 """Those formats are judged once: the first record stays. The second round has its formats, and is judged after the
 rules that the first one led to."""
 
 
 def main() -> int:
-    """Judge every format; with --held-out those too that no rule was written for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--show", default="", help="print what is wrong in the logs of this format")
@@ -235,7 +231,7 @@ def main() -> int:
                 f"RMSRE {row['rmsre']:.3f}  rates: found {row['rates_found']:6.1%}  RMSRE {row['rates_rmsre']:.3f}"
             )
     print(f"{record['lines_per_s']:,.0f} lines a second, {record['look_ms']:.1f} ms a look")
-    path = next((each for each in HELD_OUT if not each.exists()), None) if given.held_out else RECORD
+    path = next((each for each in JUDGED_ONCE if not each.exists()), None) if given.held_out else RECORD
     if path and not given.show:
         path.write_text(json.dumps(record, indent=1) + "\n")
     return 0

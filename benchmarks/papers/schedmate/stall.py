@@ -1,15 +1,9 @@
 """How long advice holds up the manager's loop: `python -m benchmarks.papers.schedmate.stall`.
 
-The manager's end of the advisor (`AdvisorLink`) is used as the manager's loop uses it: some 500 turns a second, in each
-of which answers are looked for, and ten questions a second. The advisor is a real process, in turns
-
-- the shipped one, with questions on failures,
-- one that takes nine seconds for each answer,
-- one that is killed every two seconds, while it is asked.
-
-What is measured is the time that a turn spends in it, by the clock and by the processor. The clock counts also what
-others on the machine take from this process meanwhile: a second column has the longest time that an empty turn (one
-call that does nothing) took in the same run, as a measure of that. The bar is 1 ms.
+The manager's end of the advisor (`AdvisorLink`) is used as by the manager's loop: some 500 turns a second, and ten
+questions a second. The advisor is a real process: the shipped one, one that takes nine seconds for each answer, and one
+that is killed every two seconds. Measured is the time of a turn, by the clock and by the processor. A second column has
+the longest time of an empty turn, which shows what others on the machine take. The bar is 1 ms.
 """
 
 from __future__ import annotations
@@ -18,15 +12,13 @@ import contextlib
 import gc
 import json
 import os
-import platform
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.harness import ROOT
+from benchmarks.harness import ROOT, commit, machine
 from stoker.manager.core.events import AskAdvice, OfFailure
 from stoker.manager.live import advisor
 from stoker.manager.live.advisor import AdvisorLink
@@ -51,7 +43,6 @@ while channel.recv(65536):
 
 
 def run(what: str, folder: Path, *, seconds: float = SECONDS) -> dict[str, float]:
-    """The turns of so many seconds, with an advisor of this kind."""
     session = SessionFolder(folder / what)
     session.make()
     link = AdvisorLink(session, watch=lambda _: None, unwatch=lambda _: None)
@@ -101,7 +92,6 @@ def _ms(seconds: float) -> float:
 
 
 def main() -> int:
-    """Print and record; returns 1 where a turn used the processor for longer than the bar."""
     gc.freeze()  # as the manager does
     gc.set_threshold(100_000, 50, 100)
     rows = {}
@@ -109,9 +99,9 @@ def main() -> int:
         for what in ("answers", "takes 9 s", "is killed"):
             rows[what] = run(what, Path(place))
             print(f"{what:10}", rows[what])
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    record = {"commit": commit, "machine": machine, "load": os.getloadavg()[0], "seconds_each": SECONDS, "rows": rows}
+    record = {
+        "commit": commit(), "machine": machine(), "load": os.getloadavg()[0], "seconds_each": SECONDS, "rows": rows,
+    }  # fmt: skip
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     return int(any(row["most_processor_ms"] > BAR_MS for row in rows.values()))
 

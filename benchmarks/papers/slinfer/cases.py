@@ -1,17 +1,14 @@
-"""One run of the evaluation: a system, its models, its nodes and its workload; and what came of it.
-
-Results that were computed, in one file: a release computes each case once.
-"""
+"""One run of the evaluation: a system, its models, its nodes and its workload; and what came of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.papers.common import RELEASE, read_results, unknown
+from benchmarks.papers.common import RELEASE, Store, read_results, rows, write_bytes
 from benchmarks.papers.slinfer import worlds
 from benchmarks.papers.slinfer.data import read_workload
 from benchmarks.papers.slinfer.measures import Measures, Sampled, Sampler, measure
@@ -22,7 +19,6 @@ from stoker.manager.policies.named import SHIPPED
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import World
-from stoker.whole_files import draft_of
 
 SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, SLINFER = "sllm", "sllm+c", "sllm+c+s", "sllm+c+s, static", "slinfer"
 BASELINES = (SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC)
@@ -30,8 +26,7 @@ FOR_S = 1800.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`sizes`: of the models, in turn (several: a mix of them). `settings`: of the policy; `for_s`: 0 = the whole
-    workload, of half an hour."""
+    """`sizes`: of the models, in turn. `settings`: of the policy; `for_s`: 0 = the whole workload, of half an hour."""
 
     system: str
     models: int
@@ -41,15 +36,15 @@ class Case(msgspec.Struct, frozen=True):
     settings: dict[str, float | bool] = {}
     for_s: float = 0.0
 
+    def __str__(self) -> str:
+        return f"{self.system}, {self.models} x {', '.join(self.sizes)}, {self.workload}"
+
     @property
     def name(self) -> str:
-        """All that it says, as text."""
         return msgspec.json.encode(self, order="deterministic").decode()
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of a case. `release`: of Stoker, that computed it; `took_s`: seconds of a core."""
-
     case: Case
     release: str
     measures: Measures
@@ -58,13 +53,7 @@ class Result(msgspec.Struct, frozen=True):
     engine_steps: int
 
 
-def is_there(system: str) -> bool:
-    """True if a system can be run: `slinfer` may not ship yet."""
-    return system in BASELINES or system in SHIPPED
-
-
 def run(case: Case) -> Result:
-    """Simulate it."""
     sizes = [case.sizes[number % len(case.sizes)] for number in range(case.models)]
     world, make = system_of(case, sizes)
     arrivals: list[Arrival] = read_workload(case.workload, case.models, for_s=case.for_s)
@@ -75,17 +64,12 @@ def run(case: Case) -> Result:
     outcome = simulation.run()
     kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
     return Result(
-        case=case,
-        release=RELEASE,
-        measures=measure(simulation.log, arrivals, kinds, for_s=for_s),
-        sampled=sampler.found(),
-        took_s=round(time.process_time() - began, 1),
-        engine_steps=outcome.engine_steps,
-    )
+        case=case, release=RELEASE, measures=measure(simulation.log, arrivals, kinds, for_s=for_s),
+        sampled=sampler.found(), took_s=round(time.process_time() - began, 1), engine_steps=outcome.engine_steps,
+    )  # fmt: skip
 
 
 def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policies]]:
-    """The world of a system, and what makes its policies. Raises KeyError for a system that is not there."""
     system, nodes = case.system, case.nodes
     if system == SLINFER:
         longest = LONGEST.get(case.workload, 4096)
@@ -109,30 +93,8 @@ LONGEST = {"LongBench": 32_768}
 """The longest text of a workload, which an instance has to have room for; 4,096 tokens else."""
 
 
-class Records:
-    """The results of a file, by case. Raises ValueError for a file that holds none."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._found = {result.case.name: result for result in read_results(path, list[Result]) or ()}
-
-    def get(self, case: Case) -> Result | None:
-        """What came of a case, whatever computed it; None if nobody has run it."""
-        return self._found.get(case.name)
-
-    def bring(self, cases: Iterable[Case], *, tell: Callable[[str], None]) -> None:
-        """Run the cases that this release has not run, and keep each result at once. Systems that are not there are
-        left out."""
-        todo = unknown((case for case in cases if is_there(case.system)), self.get)
-        for number, case in enumerate(todo, 1):
-            tell(f"{number} of {len(todo)}: {case.system}, {case.models} x {', '.join(case.sizes)}, {case.workload}")
-            self._found[case.name] = run(case)
-            self._write()
-
-    def _write(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        lines = b",\n".join(
-            msgspec.json.encode(self._found[name], order="deterministic") for name in sorted(self._found)
-        )
-        with draft_of(self._path) as draft:
-            draft.write_bytes(b"[" + lines + b"]\n")
+def records(path: Path) -> Store[Case, Result]:
+    store: Store[Case, Result] = Store(
+        read_results(path, list[Result]) or (), write=lambda: write_bytes(path, b"[" + rows(store.in_order()) + b"]\n")
+    )
+    return store

@@ -1,13 +1,10 @@
 """What SLINFER's authors have published (github.com/BarrinXu/SLINFER): workloads and a latency profile.
 
-The files lie in `../shared/data/slinfer` beside the repository; where they do not, nothing of this runs (`missing`).
+The files lie in `../shared/data/slinfer` beside the repository (`missing`). The profile gives the milliseconds of a
+prefill by the prompt's length, and of a decode step by its batch and the mean length of its requests (§VI-B).
 
-The profile gives the milliseconds of a prefill by the length of the prompt, and those of a decode step by its batch
-and the mean length of its requests. Both are SLINFER's samples (§VI-B) as they stand: a prompt is read whole, so that
-each of its tokens attends to half of it in the mean.
-
-A workload has 128 functions, by how often they are called, in groups of eight. One of 32 or 64 models takes the first
-two or four of each group, as the authors' own program does.
+A workload has 128 functions, by how often they are called, in groups of eight. 32 or 64 models take the first two or
+four of each group, as in the authors' program.
 """
 
 from __future__ import annotations
@@ -33,7 +30,8 @@ GROUP = 8
 
 class ModelProfile(msgspec.Struct, frozen=True):
     """One model on one kind of device. `limit`, `shared_limit`: requests that the baselines let one instance serve, on
-    a whole device and on half of one; 0 where the authors give none."""
+    a whole device and on half of one; 0 where the authors give none.
+    """
 
     times: StepTimes
     weights_bytes: int
@@ -43,13 +41,10 @@ class ModelProfile(msgspec.Struct, frozen=True):
 
 
 def missing() -> str:
-    """Why nothing of this can run here; empty if it can."""
     return "" if (DATA / "latency_profile.json").is_file() else f"the data of SLINFER's authors is not here: {DATA}"
 
 
 def read_profile(model: str, device: str) -> ModelProfile:
-    """What was measured of a model (`llama-2-7b`) on a kind of device (`gpu:gpu`, `cpu:cpu`). Raises KeyError for one
-    that was not."""
     data = msgspec.json.decode((DATA / "latency_profile.json").read_bytes())
     memory, latency = data["memory"][model], data["latency"][model][device]
     shared = latency["sllm_share_concurrency"] or {}
@@ -63,7 +58,6 @@ def read_profile(model: str, device: str) -> ModelProfile:
 
 
 def times_of(latency: dict[str, Any]) -> StepTimes:
-    """The tables of a profile's `prefill_ms` and `decode_ms`."""
     prefill = tuple(StepCell(tokens, tokens / 2, ms / 1000) for tokens, ms in latency["prefill_ms"])
     decode = tuple(
         StepCell(batch, of_length["tokens"], ms / 1000)
@@ -82,7 +76,7 @@ class _Function(msgspec.Struct, frozen=True):
 def read_workload(
     name: str, models: int, *, objective: Objective = OBJECTIVE, for_s: float = 0.0
 ) -> list[Arrival]:  # fmt: skip
-    """The requests to so many models (`model-0`, ...) of a workload (`AzureConv`), of its first seconds (0: of all)."""
+    """Return the requests to so many models (`model-0`, ...) of a workload, of its first seconds (0: of all)."""
     path = Path(DATA / f"{name}.json")
     functions = msgspec.json.decode(path.read_bytes(), type=list[_Function])
     if not 1 <= models <= len(functions):

@@ -1,10 +1,9 @@
 """What SLINFER's decisions cost: shadow validation, the choice for a call, and a simulated run in which they are made.
 
-128 models of 7B on four CPU and four GPU nodes, by the workload of SLINFER's authors, whose traces and step times are
-the only ones used. A *candidate* is one shadow validation. A *decision* is all that the manager and the pilots compute
-for a call until a library has taken it or it waits, with the offers to several libraries (§IX-H, Figure 33); a call
-that waits is decided on again in each round of 0.1 s. What the rounds themselves compute is told apart. Processor time
-of one core, once the lines of the tables of step times are known.
+128 models of 7B on four CPU and four GPU nodes, by the workload of SLINFER's authors. A *candidate* is one shadow
+validation. A *decision* is all that the manager and the pilots compute for a call until a library has taken it or it
+waits (§IX-H, Figure 33); a waiting call is decided on again in each round of 0.1 s. The rounds themselves are told
+apart. Processor time of one core.
 
     python -m benchmarks slinfer_decisions
     python -m benchmarks.papers.slinfer.decisions [--for-s 300]
@@ -35,12 +34,11 @@ from stoker.pilot.core.state import CoreState
 NAME, TITLE = "slinfer_decisions", "what it costs to place a call of a language model (slinfer)"
 SIZE, MODELS = "llama-2-7b", 128
 WARM_UP_S = 30.0
-"""What is decided before is not counted."""
 CANDIDATE_MS, DECISION_MS, RUN_S = 0.05, 0.3, 60.0
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    """Decisions in a part of the workload, a fresh process each; then the whole half hour once, without a clock in
+    """Measure decisions in a part of the workload, a fresh process each; then the half hour once, without a clock in
     it."""
     if reason := missing():
         return Table(name=NAME, title=TITLE, skipped=reason)
@@ -68,8 +66,6 @@ def _line(what: str, found: list[dict[str, Any]], name: str, most_ms: float | No
 
 
 class Watch:
-    """Times what is decided in a simulation. It wraps the functions from outside, so that nothing else is measured."""
-
     def __init__(self) -> None:
         self.candidates_s: list[float] = []
         self.rounds_s: list[float] = []
@@ -79,14 +75,11 @@ class Watch:
         self._round = 0
 
     def begin(self) -> None:
-        """Forget what was decided until now."""
         self.candidates_s.clear()
         self.rounds_s.clear()
         self.decisions_s.clear()
 
     def weighings(self, weighed: Callable[..., None]) -> Callable[..., None]:
-        """What a pilot does with an offer that was weighed: the validations in it are of its call."""
-
         def noted(state: CoreState, event: OfferWeighed) -> None:
             self._weighed = event.order.calls[0].call
             weighed(state, event)
@@ -94,8 +87,6 @@ class Watch:
         return noted
 
     def validations(self, why_not: Callable[..., str]) -> Callable[..., str]:
-        """A shadow validation, timed."""
-
         def timed(*args: Any, **more: Any) -> str:
             began = time.process_time()
             found = why_not(*args, **more)
@@ -107,8 +98,6 @@ class Watch:
         return timed
 
     def placements(self, place: Callable[[View, Call], Any]) -> Callable[[View, Call], Any]:
-        """`Dispatch.place`, timed for each call, with all that its answer computes when it is carried out."""
-
         def timed(view: View, call: Call) -> Any:
             began = time.process_time()
             answer = place(view, call)
@@ -118,8 +107,6 @@ class Watch:
         return timed
 
     def rounds(self, round_: Callable[..., Iterable[Action]]) -> Callable[..., Iterable[Action]]:
-        """`Dispatch.round`, timed."""
-
         def timed(*args: Any) -> Iterator[Action]:
             self._round += 1
             took, actions = 0.0, iter(round_(*args))
@@ -150,7 +137,6 @@ class Watch:
 
 
 def main() -> None:
-    """One run, in this process; its last line is JSON."""
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--for-s", type=float, default=FOR_S, help="of the workload [%(default)s]")
     ask.add_argument("--plain", action="store_true", help="time the run alone")

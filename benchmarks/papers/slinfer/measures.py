@@ -1,21 +1,15 @@
 """What SLINFER's evaluation measures, from a run's log and from samples of it (§IX-B to §IX-I).
 
-A request has met its objectives in one of two readings; the text leaves open which is meant, so both are given:
+A request has met its objectives in one of two readings, since the text leaves it open:
 
-- *strict*: each of its tokens was in time by eq. 1 (§VI-A), the first within its time to first token, each further one
-  a time per output token later. Tokens that come early are a reserve for later ones.
-- *mean*: its first token was in time, and its mean time per output token is short enough. So the authors' own program
-  counts (github.com/BarrinXu/SLINFER, `draw.py`).
+- *strict*: each token was in time by eq. 1 (§VI-A). Tokens that come early are a reserve for later ones.
+- *mean*: the first token was in time, and the mean time per output token is short enough, as in the authors' program
+  (github.com/BarrinXu/SLINFER, `draw.py`).
 
-Either way a request that came before its instance was ready has longer, by the load of that instance (§IX-A); one that
-was dropped has met nothing.
-
-*Nodes used* is the mean over the workload's time of the nodes that have an instance, from its order to its end; and
-*decode speed* the tokens that nodes of a kind wrote by the seconds that they were used.
-
-What a log does not tell: each second of a run, how much memory instances have and use, and who resizes.
-
-So the authors' own program samples its nodes. A sample only reads.
+A request that came before its instance was ready has longer, by the load of that instance (§IX-A); a dropped one has
+met nothing. *Nodes used* is the mean over the workload's time of the nodes with an instance. *Decode speed* is the
+tokens of a kind's nodes by the seconds that they were used. As in the authors' program, each second a sample reads how
+much memory instances have and use, and who resizes.
 """
 
 from __future__ import annotations
@@ -39,8 +33,8 @@ _NEVER = math.inf
 
 
 class KindUse(msgspec.Struct, frozen=True):
-    """What nodes of one kind did. `nodes`, `instances`: on the mean; `tokens_per_s`: a node that is used; `running`:
-    requests that an instance which serves any has at once, in the mean over time."""
+    """Nodes of one kind. `nodes`, `instances`: the mean; `tokens_per_s`: of a used node; `running`: requests of a busy
+    instance."""
 
     nodes: float
     instances: float
@@ -49,8 +43,7 @@ class KindUse(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """One run. Shares are of all requests; `met_strict` and `met_mean` see the module's text. `ttft`: the share of
-    requests that had their first token within each of `TTFT_POINTS_S`."""
+    """One run. Shares are of all requests. `ttft`: the share with a first token within each of `TTFT_POINTS_S`."""
 
     requests: int
     met_strict: float
@@ -63,7 +56,6 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 def measure(log: EventLog, arrivals: Sequence[Arrival], kinds: Mapping[int, str], *, for_s: float) -> Measures:
-    """`kinds`: of each pilot, by its number; a node is a pilot. `for_s`: how long the workload is."""
     told = _Told(log)
     count = max(1, len(arrivals))
     strict = mean = 0
@@ -74,27 +66,19 @@ def measure(log: EventLog, arrivals: Sequence[Arrival], kinds: Mapping[int, str]
         mean += told.is_met(call, arrival)
         first.append(told.first.get(call, _NEVER))
     return Measures(
-        requests=len(arrivals),
-        met_strict=strict / count,
-        met_mean=mean / count,
-        dropped=len(told.failed) / count,
-        moved=told.moved / count,
-        ttft=tuple(sum(each <= most for each in first) / count for most in TTFT_POINTS_S),
+        requests=len(arrivals), met_strict=strict / count, met_mean=mean / count, dropped=len(told.failed) / count,
+        moved=told.moved / count, ttft=tuple(sum(each <= most for each in first) / count for most in TTFT_POINTS_S),
         kinds={kind: told.use(kind, kinds, arrivals, for_s=for_s) for kind in sorted(set(kinds.values()))},
         loads=len(told.started),
-    )
+    )  # fmt: skip
 
 
 class _Told:
-    """The rows of a log, by what they concern."""
-
     def __init__(self, log: EventLog) -> None:
         self.came: dict[int, float] = {}
-        """When each call came, in order."""
         self.began: dict[int, list[tuple[float, int]]] = defaultdict(list)
         """When each run of a call began, and in which library."""
         self.over: dict[int, list[float]] = defaultdict(list)
-        """When each run of a call was over."""
         self.failed: set[int] = set()
         self.first: dict[int, float] = {}
         self.tpot: dict[int, float] = {}
@@ -138,7 +122,6 @@ class _Told:
                 pass
 
     def grace_s(self, call: int) -> float:
-        """The load of its first instance, for a call that came before that was over."""
         runs = self.began.get(call)
         if not runs:
             return 0.0
@@ -146,7 +129,6 @@ class _Told:
         return load_s if self.came[call] < ready_at else 0.0
 
     def is_met(self, call: int, arrival: Arrival) -> bool:
-        """In the mean of its tokens."""
         wanted: Objective = arrival.objective
         first_s = wanted.first_token_s(arrival.prompt) + self.grace_s(call)
         in_time = self.first.get(call, _NEVER) <= first_s + _ROUNDING_S
@@ -155,7 +137,6 @@ class _Told:
     def use(
         self, kind: str, kinds: Mapping[int, str], arrivals: Sequence[Arrival], *, for_s: float
     ) -> KindUse:  # fmt: skip
-        """Of the nodes of one kind."""
         of_node: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for library, (at_s, pilot) in self.started.items():
             if kinds[pilot] == kind:
@@ -182,7 +163,6 @@ class _Told:
 
 
 def _union_s(spans: list[tuple[float, float]]) -> float:
-    """How long at least one of these spans lasts."""
     total, until = 0.0, -math.inf
     for start, end in sorted(spans):
         if end > until:
@@ -195,10 +175,11 @@ _EVERY_S = 1.0
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """Of the instances of one kind of node that hold their model, on the mean. `memory_used`: of their memory, the
-    share that weights and tokens take; `cache_used`: the same of their caches alone; `resizing`: the share of samples
-    in which one changes the size of its cache; `batch_p50`, `batch_p95`: the largest batch of each node that serves
-    any request."""
+    """Means over the loaded instances of one kind of node. `memory_used`: the share of their memory with weights and
+    tokens;
+    `cache_used`: of their caches alone; `resizing`: the share of samples in which one resizes its cache; `batch_p50`,
+    `batch_p95`: the largest batch of each busy node.
+    """
 
     memory_used: float
     cache_used: float
@@ -208,8 +189,6 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class Sampler:
-    """Samples a simulation that is about to run, for so many seconds."""
-
     def __init__(self, simulation: Simulation, *, for_s: float) -> None:
         self._sim = simulation
         self._for_s = for_s
@@ -220,7 +199,6 @@ class Sampler:
         simulation.agenda.after(_EVERY_S, self._sample)
 
     def found(self) -> dict[str, Sampled]:
-        """By the kind of node."""
         return {
             kind: Sampled(
                 memory_used=_mean(used),

@@ -1,18 +1,14 @@
 """ServerlessLLM and its two extensions, as SLINFER's evaluation has them (§IX-A): `sllm`, `sllm+c` and `sllm+c+s`.
 
-An instance serves a fixed number of requests at once: what the authors found by profiling, for each size and kind of
-node (`limit`). It has a whole node for itself, or with `+s` half of one.
+An instance serves a fixed number of requests at once, which the authors found by profiling (`limit`), on a whole node,
+or with `+s` on half of one.
 
-1. A request goes to an instance of its model that serves fewer than its limit; of several, to the kind of node that
-   comes first (CPUs, where they serve at all), and there in turn, as ServerlessLLM's router does.
-2. Where all are at their limits and the requests that wait are more than the instances on their way will take, another
-   instance is loaded, on the first kind of node that has room; a node that has an instance already comes before an
-   empty one.
-3. Where there is no room, requests wait. What falls free goes to the model whose request has waited longest.
-4. An instance that has served nothing for `keep_alive_s` leaves.
-5. A request that has waited for longer than its time to first token is dropped (§IX-B), `drops`.
-
-Nothing here knows how long steps take or answers will be.
+1. A request goes to an instance of its model below its limit; CPUs first, where they serve at all, and there in turn,
+as ServerlessLLM's router does. 2. Where all are at their limits and coming instances will not take all waiting
+requests, another is loaded, on the first kind of node with room; nodes with an instance come before empty ones. 3.
+Without room requests wait. What falls free goes to the model whose request has waited longest. 4. An instance that has
+served nothing for `keep_alive_s` leaves. 5. A request that has waited for longer than its time to first token is
+dropped (§IX-B), `drops`.
 """
 
 from __future__ import annotations
@@ -42,21 +38,17 @@ def sllm(
     drops: bool = True,
     provisioning: Provisioning | None = None,
 ) -> Policies:
-    """`parts`: how many instances share a device, by the same keys as `limits`; 1 where nothing is said."""
     scale_out = ScaleOut(limits, parts or {})
     dispatch = UpToLimit(scale_out, keep_alive_s=keep_alive_s, drops=drops)
     return Policies(dispatch, WhereFree(scale_out), provisioning or KeepBlocks())
 
 
 class ScaleOut:
-    """How many instances each model needs, and where they are loaded."""
-
     def __init__(self, limits: Limits, parts: Mapping[tuple[str, str], int]) -> None:
         self._limits = limits
         self._parts = parts
 
     def loads(self, view: View) -> list[Load]:
-        """New instances for the requests that wait and that no instance on its way will serve, oldest first."""
         found: list[Load] = []
         taken: dict[Device, int] = {}
         wants: list[tuple[float, int, int, Context]] = []
@@ -76,13 +68,11 @@ class ScaleOut:
 
     @staticmethod
     def _want(wants: list[tuple[float, int, int, Context]], context: Context, covered: int) -> None:
-        """A context wants an instance for its first call that none of those on their way will serve."""
         if context.queue.count > covered:
             call = context.queue.first(covered + 1, looks=1 << 30)[-1]
             heapq.heappush(wants, (call.submitted_at, call.id, covered, context))
 
     def _place(self, view: View, context: Context, taken: Mapping[Device, int]) -> Device | None:
-        """Where an instance is loaded next: the best kind first, then the node that has the most instances."""
         kinds = context.recipe.needs.kinds
         open_devices = [
             device
@@ -114,14 +104,11 @@ class UpToLimit(Quiet):
         self._keep_alive = IdleTimers(keep_alive_s)
         self._late = LateDrops() if drops else None
         self._new: list[Call] = []
-        """Calls that wait since this moment."""
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Its limit: an engine has as many rows."""
         return library.slots
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
-        """An instance with room, else a moment later another instance."""
         for library in self.serve_order(view, call.group.context):
             if library.load < library.slots and library.admits(call):
                 return library.id
@@ -129,20 +116,17 @@ class UpToLimit(Quiet):
         return Timer(view.now, _SCALE)
 
     def pull(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """As many as it has room for."""
         return max(0, library.slots - library.load)
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:  # noqa: ARG002
-        """The instances with room: of the best kind first, then the one that was given a call longest ago."""
+        """Return the instances with room: the best kind first, then the one that was given a call longest ago."""
         kinds = context.recipe.needs.kinds
         return sorted(context.index.free.values(), key=lambda x: kinds.index(x.devices[0].facts.kind))
 
     def dry(self, view: View, library: Library) -> Sequence[Action]:
-        """It leaves when it has been idle for long enough."""
         return self._keep_alive.idle(view, library)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        """Calls that have to wait get an instance, if there is room for one; late ones are dropped."""
         if key != _SCALE:
             late = self._late.fired(view, key) if self._late is not None else ()
             return (*late, *self._keep_alive.fired(view, key))
@@ -162,9 +146,7 @@ class WhereFree(Quiet):
         self._scale_out = scale_out
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:  # noqa: ARG002
-        """What is loaded now, for all contexts."""
         return self._scale_out.loads(view)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """What it was promised: its cache is in there."""
         return library.promised_bytes

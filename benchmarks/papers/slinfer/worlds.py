@@ -1,11 +1,9 @@
 """The nodes of SLINFER's evaluation (§IX-A), and language models of one size or several as contexts.
 
-Four nodes with an A100 of 80 GB, and four with 32 cores that have AMX. Weights are in the memory of every node: a load
-into a GPU moves 12.6 GB a second, as the authors' loader does ("1 second to load a 7B model in our environment").
-
-Where the text is silent the authors' own program is followed (github.com/BarrinXu/SLINFER): a CPU serves weights from
-where they are cached, so it loads nothing (`cpu_loads`). How much memory its CPU nodes have is not said; here they have
-as much as a GPU (`cpu_memory_bytes`). What each choice is worth stands in `docs/reproduction/slinfer.md`.
+Four nodes with an A100 of 80 GB, and four with 32 cores that have AMX. Weights are in every node's memory; a load into
+a GPU moves 12.6 GB a second, as the authors' loader does. Where the text is silent the authors' program is followed
+(github.com/BarrinXu/SLINFER): a CPU loads nothing (`cpu_loads`). CPU nodes have as much memory as a GPU
+(`cpu_memory_bytes`), which is not said. `docs/reproduction/slinfer.md` has what each choice is worth.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ RESIZE_S = Duration(0.03)
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """What there is to run on. `parts`: a node is cut into so many devices, each with that part of its memory and of
-    its speed (but see `WHOLE_ON_CPU`). `cache_s_per_gb`: a load into a GPU allocates the cache of its instance as well,
-    which takes so long."""
+    """`parts`: a node is cut into so many devices with that part of its memory and speed (but see `WHOLE_ON_CPU`).
+    `cache_s_per_gb`: the time in which a load into a GPU allocates the cache of its instance.
+    """
 
     gpus: int = NODES
     cpus: int = NODES
@@ -49,7 +47,6 @@ class Nodes(msgspec.Struct, frozen=True):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of nodes that there are, best first."""
         return tuple(kind for kind, count in ((CPU, self.cpus), (GPU, self.gpus)) if count)
 
 
@@ -58,23 +55,19 @@ WHOLE_ON_CPU = frozenset({"llama-2-13b"})
 
 
 def profile_of(size: str, kind: str) -> ModelProfile:
-    """What was measured of a size on a kind of node."""
     return read_profile(size, f"{kind}:{kind}")
 
 
 def parts_of(size: str, kind: str, parts: int) -> int:
-    """Into how many parts a node is cut for instances of a size."""
     return 1 if kind == CPU and size in WHOLE_ON_CPU else parts
 
 
 def limit_of(size: str, kind: str, parts: int) -> int:
-    """Requests that the baselines let one instance serve, on a whole node or on half of one."""
     profile = profile_of(size, kind)
     return profile.shared_limit if parts > 1 else profile.limit
 
 
 def engine_of(size: str, kind: str, *, rows: int) -> EngineModel:
-    """The engine of an instance, the same for all systems but for `rows`."""
     profile = profile_of(size, kind)
     return EngineModel(
         profile.times, rows=rows, prefill_tokens=LONGEST_PROMPT, prefill_requests=1,
@@ -84,8 +77,6 @@ def engine_of(size: str, kind: str, *, rows: int) -> EngineModel:
 
 
 def limited(sizes: list[str], nodes: Nodes, *, share: int = 1) -> World:
-    """A model of each of these sizes, with the batches that the baselines allow. `share`: instances that take turns on
-    a node, each with an equal part of its memory; `nodes.parts`: those that have a part of a node for themselves."""
     if len({parts_of(size, CPU, nodes.parts) for size in sizes}) > 1:
         raise ValueError("sizes of which some have a whole CPU node and others a part of one: let them share it")
     together = max(share, nodes.parts)
@@ -102,8 +93,7 @@ def _limited_model(size: str, nodes: Nodes, *, together: int) -> ContextModel:
 
 
 def elastic(sizes: list[str], nodes: Nodes, *, longest: int = 4096, resize_s: Duration = RESIZE_S) -> World:
-    """A model of each of these sizes, with batches as large as was profiled, and a cache that grows from `longest`
-    tokens on."""
+    """Return a model of each size, with batches as large as profiled and a cache that grows from `longest` tokens."""
     models = {size: _elastic_model(size, nodes, longest=longest, resize_s=resize_s) for size in set(sizes)}
     return _world([models[size] for size in sizes], nodes, 1)
 
@@ -119,7 +109,6 @@ def _elastic_model(size: str, nodes: Nodes, *, longest: int, resize_s: Duration)
 
 
 def _load_s(size: str, nodes: Nodes, *, memory_bytes: int) -> dict[str, Duration]:
-    """What a load takes, by the kind of node; `memory_bytes`: what its instance has of a GPU."""
     weights = profile_of(size, GPU).weights_bytes
     loads, allocates = weights / nodes.load_bytes_per_s, nodes.cache_s_per_gb * (memory_bytes - weights) / 1e9
     return {GPU: Duration(loads + allocates), CPU: Duration(loads if nodes.cpu_loads else 0.0)}

@@ -1,9 +1,8 @@
 """The labelled corpus: logs of failed jobs, composed by seed from what programs really printed (`recorded.msgpack.xz`).
 
-A log is a job's header, a run up to its failure with harmless lines strewn in, the failure, and what follows it: for one
-process the batch system's last words, for several ranks their cascade, which buries the failure under hundreds of lines,
-and which may begin before the failing rank's own words are flushed. What a real cluster printed (`clusters`) has its own
-cascade and last words: it gets a header and harmless lines, and nothing behind its failure.
+A log is a job's header, a run up to its failure with harmless lines strewn in, the failure, and what follows: the batch
+system's last words, or for several ranks their cascade, hundreds of lines that may begin before the failing rank's own
+words. Logs of a real cluster (`clusters`) have their own cascade and last words.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import msgspec
 
-from benchmarks.papers.schedmate.failures.catalogue import TEST, TYPES
 from benchmarks.papers.schedmate.failures.clusters import MPI, SLURM
-from benchmarks.papers.schedmate.failures.injections import FRAMEWORK, INFRASTRUCTURE
-from benchmarks.papers.schedmate.failures.noise import HARMLESS, HEADERS, ending, lost_another
+from benchmarks.papers.schedmate.failures.fault_types import FRAMEWORK, INFRASTRUCTURE, TEST, TYPES
 from benchmarks.papers.schedmate.failures.recording import Run, recorded
 
 LOGS_OF_A_TYPE = {INFRASTRUCTURE: 8, FRAMEWORK: 12, "user": 16}
@@ -31,12 +30,13 @@ CONSEQUENCES = re.compile(
     r"|a non-zero exit code\. Per user-direction|mpirun detected that|-{20,}$|\s*$"
 )
 """What launchers write of each end, as `noise.ending` does of those that are injected: it is no failure's own line."""
+_NOISE = msgspec.toml.decode(Path(__file__).with_name("noise.toml").read_bytes())
 _MARKS = ("[rank{rank}]: ", "{rank}: ", "", "[default{rank}]:")
 
 
 class FailedJob(msgspec.Struct, frozen=True):
-    """A log with its labels. `truth`: the number of the line, from 1, with which the failure begins; `own`: the lines that
-    the failing rank wrote of it."""
+    """A log with its labels. `truth`: the number of the failure's first line, from 1; `own`: the failing rank's lines
+    of it."""
 
     name: str
     program: str
@@ -53,7 +53,6 @@ class FailedJob(msgspec.Struct, frozen=True):
 
 
 def good_runs() -> dict[str, list[list[str]]]:
-    """The logs of runs that went well, by program."""
     found: dict[str, list[list[str]]] = defaultdict(list)
     for run in recorded():
         if not run.fault:
@@ -62,7 +61,6 @@ def good_runs() -> dict[str, list[list[str]]]:
 
 
 def corpus(*, test: bool, seed: str = "") -> Iterator[FailedJob]:
-    """The training part, or the test part."""
     runs: dict[str, list[Run]] = defaultdict(list)
     for run in recorded():
         if run.fault and run.truth >= 0:
@@ -81,7 +79,7 @@ def corpus(*, test: bool, seed: str = "") -> Iterator[FailedJob]:
 
 def _composed(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[str, ...]]:
     if run.program in (SLURM, MPI):
-        before = [*chance.choice(HEADERS), *_strewn(run.lines[: run.truth], chance)]
+        before = [*chance.choice(_NOISE["headers"]), *_strewn(run.lines[: run.truth], chance)]
         own = [line for line in run.lines[run.truth :] if not CONSEQUENCES.match(line)]
         fill = _filled(chance)
         return [*map(fill, before), *run.lines[run.truth :]], len(before), tuple(own or run.lines[run.truth :])
@@ -90,7 +88,7 @@ def _composed(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[st
         ranks = chance.choice((8, 32, 64, 128))
     failing = chance.randrange(ranks)
     mark = chance.choice(_MARKS).replace("{rank}", str(failing)) if ranks > 1 else ""
-    before = [*chance.choice(HEADERS), *_strewn(run.lines[: run.truth], chance)]
+    before = [*chance.choice(_NOISE["headers"]), *_strewn(run.lines[: run.truth], chance)]
     own = [mark + line for line in run.lines[run.truth :]]
     cascade: list[list[str]] = []
     if ranks > 1:
@@ -111,11 +109,10 @@ def _composed(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[st
 
 
 def _strewn(lines: list[str], chance: random.Random) -> list[str]:
-    """The lines with harmless ones between them, none in the last ten."""
     found = list(lines)
     for _ in range(chance.randrange(0, 7)):
         at = chance.randrange(max(1, len(found) - 10)) if len(found) > 10 else 0
-        found[at:at] = chance.choice(HARMLESS)
+        found[at:at] = chance.choice(_NOISE["harmless"])
     return found
 
 
@@ -132,3 +129,38 @@ def _filled(chance: random.Random):  # type: ignore[no-untyped-def]
         return line
 
     return fill
+
+
+@cache
+def torchrun() -> tuple[list[str], list[str]]:
+    lines = Path(__file__).with_name("torchrun.txt").read_text().split("\n")
+    first = next(at for at, line in enumerate(lines) if line.startswith("[rank0]: Traceback"))
+    last = next(at for at, line in enumerate(lines) if line.startswith("[rank0]: RuntimeError"))
+    end = next(at for at, line in enumerate(lines) if "closing signal SIGTERM" in line)
+    return [line.replace("[rank0]", "[rank{rank}]") for line in lines[first : last + 1]], lines[end:]
+
+
+def lost_another(chance: random.Random, style: str) -> list[str]:
+    lines = list(torchrun()[0])
+    if style == "nccl":
+        lines[-1:] = _NOISE["nccl_remote"]
+    elif style == "watchdog":
+        lines = [*_NOISE["watchdog"], *_NOISE["stack"] * chance.randrange(1, 3), *_NOISE["heartbeat"]]
+    return lines
+
+
+def ending(chance: random.Random, *, ranks: int) -> list[str]:
+    lines = list(torchrun()[1]) if ranks > 1 and chance.random() < 0.6 else []
+    kind = chance.random()
+    if kind < 0.5:
+        lines += [f"srun: error: {{host}}: task {rank}: Exited with exit code 1" for rank in range(min(ranks, 8))]
+        if ranks > 1:
+            lines.append("srun: launch/slurm: _step_signal: Terminating StepId={job}.0")
+            lines.append("slurmstepd: error: *** STEP {job}.0 ON {host} CANCELLED AT 2026-11-26T05:12:09 ***")
+    elif kind < 0.65:
+        lines.append("005 ({job}.000.000) 2026-11-26 05:12:11 Job terminated.")
+        lines.append("\t(1) Normal termination (return value 1)")
+    elif kind < 0.8 and ranks > 1:
+        lines += ["--------------------------------------------------------------------------", "mpirun detected that one or more processes exited with non-zero "
+                  "status, thus causing", "the job to be terminated. The first process to do so was:", "  Process name: [[61205,1],3]", "  Exit code:    1"]  # fmt: skip
+    return lines

@@ -1,8 +1,7 @@
 """Evaluate locator and classifier on the test part, whose fault types never occur in training (SchedMate, Table 4).
 
-Three times: with the table of rules as it ships; each type without the rows that know a line of it, as a failure comes
-that nobody has met; and, hardest, all without each row that knows a line of any test failure, so that only general rows
-and the scorer are left. Each against the same classifier on the last 500 lines of the log.
+Three times: with the rules as they ship; each type without the rows that know a line of it; and all without each row
+that knows a line of any test failure. Each against the same classifier on the last 500 lines of the log.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import ROOT, machine
-from benchmarks.papers.schedmate.failures.catalogue import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, held_out
+from benchmarks.harness import ROOT, commit, machine
 from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus, good_runs
-from benchmarks.papers.schedmate.failures.scores import NEAR_LINES, Scores, scores_of
-from benchmarks.papers.schedmate.failures.training import without_knowledge_of
+from benchmarks.papers.schedmate.failures.fault_types import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, held_out
+from benchmarks.papers.schedmate.failures.training import NEAR_LINES, Scores, scores_of, without_knowledge_of
 from stoker.manager.advice.logs.classifier import classify
 from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine
 from stoker.manager.advice.logs.locator import Episode, locate
@@ -37,7 +35,6 @@ _GIGABYTE = 1 << 30
 
 
 def evaluate() -> None:
-    """Print the measures, and write the record."""
     jobs = list(corpus(test=True))
     found: dict[str, Any] = {}
     for name, rules in _tables(jobs).items():
@@ -62,16 +59,12 @@ def evaluate() -> None:
     print("lines/s:", speed, "load:", os.getloadavg())
     memory = _memory()
     print("1 GiB log:", memory)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    record = {"command": "python -m benchmarks.papers.schedmate failures", "machine": machine(), "at": str(datetime.date.today()), "commit": commit,
+    record = {"command": "python -m benchmarks.papers.schedmate failures", "machine": machine(), "at": str(datetime.date.today()), "commit": commit(),
               "split": [SPLIT_SEED, CLUSTERS_SEED], "test_types": sorted(TEST), "bars": BARS, "load": [round(load, 1) for load in os.getloadavg()], "logs": len(jobs), "scores": found, "line_found": lines, "lines_per_cpu_s": speed, "one_gibibyte": memory}  # fmt: skip
     write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o644)
 
 
 def _tables(jobs: list[FailedJob]) -> dict[str, dict[str, tuple[FaultRule, ...]]]:
-    """The rules that each type is judged with, under the names of the record."""
     types = {job.fault for job in jobs}
     own = {fault: without_knowledge_of([job for job in jobs if job.fault == fault]) for fault in types}
     return {
@@ -98,7 +91,6 @@ def _on_last_lines(jobs: list[FailedJob], rules: dict[str, tuple[FaultRule, ...]
 
 
 def _located_share(jobs: list[FailedJob]) -> float:
-    """Of how many logs, in percent, the line with which the failure begins is found."""
     near = 0
     for job in jobs:
         located = locate(job.lines)
@@ -107,7 +99,7 @@ def _located_share(jobs: list[FailedJob]) -> float:
 
 
 def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
-    """The last lines of a log as if they had been located: all their bad lines, and the first traceback in them."""
+    """Return the last lines of a log as if they had been located: all their bad lines, and the first traceback."""
     skipped = max(0, len(lines) - count)
     numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
     spell = Episode(skipped + 1, ())
@@ -125,7 +117,6 @@ def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
 
 
 def _speed() -> int:
-    """Lines a second of processor time of a training program's own lines, a million of them."""
     lines = good_runs()["vision"][0]
     text = ("\n".join(lines) + "\n") * (1_000_000 // len(lines))
     began = time.process_time()
@@ -134,7 +125,6 @@ def _speed() -> int:
 
 
 def _corpus_speed(jobs: list[FailedJob]) -> int:
-    """Lines a second of processor time over the test part, which is short logs with long cascades."""
     began = time.process_time()
     for job in jobs:
         locate(job.lines)
@@ -142,7 +132,6 @@ def _corpus_speed(jobs: list[FailedJob]) -> int:
 
 
 def _memory() -> dict[str, float]:
-    """Peak memory and processor time of a process of its own that reads a log of a gibibyte, a failure in its middle."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log")
         with path.open("wb") as file:

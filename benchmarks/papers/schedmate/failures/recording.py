@@ -1,8 +1,7 @@
 """Run the programs, with each injection and without any, and keep what they print.
 
-One process imports PyTorch and Transformers, and forks for each run. The file of a function that fails is the user's
-(`/home/ada/project/...`), that of a library's is the library's, and their lines stand in the traceback, as they would
-in a run of one's own. A line `MARK` goes before the first line that an injection writes or the program's last
+One process imports PyTorch and Transformers and forks for each run. Tracebacks have the lines of the user's files
+(`/home/ada/project/...`) and of the libraries. A line `MARK` goes before the first line of an injection or the last
 exception; it is taken out again, and its place is the truth.
 """
 
@@ -22,9 +21,18 @@ from typing import Any
 import msgspec
 
 from benchmarks import corpora
-from benchmarks.papers.schedmate.failures.catalogue import TYPES
-from benchmarks.papers.schedmate.failures.injections import FUNCTIONS, LOG_FORMATS, PROGRAMS, Injection
+from benchmarks.papers.schedmate.failures.fault_types import TYPES, Injection
 
+_TEXTS = msgspec.toml.decode(Path(__file__).with_name("programs.toml").read_bytes(), type=dict[str, str])
+PROGRAMS = {name: _TEXTS["common"] + _TEXTS[name] for name in ("vision", "language", "plain")}
+ON_CLUSTERS = {name: _TEXTS["cluster_common"] + _TEXTS[f"on_{name}"] for name in ("slurm", "mpi")}
+FUNCTIONS = {"data": "read_batch", "compute": "forward", "sync": "average", "save": "save", "start": "prepare"}
+LOG_FORMATS = (
+    "%(asctime)s %(levelname)s %(name)s: %(message)s",
+    "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s",
+    "%(levelname)s:%(name)s:%(message)s",
+    "%(message)s",
+)
 MARK = "\x1e--fault--"
 RECORDED, RECORDED_ON_CLUSTERS = "failures.msgpack", "failures_on_clusters.msgpack"
 PACKAGES = "/opt/conda/lib/python3.11/site-packages/"
@@ -33,8 +41,8 @@ _HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What one run printed. `fault`: the type's name; empty: it went well. `truth`: the index of the line with which the
-    failure begins; -1: none does."""
+    """What one run printed. `fault`: the type's name, or empty. `truth`: the index of the failure's first line, or
+    -1."""
 
     fault: str
     program: str
@@ -43,7 +51,6 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def record() -> None:
-    """Run everything, two runs of each injection in each of its programs, and write the file."""
     import torch
     import transformers  # noqa: F401
     from transformers import LlamaForCausalLM, Trainer  # noqa: F401
@@ -61,7 +68,6 @@ def record() -> None:
 
 
 def recorded() -> list[Run]:
-    """All runs that were recorded: of programs with injected failures, and of jobs on real clusters (`clusters`)."""
     files = (RECORDED, RECORDED_ON_CLUSTERS)
     return [run for file in files for run in msgspec.msgpack.decode(corpora.read(file), type=list[Run])]
 
@@ -82,7 +88,6 @@ def _run(fault: str, program: str, injection: Injection | None, seed: int) -> Ru
 
 
 def _labelled(fault: str, program: str, lines: list[str]) -> Run:
-    """The run without marks, and without what shows this machine and this module."""
     while lines and not lines[-1]:
         lines.pop()
     found: list[str] = []
@@ -106,7 +111,6 @@ def _labelled(fault: str, program: str, lines: list[str]) -> Run:
 def _become(
     program: str, injection: Injection | None, chance: random.Random, seed: int, out: Path, folder: str
 ) -> None:
-    """Run a program in this process, which ends with it."""
     file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -116,12 +120,9 @@ def _become(
     user, steps = chance.choice(USERS), chance.randrange(160, 420)
     place = f"/home/{user}/{chance.choice(('project', 'llm-pretrain', 'thesis/code', 'vit'))}/"
     names = {
-        "LOG_FORMAT": chance.choice(LOG_FORMATS),
-        "SEED": seed,
-        "STEPS": steps,
-        "FOLDER": folder,
+        "LOG_FORMAT": chance.choice(LOG_FORMATS), "SEED": seed, "STEPS": steps, "FOLDER": folder,
         "__name__": "__main__",
-    }
+    }  # fmt: skip
     try:
         try:
             _compiled(PROGRAMS[program], place + "train.py", names)
@@ -139,7 +140,6 @@ def _become(
 def _inject(
     injection: Injection, names: dict[str, Any], chance: random.Random, steps: int, place: str, user: str
 ) -> None:
-    """Replace a function of the program by one that fails at a step."""
     function = FUNCTIONS[injection.where]
     good, strikes = names[function], chance.randrange(60, steps - 20)
     filled = _filling(chance, user)
@@ -193,7 +193,6 @@ def _raiser(injection: Injection, filled: Any) -> Any:
 
 
 def _error_of(text: str) -> BaseException:
-    """`OSError:116:/path`, or `module.Class|message`."""
     if "|" not in text:
         kind, number, *name = text.split(":", 2)
         if kind == "socket.gaierror":
@@ -242,7 +241,6 @@ def _compiled(source: str, file: str, names: dict[str, Any], line: int = 1) -> N
 
 
 def _tell(error: BaseException) -> None:
-    """Write the traceback as Python does at its end, without the frames of this module."""
     sys.stdout.flush()
     here = error.__traceback__
     while here is not None and here.tb_frame.f_code.co_filename == __file__:

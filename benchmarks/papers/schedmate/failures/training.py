@@ -1,12 +1,13 @@
 """Train the scorer on the training part of the corpus: logistic regression over facts of failures, with NumPy.
 
-`validate` holds out fault types of the training part in turn, with the table's rows that know their texts: settings are
-chosen by that alone, never by the test part.
+`validate` holds out fault types of the training part in turn, with the rows that know their texts. Settings are chosen
+by that alone.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -14,9 +15,9 @@ import msgspec
 import numpy as np
 
 from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
-from benchmarks.papers.schedmate.failures.scores import Scores, scores_of
+from benchmarks.papers.schedmate.failures.fault_types import INFRASTRUCTURE
 from stoker.manager.advice.logs.classifier import KindScorer, classify, scaled
-from stoker.manager.advice.logs.failures import ROWS, FaultKind, FaultRule, Located, matching_rules
+from stoker.manager.advice.logs.failures import ROWS, Fault, FaultKind, FaultRule, Located, matching_rules
 from stoker.manager.advice.logs.features import features
 from stoker.manager.advice.logs.locator import locate
 from stoker.whole_files import write_whole
@@ -32,8 +33,60 @@ _RATE = 4.0
 _KINDS = list(FaultKind)
 
 
+NEAR_LINES = 3
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """In percent. F1, precision and recall are of `infrastructure`; `accuracy`: of infrastructure or not, as the
+    paper's;
+    `accuracy_of_three`: of all kinds; `component`: of the infrastructure's that were found. `confusion`: counts by
+    true and called kind; `by_type`: how often each fault type was judged right.
+    """
+
+    logs: int
+    infrastructure: int
+    f1: float
+    precision: float
+    recall: float
+    accuracy: float
+    accuracy_of_three: float
+    component: float
+    located: float
+    confusion: dict[str, dict[str, int]]
+    by_type: dict[str, str]
+
+
+def scores_of(verdicts: Sequence[tuple[FailedJob, Located | None, Fault | None]]) -> Scores:
+    confusion: dict[str, Counter[str]] = defaultdict(Counter)
+    by_type: dict[str, Counter[bool]] = defaultdict(Counter)
+    components = near = 0
+    for job, located, fault in verdicts:
+        said = fault.kind.value if fault is not None else "none"
+        confusion[job.kind][said] += 1
+        by_type[job.fault][said == job.kind] += 1
+        components += job.kind == said == INFRASTRUCTURE and fault is not None and fault.component == job.component
+        near += located is not None and abs(located.first.number - job.truth) <= NEAR_LINES
+    right = confusion[INFRASTRUCTURE][INFRASTRUCTURE]
+    called = sum(row[INFRASTRUCTURE] for row in confusion.values())
+    true = sum(confusion[INFRASTRUCTURE].values())
+    precision, recall = right / max(1, called), right / max(1, true)
+    total = len(verdicts)
+    return Scores(
+        logs=total, infrastructure=true, f1=_percent(2 * precision * recall / max(1e-9, precision + recall)),
+        precision=_percent(precision), recall=_percent(recall),
+        accuracy=_percent((total - (called - right) - (true - right)) / max(1, total)),
+        accuracy_of_three=_percent(sum(row[kind] for kind, row in confusion.items()) / max(1, total)),
+        component=_percent(components / max(1, right)), located=_percent(near / max(1, total)),
+        confusion={kind: dict(row) for kind, row in sorted(confusion.items())},
+        by_type={name: f"{row[True]} of {row.total()}" for name, row in sorted(by_type.items())},
+    )  # fmt: skip
+
+
+def _percent(part: float) -> float:
+    return round(100 * part, 1)
+
+
 def without_knowledge_of(jobs: Collection[FailedJob], rules: Sequence[FaultRule] = ROWS) -> tuple[FaultRule, ...]:
-    """The rows that know no line that a failing rank of these jobs wrote of its failure."""
     known: set[int] = set()
     for line in {line for job in jobs for line in job.own}:
         known |= {id(rule) for rule in matching_rules(line, tuple(rules))}
@@ -41,7 +94,6 @@ def without_knowledge_of(jobs: Collection[FailedJob], rules: Sequence[FaultRule]
 
 
 def trained(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridge: float = RIDGE) -> KindScorer:
-    """A scorer of these failures; each fault type weighs the same."""
     counts = [features(located) for _, located in examples]
     types: dict[str, set[str]] = {}
     for (job, _), found in zip(examples, counts, strict=True):
@@ -75,7 +127,6 @@ def trained(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridg
 
 
 def located_examples(jobs: Collection[FailedJob]) -> Iterator[tuple[FailedJob, Located]]:
-    """The jobs in whose logs a failure is found, with it."""
     for job in jobs:
         located = locate(job.lines)
         if located is not None:
@@ -83,8 +134,7 @@ def located_examples(jobs: Collection[FailedJob]) -> Iterator[tuple[FailedJob, L
 
 
 def validate(*, ridge: float = RIDGE) -> list[Scores]:
-    """How well types are judged that are held out of the training part, without the rows that know them; several times,
-    with other types together."""
+    """Judge types that are held out of the training part, without the rows that know them, in several draws."""
     jobs = list(corpus(test=False))
     examples = list(located_examples(jobs))
     found = []
@@ -106,7 +156,6 @@ def validate(*, ridge: float = RIDGE) -> list[Scores]:
 
 
 def train() -> None:
-    """Write the scorer that ships."""
     examples = list(located_examples(list(corpus(test=False))))
     made_of = f"{len(examples)} logs of {len({job.fault for job, _ in examples})} fault types, by python -m benchmarks.papers.schedmate train"
     data = msgspec.json.encode(trained(examples, made_of=made_of))

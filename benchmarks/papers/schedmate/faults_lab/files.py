@@ -1,20 +1,18 @@
-"""Libraries that read and write files, each in the way that its users do. Nothing here knows of faults."""
-
-from __future__ import annotations
+"""Libraries that read and write files, each as its users do. Nothing here knows about faults."""
 
 import json
 import pickle
 import shutil
 from collections.abc import Callable
+from importlib import import_module as of
 from pathlib import Path
 from typing import Any
 
 SIZE = 1 << 18
-"""Numbers of an array that is written: 2 MB as float64."""
+"""Numbers in an array that is written: 2 MB as float64."""
 
 
 def make(folder: Path) -> None:
-    """Write one file for each reader."""
     import numpy
     import pandas
     import torch
@@ -40,52 +38,8 @@ def make(folder: Path) -> None:
     BertModel(tiny).save_pretrained(folder / "bert")
 
 
-def _torch_load(path: str) -> Any:
-    import torch
-
-    return torch.load(path)["w"].shape
-
-
-def _numpy_load(path: str) -> Any:
-    import numpy
-
-    return numpy.load(path).shape
-
-
-def _npz(path: str) -> Any:
-    import numpy
-
-    return numpy.load(path)["numbers"].shape
-
-
-def _fromfile(path: str) -> Any:
-    import numpy
-
-    return numpy.fromfile(path).shape
-
-
-def _safetensors(path: str) -> Any:
-    from safetensors.torch import load_file
-
-    return load_file(path)["w"].shape
-
-
-def _csv(path: str) -> Any:
-    import pandas
-
-    return pandas.read_csv(path).shape
-
-
-def _parquet(path: str) -> Any:
-    import pandas
-
-    return pandas.read_parquet(path).shape
-
-
 def _image(path: str) -> Any:
-    from PIL import Image
-
-    with Image.open(path) as image:
+    with of("PIL.Image").open(path) as image:
         image.load()
         return image.size
 
@@ -100,90 +54,42 @@ def _pickle(path: str) -> Any:
         return pickle.load(file).shape
 
 
-def _tokenizer(path: str) -> Any:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(path).get_vocab_size()
-
-
 def _bert(path: str) -> Any:
-    from transformers import AutoModel
-
-    return AutoModel.from_pretrained(str(Path(path).parent)).config.hidden_size
+    return of("transformers").AutoModel.from_pretrained(str(Path(path).parent)).config.hidden_size
 
 
 READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "numpy.load": ("a.npy", _numpy_load),
-    "numpy.load (npz)": ("a.npz", _npz),
-    "numpy.fromfile": ("a.bin", _fromfile),
-    "torch.load": ("a.pt", _torch_load),
-    "safetensors": ("a.safetensors", _safetensors),
-    "pandas (csv)": ("a.csv", _csv),
-    "pyarrow (parquet)": ("a.parquet", _parquet),
+    "numpy.load": ("a.npy", lambda path: of("numpy").load(path).shape),
+    "numpy.load (npz)": ("a.npz", lambda path: of("numpy").load(path)["numbers"].shape),
+    "numpy.fromfile": ("a.bin", lambda path: of("numpy").fromfile(path).shape),
+    "torch.load": ("a.pt", lambda path: of("torch").load(path)["w"].shape),
+    "safetensors": ("a.safetensors", lambda path: of("safetensors.torch").load_file(path)["w"].shape),
+    "pandas (csv)": ("a.csv", lambda path: of("pandas").read_csv(path).shape),
+    "pyarrow (parquet)": ("a.parquet", lambda path: of("pandas").read_parquet(path).shape),
     "pillow": ("a.png", _image),
     "json": ("a.json", _json),
     "pickle": ("a.pickle", _pickle),
-    "tokenizers": ("tokenizer.json", _tokenizer),
+    "tokenizers": ("tokenizer.json", lambda path: of("tokenizers").Tokenizer.from_file(path).get_vocab_size()),
     "transformers": ("bert/config.json", _bert),
 }
 """By library: the file that it reads, and how."""
 
 
-def _tensor() -> Any:
-    import torch
-
-    return torch.arange(SIZE, dtype=torch.float64)
+def _numbers() -> Any:
+    return of("numpy").arange(SIZE, dtype="float64")
 
 
-def _torch_save(path: str) -> None:
-    import torch
-
-    torch.save({"w": _tensor()}, path)
-
-
-def _torch_save_old(path: str) -> None:
-    import torch
-
-    torch.save({"w": _tensor()}, path, _use_new_zipfile_serialization=False)
-
-
-def _safetensors_save(path: str) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"w": _tensor()}, path)
-
-
-def _numpy_save(path: str) -> None:
-    import numpy
-
-    numpy.save(path, numpy.arange(SIZE, dtype="float64"))
-
-
-def _savez(path: str) -> None:
-    import numpy
-
-    numpy.savez(path, numbers=numpy.arange(SIZE, dtype="float64"))
+def _tensors() -> dict[str, Any]:
+    return {"w": of("torch").arange(SIZE, dtype=of("torch").float64)}
 
 
 def _parquet_save(path: str) -> None:
-    import numpy
-    import pandas
-
-    pandas.DataFrame({"x": numpy.random.default_rng(1).random(SIZE)}).to_parquet(path)
-
-
-def _csv_save(path: str) -> None:
-    import numpy
-    import pandas
-
-    pandas.DataFrame({"x": numpy.arange(SIZE // 4)}).to_csv(path)
+    of("pandas").DataFrame({"x": of("numpy").random.default_rng(1).random(SIZE)}).to_parquet(path)
 
 
 def _image_save(path: str) -> None:
-    import numpy
-    from PIL import Image
-
-    Image.frombytes("L", (1024, 1024), numpy.random.default_rng(1).bytes(1 << 20)).save(path + ".png")
+    noise = of("numpy").random.default_rng(1).bytes(1 << 20)
+    of("PIL.Image").frombytes("L", (1024, 1024), noise).save(path + ".png")
 
 
 def _pickle_save(path: str) -> None:
@@ -196,21 +102,18 @@ def _copy(path: str) -> None:
 
 
 def _bert_save(path: str) -> None:
-    from transformers import BertConfig, BertModel
-
-    BertModel(BertConfig(vocab_size=9000, hidden_size=64, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(
-        path
-    )
+    shape = {"vocab_size": 9000, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+    of("transformers").BertModel(of("transformers").BertConfig(**shape)).save_pretrained(path)
 
 
-WRITERS: dict[str, Callable[[str], None]] = {
-    "numpy.save": _numpy_save,
-    "numpy.savez": _savez,
-    "torch.save": _torch_save,
-    "torch.save (pickle)": _torch_save_old,
-    "safetensors": _safetensors_save,
+WRITERS: dict[str, Callable[[str], Any]] = {
+    "numpy.save": lambda path: of("numpy").save(path, _numbers()),
+    "numpy.savez": lambda path: of("numpy").savez(path, numbers=_numbers()),
+    "torch.save": lambda path: of("torch").save(_tensors(), path),
+    "torch.save (pickle)": lambda path: of("torch").save(_tensors(), path, _use_new_zipfile_serialization=False),
+    "safetensors": lambda path: of("safetensors.torch").save_file(_tensors(), path),
     "pyarrow (parquet)": _parquet_save,
-    "pandas (csv)": _csv_save,
+    "pandas (csv)": lambda path: of("pandas").DataFrame({"x": of("numpy").arange(SIZE // 4)}).to_csv(path),
     "pillow": _image_save,
     "pickle": _pickle_save,
     "shutil.copyfile": _copy,

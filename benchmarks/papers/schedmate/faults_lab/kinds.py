@@ -1,7 +1,7 @@
 """What the calls of the benchmark do: each meets one fault on the first pilot that it runs on, or makes one mistake.
 
-A fault strikes on the first pilot only, so that the same call can complete on another. A mistake is made wherever the
-call runs. Each run of a call is written down in a file of its own, by the pilot's name.
+A fault strikes on the first pilot only, so that the call can complete on another; a mistake is made everywhere. Each
+run is written down in its own file.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import stoker
-from benchmarks.papers.schedmate.faults_lab import files, injecting, neighbours, peers, texts
+import msgspec
 
+import stoker
+from benchmarks.papers.schedmate.faults_lab import files, surroundings
+
+MESSAGES: dict[str, Any] = msgspec.toml.decode(Path(__file__).with_name("messages.toml").read_bytes())
+"""What CUDA, NVML and NCCL print, and the kind of torch exception that carries it, by what went wrong."""
 GB = 1 << 30
 DECLARED_GB, DECLARED_MB = 10, 900
 SICK_S = 1.5
@@ -63,14 +67,12 @@ class Device:
         return int(facts.free), int(facts.total)
 
     def hold(self, size: int) -> None:
-        """Hold so much of the device from now on."""
         from driver import machine
 
         self.held_bytes = size
         machine.take(size)
 
     def strike(self, kind: str, text: str) -> Any:
-        """A module whose operator fails in C++; autograd and the dispatcher are on the way."""
         torch = self.torch
 
         class Layer(torch.nn.Module):  # type: ignore[misc,name-defined]  # torch has no types here
@@ -80,11 +82,10 @@ class Device:
         return torch.nn.Sequential(torch.nn.Linear(8, 8), Layer())(torch.ones(4, 8)).sum().item()
 
     def allocate(self, size: int) -> None:
-        """Take more memory of the device, as torch's allocator does; it is not there."""
         free, total = self.free_and_total()
         if free >= size:
             raise SystemExit(f"{free} bytes are free, and {size} were to be too many")
-        kind, text = texts.OUT_OF_MEMORY
+        kind, text = MESSAGES["out_of_memory"]
         others = total - free - self.held_bytes
         gb = {"asked": size, "total": total, "free": free, "others": others, "held": self.held_bytes}
         self.strike(kind, text.format(**{name: value / GB for name, value in gb.items()}))
@@ -99,9 +100,8 @@ def device(operator: str) -> Device:
 
 
 def attempt(device: Device, case: Case) -> str:
-    """Run a case once; the pilot that it completed on."""
     node, requests = os.environ["FAULTS_NODE"], os.environ["FAULTS_REQUESTS"]
-    neighbours.dismiss(requests, os.path.basename(node))
+    surroundings.dismiss(requests, os.path.basename(node))
     Path(node, "sick").unlink(missing_ok=True)
     for left in Path(os.environ["TMPDIR"]).glob("out-*"):  # of a call that failed
         shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -118,7 +118,7 @@ def attempt(device: Device, case: Case) -> str:
 
 def _memory_error(device: Device, run: Run) -> None:
     if run.strikes:
-        device.strike(*texts.MEMORY_ERRORS[run.case.variant])
+        device.strike(*MESSAGES["memory_errors"][run.case.variant])
 
 
 def _lost(device: Device, run: Run) -> None:
@@ -131,21 +131,21 @@ def _lost(device: Device, run: Run) -> None:
             device.free_and_total()
         finally:
             os.environ["STANDIN_NVML"] = kept
-    elif run.strikes and run.case.variant in texts.LOST:
-        device.strike(*texts.LOST[run.case.variant])
+    elif run.strikes and run.case.variant in MESSAGES["lost"]:
+        device.strike(*MESSAGES["lost"][run.case.variant])
     elif run.strikes:
         Path(run.node, "sick").write_text(str(time.time() + SICK_S))
-        device.strike(*texts.SICK[run.case.variant])
+        device.strike(*MESSAGES["sick"][run.case.variant])
 
 
 def _nccl(device: Device, run: Run) -> None:
     if run.strikes:
-        device.strike(*texts.CONNECTIONS[run.case.variant])
+        device.strike(*MESSAGES["connections"][run.case.variant])
 
 
 def _gloo(_device: Device, run: Run) -> None:
     place = f"{run.node}/meeting-{run.case.number}"
-    peers.meet(place, run.case.variant, peer="is killed" if run.strikes else "stays")
+    surroundings.meet(place, run.case.variant, peer="is killed" if run.strikes else "stays")
 
 
 def _reads(error: str) -> Callable[[Device, Run], None]:
@@ -153,7 +153,7 @@ def _reads(error: str) -> Callable[[Device, Run], None]:
         library, when = run.case.variant.split(", ")
         name, reader = files.READERS[library]
         path = str(Path(run.case.folder, "data", name))
-        with injecting.failing(path, error, when=when) if run.strikes else nullcontext():
+        with surroundings.failing(path, error, when=when) if run.strikes else nullcontext():
             reader(path)
 
     return read
@@ -163,7 +163,7 @@ def _full_disk(_device: Device, run: Run) -> None:
     library, kept = run.case.variant.split(", ")
     folder = os.environ["TMPDIR"]
     if run.strikes:
-        neighbours.ask(run.requests, run.name, "disk", folder, kept)
+        surroundings.ask(run.requests, run.name, "disk", folder, kept)
     _write(library, f"{folder}/out-{run.case.number}")
 
 
@@ -176,7 +176,7 @@ def _device_memory(device: Device, run: Run) -> None:
     device.hold(2 * GB)
     if run.strikes:
         place, uuid = f"{run.node}/use.d", os.environ["CUDA_VISIBLE_DEVICES"]
-        neighbours.ask(run.requests, run.name, "device", place, uuid, 19 * 10**9)
+        surroundings.ask(run.requests, run.name, "device", place, uuid, 19 * 10**9)
         device.allocate(4 * GB)
 
 
@@ -184,7 +184,7 @@ def _host_memory(_device: Device, run: Run) -> None:
     Path("/proc/self/oom_score_adj").write_text("900")  # so that the kernel takes this process, and not the pilot's
     try:
         if run.strikes:
-            neighbours.ask(run.requests, run.name, "memory", os.environ["FAULTS_GROUP"], 200 << 20)
+            surroundings.ask(run.requests, run.name, "memory", os.environ["FAULTS_GROUP"], 200 << 20)
         kept = bytearray(b"x") * (400 << 20)
         del kept
     finally:
@@ -217,19 +217,19 @@ def _raises(device: Device, run: Run) -> None:
     said = {
         "EIO": OSError(errno.EIO, os.strerror(errno.EIO)),
         "ESTALE": OSError(errno.ESTALE, os.strerror(errno.ESTALE), "weights.pt"),
-        "NCCL": RuntimeError(texts.CONNECTIONS["remote"][1]),
-        "ECC": RuntimeError(texts.MEMORY_ERRORS["ECC"][1]),
+        "NCCL": RuntimeError(MESSAGES["connections"]["remote"][1]),
+        "ECC": RuntimeError(MESSAGES["memory_errors"]["ECC"][1]),
         "memory": device.torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     }
     raise said[run.case.variant]
 
 
 def _in_a_kernel(device: Device, run: Run) -> None:
-    device.strike(*texts.OF_THE_PROGRAM[run.case.variant])
+    device.strike(*MESSAGES["of_the_program"][run.case.variant])
 
 
 def _misused(device: Device, run: Run) -> None:
-    device.strike(*texts.MISUSED[run.case.variant])
+    device.strike(*MESSAGES["misused"][run.case.variant])
 
 
 def _always_full(device: Device, run: Run) -> None:
@@ -245,17 +245,15 @@ def _always_full(device: Device, run: Run) -> None:
 
 
 def _own_quota(_device: Device, run: Run) -> None:
-    """A folder of the user's that is full, and no disk of the node: ENOSPC; or the quota of one: EDQUOT."""
     folder = Path(run.case.folder, "quota" if run.case.variant != "EDQUOT" else "data")
     path = str(folder / f"out-{run.case.number}")
     if run.case.variant == "EDQUOT":
-        with injecting.failing(path, "EDQUOT", when="write"):
+        with surroundings.failing(path, "EDQUOT", when="write"):
             files.WRITERS["pickle"](path)
     _write(run.case.variant, path)
 
 
 def _own_disk(device: Device, run: Run) -> None:
-    """A file that is larger than the node's disk, on which nobody else has anything."""
     import numpy
 
     path = f"{os.environ['TMPDIR']}/huge-{run.case.number}.npy"
@@ -279,26 +277,24 @@ def _own_memory(_device: Device, _run: Run) -> None:
 
 
 def _own_peer(_device: Device, run: Run) -> None:
-    peers.meet(f"{run.node}/meeting-{run.case.number}-{time.time()}", run.case.variant, peer="raises")
+    surroundings.meet(f"{run.node}/meeting-{run.case.number}-{time.time()}", run.case.variant, peer="raises")
 
 
 class Kind(NamedTuple):
-    """`act` is what a run does; `variants` are taken in turn."""
-
     act: Callable[[Device, Run], None]
     variants: tuple[str, ...]
 
 
 _OPENED = tuple(
-    f"{library}, {when}" for when in injecting.CALLS for library in files.READERS if when in ("open", "read")
+    f"{library}, {when}" for when in surroundings.CALLS for library in files.READERS if when in ("open", "read")
 )
 _READ = tuple(each for each in _OPENED if each.endswith("read") and "fromfile" not in each)
 """numpy.fromfile takes a read that fails for the end of its file, and raises nothing."""
 FAULTS: dict[str, Kind] = {
-    "uncorrectable memory error (ECC, NVLink)": Kind(_memory_error, tuple(texts.MEMORY_ERRORS)),
-    "lost device": Kind(_lost, ("lost (NVML)", *texts.LOST, *texts.SICK)),
-    "NCCL": Kind(_nccl, tuple(texts.CONNECTIONS)),
-    "Gloo, peer killed": Kind(_gloo, tuple(peers.OPERATIONS)),
+    "uncorrectable memory error (ECC, NVLink)": Kind(_memory_error, tuple(MESSAGES["memory_errors"])),
+    "lost device": Kind(_lost, ("lost (NVML)", *MESSAGES["lost"], *MESSAGES["sick"])),
+    "NCCL": Kind(_nccl, tuple(MESSAGES["connections"])),
+    "Gloo, peer killed": Kind(_gloo, tuple(surroundings.OPERATIONS)),
     "ESTALE": Kind(_reads("ESTALE"), tuple(each for each in _OPENED if each != "numpy.fromfile, read")),
     "EIO": Kind(_reads("EIO"), _READ),
     "ENOSPC": Kind(_full_disk, tuple(f"{library}, {kept}" for kept in (0, 1_000_000) for library in files.WRITERS
@@ -311,8 +307,8 @@ MISTAKES: dict[str, Kind] = {
     "tensors that do not fit": Kind(_shapes, ("linear", "embedding")),
     "a file that is not there": Kind(_missing, tuple(files.READERS)),
     "raises a fault's exception itself": Kind(_raises, ("EIO", "ESTALE", "NCCL", "ECC", "memory")),
-    "CUDA assertion, illegal address": Kind(_in_a_kernel, tuple(texts.OF_THE_PROGRAM)),
-    "NCCL misused": Kind(_misused, tuple(texts.MISUSED)),
+    "CUDA assertion, illegal address": Kind(_in_a_kernel, tuple(MESSAGES["of_the_program"])),
+    "NCCL misused": Kind(_misused, tuple(MESSAGES["misused"])),
     "/dev/full": Kind(_always_full, ("print", "torch", "numpy")),
     "own quota (ENOSPC, EDQUOT)": Kind(
         _own_quota, ("EDQUOT", *(each for each in files.WRITERS if each != "transformers"))

@@ -1,9 +1,8 @@
 """Means and ratios over windows, with intervals from a paired bootstrap.
 
-The unit is a week of a virtual cluster: its jobs meet in one queue and are not independent. Weeks are drawn again with
-replacement within each virtual cluster, the same ones for each system (common windows, so a ratio is of pairs), and the
-number is computed anew; the interval holds the middle 95 % of 2,000 such numbers. Where an error is drawn several
-times, a week has the mean of its draws.
+The unit is a week of a virtual cluster, since its jobs meet in one queue. Weeks are drawn again with replacement within
+each virtual cluster, the same for each system, and the number is computed anew; the interval holds the middle 95 % of
+2,000 such numbers. A week has the mean of its draws of an error.
 """
 
 from __future__ import annotations
@@ -22,36 +21,29 @@ Numbers = NDArray[np.float64]
 Places = NDArray[np.int64]
 """Of windows: one row, or a row for each resample."""
 Of = Callable[[Places], Numbers]
-"""A number of the windows in each row."""
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A number, and the interval around it."""
-
     value: float
     low: float
     high: float
 
     def text(self, digits: int = 2) -> str:
-        """As the page has it; numbers from a thousand on have no decimals."""
         shown = 0 if abs(self.value) >= 1000 else digits
         value, low, high = (f"{each:,.{shown}f}" for each in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
     @property
     def is_above_one(self) -> bool:
-        """All of it."""
         return self.low > 1.0
 
     @property
     def holds_one(self) -> bool:
-        """Whether 1 is in it."""
         return self.low <= 1.0 <= self.high
 
 
 @lru_cache(maxsize=64)
 def resamples(strata: tuple[str, ...], chosen: tuple[int, ...]) -> Places:
-    """Places of windows, drawn again: of those that are `chosen`, as many of each stratum as it has."""
     groups: dict[str, list[int]] = {}
     for place in chosen:
         groups.setdefault(strata[place], []).append(place)
@@ -66,7 +58,6 @@ def resamples(strata: tuple[str, ...], chosen: tuple[int, ...]) -> Places:
 
 
 def interval(of: Of, strata: tuple[str, ...], chosen: tuple[int, ...] | None = None) -> Interval:
-    """A number of windows, by their places, and its interval. `chosen`: the windows that count (None: all)."""
     places = tuple(range(len(strata))) if chosen is None else chosen
     tail = (1 - settings.CONFIDENCE) / 2
     low, high = np.quantile(of(resamples(strata, places)), [tail, 1 - tail])
@@ -74,23 +65,19 @@ def interval(of: Of, strata: tuple[str, ...], chosen: tuple[int, ...] | None = N
 
 
 def pooled_mean(values: Sequence[float], jobs: Sequence[float]) -> Of:
-    """The mean over all jobs of windows; `values` are the windows' own means."""
     sums, counts = np.array(values) * np.array(jobs), np.array(jobs)
     return lambda places: sums[places].sum(axis=1) / counts[places].sum(axis=1)
 
 
 def pooled_ratio(ours: Sequence[float], theirs: Sequence[float], jobs: Sequence[float]) -> Of:
-    """Of two such means."""
     one, other = pooled_mean(ours, jobs), pooled_mean(theirs, jobs)
     return lambda places: one(places) / other(places)
 
 
 def geometric_mean(values: Sequence[float]) -> Of:
-    """Over windows; each counts the same."""
     logs = np.log(values)
     return lambda places: np.exp(logs[places].mean(axis=1))
 
 
 def mean_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Of:
-    """The geometric mean of the windows' ratios."""
     return geometric_mean([one / other for one, other in zip(ours, theirs, strict=True)])

@@ -1,31 +1,25 @@
-"""Results that were computed, in one file: a release computes each case once.
-
-The file has numbers of whole windows, none of single jobs: the trace is not ours to hand on.
-"""
+"""Results that were computed, in one file: a release computes each case once. It has no single jobs of the trace."""
 
 from __future__ import annotations
 
 import os
 import resource
-import subprocess
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
-from benchmarks.harness import ROOT, machine
-from benchmarks.papers.common import RELEASE, read_results, unknown
+from benchmarks.harness import commit, machine
+from benchmarks.papers.common import RELEASE, Store, read_results, write_bytes
 from benchmarks.papers.schedmate.scheduling import errors, settings, simulate
-from benchmarks.papers.schedmate.scheduling.simulate import Case, Measures, Task, predictions, run_timed
+from benchmarks.papers.schedmate.scheduling.simulate import Case, Measures, predictions
 from benchmarks.papers.schedmate.scheduling.trace import windows
-from stoker.manager.study.running import Workers
-from stoker.whole_files import draft_of
 
 
 class WindowFacts(msgspec.Struct, frozen=True):
-    """A window, without its jobs. `gpus`: at each load of the settings; seconds in the mean over its jobs."""
+    """A window without its jobs. `gpus`: at each load of the settings; seconds in the mean over its jobs."""
 
     cluster: str
     week: int
@@ -36,15 +30,13 @@ class WindowFacts(msgspec.Struct, frozen=True):
 
 
 class ErrorFacts(msgspec.Struct, frozen=True):
-    """Of all predictions of a system: shares of relative errors under 100 %, and of those within a factor of two."""
+    """Shares of relative errors under 100 %, and within a factor of two, of all predictions of a system."""
 
     under_100: float
     within_two: float
 
 
 class CaseResult(msgspec.Struct, frozen=True):
-    """What came of a case in each window. `release`: of Stoker, that computed it; `took_s`: seconds of a core."""
-
     case: Case
     release: str
     took_s: float
@@ -52,8 +44,8 @@ class CaseResult(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct):
-    """The file. `commit`: of the checkout that wrote it last; `peak_bytes`: of the largest process.
-    `summary`: computed from the rest (`report.summary`), for programs that read the file."""
+    """The file. `commit`: of the checkout that wrote it last; `peak_bytes`: of the largest process; `summary`: of the
+    rest."""
 
     fixed_on: str = settings.FIXED_ON
     seed: int = settings.SEED
@@ -73,24 +65,21 @@ class Records:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.kept = read_results(path, Kept) or Kept()
-        self._found = {result.case.name: result for result in self.kept.runs}
+        self._load = os.getloadavg()[0]
+        self.store: Store[Case, CaseResult] = Store(self.kept.runs, write=self._stamp)
+        self.get = self.store.get
 
     @property
     def strata(self) -> tuple[str, ...]:
-        """The virtual cluster of each window."""
         return tuple(window.cluster for window in self.kept.windows)
 
     @property
     def jobs(self) -> list[float]:
-        """Of each window."""
         return [float(window.jobs) for window in self.kept.windows]
 
-    def get(self, case: Case) -> CaseResult | None:
-        """What came of a case, whatever computed it; None if nobody has run it."""
-        return self._found.get(case.name)
-
     def of(self, system: str, what: str, *, load: float = settings.MAIN_LOAD) -> list[float]:
-        """One number of `Measures` for each window, the mean over draws. Raises ValueError for one that was not run."""
+        """Return one number of `Measures` for each window, the mean over draws. Raises ValueError for one that was not
+        run."""
         found = [self.get(Case(system, load, draw)) for draw in range(simulate.draws(system))]
         runs = [each for each in found if each is not None]
         if len(runs) < len(found):
@@ -102,71 +91,45 @@ class Records:
         ]
 
     def bring(self, cases: Iterable[Case], *, jobs: int, tell: Callable[[str], None]) -> None:
-        """Run the cases that this release has not run, and keep each result at once. `jobs`: processes; 1 is this
-        one."""
-        todo, places = unknown(cases, self.get), range(len(windows()))
-        if not todo:
-            return
-        before = os.getloadavg()[0]
-        self.kept.windows, self.kept.errors = facts(), error_facts()
-        with ExitStack() as stack:
-            workers = stack.enter_context(Workers(_do, count=jobs)) if jobs > 1 else None
-            for number, case in enumerate(todo, 1):
-                tell(f"{number} of {len(todo)}: {case.system}, load {case.load:g}, draw {case.draw}")
-                tasks = [Task(case, place) for place in places]
-                found = map(_do, tasks) if workers is None else workers.each(tasks, hear=_heard)
-                self._keep(case, sorted(found, key=lambda each: each[0].place))
-                self._write(before)
-
-    def drop_others(self, cases: Iterable[Case]) -> None:
-        """Forget the results of cases that are none of these."""
-        names = {case.name for case in cases}
-        self._found = {name: result for name, result in self._found.items() if name in names}
+        cases = list(cases)
+        if self.store.missing(cases):
+            self.kept.windows, self.kept.errors = facts(), error_facts()
+            self.store.bring(cases, run_case, tell=tell, jobs=jobs)
+            used = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+            self.kept.peak_bytes = max(self.kept.peak_bytes, *(size * 1024 for size in used))
 
     def keep_summary(self, summary: dict[str, dict[str, tuple[float, float, float]]]) -> None:
-        """Write the main numbers into the file, beside what they come from."""
         self.kept.summary = summary
-        self._write_file()
+        self._write()
 
-    def _keep(self, case: Case, found: Sequence[tuple[Task, Measures, float, int]]) -> None:
-        took_s = round(sum(each[2] for each in found), 1)
-        self._found[case.name] = CaseResult(case, RELEASE, took_s, tuple(each[1] for each in found))
-        self.kept.peak_bytes = max(self.kept.peak_bytes, *(each[3] for each in found))
-
-    def _write(self, load_before: float) -> None:
+    def _stamp(self) -> None:
         kept = self.kept
         kept.fixed_on, kept.seed = settings.FIXED_ON, settings.SEED
         kept.commit, kept.machine = commit(), machine()
-        kept.load_average = (round(load_before, 1), round(os.getloadavg()[0], 1))
-        self._write_file()
+        kept.load_average = (round(self._load, 1), round(os.getloadavg()[0], 1))
+        self._write()
 
-    def _write_file(self) -> None:
-        self.kept.runs = list(self._found.values())
-        with draft_of(self._path) as draft:
-            draft.write_bytes(_lines(self.kept))
-
-
-def _do(task: Task, tell: Callable[..., None] | None = None) -> tuple[Task, Measures, float, int]:  # noqa: ARG001
-    found = run_timed(task)
-    return (*found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    def _write(self) -> None:
+        self.kept.runs = [found for case in simulate.cases() if (found := self.store.get(case)) is not None]
+        write_bytes(self._path, lines_of(self.kept))
 
 
-def _heard(*_: object) -> None:
-    """Tasks say nothing before they are done."""
+def run_case(case: Case) -> CaseResult:
+    began = time.process_time()
+    found = tuple(simulate.run(case, place) for place in range(len(windows())))
+    return CaseResult(case, RELEASE, round(time.process_time() - began, 1), found)
 
 
-def _lines(kept: Kept) -> bytes:
-    """JSON with a line for each window and each run, so that changes can be read."""
+def lines_of(kept: Kept) -> bytes:
     head = msgspec.to_builtins(kept)
     runs, several = head.pop("runs"), head.pop("windows")
     text = msgspec.json.encode(head)[:-1]
-    for name, rows in (("windows", several), ("runs", runs)):
-        text += b',\n"%s":[\n%s\n]' % (name.encode(), b",\n".join(map(msgspec.json.encode, rows)))
+    for name, each in (("windows", several), ("runs", runs)):
+        text += b',\n"%s":[\n%s\n]' % (name.encode(), b",\n".join(map(msgspec.json.encode, each)))
     return text + b"}\n"
 
 
 def facts() -> list[WindowFacts]:
-    """What the file says of the windows."""
     return [
         WindowFacts(
             window.cluster, window.week, len(window.jobs), round(fmean(job.duration_s for job in window.jobs), 1),
@@ -177,7 +140,6 @@ def facts() -> list[WindowFacts]:
 
 
 def error_facts() -> dict[str, ErrorFacts]:
-    """How wrong the predictions of each system are, of the first draw."""
     found = {}
     for system in simulate.ERRORS:
         durations, said = list[float](), list[float]()
@@ -187,12 +149,3 @@ def error_facts() -> dict[str, ErrorFacts]:
         shares = errors.share_under_100(durations, said), errors.share_within_two(durations, said)
         found[system] = ErrorFacts(*(round(share, 4) for share in shares))
     return found
-
-
-def commit() -> str:
-    """Of this checkout; with a plus where files differ from it, empty where there is no git."""
-    try:
-        asked = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*"]
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""

@@ -1,16 +1,27 @@
-"""`docs/reproduction/schedmate.md`, from the records: nothing on the page is typed in that the records have."""
+"""`docs/reproduction/schedmate.md` and its figure, from the records: nothing on the page is typed in that the records
+have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
-from benchmarks.papers.arlo.tables import table
-from benchmarks.papers.arlo.texts import filled
-from benchmarks.papers.schedmate.scheduling import intervals, settings, simulate, texts
+from benchmarks.papers.common import filled, table
+from benchmarks.papers.schedmate.scheduling import errors, intervals, settings, simulate
 from benchmarks.papers.schedmate.scheduling.intervals import Interval
-from benchmarks.papers.schedmate.scheduling.records import Records
-from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, SJF, TIRESIAS
+from benchmarks.papers.schedmate.scheduling.records import Records, WindowFacts
+from benchmarks.papers.schedmate.scheduling.simulate import FIFO, OURS, SHUFFLED, SJF, TIRESIAS
+from stoker.manager.study.plots import COLORS, style
+from stoker.whole_files import draft_of
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+PAGE = Path(__file__).with_name("page.md")
 PREDICTING = {
     simulate.OURS: "shortest first, our error",
     simulate.PAPER: "shortest first, SchedMate's error",
@@ -36,48 +47,55 @@ class Cells:
         self.strata, self.jobs = records.strata, records.jobs
 
     def mean_s(self, system: str, load: float, what: str = "mean_s", places: tuple[int, ...] | None = None) -> Interval:
-        """Seconds in the mean over all jobs."""
         values = self.records.of(system, what, load=load)
         return intervals.interval(intervals.pooled_mean(values, self.jobs), self.strata, places)
 
     def ratio(self, system: str, other: str, load: float, places: tuple[int, ...] | None = None) -> Interval:
-        """The mean completion time over that of another system, over all jobs."""
         ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
         return intervals.interval(intervals.pooled_ratio(ours, theirs, self.jobs), self.strata, places)
 
     def ratio_of_weeks(self, system: str, other: str, load: float, places: tuple[int, ...] | None = None) -> Interval:
-        """The same, where each week counts the same."""
         ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
         return intervals.interval(intervals.mean_ratio(ours, theirs), self.strata, places)
 
     def typical_s(self, system: str, what: str, load: float) -> Interval:
-        """A quantile of a week, in the geometric mean over weeks."""
         values = self.records.of(system, what, load=load)
         return intervals.interval(intervals.geometric_mean(values), self.strata)
 
     def worse_weeks(self, system: str, other: str, load: float, places: Iterable[int]) -> list[float]:
-        """The ratios of those weeks in which a system's mean completion time is more than 1 % above another's."""
+        """Return the ratios of the weeks in which a system's mean completion time is more than 1 % above another's."""
         ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
         return sorted(ours[place] / theirs[place] for place in places if ours[place] > 1.01 * theirs[place])
 
     def places_of(self, cluster: str) -> tuple[int, ...]:
-        """The windows of a virtual cluster."""
         return tuple(place for place, each in enumerate(self.strata) if each == cluster)
 
 
 def write(records: Records) -> str:
-    """The page. Raises ValueError where a case was not run."""
-    cells = Cells(records)
-    parts = [
-        texts.HEAD, bars(cells), findings(cells), main_table(cells), by_load(cells), by_cluster(cells), sweep(cells),
-        hidden(cells), beside(cells), texts.PAPER, texts.NOT_HERE, texts.settings_text(records),
-        windows_table(records),
-    ]  # fmt: skip
-    return filled("\n".join(parts))
+    cells, kept, windows = Cells(records), records.kept, records.kept.windows
+    paper_spread, lucid_spread = (errors.spread_of(share) for share in (settings.PAPER_SHARE, settings.LUCID_SHARE))
+    real = (fmean(window.gpus_at_work / window.gpus[at] for window in windows) for at in range(len(settings.LOADS)))
+    text = PAGE.read_text().format(
+        settings=settings, kept=kept, bars=bars(cells), **findings(cells), main=_systems(cells, simulate.MAIN),
+        by_load=by_load(cells), by_cluster=by_cluster(cells), sweep=sweep(cells), hidden=hidden(cells),
+        beside=_systems(cells, simulate.BESIDE), windows=windows_table(windows),
+        passing=cells.ratio(simulate.OURS_SKIP, simulate.FIFO_SKIP, settings.MAIN_LOAD).text(),
+        real_loads=", ".join(f"{load:.2f}" for load in real), shuffled_share=percent(kept.errors[SHUFFLED].under_100),
+        paper_share=percent(settings.PAPER_SHARE), lucid_share=percent(settings.LUCID_SHARE),
+        paper_spread=paper_spread, lucid_spread=lucid_spread, lucid_factor=math.exp(lucid_spread**2 / 2),
+        paper_both=errors.spread_both_ways(settings.PAPER_SHARE),
+        lucid_both=errors.spread_both_ways(settings.LUCID_SHARE),
+        weeks_all=len(windows), clusters=len(set(cells.strata)), jobs=sum(window.jobs for window in windows),
+        took_min=sum(result.took_s for result in kept.runs) / 60, peak_gb=kept.peak_bytes / 1e9,
+    )  # fmt: skip
+    return filled(text)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def summary(records: Records) -> dict[str, dict[str, tuple[float, float, float]]]:
-    """The main numbers with their intervals, by system and load: value, low, high. For programs that read the file."""
     cells, found = Cells(records), dict[str, dict[str, tuple[float, float, float]]]()
     for load in settings.LOADS:
         for system in simulate.MAIN:
@@ -93,12 +111,10 @@ def summary(records: Records) -> dict[str, dict[str, tuple[float, float, float]]
 
 
 def named(system: str) -> str:
-    """A system's name on the page."""
     return PREDICTING.get(system, system)
 
 
 def bars(cells: Cells) -> str:
-    """What was promised, and whether it is so."""
     load = settings.MAIN_LOAD
     everywhere = [(f"load {each:g}", cells.ratio(OURS, FIFO, each)) for each in settings.LOADS]
     everywhere += [
@@ -114,11 +130,10 @@ def bars(cells: Cells) -> str:
         ["the same over Tiresias", to_tiresias.text(3), "reported"],
         ["never worse than FIFO beyond its interval: at no load, in no virtual cluster", "", verdict],
     ]
-    return f"{texts.BARS}\n{table(('bar', f'here, load {load:g}', 'met'), rows)}"
+    return table(("bar", f"here, load {load:g}", "met"), rows)
 
 
-def findings(cells: Cells) -> str:
-    """What the tables below say, in sentences."""
+def findings(cells: Cells) -> dict[str, str]:
     load = settings.MAIN_LOAD
     costs = [
         f"{name} {100 * (ratio.value - 1):.0f} % ({100 * (ratio.low - 1):.0f} to {100 * (ratio.high - 1):.0f})"
@@ -130,24 +145,18 @@ def findings(cells: Cells) -> str:
     worse = sorted(ratio for each in settings.LOADS for ratio in cells.worse_weeks(OURS, FIFO, each, places))
     count = f"{len(places)} weeks at {len(settings.LOADS)} loads"
     weeks = f"{len(worse)} of {count}, by {100 * (worse[-1] - 1):.0f} % at most" if worse else f"none of {count}"
-    return texts.findings(
-        ours=told(cells.ratio(OURS, FIFO, load), "FIFO's"),
-        tiresias=told(cells.ratio(OURS, TIRESIAS, load), "Tiresias's"),
-        tiresias_weeks=told(cells.ratio_of_weeks(OURS, TIRESIAS, load), "Tiresias's"),
-        costs=", ".join(costs),
-        shuffled=told(shuffled, "FIFO's"),
-        weeks=weeks,
-    )
+    return {
+        "ours": told(cells.ratio(OURS, FIFO, load), "FIFO's"),
+        "tiresias": told(cells.ratio(OURS, TIRESIAS, load), "Tiresias's"),
+        "tiresias_weeks": told(cells.ratio_of_weeks(OURS, TIRESIAS, load), "Tiresias's"),
+        "costs": ", ".join(costs),
+        "shuffled": told(shuffled, "FIFO's"),
+        "weeks": weeks,
+    }
 
 
 def told(ratio: Interval, whose: str) -> str:
-    """A ratio in words, and whether its interval tells the two apart."""
     return f"{ratio.text()} of {whose}{'; the interval holds 1' if ratio.holds_one else ''}"
-
-
-def main_table(cells: Cells) -> str:
-    """All systems at the main load."""
-    return f"{texts.MAIN}\n{_systems(cells, simulate.MAIN)}"
 
 
 def _systems(cells: Cells, which: Sequence[str]) -> str:
@@ -172,7 +181,6 @@ def _systems(cells: Cells, which: Sequence[str]) -> str:
 
 
 def by_load(cells: Cells) -> str:
-    """Ratios at each load."""
     rows = []
     for system in simulate.MAIN:
         if system != FIFO:
@@ -185,11 +193,10 @@ def by_load(cells: Cells) -> str:
         "policy", *(f"over FIFO, {load:g}" for load in settings.LOADS),
         *(f"over Tiresias, {load:g}" for load in settings.LOADS),
     )  # fmt: skip
-    return f"{texts.by_load(cells.records)}\n{table(columns, rows)}"
+    return table(columns, rows)
 
 
 def by_cluster(cells: Cells) -> str:
-    """Ours in each virtual cluster."""
     load, rows = settings.MAIN_LOAD, []
     gpus_of = settings.LOADS.index(load)
     for cluster in dict.fromkeys(cells.strata):
@@ -207,17 +214,16 @@ def by_cluster(cells: Cells) -> str:
         "cluster", "weeks", "jobs", "GPUs", "FIFO: waiting, mean, s", "ours over FIFO", "over Tiresias", "over SJF",
         "weeks worse than FIFO by over 1 % (their ratios)",
     )  # fmt: skip
-    return f"{texts.BY_CLUSTER}\n{table(columns, rows)}"
+    return table(columns, rows)
 
 
 def sweep(cells: Cells) -> str:
-    """By the spread of the error."""
     rows, load = [], settings.MAIN_LOAD
     for system in (SJF, *simulate.SWEEP, simulate.SHUFFLED):
         shares = cells.records.kept.errors[system]
         rows.append([
             "0" if system == SJF else system.removeprefix("spread "),
-            texts.percent(shares.under_100), texts.percent(shares.within_two),
+            percent(shares.under_100), percent(shares.within_two),
             cells.ratio(system, FIFO, load).text(), cells.ratio_of_weeks(system, FIFO, load).text(),
             *(
                 "1" if system == SJF else ratio(system, SJF, load).text()
@@ -227,41 +233,83 @@ def sweep(cells: Cells) -> str:
     columns = (
         "spread", "errors under 100 %", "within a factor of two", "over FIFO", "by weeks", "over SJF", "by weeks"
     )  # fmt: skip
-    return f"{texts.SWEEP}\n{table(columns, rows)}"
+    return table(columns, rows)
 
 
 def hidden(cells: Cells) -> str:
-    """What the share of errors under 100 % says, and what it hides."""
     which = (OURS, simulate.OUR_AVERAGE, simulate.PAPER, simulate.LUCID, simulate.SHUFFLED)
     shares, load = cells.records.kept.errors, settings.MAIN_LOAD
     rows = [
         [
-            named(system), texts.percent(shares[system].under_100), texts.percent(shares[system].within_two),
+            named(system), percent(shares[system].under_100), percent(shares[system].within_two),
             cells.ratio(system, FIFO, load).text(),
         ]
         for system in which
     ]  # fmt: skip
     columns = ("predictions", "errors under 100 %", "within a factor of two", "over FIFO")
-    return f"{texts.hidden(shuffled=shares[simulate.SHUFFLED].under_100)}\n{table(columns, rows)}"
+    return table(columns, rows)
 
 
-def beside(cells: Cells) -> str:
-    """Variants that were run at the main load."""
-    passing = cells.ratio(simulate.OURS_SKIP, simulate.FIFO_SKIP, settings.MAIN_LOAD)
-    return f"{texts.beside(passing=passing.text())}\n{_systems(cells, simulate.BESIDE)}"
-
-
-def windows_table(records: Records) -> str:
-    """Each window."""
+def windows_table(windows: Sequence[WindowFacts]) -> str:
     rows = [
         [
             f"`{window.cluster}`", str(window.week + 1), f"{window.jobs:,}", f"{window.duration_s:,.0f}",
             f"{window.gpus_at_work:.1f}", *map(str, window.gpus),
         ]
-        for window in records.kept.windows
+        for window in windows
     ]  # fmt: skip
     columns = (
         "cluster", "week", "jobs", "duration, mean, s", "GPUs at work",
         *(f"GPUs, load {load:g}" for load in settings.LOADS),
     )  # fmt: skip
-    return f"{texts.WINDOWS}\n{table(columns, rows)}"
+    return table(columns, rows)
+
+
+FIGURE = "schedmate-figure.png"
+_DOTS_PER_INCH = 110
+_NAMED = {simulate.OURS: "ours", simulate.PAPER: "SchedMate's", simulate.LUCID: "Lucid's"}
+
+
+def draw(folder: Path, records: Records) -> Path:
+    cells, path = Cells(records), folder / FIGURE
+    with style() as figure_of:
+        figure = figure_of(figsize=(7.6, 3.2), layout="constrained")
+        all_jobs, by_weeks = figure.subplots(1, 2, sharey=True)
+        load = settings.MAIN_LOAD
+        _panel(all_jobs, lambda system: cells.ratio(system, simulate.FIFO, load), title="over all jobs")
+        _panel(by_weeks, lambda system: cells.ratio_of_weeks(system, simulate.FIFO, load), title="each week alike")
+        all_jobs.set_ylabel("mean completion time over FIFO's")
+        by_weeks.legend(fontsize=7.5, loc="lower right")
+        with draft_of(path) as draft:
+            figure.savefig(draft, dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    return path
+
+
+def spreads() -> dict[str, float]:
+    ratios = errors.our_log_ratios()["estimates"]
+    middle = sum(ratios) / len(ratios)
+    ours = (sum((ratio - middle) ** 2 for ratio in ratios) / len(ratios)) ** 0.5
+    paper, lucid = (errors.spread_of(share) for share in (settings.PAPER_SHARE, settings.LUCID_SHARE))
+    return {simulate.OURS: ours, simulate.PAPER: paper, simulate.LUCID: lucid}
+
+
+def _panel(axes: Axes, ratio: Callable[[str], Interval], *, title: str) -> None:
+    axes.set_title(title)
+    line = {simulate.SJF: 0.0, **dict(zip(simulate.SWEEP, settings.SPREADS, strict=True))}
+    found = [ratio(system) for system in line]
+    axes.errorbar([*line.values()], [one.value for one in found], yerr=_bars(found), color=COLORS[0], marker="o",
+                  markersize=3.5, elinewidth=0.9, label="lognormal error")  # fmt: skip
+    for place, (system, spread) in enumerate(spreads().items(), 1):
+        one = ratio(system)
+        axes.errorbar([spread], [one.value], yerr=_bars([one]), color=COLORS[place], marker="s", markersize=5.0,
+                      elinewidth=0.9, linestyle="none", label=_NAMED[system])  # fmt: skip
+    for system, dashes, color in ((simulate.TIRESIAS, "--", "#404040"), (simulate.SHUFFLED, ":", "#404040")):
+        one = ratio(system)
+        axes.axhline(one.value, linestyle=dashes, color=color, linewidth=1.1, label=system)
+    axes.axhline(1.0, color="#999999", linewidth=0.9)
+    axes.set_xlabel("spread of log(prediction / truth)")
+    axes.set_ylim(bottom=0.0)
+
+
+def _bars(found: list[Interval]) -> list[list[float]]:
+    return [[one.value - one.low for one in found], [one.high - one.value for one in found]]

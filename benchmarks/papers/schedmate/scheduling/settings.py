@@ -1,5 +1,4 @@
-"""What the runs share. All of it was fixed on 2026-11-26, before any policy had run on the trace; a later change is
-named on the page. Loads and sizes of windows were computed before, completion times were not."""
+"""What the runs share, fixed on 2026-11-26 before any policy had run on the trace; the page names later changes."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ LEAST_GPUS = 4.0
 take part; none is drawn."""
 
 NODE_GPUS = 8
-"""Of a pilot. A cluster has whole pilots."""
 MAIN_LOAD = 0.8
 LOADS = (0.6, 0.8, 0.95)
 """The GPUs of a window are its GPU-seconds inside the week, if each job ran when it came, over the seconds of the week

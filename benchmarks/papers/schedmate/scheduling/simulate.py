@@ -1,15 +1,12 @@
-"""What is compared: policies, and for shortest first the errors of its predictions.
+"""The policies that are compared, and one window under one policy: the deployed cores in virtual time.
 
-One window under one policy: the manager's core and the cores of its pilots, in virtual time.
-
-A job is a call for a gang of as many libraries as it wants GPUs, which lasts as long as it did in the trace, on however
-many. A GPU is one library that is loaded once and stays, so that a start costs nothing; what a restart costs under
-Tiresias its policy waits for. A pilot has eight GPUs and a gang may span pilots. No message takes time.
+A job is a call for a gang of as many libraries as it wants GPUs, which lasts as long as in the trace. A GPU is one
+library that stays loaded, so a start costs nothing; Tiresias's policy waits for its restarts. A pilot has eight GPUs
+and a gang may span pilots. No message takes time.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import msgspec
@@ -38,17 +35,11 @@ FIFO_SKIP, SJF_SKIP, OURS_SKIP = "FIFO, passing", "SJF, passing", "our error, pa
 TIRESIAS_OTHER, TIRESIAS_FREE = "Tiresias, 3 queues", "Tiresias, preempting free"
 
 ERRORS: dict[str, errors.Predict] = {
-    SJF: errors.none,
-    OURS: errors.ours(),
-    OURS_UNKNOWN: errors.ours(unknown_share=settings.UNKNOWN_SHARE),
-    OUR_AVERAGE: errors.our_average(),
-    PAPER: errors.PAPER,
-    LUCID: errors.LUCID,
-    SHUFFLED: errors.shuffled,
-    SJF_SKIP: errors.none,
-    OURS_SKIP: errors.ours(),
+    SJF: errors.none, OURS: errors.ours(), OURS_UNKNOWN: errors.ours(unknown_share=settings.UNKNOWN_SHARE),
+    OUR_AVERAGE: errors.our_average(), PAPER: errors.PAPER, LUCID: errors.LUCID, SHUFFLED: errors.shuffled,
+    SJF_SKIP: errors.none, OURS_SKIP: errors.ours(),
     **{f"spread {spread:g}": errors.lognormal(spread) for spread in settings.SPREADS},
-}
+}  # fmt: skip
 """Of the systems that put the shortest expected job first."""
 SWEEP = tuple(f"spread {spread:g}" for spread in settings.SPREADS)
 
@@ -63,20 +54,20 @@ class Case(msgspec.Struct, frozen=True):
     load: float
     draw: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.system}, load {self.load:g}, draw {self.draw}"
+
     @property
     def name(self) -> str:
-        """Tells it from others."""
         return f"{self.system}/{self.load:g}/{self.draw}"
 
 
 def draws(system: str) -> int:
-    """How often its error is drawn."""
     is_random = system in ERRORS and ERRORS[system] is not errors.none
     return settings.DRAWS if is_random and system not in SWEEP else 1
 
 
 def cases() -> list[Case]:
-    """All that the page needs."""
     at_main = [
         Case(system, settings.MAIN_LOAD, draw) for system in (*MAIN, *BESIDE, *SWEEP) for draw in range(draws(system))
     ]
@@ -85,7 +76,6 @@ def cases() -> list[Case]:
 
 
 def policies_of(system: str, predictions_s: Mapping[CallId, float]) -> Policies:
-    """The policies of a system, which is told these predictions."""
     restart_s = settings.TIRESIAS_RESTART_S
     match system:
         case "FIFO":
@@ -119,23 +109,14 @@ class Measures(msgspec.Struct, frozen=True, array_like=True):
     preempted: int
 
 
-class Task(msgspec.Struct, frozen=True):
-    """A window, by its place among all of them, under a case."""
-
-    case: Case
-    place: int
-
-
-def run(task: Task) -> Measures:
-    """Simulate it. Raises StokerError."""
-    window = windows()[task.place]
-    policies = policies_of(task.case.system, predictions(window, task.case))
-    took_s, preempted = completion_times_s(window.jobs, policies, gpus=window.gpus_at(task.case.load))
+def run(case: Case, place: int) -> Measures:
+    window = windows()[place]
+    policies = policies_of(case.system, predictions(window, case))
+    took_s, preempted = completion_times_s(window.jobs, policies, gpus=window.gpus_at(case.load))
     return measured(window.jobs, took_s, preempted)
 
 
 def predictions(window: Window, case: Case) -> dict[CallId, float]:
-    """What the policy is told of each job of a window; the same at each load."""
     predict = ERRORS.get(case.system)
     if predict is None:
         return {}
@@ -145,12 +126,10 @@ def predictions(window: Window, case: Case) -> dict[CallId, float]:
 
 
 def call_of(number: int) -> CallId:
-    """The call that the job with this number is."""
     return make_call_id(client=0, sequence=number)
 
 
 def completion_times_s(jobs: tuple[Job, ...], policies: Policies, *, gpus: int) -> tuple[list[float], int]:
-    """From when each job came until it ended, and how often one was preempted. Raises StokerError."""
     arrivals = [Arrival(job.at_s, _JOB, items=0, gang=(job.gpus, job.gpus), fixed_s=job.duration_s) for job in jobs]
     simulation = Simulation(world(gpus), arrivals, policies)
     outcome = simulation.run(until_s=settings.LONGEST_S)
@@ -166,7 +145,6 @@ def completion_times_s(jobs: tuple[Job, ...], policies: Policies, *, gpus: int) 
 
 
 def world(gpus: int) -> World:
-    """A cluster of so many GPUs, all there from the beginning."""
     pilots = gpus // settings.NODE_GPUS
     source = SourceModel(
         name="nodes", kind=_GPU, capacity=pilots, devices=settings.NODE_GPUS, rule=Rule.FIXED, init_blocks=pilots,
@@ -180,15 +158,7 @@ def world(gpus: int) -> World:
 
 
 def measured(jobs: tuple[Job, ...], took_s: list[float], preempted: int) -> Measures:
-    """What the page says of them."""
     count, rising = len(jobs), sorted(took_s)
     mean_s, own_s = sum(took_s) / count, sum(job.duration_s for job in jobs) / count
     p50_s, p95_s = quantile(rising, 0.5), quantile(rising, 0.95)
     return Measures(round(mean_s, 1), round(mean_s - own_s, 1), round(p50_s, 1), round(p95_s, 1), preempted)
-
-
-def run_timed(task: Task) -> tuple[Task, Measures, float]:
-    """The same, with the seconds that it took of a core."""
-    began = time.process_time()
-    found = run(task)
-    return task, found, time.process_time() - began

@@ -1,11 +1,9 @@
 """Jobs of Microsoft's Philly clusters, in weeks of one virtual cluster.
 
-The file lies in `../shared/data/philly` beside the repository; where it does not, nothing of this runs (`missing`). It
-came with the artifact of Sia: 77,456 rows of `timestamp, duration, num_gpus, gpu_time, cluster`. It does not say what a
-timestamp is: here it is when a job comes. It has no names, users, states or attempts of jobs, and no sizes of clusters.
-QSSF's artifact gives sizes for the same names, 8 to 64 nodes of
-8 GPUs; the jobs of this file keep 4 to 29 % of those GPUs at work in the mean, which leaves next to nothing to decide.
-So a window gets as many GPUs as its own jobs imply at a load (`gpus_at`).
+The file lies in `../shared/data/philly` beside the repository (`missing`). It came with the artifact of Sia: 77,456
+rows of `timestamp, duration, num_gpus, gpu_time, cluster`. A timestamp counts as a job's arrival. QSSF's artifact
+gives sizes of 8 to 64 nodes of 8 GPUs for the same names; this file's jobs keep 4 to 29 % of those busy, which leaves
+next to nothing to decide. So a window gets as many GPUs as its own jobs imply at a load (`gpus_at`).
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ PHILLY = ROOT.parent / "shared" / "data" / "philly" / "philly.csv.gz"
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A row. `at_s` counts from the beginning of its window."""
-
     at_s: float
     duration_s: float
     gpus: int
@@ -44,35 +40,31 @@ class Window(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Tells it from others."""
         return f"{self.cluster}/{self.week}"
 
     @property
     def gpus_at_work(self) -> float:
-        """In the mean over the week, if each job ran when it came."""
         week_s = settings.WINDOW_S
         return sum(job.gpus * min(job.duration_s, week_s - job.at_s) for job in self.jobs) / week_s
 
     def gpus_at(self, load: float) -> int:
-        """GPUs of whole pilots that its jobs keep at work for this share of the week, or that its largest job wants."""
+        """Return the GPUs of whole pilots that its jobs keep busy for this share of the week, or that its largest job
+        wants."""
         wanted = max(self.gpus_at_work / load, max(job.gpus for job in self.jobs))
         return settings.NODE_GPUS * math.ceil(wanted / settings.NODE_GPUS)
 
 
 def missing() -> str:
-    """Why nothing of this can run here; empty if it can."""
     return "" if PHILLY.is_file() else f"the jobs of Philly are not here: {PHILLY}"
 
 
 @lru_cache(maxsize=1)
 def windows(path: Path = PHILLY) -> tuple[Window, ...]:
-    """The weeks that take part, by virtual cluster and week."""
     with gzip.open(path, "rt") as file:
         return tuple(windows_of(csv.DictReader(file)))
 
 
 def windows_of(rows: Iterable[dict[str, str]]) -> Iterator[Window]:
-    """The same of the rows of such a file."""
     clusters: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     for row in rows:
         at = datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp()

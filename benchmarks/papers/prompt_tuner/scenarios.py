@@ -1,8 +1,16 @@
-"""The runs that the evaluation consists of, as values: whoever has the same value has the same run."""
+"""The runs of the evaluation as values, and the systems: each baseline in every reading of the text, and who learns.
+
+INFless starts a job on all its instances at once, or its instances hold their devices and wait (§3.2). ElasticFlow
+resizes running jobs (§3.1), or lets them keep their size. `searching` chooses the settings that no text has.
+
+In the paper nobody learns how many iterations a job needs; a session's policy does. So there are three conditions:
+nobody learns (the paper's), all learn, ours alone learns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import enum
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -29,7 +37,6 @@ class System(msgspec.Struct, frozen=True):
         return ", ".join([self.policy, *settings, f"bank {self.bank.value}"])
 
     def having(self, **settings: bool | float | str) -> System:
-        """The same with other settings."""
         return System(self.policy, tuple({**dict(self.settings), **settings}.items()), self.bank)
 
 
@@ -40,8 +47,6 @@ STATIC = frozenset({ELASTIC_FLOW})
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One run. `counts`: jobs by model."""
-
     counts: tuple[tuple[str, int], ...]
     emergence: float
     system: System
@@ -51,8 +56,9 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A case in which several systems are compared; pages print its `name`. `times` multiplies the load's jobs;
-    `changed`: parameters that are not those of the set."""
+    """A case in which systems are compared; pages print its `name`. `times` multiplies the load's jobs; `changed`:
+    parameters that differ from the set's.
+    """
 
     name: str
     load: str = "medium"
@@ -64,7 +70,7 @@ class Group(msgspec.Struct, frozen=True):
     def cases(
         self, system: System, parameters: Parameters, *, seeds: Iterable[int], smaller: int = 1
     ) -> Iterator[Case]:
-        """A system's runs on a set's parameters, one a seed; on a cluster so many times smaller, with as many fewer
+        """Yield a system's runs on a set's parameters, one a seed; on a cluster `smaller` times smaller, with fewer
         jobs."""
         counts = tuple((model, count * self.times // smaller) for model, count in paper.LOADS[self.load].items())
         own = msgspec.structs.replace(parameters, **dict(self.changed))
@@ -84,7 +90,6 @@ HEAVY = (
 
 
 def at(load: str, emergence: float) -> Group:
-    """One of `MAIN`."""
     return next(group for group in MAIN if (group.load, group.emergence) == (load, emergence))
 
 
@@ -103,5 +108,64 @@ VICUNA = (
 
 
 def of_bank(size: int) -> Group:
-    """Medium load, S = 1.0, with a bank of so many candidates."""
     return MEDIUM if size == Parameters().bank_size else Group(f"bank of {size}", changed=(("bank_size", size),))
+
+
+class Reading(enum.Enum):
+    """A baseline in one reading. The first of each is the nearest to the text."""
+
+    HOLD = "INFless, instances hold and wait"
+    AT_ONCE = "INFless, all at once"
+    RESIZES = "ElasticFlow, resizes"
+    FIXED = "ElasticFlow, sizes stay"
+
+
+POLICIES = {Reading.HOLD: INFLESS, Reading.AT_ONCE: INFLESS, Reading.RESIZES: ELASTIC_FLOW, Reading.FIXED: ELASTIC_FLOW}
+
+
+class Condition(enum.Enum):
+    NOBODY = "nobody learns"
+    ALL = "all learn"
+    OURS_ALONE = "ours alone learns"
+
+
+Chosen = Mapping[Reading, System]
+"""Each reading in its best setting, where nobody learns."""
+
+
+def ours(condition: Condition) -> System:
+    return NOBODY if condition is Condition.NOBODY else LEARNS
+
+
+def baseline(chosen: Chosen, reading: Reading, condition: Condition) -> System:
+    return chosen[reading].having(learn=True) if condition is Condition.ALL else chosen[reading]
+
+
+LEARNS = System(OURS, (("learn", True),))
+TABLE_8: Mapping[str, System] = {
+    "whole": NOBODY,
+    "no-warm-allocator": NOBODY.having(together=False),
+    "no-delay": NOBODY.having(delay=False),
+    "no-budget": System(OURS, NOBODY.settings, Bank.ALWAYS),
+}
+NO_PROMPTS, NO_RUNTIMES = System(OURS, NOBODY.settings, Bank.NEVER), NOBODY.having(reuse=False)
+FIGURE_8_AB: Mapping[str, System] = {"both": NOBODY, "no prompt reusing": NO_PROMPTS, "no runtime reusing": NO_RUNTIMES}
+SHOWN: Mapping[str, str] = {
+    "whole": "the whole scheduler",
+    "no-warm-allocator": "without the warm allocator",
+    "no-delay": "without DelaySchedulable",
+    "no-budget": "without the latency budget",
+}
+
+
+OF_INFLESS = (Reading.HOLD, Reading.AT_ONCE)
+KEPT_S = (15.0, 120.0)
+"""Seconds for which INFless keeps idle instances, where that is not by its histogram of arrivals."""
+
+
+def kept(system: System) -> Iterator[System]:
+    return (system.having(keep_alive_s=seconds) for seconds in KEPT_S)
+
+
+def of_window(window_s: float, *, usual_s: float) -> System:
+    return NOBODY if window_s == usual_s else NOBODY.having(window_s=window_s)

@@ -1,0 +1,292 @@
+"""Three pilots of one machine, as separate as on three nodes, and what breaks next to them. Root only.
+
+`Nodes`: a pilot's disk is a tmpfs (`TMPDIR`), its memory a cgroup (version 1), its GPU tests/driver's stand-in, made by
+the site file's `worker_init`. `Neighbours`: processes of the benchmark's program that take memory, disk or device
+memory which pilots were promised; library code asks for one by a file. `meet`: two Gloo ranks, this process and one
+that it starts. `failing`: strace makes system calls on one file fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[4]
+CGROUPS = Path("/sys/fs/cgroup/memory")
+DISK_MB, MEMORY_MB, DEVICE_BYTES = 32, 1800, 24 * 10**9
+PROBE = """
+import os, sys, time
+try:
+    sick_until = float(open(os.environ["FAULTS_NODE"] + "/sick").read())
+except OSError:
+    sick_until = 0.0
+if time.time() < sick_until:
+    print("the device does not answer")
+    sys.exit(5)
+"""
+"""The probe of a device whose node says until when it is sick."""
+_INIT = """
+node=$(mktemp -d {folder}/nodes/n-XXXXXX)
+mkdir $node/tmp $node/use.d
+mount -t tmpfs -o size={disk}m stoker-faults $node/tmp
+mkdir {group}/$(basename $node)
+echo {memory} > {group}/$(basename $node)/memory.limit_in_bytes
+echo $$ > {group}/$(basename $node)/cgroup.procs
+printf '{{"gpus": [{{"uuid": "GPU-%s", "memory": {device}}}]}}' $(basename $node) > $node/nvml.json
+export STANDIN_NVML=$node/nvml.json FAULTS_NODE=$node FAULTS_GROUP={group}/$(basename $node) TMPDIR=$node/tmp
+export FAULTS_REQUESTS={folder}/requests
+export GLOO_SOCKET_IFNAME=lo HF_HUB_OFFLINE=1
+"""
+
+
+class Nodes:
+    """Makes the folders of a run, and clears away what its pilots made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.group = CGROUPS / f"stoker-faults-{os.getpid()}"
+
+    def __enter__(self) -> Nodes:
+        for name in ("nodes", "requests", "ran", "data", "scratch", "quota"):
+            (self.folder / name).mkdir()
+        self.group.mkdir()
+        self._mount(self.folder / "quota", size_mb=1)
+        with contextlib.suppress(OSError), open(self.folder / "quota" / "full", "wb", 0) as file:
+            while True:
+                file.write(bytes(4096))
+        (self.folder / "probe.py").write_text(PROBE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for place in [self.folder / "quota", *(self.folder / "nodes").glob("*/tmp")]:
+            subprocess.run(["umount", "-l", str(place)], check=False)
+        for group in [*self.group.glob("n-*"), self.group]:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+
+    def _mount(self, place: Path, *, size_mb: int) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "stoker-faults", str(place)], check=True)
+
+    @property
+    def worker_init(self) -> str:
+        return _INIT.format(
+            folder=self.folder, group=self.group, disk=DISK_MB, memory=MEMORY_MB << 20, device=DEVICE_BYTES
+        )
+
+    @property
+    def probe(self) -> str:
+        return f"{sys.executable} -S {self.folder / 'probe.py'}"
+
+
+def why_not() -> str:
+    if os.geteuid() != 0:
+        return "only root may mount a small disk and make a cgroup"
+    if not (CGROUPS / "memory.limit_in_bytes").exists():
+        return "there is no memory cgroup of version 1"
+    try:
+        subprocess.run(["strace", "-V"], capture_output=True, check=True)
+    except OSError:
+        return "strace is missing"
+    return ""
+
+
+LIMIT_S = 60.0
+EVERY_S = 0.01
+
+DISK = """
+import os, sys
+folder, keep = sys.argv[1], int(sys.argv[2])
+number = os.open(folder, os.O_TMPFILE | os.O_RDWR)
+size = 0
+try:
+    while True:
+        size += os.write(number, bytes(65536))
+except OSError:
+    pass
+os.ftruncate(number, size - keep)
+"""
+MEMORY = """
+import os, sys
+group, left = sys.argv[1], int(sys.argv[2])
+open("/proc/self/oom_score_adj", "w").write("-1000")
+open(group + "/cgroup.procs", "w").write(str(os.getpid()))
+limit = int(open(group + "/memory.limit_in_bytes").read())
+kept = []
+def used():
+    facts = dict(line.split() for line in open(group + "/memory.stat"))
+    return int(facts["total_rss"]) + int(facts["total_shmem"])
+while used() < limit - left:
+    kept.append(bytearray(b"x") * (8 << 20))
+"""
+DEVICE = """
+import json, os, sys
+place, uuid, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+draft = place + "-draft-%d" % os.getpid()
+open(draft, "w").write(json.dumps({uuid: size}))
+os.replace(draft, place + "/%d" % os.getpid())
+"""
+_WAITS = "print('ready', flush=True)\nsys.stdin.read()\n"
+KINDS = {"disk": DISK, "memory": MEMORY, "device": DEVICE}
+
+
+def ask(requests: str, node: str, kind: str, *arguments: object) -> None:
+    file = Path(requests) / f"{node}.json"
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps([kind, *map(str, arguments)]))
+    draft.rename(file)
+    _wait(file.with_suffix(".ready"), there=True)
+
+
+def dismiss(requests: str, node: str) -> None:
+    file = Path(requests) / f"{node}.json"
+    file.unlink(missing_ok=True)
+    _wait(file.with_suffix(".ready"), there=False)
+
+
+def _wait(file: Path, *, there: bool) -> None:
+    until = time.monotonic() + LIMIT_S
+    while file.exists() is not there:
+        if time.monotonic() > until:
+            raise SystemExit(f"{file} did not {'come' if there else 'go'} within {LIMIT_S:g} s")
+        time.sleep(EVERY_S)
+
+
+class Neighbours:
+    """Starts the neighbours that are asked for in a folder, and ends the others."""
+
+    def __init__(self, requests: Path) -> None:
+        self._requests = requests
+        self._here: dict[Path, subprocess.Popen[bytes]] = {}
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self.count = 0
+
+    def __enter__(self) -> Neighbours:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+        for file in list(self._here):
+            self._end(file)
+
+    def _serve(self) -> None:
+        while not self._ends.wait(EVERY_S):
+            for file in [file for file in self._here if not file.exists()]:
+                self._end(file)
+            for file in self._requests.glob("*.json"):
+                if file not in self._here:
+                    self._begin(file)
+
+    def _begin(self, file: Path) -> None:
+        try:
+            kind, *arguments = json.loads(file.read_text())
+        except FileNotFoundError:
+            return
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", KINDS[kind] + _WAITS, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"]},
+        )
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            raise SystemExit(f"the neighbour {kind} could not begin")
+        self._here[file] = process
+        self.count += 1
+        file.with_suffix(".ready").touch()
+
+    def _end(self, file: Path) -> None:
+        process = self._here.pop(file)
+        process.communicate()
+        file.with_suffix(".ready").unlink(missing_ok=True)
+
+
+PEER = """
+import datetime, sys, time, torch, torch.distributed as dist
+place, how = sys.argv[1:]
+limit = datetime.timedelta(seconds=60)
+dist.init_process_group("gloo", init_method="file://" + place, rank=1, world_size=2, timeout=limit)
+x = torch.ones(1 << 20)
+dist.all_reduce(x)
+if how == "stays away":
+    time.sleep(60)
+if how == "raises":
+    raise KeyError("a mistake of the program's own")
+WORK
+dist.destroy_process_group()
+"""
+
+
+OPERATIONS: dict[str, tuple[Callable[[Any, Any], None], str]] = {
+    "all_reduce": (lambda dist, x: dist.all_reduce(x), "dist.all_reduce(x)"),
+    "broadcast": (lambda dist, x: dist.broadcast(x, src=1), "dist.broadcast(x, src=1)"),
+    "recv": (lambda dist, x: dist.recv(x, src=1), "dist.send(x, dst=0)"),
+    "barrier": (lambda dist, _x: dist.barrier(), "dist.barrier()"),
+}
+
+
+def meet(place: str, operation: str, *, peer: str) -> float:
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    here, theirs = OPERATIONS[operation]
+    how = {"is killed": "stays away"}.get(peer, peer)
+    other = subprocess.Popen(
+        [sys.executable, "-c", PEER.replace("WORK", theirs), place, how], stderr=subprocess.DEVNULL
+    )
+    try:
+        limit = datetime.timedelta(seconds=60)
+        dist.init_process_group("gloo", init_method=f"file://{place}", rank=0, world_size=2, timeout=limit)
+        x = torch.ones(1 << 20)
+        dist.all_reduce(x)
+        if peer == "is killed":
+            other.kill()
+            other.wait()
+        elif peer == "raises":
+            other.wait()
+        here(dist, x)
+        return float(x[0])
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if other.poll() is None and peer != "stays":
+            other.kill()
+        other.wait()
+
+
+CALLS = {"open": "openat,open", "read": "read,pread64,readv,preadv,mmap", "write": "write,pwrite64,writev"}
+_LIMIT_S = 20.0
+
+
+@contextmanager
+def failing(path: str, error: str, *, when: str) -> Iterator[None]:
+    calls = CALLS[when]
+    command = ["strace", "-f", "-p", str(os.getpid()), "-P", path, "-e", f"trace={calls}"]
+    command += ["-e", f"inject={calls}:error={error}", "-o", "/dev/null"]
+    tracer = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    assert tracer.stderr is not None
+    said = tracer.stderr.readline()  # `strace: Process 4711 attached ...`
+    if b"attached" not in said:
+        tracer.kill()
+        tracer.wait()
+        raise SystemExit(f"strace cannot attach: {said!r}")
+    try:
+        yield
+    finally:
+        tracer.send_signal(signal.SIGTERM)
+        tracer.wait(_LIMIT_S)
+        tracer.stderr.close()

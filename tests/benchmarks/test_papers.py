@@ -1,0 +1,109 @@
+"""What the papers' evaluations share: their options, how they end, kept results, and text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.papers import common
+from benchmarks.papers.arlo import __main__ as arlo
+from benchmarks.papers.arlo import tables as arlo_tables
+from benchmarks.papers.arlo.measured import Records as ArloRecords
+from benchmarks.papers.common import exit_status
+from benchmarks.papers.pervasive import __main__ as pervasive
+from benchmarks.papers.prompt_tuner import __main__ as prompt_tuner
+from benchmarks.papers.schedmate.scheduling import __main__ as schedmate
+from benchmarks.papers.schedmate.scheduling.records import Records as SchedmateRecords
+from benchmarks.papers.slinfer import __main__ as slinfer
+from benchmarks.papers.slinfer import data, tables
+from benchmarks.papers.slinfer.cases import records
+from stoker.errors import StokerError
+
+
+def fails() -> int:
+    raise StokerError("the trace is damaged")
+
+
+def stops() -> int:
+    raise KeyboardInterrupt
+
+
+def test_each_end_has_its_status_and_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(lambda: 0, stopped="") == 0
+    assert capsys.readouterr().err == ""
+    assert exit_status(fails, stopped="") == 1
+    assert capsys.readouterr().err == "the trace is damaged\n"
+    assert exit_status(stops, stopped="the same again goes on with kept.json") == 130
+    assert "goes on with kept.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("paper", [arlo, schedmate, slinfer], ids=lambda paper: paper.__name__.split(".")[2])
+def test_without_its_data_it_is_skipped_or_refused(
+    paper: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(paper, "missing", lambda: "no trace")
+    assert paper.main(["--skip", "--out", str(tmp_path)]) == 0
+    assert paper.main(["--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "no trace: the evaluation is skipped\n" * 2
+
+
+def test_the_folder_of_the_data_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(data, "DATA", tmp_path)
+    assert f"is not here: {tmp_path}" in data.missing()
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "said"),
+    [
+        (pervasive.main, ["--fits", "0"], "a number from 1 to"),
+        (pervasive.main, ["--quick", "--keep-fits", "--out", "{}"], "leave out one of"),
+        (pervasive.main, ["--keep-fits", "--out", "{}"], "cannot be read"),
+        (prompt_tuner.main, ["--runs", "{}/file"], "not a folder"),
+        *(
+            (main, arguments, said)
+            for main in (pervasive.main, prompt_tuner.main)
+            for arguments, said in (
+                (["--jobs", "many"], "a number from 1 to"),
+                (["--quick"], "--quick wants --out"),
+                (["--out", "{}/file"], "not a folder"),
+            )
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_said(
+    main: Callable[[list[str]], int], arguments: list[str], said: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main([word.replace("{}", str(tmp_path)) for word in arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("read", [ArloRecords, SchedmateRecords, records])
+def test_a_file_that_holds_no_results_is_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
+    for content in ('[{"of": "something else"}]', '{"runs": [1]}'):
+        (tmp_path / "kept.json").write_text(content)
+        with pytest.raises(ValueError, match="holds no results"):
+            read(tmp_path / "kept.json")
+
+
+@pytest.mark.parametrize("every", [arlo_tables.TABLES, tables.TABLES])
+def test_every_table_names_cases_that_are_told_apart(every: dict[str, Callable[[], list[Any]]]) -> None:
+    if every is arlo_tables.TABLES and arlo.missing():
+        pytest.skip(arlo.missing())
+    for name, cases in every.items():
+        names = [case.name for case in cases()]
+        assert len(names) == len(set(names)), name
+
+
+def test_paragraphs_are_filled_and_code_is_not_broken() -> None:
+    text = "# " + "h" * 130 + "\n\n- " + "word " * 22 + "`a b c d e f`\n- next\n\n| " + "cell " * 40 + "|\n"
+    lines = common.filled(text).splitlines()
+    assert len(lines[0]) == 132
+    assert lines[2:5] == ["- " + " ".join(["word"] * 22), "  `a b c d e f`", "- next"]
+    assert len(lines[6]) > 200
