@@ -1,8 +1,8 @@
-"""Whether the manager has welcomed a client, and what the client does and says while the manager does not answer.
+"""A client's membership in a session: the manager's welcome, and what the client does while the manager is away.
 
 A manager that was started again may listen at another address, so the client reads the session file again every second.
-The manager that ended the session may be one that this client was never connected to (`stoker down` starts one where
-the last was killed), so the client also reads whether the session's folder says that it is over, as pilots do.
+The client may never have been connected to the manager that ended the session (`stoker down` starts one if the last was
+killed), so it also reads from the session's folder whether the session is over, as pilots do.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 CHECK_EVERY_S = 1.0
 """Seconds between two reads of the session file while the manager is away."""
 SLOW_S = 5.0
-"""After this wait for its manager's welcome a program logs the reason."""
+"""Seconds of waiting for the manager's welcome after which a program logs the reason."""
 AWAY_S = 30.0
-"""A manager that is away for longer is reported; if its folder is gone too, the session is over."""
+"""Seconds after which a manager that is away is reported; if its folder is gone too, the session is over."""
 
 
 class Membership:
@@ -47,7 +47,7 @@ class Membership:
         self._is_reported = False
 
     def welcomed(self) -> None:
-        """Note the manager's welcome."""
+        """Record the manager's welcome."""
         self.joined.set()
         self.was_joined = True
 
@@ -56,7 +56,7 @@ class Membership:
         return self.was_joined or self.joined.wait(within_s)
 
     def connection_lost(self, now: float) -> None:
-        """Note that the connection broke. `now`: seconds on the monotonic clock."""
+        """Record that the connection broke. `now`: on the monotonic clock."""
         if self.joined.is_set():
             self.joined.clear()
             self._report_at, self._is_reported = now + AWAY_S, False
@@ -75,7 +75,7 @@ class Membership:
         raise self._not_joined(f"{why}; that lasted for {timeout_s:.0f} s")
 
     def find_manager(self, now: float) -> SessionFile | None:
-        """Read the session file if that is due, and report a long absence. Sets `why_over` if the session is over.
+        """Read the session file if that is due, and report a long absence. Set `why_over` if the session is over.
         Raises SessionError if the session's folder is gone."""
         if now < self._check_at or self.why_over:
             return None
@@ -129,7 +129,7 @@ class Membership:
 
 
 def other_python(session: SessionFile) -> SessionError:
-    """The session's libraries run under another Python than this program."""
+    """Return the error for a session whose libraries run under another Python than this program."""
     return SessionError(
         f"session {session.session} is one of Python {session.python}, and this program runs under"
         f" Python {PYTHON} ({sys.executable}), whose functions cannot run there; run the program with Python"
@@ -139,7 +139,7 @@ def other_python(session: SessionFile) -> SessionError:
 
 
 def refused_key(folder: SessionFolder, session: str) -> SessionError:
-    """The manager does not accept the key in the client's session folder."""
+    """Return the error for a client whose key the manager refuses."""
     return SessionError(
         f"the manager of session {session} refused this client's key; "
         f"{folder.path} is a copy of another session's folder, or its keys were changed",
@@ -148,7 +148,7 @@ def refused_key(folder: SessionFolder, session: str) -> SessionError:
 
 
 def session_over(session: str, reason: str) -> SessionError:
-    """The manager has ended the session."""
+    """Return the error for a session that has ended."""
     return SessionError(
         f"session {session} is over: {reason or 'it was ended'}; "
         "load a new one with stoker.load(), and submit the calls again that have no result",
@@ -157,7 +157,7 @@ def session_over(session: str, reason: str) -> SessionError:
 
 
 def forked_process(session: str) -> SessionError:
-    """A forked child uses the link of its parent."""
+    """Return the error for a forked child that uses the link of its parent."""
     return SessionError(
         f"this process was forked from the program that loaded session {session}, and cannot use it; "
         "make calls in that program, or load a session here",

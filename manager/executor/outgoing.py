@@ -1,14 +1,14 @@
-"""A client's open calls, and the numbered frames that carry them to the manager.
-
-Any thread puts calls and messages into `Outgoing.queue`. `frames` empties it in order: consecutive calls of one
-submission become one `Submit` message, a definition goes once and before the first call that needs it, and each frame
-acknowledges the results that have come. All other methods of `Outgoing` are for one thread at a time.
-
-A deadline is sent as the seconds left until it, because wall clocks differ, and are set while a program runs. A frame
-that is sent again has fewer seconds left than the first time, so it is encoded anew.
+"""A client's open calls and questions, and the numbered frames that carry them to the manager.
 
 `OpenCalls` has no lock: any thread adds calls and gives them up, the I/O thread settles them. Each step is one
 operation on a dictionary, and only the thread that removes a call from it calls the waiter.
+
+Any thread puts calls and messages into `Outgoing.queue`. `frames` empties it in order: consecutive calls of one
+submission become one `Submit` message, a definition is sent once and before the first call that needs it, and each
+frame acknowledges the results that have arrived. All other methods of `Outgoing` are for one thread at a time.
+
+A deadline is sent as the seconds left until it, because wall clocks differ and are set while a program runs. So a frame
+that is sent again is encoded again, with fewer seconds left.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, ObjectRef, Recipe
 from stoker.errors import ProtocolError
-from stoker.manager.executor.large_payloads import LargeArguments, discard_result
 from stoker.manager.executor.pieces import PieceInbox
+from stoker.manager.executor.session_files import LargeArguments, discard_result
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec, LeftFiles
 from stoker.protocol.ids import CallId, FunctionKey, RecipeKey, show_call
@@ -33,17 +34,9 @@ from stoker.protocol.wire import Outbox
 
 logger = logging.getLogger(__name__)
 
-FRAME_CALLS = 2_000
-FRAME_BYTES = 8_000_000
-"""A frame takes no more calls at this many calls or bytes of arguments, so that the manager stays responsive."""
-_MADE_ANEW = (
-    to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
-    to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
-)  # fmt: skip
-"""Messages of old frames that need no copy: sending the calls again makes them anew."""
-_MOST_REPLACED = 10_000
-RECEIVED_DELAY_S = 0.2
-"""`Received` leaves with the next frame, or alone after this long."""
+A = TypeVar("A")
+
+# ---- calls
 
 
 class Waiter(Protocol):
@@ -65,7 +58,7 @@ class Waiter(Protocol):
 @dataclass(frozen=True, eq=False, slots=True)
 class Submission:
     """A function, a context and options that calls have in common. Calls of one Submission object share a message.
-    `due_at`: their deadline on this program's monotonic clock; None = they have none."""
+    `due_at`: their deadline on this program's monotonic clock."""
 
     function: FunctionBlob
     recipe: Recipe
@@ -79,7 +72,7 @@ class Submission:
         return self.options.gang[self.due_at is not None]
 
     def message(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
-        """The message that submits these calls. `now`: the time on the clock of `due_at`."""
+        """Return the message that submits these calls. `now`: the time on the clock of `due_at`."""
         due_in_s = None if self.due_at is None else self.due_at - now
         return to_manager.Submit(self.function.key, RecipeKey(self.recipe.key), calls, self.options, due_in_s)
 
@@ -92,231 +85,6 @@ class OpenCall(msgspec.Struct, gc=False, eq=False):
     waiter: Waiter
     inbox: PieceInbox | None = None
     is_sent: bool = False
-
-
-class Replaced(msgspec.Struct, frozen=True):
-    """A queue entry behind the last calls of a function: further calls name the function `by` in its place."""
-
-    function: FunctionKey
-    by: FunctionKey
-
-
-class Outgoing:
-    """The sending side of a link. `calls`: the open calls; a queued one that is not among them is dropped.
-
-    `describe` returns the manifests of a recipe's objects.
-    """
-
-    def __init__(
-        self, calls: Mapping[CallId, OpenCall], *, describe: Callable[[Recipe], list[to_manager.DefineManifest]]
-    ) -> None:
-        self.queue: deque[OpenCall | Any] = deque()
-        self.received = 0
-        """Results that have come in all."""
-        self._calls = calls
-        self._describe = describe
-        self._outbox = Outbox()
-        self._counted_at: dict[int, float] = {}
-        """When the seconds to deadlines were counted, by number of each unacknowledged frame with deadlines."""
-        self._defined: set[str] = set()
-        """Keys of the functions and recipes that this manager was sent."""
-        self._limits: dict[str, LibraryLimits] = {}
-        """The limits that it was told last of contexts, by recipe key."""
-        self._unused: list[FunctionKey] = []
-        """Functions that the manager may forget; the next `Received` names them."""
-        self._replaced: dict[FunctionKey, None] = {}
-        """Functions that a `Replaced` entry has named."""
-        self._used_late: set[FunctionKey] = set()
-        """Replaced functions that calls of this frame still name. The frame's end lets the manager forget them."""
-        self._blocks: to_manager.WantPilots | None = None
-        """The last message about the client's own blocks."""
-        self._acknowledged_results = 0
-        """Results that frames have acknowledged."""
-        self._acknowledge_at = 0.0
-        """When results must be acknowledged at the latest."""
-        self._dequeued = 0
-        """Entries that have left the queue."""
-
-    def has_sent(self, key: str) -> bool:
-        """True if the function or recipe of this key was sent to this manager."""
-        return key in self._defined
-
-    def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Take results; returns those that are new. `now` is in seconds on the clock of `due_in`.
-
-        If earlier results were lost with a connection, none are taken: the next hello brings all of them again.
-        """
-        seen = self.received - results.first
-        if seen < 0:
-            return ()
-        ends = results.ends[seen:] if seen else results.ends
-        if self.received == self._acknowledged_results:
-            self._acknowledge_at = now + RECEIVED_DELAY_S
-        self.received += len(ends)
-        return ends
-
-    def due_in(self, now: float) -> float | None:
-        """Seconds until the results that came must be acknowledged; None if all are."""
-        return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
-
-    def frames(self, now: float) -> Iterator[bytes]:
-        """Frames of all that is in the queue now. Entries that come meanwhile wait for the next call: each frame that
-        leaves lets another thread go on, and to follow its calls would make frames of a few calls each."""
-        last = self._dequeued + len(self.queue)
-        while self.queue and self._dequeued < last:
-            yield self._frame(self._next_batch(now), now)
-        if self.due_in(now) == 0.0:
-            yield self._frame([], now)
-
-    def again(self, now: float) -> list[bytes]:
-        """Encode the unacknowledged frames again, with the seconds left to deadlines as they are now."""
-        counted_at = self._counted_at
-        return [
-            _counted_down(frame, number, seconds=now - counted_at[number]) if number in counted_at else frame
-            for number, frame in enumerate(self._outbox.unacked(), self._outbox.acknowledged + 1)
-        ]
-
-    @property
-    def has_unacknowledged(self) -> bool:
-        """True if frames were sent that the manager has not acknowledged."""
-        return self._outbox.acknowledged < self._outbox.sequence
-
-    @property
-    def acknowledged(self) -> int:
-        """The number of the last frame that the manager has acknowledged."""
-        return self._outbox.acknowledged
-
-    def resubmit_everything(self) -> None:
-        """Queue all open calls and unacknowledged messages again, first: the manager has lost a part of its journal.
-        The caller keeps other threads from `frames` meanwhile."""
-        frames = self._outbox.begin_again()
-        self._counted_at.clear()
-        self._defined.clear()
-        self._limits.clear()
-        self._unused.clear()
-        self._acknowledged_results = 0
-        again: list[Any] = [call for call in tuple(self._calls.values()) if call.is_sent]
-        again.sort(key=lambda call: call.spec.call)
-        for call in again:
-            call.is_sent = False
-        decode = wire.from_client()
-        for frame in frames:
-            again += [each for each in decode(frame).messages if not isinstance(each, _MADE_ANEW)]
-        if self._blocks is not None:
-            again.append(self._blocks)
-        self.queue.extendleft(reversed([*again, to_manager.Resubmitted()]))
-
-    def acked(self, sequence: int) -> None:
-        """The manager has frames up to this number in its journal: drop them."""
-        self._outbox.acked(sequence)
-        if self._counted_at:
-            for number in [each for each in self._counted_at if each <= self._outbox.acknowledged]:
-                del self._counted_at[number]
-
-    def _frame(self, messages: list[Any], now: float) -> bytes:
-        if self._used_late:
-            self._defined -= self._used_late
-            self._unused += sorted(self._used_late.difference(self._unused))
-            self._used_late.clear()
-        if self.received > self._acknowledged_results or self._unused:
-            messages.append(to_manager.Received(self.received, tuple(self._unused)))
-            self._acknowledged_results = self.received
-            self._unused.clear()
-        frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # raises before the number is taken
-        number = self._outbox.next()
-        self._outbox.keep(number, frame)
-        for message in messages:
-            if type(message) is to_manager.Submit and message.due_in_s is not None:
-                self._counted_at[number] = now
-                break
-        return frame
-
-    def _next_batch(self, now: float) -> list[Any]:
-        messages: list[Any] = []
-        submission: Submission | None = None
-        specs: list[CallSpec] = []
-        count = size = 0
-        queue = self.queue
-        while queue and count < FRAME_CALLS and size < FRAME_BYTES:
-            entry = queue.popleft()
-            self._dequeued += 1
-            if type(entry) is Replaced:
-                self._replaced[entry.function] = None
-                self._replaced.pop(entry.by, None)
-                if len(self._replaced) > _MOST_REPLACED:
-                    del self._replaced[next(iter(self._replaced))]
-                if entry.function in self._defined:
-                    self._defined.remove(entry.function)
-                    self._unused.append(entry.function)
-                continue
-            if type(entry) is not OpenCall:
-                messages.append(entry)
-                if type(entry) is to_manager.WantPilots:
-                    self._blocks = entry
-                size += _size_of(entry)
-                submission = None
-                continue
-            spec = entry.spec
-            if spec.call not in self._calls:  # cancelled before it left
-                continue
-            if entry.submission is not submission:
-                definitions = self._definitions(entry.submission)
-                if definitions:  # they may be large, so each goes through the queue and counts towards the frame
-                    queue.appendleft(entry)
-                    queue.extendleft(reversed(definitions))
-                    self._dequeued -= len(definitions) + 1
-                    submission = None
-                    continue
-                submission = entry.submission
-                specs = []
-                messages.append(submission.message(specs, now=now))
-                if submission.function.key in self._replaced:
-                    self._used_late.add(submission.function.key)
-            specs.append(spec)
-            entry.is_sent = True
-            count += 1
-            size += len(spec.payload) if type(spec.payload) is bytes else 0
-        return messages
-
-    def _definitions(self, submission: Submission) -> list[Any]:
-        """The definitions that the manager lacks for calls of this submission. They count as sent."""
-        messages: list[Any] = []
-        recipes: dict[str, Recipe] = {}
-        for recipe in (submission.recipe, *submission.variants):
-            recipes.setdefault(recipe.key, recipe)  # of two with one key and different limits the first counts
-        for recipe in recipes.values():
-            has_new_limits = recipe.limits != self._limits.get(recipe.key, NO_LIMITS)
-            if recipe.key not in self._defined or has_new_limits:
-                if recipe.key not in self._defined:
-                    self._defined.add(recipe.key)
-                    messages += self._describe(recipe)
-                if has_new_limits:
-                    self._limits[recipe.key] = recipe.limits
-                messages.append(to_manager.DefineRecipe(recipe))
-        function = submission.function
-        if function.key not in self._defined:
-            self._defined.add(function.key)
-            self._unused = [key for key in self._unused if key != function.key]
-            messages.append(to_manager.DefineFunction(function.key, function.name, function.blob, function.place))
-        return messages
-
-
-def _counted_down(frame: bytes, number: int, *, seconds: float) -> bytes:
-    """Encode a frame again, with so many seconds less left to its deadlines."""
-    messages = [
-        msgspec.structs.replace(each, due_in_s=each.due_in_s - seconds)
-        if type(each) is to_manager.Submit and each.due_in_s is not None
-        else each
-        for each in wire.from_client()(frame).messages
-    ]
-    return wire.encode(messages, sequence=number)
-
-
-def _size_of(message: Any) -> int:
-    """About how many bytes a definition has; 0 for other messages, which are small."""
-    if type(message) is to_manager.DefineFunction:
-        return len(message.blob)
-    return len(message.recipe.loader) if type(message) is to_manager.DefineRecipe else 0
 
 
 class OpenCalls:
@@ -354,7 +122,7 @@ class OpenCalls:
         self.calls.update((call.spec.call, call) for call in calls)
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
-        """Stop waiting for these calls, without a call of their waiters. Returns those that had not ended."""
+        """Stop waiting for these calls, without a call of their waiters. Return those that had not ended."""
         gone = [call for call in calls if self._pop(call) is not None]
         self._given_up.update(gone)
         return gone
@@ -423,3 +191,321 @@ class OpenCalls:
             files,
             seen,
         )
+
+
+# ---- questions
+
+
+class _OpenQuestion(msgspec.Struct, eq=False):
+    """A question to the manager, and the future of its answer, a message of this kind."""
+
+    question: to_manager.AskStatus | to_manager.AskStory
+    kind: type[to_client.Status | to_client.Story]
+    future: Future[Any]
+    is_sent: bool = False
+
+
+class Questions:
+    """Open questions to the manager, which answers those of one kind in order.
+
+    They travel unnumbered and are not journalled: after a reconnection the client asks again. The caller holds the
+    link's lock, except for `answer` and `fail_all`.
+    """
+
+    def __init__(self) -> None:
+        self.has_unsent = False
+        self._open: list[_OpenQuestion] = []
+
+    def __len__(self) -> int:
+        return sum(not each.future.done() for each in self._open)
+
+    def ask(self, question: Any, future: Future[Any], *, answer: type[Any]) -> None:
+        """Add a question. The future gets the `answer`, a message of this type."""
+        self._open.append(_OpenQuestion(question, answer, future))
+        self.has_unsent = True
+
+    def take_unsent(self) -> list[Any]:
+        """Return the questions that are to be sent now."""
+        self.has_unsent = False
+        unsent = [each for each in self._open if not each.is_sent and not each.future.done()]
+        for each in unsent:
+            each.is_sent = True
+        return [each.question for each in unsent]
+
+    def ask_all_again(self) -> None:
+        """Send all open questions again, over a new connection."""
+        self._open = [each for each in self._open if not each.future.done()]
+        for each in self._open:
+            each.is_sent = False
+        self.has_unsent = bool(self._open)
+
+    def answer(self, message: to_client.Status | to_client.Story) -> None:
+        """Answer the oldest question of this kind, also if it was given up."""
+        for each in self._open:
+            if each.is_sent and each.kind is type(message):
+                self._open.remove(each)
+                end_future(each.future, message)
+                return
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail all open questions."""
+        for each in tuple(self._open):
+            end_future(each.future, error=error)
+
+
+def end_future(future: Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
+    """Set the result or the error of a future, unless it was cancelled or another thread has ended it."""
+    try:
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+    except InvalidStateError:
+        pass
+
+
+def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
+    """Return the answer to a question. Raises TimeoutError if it does not come in time: the question is given up."""
+    try:
+        return asked.result(timeout_s)
+    except BaseException:  # Ctrl-C too
+        asked.cancel()  # no effect on one that has ended
+        raise
+
+
+# ---- frames
+
+
+FRAME_CALLS = 2_000
+FRAME_BYTES = 8_000_000
+"""A frame takes no more calls at this many calls or bytes of arguments, so that the manager stays responsive."""
+_MADE_ANEW = (
+    to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
+    to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
+)  # fmt: skip
+"""Messages of old frames that need no copy: sending the calls again makes them anew."""
+_MOST_REPLACED = 10_000
+RECEIVED_DELAY_S = 0.2
+"""Seconds after which `Received` leaves alone if no other frame leaves."""
+
+
+class Replaced(msgspec.Struct, frozen=True):
+    """A queue entry behind the last calls of a function: further calls name the function `by` in its place."""
+
+    function: FunctionKey
+    by: FunctionKey
+
+
+class Outgoing:
+    """The sending side of a link. `calls`: the open calls; a queued one that is not among them is dropped.
+
+    `describe` returns the manifests of a recipe's objects.
+    """
+
+    def __init__(
+        self, calls: Mapping[CallId, OpenCall], *, describe: Callable[[Recipe], list[to_manager.DefineManifest]]
+    ) -> None:
+        self.queue: deque[OpenCall | Any] = deque()
+        self.received = 0
+        """Results that have arrived in all."""
+        self.defined: set[str] = set()
+        """Keys of the functions and recipes that this manager was sent."""
+        self._calls = calls
+        self._describe = describe
+        self._outbox = Outbox()
+        self._counted_at: dict[int, float] = {}
+        """Of each unacknowledged frame with deadlines, by number: when the seconds to them were counted."""
+        self._limits: dict[str, LibraryLimits] = {}
+        """The limits that the manager was sent last, by recipe key."""
+        self._unused: list[FunctionKey] = []
+        """Functions that the manager may forget; the next `Received` names them."""
+        self._replaced: dict[FunctionKey, None] = {}
+        """Functions that a `Replaced` entry has named."""
+        self._used_late: set[FunctionKey] = set()
+        """Replaced functions that calls of this frame still name. The frame's end lets the manager forget them."""
+        self._blocks: to_manager.WantPilots | None = None
+        """The last message about the client's own blocks."""
+        self._acknowledged_results = 0
+        self._acknowledge_at = 0.0
+        """When results must be acknowledged at the latest."""
+        self._dequeued = 0
+        """Entries that have left the queue."""
+
+    def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
+        """Take results; return those that are new. `now` is in seconds on the clock of `due_in`.
+
+        If earlier results were lost with a connection, none are taken: the next hello brings all of them again.
+        """
+        seen = self.received - results.first
+        if seen < 0:
+            return ()
+        ends = results.ends[seen:] if seen else results.ends
+        if self.received == self._acknowledged_results:
+            self._acknowledge_at = now + RECEIVED_DELAY_S
+        self.received += len(ends)
+        return ends
+
+    def due_in(self, now: float) -> float | None:
+        """Return the seconds until results must be acknowledged; None if all are."""
+        return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
+
+    def frames(self, now: float) -> Iterator[bytes]:
+        """Yield frames of all that is in the queue now. Entries that come meanwhile wait for the next call: each frame
+        that leaves lets another thread go on, and following its calls would make frames of a few calls each."""
+        last = self._dequeued + len(self.queue)
+        while self.queue and self._dequeued < last:
+            yield self._frame(self._next_batch(now), now)
+        if self.due_in(now) == 0.0:
+            yield self._frame([], now)
+
+    def again(self, now: float) -> list[bytes]:
+        """Encode the unacknowledged frames again, with the seconds left to deadlines as they are now."""
+        counted_at = self._counted_at
+        return [
+            _counted_down(frame, number, seconds=now - counted_at[number]) if number in counted_at else frame
+            for number, frame in enumerate(self._outbox.unacked(), self._outbox.acknowledged + 1)
+        ]
+
+    @property
+    def has_unacknowledged(self) -> bool:
+        """True if frames were sent that the manager has not acknowledged."""
+        return self._outbox.acknowledged < self._outbox.sequence
+
+    @property
+    def acknowledged(self) -> int:
+        """The number of the last frame that the manager has acknowledged."""
+        return self._outbox.acknowledged
+
+    def resubmit_everything(self) -> None:
+        """Queue all open calls and unacknowledged messages again, first: the manager has lost a part of its journal.
+        The caller keeps other threads from `frames` meanwhile."""
+        frames = self._outbox.begin_again()
+        for lost in (self._counted_at, self.defined, self._limits, self._unused):
+            lost.clear()
+        self._acknowledged_results = 0
+        again: list[Any] = [call for call in tuple(self._calls.values()) if call.is_sent]
+        again.sort(key=lambda call: call.spec.call)
+        for call in again:
+            call.is_sent = False
+        decode = wire.from_client()
+        for frame in frames:
+            again += [each for each in decode(frame).messages if not isinstance(each, _MADE_ANEW)]
+        if self._blocks is not None:
+            again.append(self._blocks)
+        self.queue.extendleft(reversed([*again, to_manager.Resubmitted()]))
+
+    def acked(self, sequence: int) -> None:
+        """Drop frames up to this number: the manager has them in its journal."""
+        self._outbox.acked(sequence)
+        if self._counted_at:
+            for number in [each for each in self._counted_at if each <= self._outbox.acknowledged]:
+                del self._counted_at[number]
+
+    def _frame(self, messages: list[Any], now: float) -> bytes:
+        if self._used_late:
+            self.defined -= self._used_late
+            self._unused += sorted(self._used_late.difference(self._unused))
+            self._used_late.clear()
+        if self.received > self._acknowledged_results or self._unused:
+            messages.append(to_manager.Received(self.received, tuple(self._unused)))
+            self._acknowledged_results = self.received
+            self._unused.clear()
+        frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # raises before the number is taken
+        number = self._outbox.next()
+        self._outbox.keep(number, frame)
+        for message in messages:
+            if type(message) is to_manager.Submit and message.due_in_s is not None:
+                self._counted_at[number] = now
+                break
+        return frame
+
+    def _next_batch(self, now: float) -> list[Any]:
+        messages: list[Any] = []
+        submission: Submission | None = None
+        specs: list[CallSpec] = []
+        count = size = 0
+        queue = self.queue
+        while queue and count < FRAME_CALLS and size < FRAME_BYTES:
+            entry = queue.popleft()
+            self._dequeued += 1
+            if type(entry) is Replaced:
+                self._replace(entry)
+                continue
+            if type(entry) is not OpenCall:
+                messages.append(entry)
+                if type(entry) is to_manager.WantPilots:
+                    self._blocks = entry
+                size += _size_of(entry)
+                submission = None
+                continue
+            spec = entry.spec
+            if spec.call not in self._calls:  # cancelled before it left
+                continue
+            if entry.submission is not submission:
+                definitions = self._definitions(entry.submission)
+                if definitions:  # they may be large, so each goes through the queue and counts towards the frame
+                    queue.appendleft(entry)
+                    queue.extendleft(reversed(definitions))
+                    self._dequeued -= len(definitions) + 1
+                    submission = None
+                    continue
+                submission = entry.submission
+                specs = []
+                messages.append(submission.message(specs, now=now))
+                if submission.function.key in self._replaced:
+                    self._used_late.add(submission.function.key)
+            specs.append(spec)
+            entry.is_sent = True
+            count += 1
+            size += len(spec.payload) if type(spec.payload) is bytes else 0
+        return messages
+
+    def _replace(self, entry: Replaced) -> None:
+        self._replaced[entry.function] = None
+        self._replaced.pop(entry.by, None)
+        if len(self._replaced) > _MOST_REPLACED:
+            del self._replaced[next(iter(self._replaced))]
+        if entry.function in self.defined:
+            self.defined.remove(entry.function)
+            self._unused.append(entry.function)
+
+    def _definitions(self, submission: Submission) -> list[Any]:
+        """Return the definitions that the manager lacks for calls of this submission. They count as sent."""
+        messages: list[Any] = []
+        recipes: dict[str, Recipe] = {}
+        for recipe in (submission.recipe, *submission.variants):
+            recipes.setdefault(recipe.key, recipe)  # of two with one key and different limits the first counts
+        for recipe in recipes.values():
+            has_new_limits = recipe.limits != self._limits.get(recipe.key, NO_LIMITS)
+            if recipe.key in self.defined and not has_new_limits:
+                continue
+            if recipe.key not in self.defined:
+                self.defined.add(recipe.key)
+                messages += self._describe(recipe)
+            if has_new_limits:
+                self._limits[recipe.key] = recipe.limits
+            messages.append(to_manager.DefineRecipe(recipe))
+        function = submission.function
+        if function.key not in self.defined:
+            self.defined.add(function.key)
+            self._unused = [key for key in self._unused if key != function.key]
+            messages.append(to_manager.DefineFunction(function.key, function.name, function.blob, function.place))
+        return messages
+
+
+def _counted_down(frame: bytes, number: int, *, seconds: float) -> bytes:
+    """Encode a frame again, with this many seconds less left to its deadlines."""
+    messages = [
+        msgspec.structs.replace(each, due_in_s=each.due_in_s - seconds)
+        if type(each) is to_manager.Submit and each.due_in_s is not None
+        else each
+        for each in wire.from_client()(frame).messages
+    ]
+    return wire.encode(messages, sequence=number)
+
+
+def _size_of(message: Any) -> int:
+    """Return about how many bytes a definition has; 0 for other messages, which are small."""
+    if type(message) is to_manager.DefineFunction:
+        return len(message.blob)
+    return len(message.recipe.loader) if type(message) is to_manager.DefineRecipe else 0

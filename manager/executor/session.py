@@ -39,12 +39,12 @@ from stoker.errors import (
     StreamDiffersError,
 )
 from stoker.log_files import BoundedLog
-from stoker.manager.executor.client import wait_for_answer
 from stoker.manager.executor.detached import JOINS, RUN
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import CallFuture
-from stoker.manager.executor.map_results import interrupt_open
+from stoker.manager.executor.mapping import interrupt_open
 from stoker.manager.executor.options import check_count, check_load, parsls_config, read_wants
+from stoker.manager.executor.outgoing import wait_for_answer
 from stoker.manager.executor.prepared import AppWants, TriedWants
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.show_status import calls_in_words
@@ -372,10 +372,7 @@ def retry_cost(error: Exception, task: dict[str, Any]) -> float:
     if isinstance(sent, CallFuture) and sent.due_at is not None:
         if isinstance(specification, AppWants):
             again = task["resource_specification"] = AppWants(
-                specification.wants,
-                due_at=sent.due_at,
-                function=specification.function,
-                made_of=specification.made_of,
+                specification.wants, due_at=sent.due_at, function=specification.function, made_of=specification.made_of
             )
             again.inbox = specification.inbox
         else:

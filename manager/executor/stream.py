@@ -17,8 +17,7 @@ from stoker.errors import ConfigError
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.kernel import loaded_kernel
-from stoker.manager.executor.map_calls import MapCalls
-from stoker.manager.executor.mapping import executor_of, refuse_unheeded
+from stoker.manager.executor.map_calls import MapCalls, executor_of, refuse_unheeded
 from stoker.manager.executor.options import check_truth
 from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.pieces import PieceInbox, PieceReader

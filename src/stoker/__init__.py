@@ -34,7 +34,7 @@ __version__ = RELEASE
 _HOME = {
     "StokerError": "stoker.errors",
     "StokerExecutor": "stoker.manager.executor",
-    "amap": "stoker.manager.executor.mapping",
+    "amap": "stoker.manager.executor.async_map",
     "app": "stoker.manager.executor",
     "causal_lm": "stoker.contexts.causal_lm",
     "context": "stoker.contexts",
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from stoker.manager.executor import app as app
     from stoker.manager.executor import load as load
     from stoker.manager.executor import map as map
+    from stoker.manager.executor.async_map import amap as amap
     from stoker.manager.executor.kept_file import kept as kept
-    from stoker.manager.executor.mapping import amap as amap
     from stoker.manager.executor.stream import stream as stream
 
 

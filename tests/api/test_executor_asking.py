@@ -24,10 +24,10 @@ from stoker import errors
 from stoker.contexts import payloads
 from stoker.contexts.recipe import BARE, ObjectRef
 from stoker.manager.executor import blocks, executor, failures
-from stoker.manager.executor.large_payloads import LargeArguments
 from stoker.manager.executor.options import KEYS, CallPlace, SpecificationError, read_parsl_spec, read_wants
 from stoker.manager.executor.packing import FunctionCache, bare, name_of, pack_arguments
 from stoker.manager.executor.prepared import AppWants, Preparer
+from stoker.manager.executor.session_files import LargeArguments
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Features, Printed
 
 

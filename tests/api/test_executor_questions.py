@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from polling import PATIENCE_S
 
-from stoker.manager.executor.client import wait_for_answer
+from stoker.manager.executor.outgoing import wait_for_answer
 from stoker.protocol import to_client, to_manager
 
 

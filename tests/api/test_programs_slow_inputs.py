@@ -17,7 +17,7 @@ import pytest
 from polling import PATIENCE_S
 
 import stoker
-from stoker.manager.executor import map_results
+from stoker.manager.executor import mapping
 from stoker.manager.executor.map_inputs import FORGOTTEN_S, SLOW_S
 
 QUICK = 4
@@ -176,7 +176,7 @@ def test_a_map_that_is_dropped_when_python_ends_asks_nothing_of_what_is_gone(ses
     """Python takes the names of modules away before it drops what is left."""
     results = stoker.map(abs, range(3))
     with monkeypatch.context() as gone:
-        gone.setattr(map_results, "os", None)
+        gone.setattr(mapping, "os", None)
         results.__del__(lambda: True)
     results.close()
 
@@ -303,7 +303,7 @@ class Clock:
 
 
 def test_a_quick_input_stays_in_its_thread_also_if_it_begins_slowly(session, monkeypatch):
-    monkeypatch.setattr(map_results, "time", clock := Clock())
+    monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():
         table = sqlite3.connect(":memory:")  # its cursors are bound to this thread
@@ -324,7 +324,7 @@ def test_a_quick_input_stays_in_its_thread_although_a_disk_stands_still_for_an_i
     session, tmp_path, monkeypatch
 ):
     """A cursor that was read for hours failed at the second row for which its disk had stood still."""
-    monkeypatch.setattr(map_results, "time", clock := Clock())
+    monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():
         table = sqlite3.connect(":memory:")
