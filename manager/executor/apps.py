@@ -32,7 +32,6 @@ from stoker.protocol.calls import Features
 from stoker.units import show_seconds
 
 _PARSLS = frozenset({"inputs", "outputs", "stdout", "stderr", "walltime", SPECIFICATION})
-"""Keywords of a call that Parsl's kernel acts on."""
 
 
 @overload
@@ -181,7 +180,6 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self._is_method = False
         self._is_static = isinstance(function, staticmethod)
         self._found: tuple[DataFlowKernel, list[str]] | None = None
-        """The kernel that is loaded, and the labels of the executors there."""
         self._has_own_packing = not cache and not _PARSLS.intersection(self.kwargs.keys() - {SPECIFICATION})
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", None) or "builtins"
@@ -189,11 +187,10 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self._timed: tuple[Any, Callable[..., Any]] | None = None
         """The function with the last walltime around it."""
         self._last: AppWants | None = None
-        """The specification of the last call."""
         self.options = dict(options or {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
-        """Submit a call; its future, which can be cancelled. Raises SessionError before a site is loaded."""
+        """Submit a call; return its future. Raises SessionError if no site is loaded."""
         kernel = loaded_kernel(self.__name__)
         if self._found is None or self._found[0] is not kernel:
             if self._labels is not None:
@@ -234,7 +231,6 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return again
 
     def _with_walltime(self, walltime: Any) -> Callable[..., Any]:
-        """Return the function as Parsl's kernel gives it to an executor: wrapped if it has a walltime."""
         if walltime is not None and self.specification.wants.options.stream:
             raise ConfigError(
                 f"{self.__name__} gives its result in pieces, and Parsl's walltime would be over before the first one:"
@@ -285,12 +281,12 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
 
     @property
     def labels(self) -> list[str] | None:
-        """Labels of the executors that may run it; None: every StokerExecutor that is loaded."""
+        """Labels of the executors that may run it; None = every StokerExecutor."""
         return self._labels
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function as it was written."""
+        """The undecorated function."""
         return bare(self.func)
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -300,7 +296,6 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             self.func = wrap_error(_context_first(self.function))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method: the instance travels with the call."""
         return self if instance is None or self._is_static else functools.partial(self, instance)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -331,7 +326,6 @@ def _context_first(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def labels_of(app: PythonApp | None) -> list[str] | None:
-    """Return the labels of the executors that an app names; None if it names none."""
     if isinstance(app, StokerApp):
         return app.labels
     return app.executors if app is not None and isinstance(app.executors, list) else None
@@ -348,7 +342,6 @@ _ELSEWHERE = {
     "devices": "what a call needs of devices, its context says: @stoker.context(devices=...)",
     "gpus": "the site file asks for GPUs: [provider] gpus",
 }
-"""Options that people expect of `@app`, and their replacement."""
 _HERE = {"timeout_s": "timeout", "deadline_s": "deadline"}
 """Options of a specification that have another name in `@app`."""
 
@@ -364,7 +357,6 @@ def names_in(option: str, value: Any) -> list[str] | None:
 
 
 def unknown_option(name: str, *, options: Sequence[str]) -> ConfigError:
-    """Return the error for an option that `@app` does not have. `options`: those that it has."""
     near = difflib.get_close_matches(name, options, n=1)
     elsewhere = _ELSEWHERE.get(name, f"it takes {', '.join(options)}")
     return ConfigError(
@@ -373,15 +365,13 @@ def unknown_option(name: str, *, options: Sequence[str]) -> ConfigError:
 
 
 def named_as_here(error: SpecificationError) -> SpecificationError:
-    """Return the same error with the key's name in `@app`."""
     key = str(error.facts.get("key", ""))
     name = _HERE.get(key, key)
     return SpecificationError(f"{name}{str(error).removeprefix(key)}", key=name, invalid_keys={name})
 
 
 def check_function(function: Callable[..., Any], *, takes_context: bool, ignored: Iterable[str]) -> None:
-    """Raise ConfigError for a function that cannot be an app: a context manager, one without a signature or without a
-    parameter for its context, and one that lacks a parameter named in `ignore_for_cache`."""
+    """Raise ConfigError for a function that cannot be an app."""
     name, yields = name_of(function), how_it_yields(function)
     if yields and not gives_pieces(function):
         raise ConfigError(f"{name} is {yields}, and a call has a result: return a value, or yield pieces of it")
@@ -406,8 +396,8 @@ def check_function(function: Callable[..., Any], *, takes_context: bool, ignored
 
 
 def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
-    """Return True if calls of an app return their results in pieces: as `stream` says, else if its function yields.
-    Raises ConfigError for calls of a gang, which cannot."""
+    """True if calls return their results in pieces: as `stream` says, else if the function yields. Raises ConfigError
+    for a gang, whose calls cannot."""
     bare = function.__func__ if isinstance(function, staticmethod) else function
     streams = gives_pieces(bare) if stream is None else stream
     if streams and gang[1] > 1:

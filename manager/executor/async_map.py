@@ -131,7 +131,6 @@ class AsyncResults(AsyncIterator[Any]):
 
 
 def _serve(results: ResultStream, asked: queue.SimpleQueue[Future[Any] | None]) -> None:
-    """Take a result for each future, until None comes."""
     while (wanted := asked.get()) is not None:
         error, value = None, _END
         try:
@@ -144,8 +143,6 @@ def _serve(results: ResultStream, asked: queue.SimpleQueue[Future[Any] | None]) 
 
 
 class _AwaitedItems(Iterator[Any]):
-    """The items of an async iterable, for another thread than its event loop's."""
-
     def __init__(self, items: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:
         self._items = aiter(items)
         self._loop = loop

@@ -48,8 +48,6 @@ _LAST_LINES = 20
 
 
 class BlockOwner(Protocol):
-    """The part of an executor that blocks need."""
-
     site: Site
     provider: ExecutionProvider | None
     seen_blocks: set[str]
@@ -67,7 +65,6 @@ class BlockOwner(Protocol):
 
 
 def on_failed_blocks(executor: BlockOwner, status: dict[str, JobStatus]) -> None:
-    """Give up when the first blocks have all failed and none of them ever brought a pilot."""
     if executor.seen_blocks or not status:
         return
     enough = max(1, getattr(executor.provider, "init_blocks", 1))
@@ -81,7 +78,6 @@ def on_failed_blocks(executor: BlockOwner, status: dict[str, JobStatus]) -> None
 
 
 def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionError:
-    """Return the error for blocks that never brought a pilot, with the last lines of each, equal ones once."""
     said: dict[tuple[str, ...], list[str]] = {}
     for block, job in status.items():
         text = (job.stderr_summary or "").strip() or job.message or ""
@@ -97,7 +93,7 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
 
 
 def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
-    """Return up to `wanted` blocks to drain: those with the fewest running calls first, and of these the youngest."""
+    """Return up to `wanted` blocks to drain: those with the fewest running calls first, then the youngest."""
     active = [block for block, job in executor.status_facade.items() if job.state not in TERMINAL_STATES]
     answer = executor.ask_status()
     running = dict.fromkeys(active, 0)
@@ -114,13 +110,12 @@ def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
 
 
 def most_pilots(provider: ExecutionProvider) -> int:
-    """Return the most pilots that a provider's blocks can bring at once; 0 = any number."""
+    """Return the most pilots that a provider's blocks can bring; 0 = any number."""
     most, nodes = getattr(provider, "max_blocks", 0), getattr(provider, "nodes_per_block", 1)
     return int(most * nodes) if isinstance(most, int) and isinstance(nodes, int) else 0
 
 
 def with_pilots(link: Link) -> set[str]:
-    """Return the blocks whose pilots can be told to end."""
     try:
         status = wait_for_answer(link.ask_status(), timeout_s=STATUS_LIMIT_S)
         return {pilot.block for pilot in status.pilots}
@@ -129,7 +124,7 @@ def with_pilots(link: Link) -> set[str]:
 
 
 def end_all(executor: BlockOwner, *, told: set[str]) -> None:
-    """Let pilots of this machine end by themselves if they were `told` to; cancel all other jobs."""
+    """Wait for the pilots on this machine that were `told` to end; cancel all other jobs."""
     provider = executor.provider
     jobs = dict(executor.blocks_to_job_id)
     if provider is None or not jobs:
@@ -157,25 +152,21 @@ def _not_ended(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
 
 
 def ensure_script_dir(provider: ExecutionProvider, run_dir: str) -> None:
-    """Set a provider's script folder if Parsl's kernel, which usually sets it, is missing."""
     if getattr(provider, "script_dir", "") is None:
         provider.script_dir = str(Path(run_dir) / "submit_scripts")
         Path(provider.script_dir).mkdir(parents=True, exist_ok=True)
 
 
 def remove_objects(folder: SessionFolder) -> None:
-    """Remove large arguments and results, which no one needs after their session."""
     shutil.rmtree(folder.objects, ignore_errors=True)
 
 
 def show(job: JobStatus) -> str:
-    """Return a block's state for `stoker status`: `running`, `pending: QOSMaxGRESPerUser`."""
     state = job.state.name.lower()
     return f"{state}: {job.message}" if job.message else state
 
 
 def workers_per_node(site: Site) -> int:
-    """Return the calls that a pilot runs at once; 1 for a GPU site, whose number is not known before a pilot joins."""
     pilot = site.pilot
     if pilot.cpu_count:
         return pilot.cpu_count
@@ -183,10 +174,8 @@ def workers_per_node(site: Site) -> int:
 
 
 def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
-    """Wait until the factory of a session that is over has seen its jobs end; log if that takes too long.
-
-    A factory that was killed is started again, which takes a moment.
-    """
+    """Wait until the factory of a session that is over has seen its jobs end; log if that takes too long. A factory
+    that was killed is restarted, which takes a moment."""
     until = time.monotonic() + limit_s
     there_by = time.monotonic() + FACTORY_START_S
     left = folder.path / JOBS_LEFT
@@ -206,10 +195,8 @@ def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
 
 
 class BlockUpkeep:
-    """Cancels the jobs of drained blocks and of blocks whose pilots are all lost, and reports blocks to the manager.
-
-    `lease_s`: seconds that a block's pilots may be away before its job is cancelled and Parsl starts another.
-    """
+    """Cancels the jobs of drained blocks and of blocks whose pilots are lost for `lease_s`, and reports blocks to the
+    manager."""
 
     def __init__(self, owner: BlockOwner, *, lease_s: float) -> None:
         self._owner = owner
@@ -221,10 +208,8 @@ class BlockUpkeep:
         self._told: dict[str, str] = {}
         """The last state of each block that was sent to the manager."""
         self._without_key: set[str] = set()
-        """Blocks that have ended, whose key is removed."""
 
     def drain(self, blocks: Iterable[str], link: Link, *, within_s: float) -> None:
-        """End the pilots of these blocks; their jobs are cancelled `within_s` later."""
         for block in blocks:
             self._cancel_at[block] = time.monotonic() + within_s
             link.tell(ReleaseBlock(block))
@@ -240,14 +225,12 @@ class BlockUpkeep:
                 logger.warning("block %s: its pilots went %s ago, and its job still runs: cancelled", block, gone)
 
     def cancel_drained(self) -> None:
-        """Cancel the jobs of blocks that have drained for long enough."""
         for block, at in list(self._cancel_at.items()):
             if time.monotonic() >= at:
                 del self._cancel_at[block]
                 self._cancel(block)
 
     def tell(self, status: Mapping[str, JobStatus], link: Link) -> None:
-        """Send the manager changed states of the blocks. Revoke the keys of those that have ended."""
         said = {block: show(job) for block, job in status.items()}
         if said == self._told:
             return
@@ -270,20 +253,16 @@ class BlockUpkeep:
 
 
 class MonitoringRadio(Protocol):
-    """Sends messages to Parsl's monitoring database."""
-
     def send(self, message: object) -> None:
         """Send a message."""
 
 
 class NodeMessages:
-    """Sends a `NODE_INFO` message when a pilot joins, and another one when it is gone."""
-
     def __init__(self) -> None:
         self._here: dict[str, PilotStatus] = {}
 
     def tell(self, radio: MonitoringRadio | None, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
-        """Report pilots that have joined or left since the last time. `pilots`: those that are here."""
+        """Send a `NODE_INFO` message for each pilot that has joined or left since the last time."""
         if radio is None:
             return
         before, self._here = self._here, {pilot.pilot: pilot for pilot in pilots}
@@ -293,7 +272,6 @@ class NodeMessages:
 
 
 def _facts(pilot: PilotStatus, *, run_id: str, is_active: bool) -> dict[str, object]:
-    """Return a row of the table `node`. A pilot knows the resources of its job, not of its whole node."""
     at = datetime.datetime.now()
     return {
         "run_id": run_id,
@@ -317,10 +295,7 @@ _PID = "PID:"
 
 
 class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no types
-    """Parsl's LocalProvider with quoted paths, which accepts that its folder is removed."""
-
     def submit(self, command: str, tasks_per_node: int, job_name: str = "parsl.localprovider") -> str:
-        """Start a block; return its id. Raises SubmitException."""
         name = f"{job_name}.{time.time()}"
         script = str(Path(self.script_dir, f"{name}.sh").absolute())
         launched = self.launcher(command, tasks_per_node, self.nodes_per_block, self.script_dir)
@@ -336,7 +311,6 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
         return pids[0]
 
     def cancel(self, job_ids: list[str]) -> list[bool]:
-        """End blocks, also stopped ones (SIGSTOP)."""
         groups = []
         for job in job_ids:
             with suppress(OSError):  # its shell has ended
@@ -348,7 +322,7 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
         return done
 
     def _read_job_file(self, script_path: str, suffix: str) -> str:
-        """Return the content of a job's file. Without the file of its exit code only the process tells its state."""
+        """Without the file of a job's exit code only its process tells its state."""
         try:
             return str(super()._read_job_file(script_path, suffix))
         except OSError:

@@ -71,16 +71,13 @@ class Link:
         self.waiting = OpenCalls(self.large)
         self.settling = Settling("results")
         self.over: Exception | None = None
-        """Why this client has no session any more; None while it has one."""
         self.journal_trouble = ""
         """Why the manager cannot write its journal; empty while it can. Calls and results wait."""
         self._observer = observer
         self._out = Outgoing(self.waiting.calls, describe=lambda recipe: describe(recipe, folder.objects))
         self._questions = Questions()
         self._taken: deque[to_manager.PiecesTaken] = deque()
-        """Acknowledgements of pieces that have not left."""
         self._may_lack_pieces = False
-        """True if pieces may have been lost with a connection: the next frame asks for them."""
         self._first_id = 0
         """This client's number, in the upper bits of its calls' ids."""
         self._sequence = itertools.count()
@@ -109,22 +106,19 @@ class Link:
 
     @property
     def session(self) -> SessionFile:
-        """The session file as it was read last."""
         return self.membership.session
 
     def wait_joined(self, timeout_s: float) -> None:
-        """Wait for the manager's welcome. A wait of several seconds is logged with its reason. Raises SessionError."""
         if self.over is None:
             self.membership.wait(timeout_s, journal_trouble=lambda: self.journal_trouble)
         if self.over is not None:
             raise self.over
 
     def has_sent(self, key: str) -> bool:
-        """True if calls of this client have used the context of this key."""
         return key in self._out.defined
 
     def why_silent(self) -> str:
-        """Return why the manager may not answer although the connection is up; empty if there is no connection."""
+        """Return why a connected manager may not answer; else ""."""
         return self.membership.why_silent() if self.over is None and self._joined.is_set() else ""
 
     def submit(
@@ -154,8 +148,7 @@ class Link:
     def submit_many(
         self, submission: Submission | Sequence[Submission], payloads: Iterable[Payload], waiter: Waiter
     ) -> list[CallId]:
-        """Send calls of one submission, or each of its own, with one waiter for all. Raises SessionError if the session
-        is over."""
+        """Send calls of one submission, or each of its own, with one waiter for all. Raises SessionError."""
         if self.over is not None:
             raise self.over
         first_id, sequence = self._first_id, self._sequence
@@ -171,50 +164,40 @@ class Link:
         return [call.spec.call for call in calls]
 
     def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
-        """Cancel these calls. Their waiters are not called."""
         gone = self.waiting.give_up(calls)
         if gone and self.over is None:
             self.tell(to_manager.Cancel(gone, running))
 
     def acknowledge(self, taken: to_manager.PiecesTaken) -> None:
-        """Tell the manager that there is room for more pieces of a call."""
         self._taken.append(taken)
         self._send_now()
 
     def replace_function(self, function: FunctionKey, *, by: FunctionKey) -> None:
-        """Let the manager forget a function after the calls submitted so far: further calls name another one."""
         self.tell_later(Replaced(function, by))
 
     def tell(self, message: Any) -> None:
-        """Send a message, after all that was submitted before it."""
         self._out.queue.append(message)
         self._send_now()
 
     def tell_later(self, message: Any) -> None:
-        """Send a message with the next frame, whatever makes that one leave."""
         self._out.queue.append(message)
 
     def ask_status(self) -> Future[to_client.Status]:
-        """Ask for the state of the session. Cancelling the future gives the question up."""
         return self._ask(to_manager.AskStatus(), answer=to_client.Status)
 
     def ask_story(self, subject: str) -> Future[to_client.Story]:
-        """Ask why a call, pilot, library or context is where it is. Cancelling the future gives the question up."""
         return self._ask(to_manager.AskStory(subject), answer=to_client.Story)
 
     def fail_all(self, error: Exception) -> None:
-        """End the session for this client: open calls and later ones fail with this error."""
         self.over = self.over or error
         self._joined.set()
         self.waiting.fail_all(error)
         self._questions.fail_all(error)
 
     def wait_finished(self, timeout_s: float) -> bool:
-        """Wait until the manager says that the session is over. False if it does not in time."""
         return self._finished.wait(timeout_s)
 
     def leave(self, timeout_s: float) -> None:
-        """Cancel this client's calls through the manager, and wait until it has done so. The session continues."""
         if self.waiting and self.over is None:
             self._out.queue.append(to_manager.Cancel(list(self.waiting.calls), True))
         self._send_now()
@@ -223,7 +206,6 @@ class Link:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Stop the thread and close the socket. Open calls fail."""
         self.fail_all(SessionError("the session was closed before this call ended", session=self.session.session))
         self._stop = True
         self.wake()
@@ -233,7 +215,6 @@ class Link:
         callbacks.wait_done(limit_s=SETTLE_LIMIT_S)
 
     def wake(self) -> None:
-        """Wake the I/O thread."""
         self._woken = True
         try:
             os.eventfd_write(self._wake_fd, 1)
@@ -241,7 +222,6 @@ class Link:
             pass
 
     def forked(self) -> None:
-        """Disable the link in a forked child: the socket, its thread, open calls and their files are the parent's."""
         self.over = membership.forked_process(self.session.session)
         self.waiting.calls.clear()  # so nothing that the child drops cancels a call of its parent
         self._lock = threading.Lock()
@@ -266,7 +246,6 @@ class Link:
     # ---- sending
 
     def _send_now(self) -> None:
-        """Send the queue from this thread. If another thread uses the socket, leave it to the I/O thread."""
         if not self._lock.acquire(blocking=False):
             self.wake()
             return
@@ -353,7 +332,6 @@ class Link:
             self.wake()
 
     def _read_monitor(self) -> None:
-        """Handle changes of the connection."""
         for change in self._dealer.changes():
             if change is ConnectionChange.MADE:
                 number = self._first_id >> CLIENT_SHIFT if self.membership.was_joined and not self._observer else -1
@@ -375,7 +353,6 @@ class Link:
                 self.fail_all(membership.refused_key(self.folder, self.session.session))
 
     def _find_manager(self) -> None:
-        """Connect to the address that the session file names now, or end if the session is over."""
         try:
             found = self.membership.find_manager(time.monotonic())
         except SessionError as error:
@@ -388,7 +365,6 @@ class Link:
                 self._dealer.move_to(found.address)
 
     def _take(self, data: bytes, fed: list[PieceInbox]) -> None:
-        """Handle a frame. Inboxes that get pieces are added to `fed`."""
         try:
             messages = self._decode(data).messages
         except ProtocolError as error:

@@ -28,20 +28,19 @@ if TYPE_CHECKING:  # at run time Parsl takes a second to import, and the command
 
 
 def check(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
-    """Raise ConfigError if a site names TaskVine and it is not here, or cannot honour the site."""
+    """Raise ConfigError if a site names TaskVine, and it is missing here or cannot honour the site."""
     sites = tuple(sites)
     refuse(sites, provider=provider)
     must_be_here(sites)
 
 
 def must_be_here(sites: Iterable[Site]) -> None:
-    """Raise ConfigError if a site names TaskVine and it is not here."""
     if any(site.engine is Engine.TASKVINE for site in sites):
         factory.find_programs()
 
 
 def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
-    """Raise ConfigError if a site names TaskVine and TaskVine cannot honour it, whether it is here or not."""
+    """Raise ConfigError if a site names TaskVine and asks for what TaskVine cannot do."""
     sites = tuple(sites)
     for site in sites:
         if site.engine is not Engine.TASKVINE:
@@ -62,8 +61,8 @@ def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) 
 
 
 def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
-    """Raise ConfigError if this site cannot honour these wants. `honours`: the options that its policy uses; None =
-    only the manager of a joined session knows, and refuses the others."""
+    """Raise ConfigError if this site cannot honour these wants. `honours`: options that its policy uses; None = only
+    the manager of a joined session knows."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
         refused = seams.refusal(
@@ -77,12 +76,10 @@ def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> 
 
 
 def engine_of(folder: SessionFolder) -> Engine:
-    """Return the engine of an existing session."""
     return Engine.TASKVINE if engine.is_there(folder) else Engine.STOKER
 
 
 def local_provider(site: Site) -> LocalProvider:
-    """Return Parsl's provider for pilots that are processes of this machine."""
     from stoker.manager.executor.blocks import QuotedLocalProvider
 
     pilot = site.pilot
@@ -99,8 +96,8 @@ def local_provider(site: Site) -> LocalProvider:
 def prepare(
     folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str, kept: bool = False
 ) -> None:
-    """Write TaskVine's plans into a new session's folder. `python_path`: where pilots import from, in addition to this
-    environment; `kept`: the session outlives programs. Raises OSError."""
+    """Write TaskVine's plans into a new session's folder. `python_path`: imports beyond this environment; `kept`: the
+    session outlives programs. Raises OSError."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
             made = planning.plan_of(site, session=session, kept=kept, python=sys.executable, search_path=python_path)
@@ -108,10 +105,7 @@ def prepare(
 
 
 def factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
-    """Return the command that TaskVine starts its workers with, except for the port, which is chosen later.
-
-    Raises ConfigError for an interface that this host lacks.
-    """
+    """Return the command that starts TaskVine's workers; the port is chosen later. Raises ConfigError."""
     elsewhere = site.provider.kind is not ProviderKind.LOCAL
     made = planning.plan_of(site, session=session, kept=True)
     own = folder.pilot("taskvine") / "taskvine"

@@ -161,7 +161,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         )
         self._sources: SourceShelf | None = None
         self.call_place = CallPlace()
-        """Where calls run."""
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
         self._upkeep = BlockUpkeep(self, lease_s=self.site.session.lease_s)
@@ -276,8 +275,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             blocks.remove_objects(self._link.folder)
 
     def _start_blocks(self) -> None:
-        """Start the initial blocks on a thread: Ctrl-C must not come between a job's submission and the note of its
-        id."""
+        """Use a thread: Ctrl-C must not come between a job's submission and the note of its id."""
         if self.provider is not None and self.provider.init_blocks > 0:
             blocks.ensure_script_dir(self.provider, self.run_dir)
             thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
@@ -339,7 +337,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     @property
     def tasks(self) -> dict[Any, Any]:
-        """Open calls by id."""
         return {call: each.waiter for call, each in tuple(self._link.waiting.calls.items())} if self._link else {}
 
     def monitor_resources(self) -> bool:
@@ -347,7 +344,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return False
 
     def set_bad_state_and_fail_all(self, exception: Exception) -> None:
-        """Fail every open call, and every later one, for this reason."""
         logger.error("executor %s cannot go on: %s", self.label, exception)
         self._executor_exception = exception
         self._executor_bad_state.set()
@@ -357,7 +353,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             self._link.fail_all(bad)
 
     def ask_status(self, timeout_s: float = STATUS_LIMIT_S) -> Status | None:
-        """Return the session's status; None if the manager does not answer in time."""
+        """Return the session's status; None without an answer."""
         if self._link is None or self._stopped:
             return None
         try:
@@ -369,7 +365,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     @property
     def workers_per_node(self) -> int:
-        """Calls that a pilot runs at once, by its devices, or guessed from this machine."""
         return blocks.workers_per_node(self.site)
 
     def scale_out_facade(self, n: int) -> list[str]:
@@ -404,18 +399,15 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return status
 
     def tell_blocks(self) -> None:
-        """Send the manager the state of the blocks, for `stoker status`."""
         if self._link is not None and not self._stopped:
             self._upkeep.tell(self._status, self._link)
 
     def _get_launch_command(self, block_id: str) -> str:
-        """Return the shell command of a pilot. The keys are in the session folder, not in the command."""
         block_keys.issue(self.link.folder, block_id)
         return pilot_command(self.site, folder=self.link.folder, block=block_id, python_path=python_path())
 
 
 def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
-    """Return the loaded StokerExecutors. Raises SessionError if there are none."""
     found = [executor for executor in kernel.executors.values() if isinstance(executor, StokerExecutor)]
     if not found:
         labels = ", ".join(label for label in kernel.executors if label != "_parsl_internal")
@@ -427,7 +419,6 @@ def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
 
 
 def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) -> None:
-    """Raise ConfigError for a label whose executor is not loaded, or is no StokerExecutor."""
     loaded = [label for label in kernel.executors if label != "_parsl_internal"]
     for label in labels:
         if label not in loaded:
@@ -454,7 +445,6 @@ _before: tuple[int, int, int] = gc.get_threshold()
 
 
 def calm_collector() -> None:
-    """Collect less often, until `restore_collector` was called as often as this function."""
     global _calm, _before
     with _lock:
         if _calm == 0:
@@ -465,7 +455,6 @@ def calm_collector() -> None:
 
 
 def restore_collector() -> None:
-    """Undo one `calm_collector`."""
     global _calm
     with _lock:
         if _calm > 0:

@@ -62,8 +62,7 @@ def opens_at_once(end: CallEnd) -> bool:
 
 
 def outcome(end: CallEnd, *, session: str = "") -> Any:
-    """Return the call's result. Raises its exception, or a StokerError that says why there is no result. `session`: the
-    session's id."""
+    """Return the call's result. Raises its exception, or a StokerError that says why there is no result."""
     if end.ok:
         return _open(end.payload, end)
     if end.failure is not None:
@@ -94,11 +93,10 @@ _NO_NAME = re.compile(
     r"Can't pickle .*?(?:attribute lookup (\S+) on|the same object as (\S+)|local object '?([^\s']+))"
     r"|Can't get (?:local )?(?:attribute|object) '?([^\s']+)"
 )
-"""Messages of pickle about functions and classes that it cannot find by name."""
 
 
 def _about_names(error: Exception) -> str:
-    """Return the remedy if processes that a call started could not find a function by its name; else empty."""
+    """Return advice if processes that a call started could not find a function by name; else ""."""
     found = _NO_NAME.search(str(error)) if isinstance(error, pickle.PicklingError | AttributeError) else None
     if found is None:
         return ""
@@ -111,12 +109,10 @@ def _about_names(error: Exception) -> str:
 
 
 def _command(name: str, call: str, session: str) -> str:
-    """Return a command line. It names the session, because other sessions have calls of the same name."""
     return f"stoker {name} {call}{f' --session {session}' if session else ''}"
 
 
 def failure_error(failure: Failure, *, call: int, session: str = "", printed: Printed | None = None) -> StokerError:
-    """Return the error of a failure, with its evidence as facts. `printed`: the call's output, if it was kept."""
     names = ("pilot", "device", "signal", "exit_code", "tail", "log")
     facts: dict[str, Any] = {"call": show_call(call)}
     facts |= {name: value for name in names if (value := getattr(failure, name))}
@@ -191,7 +187,6 @@ class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is
 
 
 def with_its_command(error: BaseException) -> BaseException:
-    """Return Parsl's exception for a command with the facts of the library; any other one as it is."""
     facts = vars(error)
     if type(error) is not errors.BashExitFailure or "command" not in facts:
         return error

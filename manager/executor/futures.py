@@ -49,7 +49,6 @@ class CallFuture(Future[Any]):
 
     @property
     def parsl_executor_task_id(self) -> str:
-        """The call's id for people. Parsl logs it."""
         return "" if self.call is None else show_call(self.call)
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
@@ -123,14 +122,12 @@ class CallFuture(Future[Any]):
             end_future(self, value)
 
     def fail(self, call: CallId, error: Exception) -> None:  # noqa: ARG002
-        """Set the error of a call that will have no end."""
         end_future(self, error=error)
 
     def flush(self) -> None:
         """Do nothing: a future is settled at once."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
-        """Keep a progress report of the call, or a forecast of the manager."""
         if isinstance(said, CallForecast):
             self.forecast = said
         else:  # a checkpoint stays until there is a newer one
@@ -142,7 +139,6 @@ class CallFuture(Future[Any]):
 
 
 def _record_of(callback: Callable[..., object]) -> dict[str, Any] | None:
-    """Return the task's record if this is the callback of Parsl's kernel on the future of a call."""
     given = callback.args[0] if isinstance(callback, functools.partial) and callback.args else None
     return given if isinstance(given, dict) and "app_fu" in given else None
 
@@ -211,7 +207,6 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return True
 
     def cancelled(self) -> bool:
-        """True if it was cancelled before it ended."""
         return self._was_cancelled
 
     def __iter__(self) -> NoReturn:
@@ -223,11 +218,9 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return asyncio.wrap_future(self).__await__()
 
     def set_result(self, result: Any) -> None:
-        """Set the result, unless it was cancelled."""
         if not self._was_cancelled:
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Set the error, unless it was cancelled."""
         if not self._was_cancelled:
             super().set_exception(exception)

@@ -30,7 +30,6 @@ from stoker.protocol.ids import CallId
 
 _SYNC_S = 5.0
 _TOGETHER_BYTES = 8_000_000
-"""Results of more bytes are not written with one write."""
 _JOIN_S = 5.0
 
 
@@ -42,13 +41,10 @@ class KeptItem(NamedTuple):
     items: int
 
     def value(self) -> Any:
-        """Read the result."""
         return self.file.value_at(self.at)
 
 
 class KeepingInbox(MapInbox):
-    """The waiter of a map that keeps its results: passes ends on when they are in the file."""
-
     def __init__(self, file: KeptFile) -> None:
         super().__init__()
         self.file = file
@@ -62,16 +58,13 @@ class KeepingInbox(MapInbox):
         self._thread.start()
 
     def settle(self, end: CallEnd) -> bool:
-        """Give a call's end to the thread."""
         self._came.put(end)
         return False
 
     def sent(self, calls: Sequence[CallId], keys: Sequence[tuple[str, int]]) -> None:
-        """Record the key and the place of the item of each call that was sent."""
         self._keys.update(zip(calls, keys, strict=True))
 
     def close(self) -> None:
-        """Write the results that have arrived, and release the file."""
         self._came.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
@@ -137,25 +130,21 @@ class Keeping:
         self.inbox = KeepingInbox(self.file)
 
     def key_of(self, item: Any) -> str:
-        """Return the digest of an item's content. Raises SerializationError for an item that cannot be sent."""
         try:
             return digest_of_item(item)
         except RecipeError:
             return digest_of_item(payloads.dumps(item))
 
     def find(self, key: str, *, items: int) -> KeptItem | None:
-        """Return the result of an earlier run for an item with this key; None if it has to be computed."""
         at = self.file.find(key)
         return None if at is None else KeptItem(self.file, at, items)
 
     def how_to_continue(self) -> str:
-        """Return a sentence for a user who has stopped the map."""
         kept = len(self.file) + self.file.added
         return f"{kept:,} results are in {self.file.path}; run it again to continue"
 
 
 def header_of(calls: MapCalls, *, batch_size: int | None) -> KeptHeader:
-    """Return the facts that the results of these calls depend on, in addition to the items."""
     content = calls.content()
     return KeptHeader(
         function=calls.name,
@@ -186,7 +175,6 @@ def begin_or_continue(file: KeptFile, header: KeptHeader, *, reuse: bool) -> Non
 
 
 def difference(there: KeptHeader, now: KeptHeader) -> str:
-    """Return why the results of a file do not fit this map; empty if they fit."""
     name, since = there.function, f" since {there.since}" if there.since else ""
     if there.function != now.function:
         return f"it has results of {name}, and this map calls {now.function}"
@@ -220,7 +208,6 @@ def _bytes_of(end: CallEnd) -> bytes:
 
 
 def path_of(keep: str | os.PathLike[str]) -> Path:
-    """Return the path of the file that `keep` names. Raises ConfigError if it cannot be one."""
     if not isinstance(keep, str | os.PathLike) or not os.fspath(keep):
         raise ConfigError(f'keep: {keep!r:.80} is not the path of a file; write keep="run.jsonl"', key="keep")
     path = Path(os.fspath(keep))

@@ -50,19 +50,15 @@ BEGINS = b'{"stoker":"kept results"'
 _BEGIN = b'{"key":"'
 _KEY_CHARACTERS = 32
 _HEAD_BYTES = 64
-"""Bytes that cover the key and the place of an item."""
 _DIGEST_BYTES = 8
 _END = b',"digest":"'
 _END_BYTES = len(_END) + 2 * _DIGEST_BYTES + len(b'"}\n')
 _JSON_BYTES = 1_000_000
-"""A result with a larger pickle is not tried as JSON."""
 CHUNK_BYTES = 3 << 18
 """Bytes that are encoded at once. A multiple of 3, for base64."""
 
 
 class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """The function, code, arguments and context of a file's results."""
-
     function: str
     code: str = ""
     arguments: str = ""
@@ -75,22 +71,18 @@ class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     since: str = ""
 
     def line(self) -> bytes:
-        """Return the line that begins the file."""
         facts = {"stoker": self.stoker, **{name: getattr(self, name) for name in self.__struct_fields__}}
         facts["since"] = time.strftime("%Y-%m-%d %H:%M:%S")
         return json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
 class Record:
-    """A result as a line of the file."""
-
     def __init__(self, key: str, item: int, data: Any) -> None:
         self.key = key
         self._item = item
         self._data = data
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes of the line in parts, so that a large result is not copied whole."""
         text = _as_json(self._data)
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         kind = "pickle" if text is None else "result"
@@ -106,7 +98,6 @@ class Record:
 
 
 DAMAGED = object()
-"""The value of a damaged record."""
 
 
 class Scan:
@@ -118,7 +109,6 @@ class Scan:
         self.header: KeptHeader | None = None
         self.damaged = 0
         self.end = 0
-        """Offset after the last whole line."""
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
         readline = self._file.readline
@@ -149,7 +139,6 @@ class Scan:
 
 
 def _head_of(head: bytes) -> tuple[str, int] | None:
-    """Return the key and the item of a record that begins with these bytes; None for any other line."""
     key, rest = head[len(_BEGIN) : len(_BEGIN) + _KEY_CHARACTERS], head[len(_BEGIN) + _KEY_CHARACTERS :]
     number = rest.removeprefix(b'","item":').partition(b",")[0]
     if not head.startswith(_BEGIN) or not number.isdigit():
@@ -162,7 +151,6 @@ def _head_of(head: bytes) -> tuple[str, int] | None:
 
 
 def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool = True) -> Any:
-    """Return the value of the line at a byte of the file, as `_value_of` does. Raises SerializationError."""
     file.seek(at)
     try:
         return _value_of(file.readline(), key=key, opens=opens)
@@ -213,12 +201,10 @@ class _PlainUnpickler(pickle.Unpickler):
     """Opens values of builtin types only, so that no code of the user runs on the thread that keeps results."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse every class and function."""
         raise pickle.UnpicklingError(f"{module}.{name} is not plain")
 
 
 def _is_json(value: Any) -> bool:
-    """True if JSON gives back the same value."""
     kind = type(value)
     if value is None or kind is bool or kind is str or kind is int:
         return True
@@ -252,7 +238,6 @@ class KeptFile:
         self.header: KeptHeader | None = None
         self.damaged = 0
         self.added = 0
-        """Results that this run has appended."""
         self._file = descriptor
         self._reader: BinaryIO = path.open("rb")  # with a place of its own: the writer moves its own
         self._index = _Index()
@@ -281,11 +266,9 @@ class KeptFile:
             os.ftruncate(self._file, self._end)
 
     def __len__(self) -> int:
-        """Return the number of results of earlier runs."""
         return len(self._index)
 
     def begin(self, header: KeptHeader) -> None:
-        """Write a header for the records that follow. Raises StokerError if the disk refuses."""
         self._append([header.line()], added=0)
         self.header = header
 
@@ -331,7 +314,6 @@ class KeptFile:
         return value
 
     def sync(self) -> None:
-        """Flush the file to the disk. Raises StokerError if the disk refuses."""
         try:
             os.fsync(self._file)
         except OSError as error:
@@ -343,7 +325,6 @@ class KeptFile:
                 ) from error
 
     def close(self) -> None:
-        """Close the file; twice is no error."""
         if self._file >= 0:
             self._reader.close()
             os.close(self._file)
@@ -435,7 +416,6 @@ def kept(path: str | os.PathLike[str]) -> KeptResults:
 
 
 def not_kept(path: Path) -> ConfigError:
-    """Return the error for a file that keeps no results."""
     return ConfigError(
         f"{path}: is not a file of kept results (its first line does not say so); name a new file",
         key="keep",

@@ -30,8 +30,8 @@ HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.lo
 
 
 def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
-    """Return Parsl's loaded kernel. Raises SessionError, which shows how to load a site. `inside`: advice for a
-    function that is a call already."""
+    """Return Parsl's loaded kernel. Raises SessionError, which shows how to load a site, and `inside` a call what to
+    do."""
     try:
         return DataFlowKernelLoader.dfk()
     except NoDataFlowKernelError:
@@ -42,7 +42,6 @@ def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
 
 
 def launch_at_once(kernel: DataFlowKernel) -> None:
-    """Let the thread that calls an app submit the call too, if its arguments are packed already."""
     launch_now: Callable[[TaskRecord], None] | None = getattr(kernel, "_launch_if_ready_async", None)
     if launch_now is None or "launch_if_ready" in vars(kernel):
         return
@@ -65,8 +64,6 @@ def launch_at_once(kernel: DataFlowKernel) -> None:
 
 
 class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
-    """A memoizer around the kernel's own that raises nothing when a call ends."""
-
     def __init__(self, inner: Memoizer) -> None:
         self._inner = inner
         self._warned: set[str] = set()
@@ -84,23 +81,19 @@ class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
                 self.update_memo_exception(task, error)  # it notes the call's future, and writes no checkpoint
 
     def update_memo_exception(self, task: TaskRecord, e: BaseException) -> None:
-        """Keep the error of a call."""
         try:
             self._inner.update_memo_exception(task, e)
         except Exception as error:
             self._warn(task, error)
 
     def start(self, *, run_dir: str, config_run_dir: str) -> None:
-        """Start with the kernel."""
         self._inner.start(run_dir=run_dir, config_run_dir=config_run_dir)
 
     def check_memo(self, task: TaskRecord) -> Future[Any] | None:
-        """Return the kept result of a call, if there is one."""
         found: Future[Any] | None = self._inner.check_memo(task)
         return found
 
     def close(self) -> None:
-        """End with the kernel, whose executors must end also after an error of the last checkpoint."""
         try:
             self._inner.close()
         except Exception as error:
@@ -110,7 +103,6 @@ class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
         return getattr(self._inner, name)
 
     def _warn(self, task: TaskRecord, error: Exception) -> None:
-        """Log once for each function that its results cannot be kept."""
         name = str(task["func_name"])
         if name not in self._warned:
             self._warned.add(name)
@@ -124,14 +116,13 @@ class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
 
 
 def make_safe(kernel: DataFlowKernel) -> None:
-    """Wrap the kernel's memoizer in a SafeMemoizer, once."""
     if not isinstance(kernel.memoizer, SafeMemoizer):
         kernel.memoizer = SafeMemoizer(kernel.memoizer)
 
 
 def _check_picklable(result: Any) -> None:
-    """Raise SerializationError if plain pickle refuses a result: Parsl pickles straight into its file, where a part of
-    a refused result would make the whole file unreadable."""
+    """Raise SerializationError if plain pickle refuses a result: Parsl pickles straight into its file, and half a
+    result makes the file unreadable."""
     try:
         pickle.Pickler(_Nowhere()).dump(result)
     except Exception as error:
@@ -141,7 +132,5 @@ def _check_picklable(result: Any) -> None:
 
 
 class _Nowhere:
-    """A file that drops what is written."""
-
     def write(self, data: Any) -> int:
         return len(data) if isinstance(data, bytes) else memoryview(data).nbytes

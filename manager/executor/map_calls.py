@@ -32,7 +32,6 @@ def app_in(function: Callable[..., Any]) -> PythonApp | None:
 
 
 def refuse_unheeded(function: Callable[..., Any], asked: str) -> None:
-    """Raise ConfigError for options of an app that Parsl's kernel acts on: maps and streams bypass it."""
     app, name = app_in(function), name_of(function)
     if app is None:
         return
@@ -53,8 +52,7 @@ def refuse_unheeded(function: Callable[..., Any], asked: str) -> None:
 def executor_of(
     kernel: DataFlowKernel, function: Callable[..., Any], name: str, *, asked: str = "stoker.map"
 ) -> StokerExecutor:
-    """Return the loaded executor that an app names first, or the first that is loaded. Raises ConfigError,
-    SessionError."""
+    """Return the loaded executor that an app names first, else the first. Raises ConfigError, SessionError."""
     ours = {executor.label: executor for executor in stoker_executors(kernel, asked)}
     labels = labels_of(app_in(function))
     if labels is None:
@@ -66,8 +64,8 @@ def executor_of(
 
 
 class MapContent(NamedTuple):
-    """What the results of a map depend on, in addition to its items: digests of the function's code and of the
-    arguments given ahead, and the context."""
+    """The facts that the results of a map depend on, in addition to its items: digests of code and of arguments given
+    ahead, and the context."""
 
     code: str
     arguments: str
@@ -108,15 +106,12 @@ class MapCalls:
         self._function = function
         self._make_submission = functools.partial(self._prepared.submission, function, place=executor.call_place)
         self._brought: set[str] = set()
-        """Modules of the user that the item packed last refers to."""
         self._renew_submission()
 
     def pack(self, item: Any) -> Payload:
-        """Pickle an item as arguments of a call; large ones go to a file. Raises SerializationError."""
         return self.pack_call((item,), {})
 
     def pack_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
-        """Pickle the arguments of a call; large ones go to a file. Raises SerializationError."""
         packed = pack_arguments(
             (*self._before, *args),
             {**self._with, **kwargs} if kwargs else self._with,
@@ -132,7 +127,6 @@ class MapCalls:
         return packed
 
     def content(self) -> MapContent:
-        """Return what the results depend on, in addition to the items."""
         wants, ahead = self._wants, (self._before, self._with)
         try:
             arguments = digest_of_item(ahead) if self._before or self._with else ""
@@ -148,7 +142,6 @@ class MapCalls:
         return self._due(self._submission)
 
     def submission_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
-        """Return the submission of a call with these arguments. Raises InputTooLongError."""
         if not self.is_family:
             return self.submission()
         wants = self._wants.chosen((*self._before, *args), {**self._with, **kwargs})
@@ -171,5 +164,4 @@ class MapCalls:
     def _renew_submission(self) -> None:
         self._submission = self._batched(self._make_submission(self._wants))
         self._of_length: dict[int, Submission] = {}
-        """Of a family: submissions by the identity of the Wants of one length."""
         self._by_name = travels_with(self._submission.function, self._submission.recipe)

@@ -31,14 +31,11 @@ from stoker.errors import ConfigError
 
 
 class LostItem:
-    """The place of an item whose future failed."""
-
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def settled(items: Iterable[Any]) -> Iterator[Any]:
-    """Yield the items; in place of a future its result, or a LostItem."""
     for item in items:
         if not isinstance(item, Future):
             yield item
@@ -51,14 +48,12 @@ def settled(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def refuse_lost(items: Iterable[Any]) -> None:
-    """Raise the error of the first LostItem among the items."""
     for item in items:
         if type(item) is LostItem:
             raise item.error
 
 
 def batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    """Yield lists of `size` items; the last may be shorter."""
     while batch := list(itertools.islice(items, size)):
         yield batch
 
@@ -71,8 +66,6 @@ _FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather",
 
 
 class Rows:
-    """The rows of a table, in order. `len` is their number."""
-
     def __init__(self, chunks: Iterator[list[dict[str, Any]]], count: int) -> None:
         self._chunks = chunks
         self._count = count
@@ -86,12 +79,8 @@ class Rows:
 
 
 def rows_of(items: Any) -> Iterable[dict[str, Any]] | None:
-    """Return the rows of a data frame (pandas, polars), of Arrow's tables, batches, readers and data sets, or of the
-    data file that a Path names; None for anything else.
-
-    Raises ConfigError for a polars LazyFrame, two columns of one name, several splits at once, a file that cannot be
-    read, and a file's name as a text.
-    """
+    """Return the rows of a data frame, an Arrow table, batch, reader or data set, or of the data file that a Path
+    names; None for anything else. Raises ConfigError for a table or file that has no rows as dicts."""
     if isinstance(items, Path):
         return (row.fields for row in read_rows(items))
     if isinstance(items, str) and items.endswith(_FILES):
@@ -124,12 +113,10 @@ def rows_of(items: Any) -> Iterable[dict[str, Any]] | None:
 
 
 def _chunks(batch: Any) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of an Arrow RecordBatch, which may be a whole table."""
     return (batch.slice(start, CHUNK_ROWS).to_pylist() for start in range(0, batch.num_rows, CHUNK_ROWS))
 
 
 def _check_names(names: Iterable[Any]) -> None:
-    """Raise ConfigError if a row as a dict would lose a column."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ConfigError(
@@ -138,7 +125,6 @@ def _check_names(names: Iterable[Any]) -> None:
 
 
 def _is_a(value: Any, library: str, kind: str) -> bool:
-    """True for an instance of a library's class. Does not import the library."""
     wanted = getattr(sys.modules.get(library), kind, None)
     return isinstance(wanted, type) and isinstance(value, wanted)
 
@@ -149,7 +135,6 @@ def _is_a(value: Any, library: str, kind: str) -> bool:
 SLOW_S = 0.1
 """Seconds after which an item is slow."""
 SLOW_ITEMS = 2
-"""Slow items that make an input slow."""
 FORGOTTEN_S = 60.0
 """Seconds after which a slow item does not count any more."""
 _JOIN_S = 0.2
@@ -160,14 +145,11 @@ class NotYet(Exception):
 
 
 class SlowItems:
-    """Counts the slow items of one input that come soon after each other."""
-
     def __init__(self) -> None:
         self._count = 0
         self._last_at = -math.inf
 
     def took(self, began: float, ended: float) -> bool:
-        """Count a slow item, taken between these times in seconds. True if its input is slow."""
         self._count = self._count + 1 if began - self._last_at < FORGOTTEN_S else 1
         self._last_at = ended
         return self._count >= SLOW_ITEMS
@@ -181,7 +163,6 @@ class PulledInputs(Iterator[Any]):
         self._bell = bell
         self._pulled: deque[Any] = deque()
         self._end: BaseException | None = None
-        """Raised after the items that were pulled."""
         self._room = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -190,14 +171,12 @@ class PulledInputs(Iterator[Any]):
         self._thread.start()
 
     def allow(self, count: int) -> None:
-        """Let `count` items wait here; items taken count until the next time."""
         with self._changed:
             self._room = count
             self._changed.notify()
 
     @property
     def is_ready(self) -> bool:
-        """True if `next` would not raise NotYet."""
         return bool(self._pulled) or self._end is not None
 
     def __next__(self) -> Any:
@@ -210,7 +189,6 @@ class PulledInputs(Iterator[Any]):
         return self._pulled.popleft()
 
     def close(self) -> None:
-        """Take no more items. The thread ends after its current item."""
         with self._changed:
             self._closed = True
             self._changed.notify()

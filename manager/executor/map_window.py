@@ -29,7 +29,6 @@ from stoker.units import MOST_NUMBER
 
 WINDOW_BYTES = 256_000_000
 CHUNK = 500
-"""Calls that are packed before they are sent."""
 GROW_S = 2.0
 """Seconds after which the window doubles before the first result."""
 _MEAN_OF = 64
@@ -60,11 +59,9 @@ class Window:
         self._began_at = 0.0
 
     def sent(self, argument_bytes: int) -> None:
-        """Count the arguments of calls that were put into `in_flight`."""
         self._argument_bytes += argument_bytes
 
     def ended(self, calls: int, *, argument_bytes: int, result_bytes: int) -> None:
-        """Count calls that were taken out of `in_flight`."""
         self._argument_bytes -= argument_bytes
         self._ended += calls
         self.held_bytes += result_bytes
@@ -72,13 +69,11 @@ class Window:
             self._mean_bytes += (result_bytes / calls - self._mean_bytes) * min(1.0, calls / min(self._ended, _MEAN_OF))
 
     def starved(self) -> None:
-        """Open the window: the loop waits, and no result is here."""
         flying, most = len(self.in_flight), self._most_now()
         if self._ended and most < self.most_calls and flying >= most - most // 4:
             self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
 
     def room(self, *, ready: int) -> int:
-        """Return how many calls may be sent while `ready` results wait for the loop."""
         return self._room(ready, self._most_now())
 
     def room_to_fill(self, *, ready: int) -> int:
@@ -102,12 +97,10 @@ class Window:
         return GROW_S - (self._clock() - self._began_at) % GROW_S
 
     def clear(self) -> None:
-        """Forget all calls and results."""
         self.in_flight.clear()
         self._argument_bytes = self.held_bytes = 0
 
     def _most_now(self) -> int:
-        """Calls that may be in flight, by their number and by the bytes of their results."""
         if not self._ended:
             return min(self.most_calls, self._first_calls())
         free_bytes = self.most_bytes - self.held_bytes
@@ -126,7 +119,6 @@ class Window:
 
 
 def size_of(payload: Payload) -> int:
-    """Return the size of a payload in bytes, also if it is in a file."""
     return len(payload) if isinstance(payload, bytes) else payload.size_bytes
 
 
@@ -138,8 +130,8 @@ _numbers = itertools.count()
 
 
 class MapReports:
-    """The progress reports of one map, at most one a second. `tell` sends a report with the next frame. `items`: length
-    of the input; None = not known."""
+    """The progress reports of one map, at most one a second. `tell` sends a report. `items`: length of the input, or
+    None."""
 
     def __init__(
         self,
@@ -164,24 +156,20 @@ class MapReports:
         self._is_over = False
 
     def sent(self, calls: int) -> None:
-        """Count calls that leave with the next frame."""
         self._sent += calls
         if self._told_kept != self._kept:  # results of earlier runs were found since: they took no time
             self._told_at = None
         self._report()
 
     def ended(self, calls: int) -> None:
-        """Count calls that have ended."""
         self._ended += calls
         self._report()
 
     def kept(self) -> None:
-        """Count a call whose result is in the map's file."""
         self._kept += 1
         self._report()
 
     def close(self) -> None:
-        """Report the end of the map."""
         if not self._is_over:
             self._is_over = True
             if self._told_at is not None:
@@ -226,17 +214,14 @@ class MapInbox:
         self._ended = 0
 
     def settle(self, end: CallEnd) -> bool:
-        """Append a call's end."""
         self._ended += 1
         self.arrived.append(end)
         return True
 
     def fail(self, call: CallId, error: Exception) -> None:
-        """Append the error of a call that will have no end."""
         self.arrived.append((call, error))
 
     def flush(self) -> None:
-        """Report the calls that have ended since the last time, and ring once for all of them."""
         if ended := self._ended:
             self._ended = 0
             self.on_ended(ended)

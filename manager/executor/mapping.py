@@ -144,26 +144,18 @@ def map(
 
 
 class _NotSent(msgspec.Struct, eq=False):
-    """An item, or a batch of `items`, that could not be read or packed."""
-
     error: Exception
     items: int
     place: int = -1
 
 
 class _Batch:
-    """Packed calls that are sent together."""
-
     def __init__(self) -> None:
         self.packed: list[Payload] = []
         self.submissions: list[Submission] = []
-        """Of a family: one submission a call."""
         self.keys: list[str] = []
-        """Keys in the file of kept results."""
         self.last = 0
-        """Items in the last call."""
         self.unsent: tuple[None, Exception] | _NotSent | KeptItem | None = None
-        """The entry that follows these calls in place of a call."""
 
 
 class ResultStream(Iterator[Any]):
@@ -215,7 +207,6 @@ class ResultStream(Iterator[Any]):
         self._short: dict[CallId, int] = {}  # the number of items of a batch that is not full
         self._return_exceptions = return_exceptions
         self._retries = retries
-        """Retries that Parsl's kernel gives to calls of apps."""
         self._exhausted = self._closed = self._is_stopped = False
         self._pid = os.getpid()
         self.taken = self.items = 0
@@ -344,7 +335,6 @@ class ResultStream(Iterator[Any]):
             self._wait()
 
     def _hand_over(self, end: CallEnd | _NotSent | KeptItem) -> Any:
-        """Return the result of a call and count it. Raises its exception, or returns it with `return_exceptions`."""
         if isinstance(end, KeptItem):
             value, size = end.value(), end.items
             if isinstance(self._follow, MapProgress):
@@ -368,7 +358,6 @@ class ResultStream(Iterator[Any]):
         return value
 
     def _note_failed(self, end: CallEnd | _NotSent, error: Exception) -> None:
-        """Set `failed_item`, and add its place to the error of a call."""
         if isinstance(end, _NotSent):
             self.failed_item = end.place
         elif end.call in self._failed:
@@ -536,7 +525,6 @@ _JUST_S = 1.0
 
 
 def interrupt_open() -> list[str]:
-    """Close every open stream after Ctrl-C; return the messages for the user."""
     now = time.monotonic()
     just = [said for at, said in _left if now - at < _JUST_S]
     _left.clear()

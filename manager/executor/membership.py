@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 CHECK_EVERY_S = 1.0
 """Seconds between two reads of the session file while the manager is away."""
 SLOW_S = 5.0
-"""Seconds of waiting for the manager's welcome after which a program logs the reason."""
+"""Seconds without the manager's welcome after which a program logs the reason."""
 AWAY_S = 30.0
-"""Seconds after which a manager that is away is reported; if its folder is gone too, the session is over."""
+"""Seconds after which an absent manager is reported; if its folder is gone too, the session is over."""
 
 
 class Membership:
@@ -36,9 +36,7 @@ class Membership:
     def __init__(self, folder: SessionFolder) -> None:
         self.joined = threading.Event()
         self.was_joined = False
-        """True once the manager has welcomed this client."""
         self.session = folder.read()
-        """The session file as it was read last."""
         self.why_over = ""
         """Why the session is over, as its folder says; empty while it is not."""
         self._folder = folder
@@ -47,22 +45,19 @@ class Membership:
         self._is_reported = False
 
     def welcomed(self) -> None:
-        """Record the manager's welcome."""
         self.joined.set()
         self.was_joined = True
 
     def has_joined(self, *, within_s: float) -> bool:
-        """True if the manager has ever welcomed this client, or does so within this time."""
         return self.was_joined or self.joined.wait(within_s)
 
     def connection_lost(self, now: float) -> None:
-        """Record that the connection broke. `now`: on the monotonic clock."""
         if self.joined.is_set():
             self.joined.clear()
             self._report_at, self._is_reported = now + AWAY_S, False
 
     def wait(self, timeout_s: float, *, journal_trouble: Callable[[], str]) -> None:
-        """Wait for the manager's welcome. A wait of several seconds is logged with its reason. Raises SessionError."""
+        """Wait for the manager's welcome. Log the reason of a long wait. Raises SessionError."""
         slow_s = min(timeout_s, SLOW_S)
         if self.joined.wait(slow_s):
             return
@@ -103,14 +98,13 @@ class Membership:
         report(text, session, session)
 
     def why_silent(self) -> str:
-        """Return why the manager may not answer although the connection to it is up."""
         return (
             f"session {self.session.session}: its manager does not answer: it is stopped, or the file system of"
             f" {self._folder.path} hangs; calls and results wait for it, and what runs goes on"
         )
 
     def _why_not_joined(self, journal_trouble: str) -> str:
-        """Return why there is no welcome yet. Raises SessionError if waiting cannot help."""
+        """Raises SessionError if waiting cannot help."""
         address, log = self.session.address, self._folder.manager_log
         subject = f"session {self.session.session}: its manager{elsewhere(self._folder)} at {address}"
         if journal_trouble:
@@ -129,7 +123,6 @@ class Membership:
 
 
 def other_python(session: SessionFile) -> SessionError:
-    """Return the error for a session whose libraries run under another Python than this program."""
     return SessionError(
         f"session {session.session} is one of Python {session.python}, and this program runs under"
         f" Python {PYTHON} ({sys.executable}), whose functions cannot run there; run the program with Python"
@@ -139,7 +132,6 @@ def other_python(session: SessionFile) -> SessionError:
 
 
 def refused_key(folder: SessionFolder, session: str) -> SessionError:
-    """Return the error for a client whose key the manager refuses."""
     return SessionError(
         f"the manager of session {session} refused this client's key; "
         f"{folder.path} is a copy of another session's folder, or its keys were changed",
@@ -148,7 +140,6 @@ def refused_key(folder: SessionFolder, session: str) -> SessionError:
 
 
 def session_over(session: str, reason: str) -> SessionError:
-    """Return the error for a session that has ended."""
     return SessionError(
         f"session {session} is over: {reason or 'it was ended'}; "
         "load a new one with stoker.load(), and submit the calls again that have no result",
@@ -157,7 +148,6 @@ def session_over(session: str, reason: str) -> SessionError:
 
 
 def forked_process(session: str) -> SessionError:
-    """Return the error for a forked child that uses the link of its parent."""
     return SessionError(
         f"this process was forked from the program that loaded session {session}, and cannot use it; "
         "make calls in that program, or load a session here",

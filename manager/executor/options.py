@@ -50,13 +50,11 @@ def refuse(option: str, value: Any, want: str) -> ConfigError:
 
 
 def check_truth(option: str, value: Any) -> None:
-    """Raise ConfigError unless the value is True or False: a text is always true, also "no"."""
     if not isinstance(value, bool):
         raise refuse(option, value, "True or False")
 
 
 def check_count(option: str, value: Any, *, least: int, most: int | None = None) -> None:
-    """Raise ConfigError unless the value is a whole number in these bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise refuse(option, value, f"a whole number of at least {least}")
     if most is not None and value > most:
@@ -64,7 +62,6 @@ def check_count(option: str, value: Any, *, least: int, most: int | None = None)
 
 
 def check_session(session: Any) -> None:
-    """Raise ConfigError for a value that names no session. None: no session is joined."""
     if session is not None and not isinstance(session, str | os.PathLike):
         raise refuse("session", session, "the id or the folder of a session")
     if session is not None and not os.fspath(session):
@@ -92,7 +89,6 @@ def check_load(*, run_dir: Any, retries: Any, options: Mapping[str, Any]) -> Non
 
 
 def parsls_config(**options: Any) -> Config:
-    """Return Parsl's Config. Raises ConfigError, naming the option, for a value that Parsl refuses."""
     try:
         return Config(**options)
     except (TypeCheckError, TypeError, ValueError, ConfigurationError) as error:
@@ -104,7 +100,6 @@ def parsls_config(**options: Any) -> Config:
 
 
 def check_options(*, label: Any, working_dir: Any, drain_s: Any, provider: Any, progress: Any) -> None:
-    """Raise ConfigError, naming the option, for a wrong value of an executor's option."""
     if not isinstance(label, str) or not label or "/" in label:
         raise ConfigError(f"label: {label!r:.80} is not a name: write a text without slashes; it names a folder, too")
     if working_dir is not None and (not isinstance(working_dir, str | os.PathLike) or not os.fspath(working_dir)):
@@ -121,7 +116,6 @@ def check_options(*, label: Any, working_dir: Any, drain_s: Any, provider: Any, 
 
 
 def check_parsls(storage_access: Any, block_error_handler: Any, radio: Any) -> None:
-    """Raise ConfigError, naming the option, for a wrong value of an option that Parsl uses."""
     if storage_access is not None and (
         not isinstance(storage_access, Sequence) or not all(isinstance(each, Staging) for each in storage_access)
     ):
@@ -133,7 +127,6 @@ def check_parsls(storage_access: Any, block_error_handler: Any, radio: Any) -> N
 
 
 def check_local_policy(site: Site) -> None:
-    """Raise ConfigError for a rule that only the manager's own blocks follow, if Parsl starts the blocks."""
     rule = site.policy.provisioning
     if rule not in (ProvisioningName.DEFAULT, ProvisioningName.FIXED):
         raise ConfigError(
@@ -162,7 +155,6 @@ KEYS = {
     "gang": "(smallest, largest) number of libraries that run it together",
     "stream": "True: the pieces that the function yields travel as they come",
 }
-"""Every key of a specification, with its meaning."""
 
 
 class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ignore[misc]  # parsl is untyped
@@ -173,8 +165,7 @@ class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ig
 
 
 class CallPlace(NamedTuple):
-    """Where the calls of a program run: in the `folder` that the user named, else in the program's own folder,
-    `home`."""
+    """The folder in which calls run: the `folder` that the user named, else the program's own, `home`."""
 
     folder: str = ""
     home: ProgramFolder | None = None
@@ -198,7 +189,6 @@ class Wants(msgspec.Struct, frozen=True):
     """Wants of its calls of each length, by the key of their shortest context."""
 
     def streaming(self, streams: bool) -> Wants:
-        """Return the same wants, for calls that return their results in pieces, or whole."""
         if self.options.stream is streams:
             return self
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
@@ -218,7 +208,7 @@ class Wants(msgspec.Struct, frozen=True):
 
     def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
         """Return the wants of a call with these arguments: of a family the shortest context that is long enough, with
-        the longer ones as variants. Raises InputTooLongError, and ConfigError if nothing says how long the input is."""
+        the longer ones as variants. Raises InputTooLongError, ConfigError."""
         if self.family is None:
             return self
         recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))
@@ -233,12 +223,10 @@ class Wants(msgspec.Struct, frozen=True):
         return known
 
     def options_in(self, place: CallPlace) -> CallOptions:
-        """Return the options of a call that runs at this place. `Submission.due_at` holds its deadline."""
         return msgspec.structs.replace(self.options, folder=place.folder, home=place.home)
 
 
 def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False) -> Wants:
-    """Read a specification. Raises SpecificationError, naming the key."""
     unknown = sorted(str(key) for key in specification if key not in KEYS)
     if unknown:
         raise _unknown(unknown)
@@ -278,9 +266,8 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
 
 
 def read_parsl_spec(spec: Any) -> Recipe:
-    """Read the recipe of the paper's `parsl_spec = {'context': [loader, [args], {kwargs}]}` (Figure 5).
-
-    Raises SpecificationError, and RecipeError for a loader that the arguments do not fit.
+    """Read the paper's `parsl_spec = {'context': [loader, [args], {kwargs}]}` (Figure 5). Raises SpecificationError,
+    RecipeError.
     """
     form = "{'context': [loader, [arguments], {keyword arguments}]}"
     if not isinstance(spec, Mapping) or "context" not in spec:
@@ -308,7 +295,6 @@ def _unknown(unknown: list[str]) -> SpecificationError:
 
 
 def _wrong(name: str, value: Any, want: str, *, key: str = "") -> SpecificationError:
-    """Return the error for a value; `key`: the key of the specification, if `name` is longer."""
     shown, key = repr(value), key or name
     text = f"{name}: {shown if len(shown) < 80 else shown[:77] + '...'} is not {want}"
     return SpecificationError(text, key=key, invalid_keys={key})
@@ -398,7 +384,6 @@ def _is_feature(value: Any, what: str) -> bool:
 
 
 def input_length(family: Family, features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Return the input's length in tokens. Raises ConfigError if nothing says it."""
     said = _said_length(features)
     if said:
         return said

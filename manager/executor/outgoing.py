@@ -72,7 +72,6 @@ class Submission:
         return self.options.gang[self.due_at is not None]
 
     def message(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
-        """Return the message that submits these calls. `now`: the time on the clock of `due_at`."""
         due_in_s = None if self.due_at is None else self.due_at - now
         return to_manager.Submit(self.function.key, RecipeKey(self.recipe.key), calls, self.options, due_in_s)
 
@@ -88,8 +87,6 @@ class OpenCall(msgspec.Struct, gc=False, eq=False):
 
 
 class OpenCalls:
-    """A client's open calls by id. `large` holds the files of their large arguments."""
-
     def __init__(self, large: LargeArguments) -> None:
         self.calls: dict[CallId, OpenCall] = {}
         self._large = large
@@ -98,27 +95,23 @@ class OpenCalls:
         ended twice, and the file of its result may still be read."""
         self._has_gangs = False
         self._warned_of: set[str] = set()
-        """Functions whose lost files were reported."""
 
     def __len__(self) -> int:
         return len(self.calls)
 
     @property
     def slots(self) -> int:
-        """Slots that the calls take or want: one a call, and one a member of a gang."""
         if not self._has_gangs:
             return len(self.calls)
         return sum(call.submission.members for call in tuple(self.calls.values()))
 
     def add(self, call: OpenCall) -> None:
-        """Wait for a call that is about to be sent."""
         self.calls[call.spec.call] = call
         self._has_gangs |= call.submission.members > 1
         if call.inbox is not None:
             call.inbox.begin(call.spec.call)
 
     def add_all(self, calls: Sequence[OpenCall]) -> None:
-        """Wait for calls that are about to be sent."""
         self.calls.update((call.spec.call, call) for call in calls)
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
@@ -128,14 +121,12 @@ class OpenCalls:
         return gone
 
     def report(self, reports: Iterable[CallProgress | CallForecast]) -> None:
-        """Pass reports on running calls to their waiters."""
         for report in reports:
             call = self.calls.get(report.call)
             if call is not None:
                 call.waiter.report(report)
 
     def settle(self, ends: Sequence[CallEnd]) -> None:
-        """Pass the ends of a frame to their waiters."""
         touched: set[Waiter] = set()
         for end in ends:
             if end.left is not None:
@@ -155,12 +146,10 @@ class OpenCalls:
             waiter.flush()
 
     def reject(self, calls: Iterable[CallId], reason: str) -> None:
-        """Fail calls that the manager has refused."""
         for number in calls:
             self._fail(number, ProtocolError(f"the manager did not accept this call: {reason}"))
 
     def fail_all(self, error: Exception) -> None:
-        """Fail all open calls."""
         while self.calls:
             for number in tuple(self.calls):
                 self._fail(number, error)
@@ -172,7 +161,6 @@ class OpenCalls:
             call.waiter.flush()
 
     def _pop(self, number: CallId) -> OpenCall | None:
-        """Remove a call, and the file of its large arguments."""
         call = self.calls.pop(number, None)
         if call is not None and isinstance(call.spec.payload, ObjectRef):
             self._large.drop(call.spec.payload)
@@ -197,8 +185,6 @@ class OpenCalls:
 
 
 class _OpenQuestion(msgspec.Struct, eq=False):
-    """A question to the manager, and the future of its answer, a message of this kind."""
-
     question: to_manager.AskStatus | to_manager.AskStory
     kind: type[to_client.Status | to_client.Story]
     future: Future[Any]
@@ -220,12 +206,10 @@ class Questions:
         return sum(not each.future.done() for each in self._open)
 
     def ask(self, question: Any, future: Future[Any], *, answer: type[Any]) -> None:
-        """Add a question. The future gets the `answer`, a message of this type."""
         self._open.append(_OpenQuestion(question, answer, future))
         self.has_unsent = True
 
     def take_unsent(self) -> list[Any]:
-        """Return the questions that are to be sent now."""
         self.has_unsent = False
         unsent = [each for each in self._open if not each.is_sent and not each.future.done()]
         for each in unsent:
@@ -233,14 +217,12 @@ class Questions:
         return [each.question for each in unsent]
 
     def ask_all_again(self) -> None:
-        """Send all open questions again, over a new connection."""
         self._open = [each for each in self._open if not each.future.done()]
         for each in self._open:
             each.is_sent = False
         self.has_unsent = bool(self._open)
 
     def answer(self, message: to_client.Status | to_client.Story) -> None:
-        """Answer the oldest question of this kind, also if it was given up."""
         for each in self._open:
             if each.is_sent and each.kind is type(message):
                 self._open.remove(each)
@@ -248,13 +230,11 @@ class Questions:
                 return
 
     def fail_all(self, error: Exception) -> None:
-        """Fail all open questions."""
         for each in tuple(self._open):
             end_future(each.future, error=error)
 
 
 def end_future(future: Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
-    """Set the result or the error of a future, unless it was cancelled or another thread has ended it."""
     try:
         if error is None:
             future.set_result(value)
@@ -265,7 +245,7 @@ def end_future(future: Future[Any], value: Any = None, *, error: BaseException |
 
 
 def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
-    """Return the answer to a question. Raises TimeoutError if it does not come in time: the question is given up."""
+    """Return the answer. Raises TimeoutError if it does not come in time, and gives the question up."""
     try:
         return asked.result(timeout_s)
     except BaseException:  # Ctrl-C too
@@ -307,29 +287,23 @@ class Outgoing:
     ) -> None:
         self.queue: deque[OpenCall | Any] = deque()
         self.received = 0
-        """Results that have arrived in all."""
         self.defined: set[str] = set()
-        """Keys of the functions and recipes that this manager was sent."""
+        """Keys of the functions and recipes that the manager has."""
         self._calls = calls
         self._describe = describe
         self._outbox = Outbox()
         self._counted_at: dict[int, float] = {}
         """Of each unacknowledged frame with deadlines, by number: when the seconds to them were counted."""
         self._limits: dict[str, LibraryLimits] = {}
-        """The limits that the manager was sent last, by recipe key."""
         self._unused: list[FunctionKey] = []
         """Functions that the manager may forget; the next `Received` names them."""
         self._replaced: dict[FunctionKey, None] = {}
-        """Functions that a `Replaced` entry has named."""
         self._used_late: set[FunctionKey] = set()
         """Replaced functions that calls of this frame still name. The frame's end lets the manager forget them."""
         self._blocks: to_manager.WantPilots | None = None
-        """The last message about the client's own blocks."""
         self._acknowledged_results = 0
         self._acknowledge_at = 0.0
-        """When results must be acknowledged at the latest."""
         self._dequeued = 0
-        """Entries that have left the queue."""
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
         """Take results; return those that are new. `now` is in seconds on the clock of `due_in`.
@@ -346,7 +320,6 @@ class Outgoing:
         return ends
 
     def due_in(self, now: float) -> float | None:
-        """Return the seconds until results must be acknowledged; None if all are."""
         return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
 
     def frames(self, now: float) -> Iterator[bytes]:
@@ -359,7 +332,7 @@ class Outgoing:
             yield self._frame([], now)
 
     def again(self, now: float) -> list[bytes]:
-        """Encode the unacknowledged frames again, with the seconds left to deadlines as they are now."""
+        """Encode the unacknowledged frames again."""
         counted_at = self._counted_at
         return [
             _counted_down(frame, number, seconds=now - counted_at[number]) if number in counted_at else frame
@@ -368,12 +341,10 @@ class Outgoing:
 
     @property
     def has_unacknowledged(self) -> bool:
-        """True if frames were sent that the manager has not acknowledged."""
         return self._outbox.acknowledged < self._outbox.sequence
 
     @property
     def acknowledged(self) -> int:
-        """The number of the last frame that the manager has acknowledged."""
         return self._outbox.acknowledged
 
     def resubmit_everything(self) -> None:
@@ -395,7 +366,6 @@ class Outgoing:
         self.queue.extendleft(reversed([*again, to_manager.Resubmitted()]))
 
     def acked(self, sequence: int) -> None:
-        """Drop frames up to this number: the manager has them in its journal."""
         self._outbox.acked(sequence)
         if self._counted_at:
             for number in [each for each in self._counted_at if each <= self._outbox.acknowledged]:
@@ -470,7 +440,6 @@ class Outgoing:
             self._unused.append(entry.function)
 
     def _definitions(self, submission: Submission) -> list[Any]:
-        """Return the definitions that the manager lacks for calls of this submission. They count as sent."""
         messages: list[Any] = []
         recipes: dict[str, Recipe] = {}
         for recipe in (submission.recipe, *submission.variants):
@@ -494,7 +463,6 @@ class Outgoing:
 
 
 def _counted_down(frame: bytes, number: int, *, seconds: float) -> bytes:
-    """Encode a frame again, with this many seconds less left to its deadlines."""
     messages = [
         msgspec.structs.replace(each, due_in_s=each.due_in_s - seconds)
         if type(each) is to_manager.Submit and each.due_in_s is not None
@@ -505,7 +473,6 @@ def _counted_down(frame: bytes, number: int, *, seconds: float) -> bytes:
 
 
 def _size_of(message: Any) -> int:
-    """Return about how many bytes a definition has; 0 for other messages, which are small."""
     if type(message) is to_manager.DefineFunction:
         return len(message.blob)
     return len(message.recipe.loader) if type(message) is to_manager.DefineRecipe else 0

@@ -88,7 +88,6 @@ def is_same(made_of: Callable[..., Any] | None, function: Callable[..., Any]) ->
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function for people: `verify`, `Checker.check`, `<lambda>`."""
     inner = getattr(function, "func", function) if not hasattr(function, "__name__") else function
     name = getattr(inner, "__qualname__", None) or getattr(inner, "__name__", None) or type(function).__name__
     return str(name).replace("<locals>.", "").encode("utf-8", "replace").decode()
@@ -113,12 +112,9 @@ def place_of(function: Callable[..., Any]) -> str:
 
 _NONE: frozenset[str] = frozenset()
 _LARGE_BYTES = 1_000_000
-"""A function of more bytes that is pickled at every call causes a warning."""
 
 
 class _How(NamedTuple):
-    """Whether a function takes the context, and the options of `dumps_code`."""
-
     takes_context: bool
     by_name: frozenset[str]
     also: frozenset[str]
@@ -149,8 +145,9 @@ class FunctionCache:
         self, function: Callable[..., Any], *, takes_context: bool, by_name: frozenset[str] = _NONE,
         also: frozenset[str] = _NONE,
     ) -> FunctionBlob:  # fmt: skip
-        """Return the function's bytes under their digest, as it is now. `by_name` and `also` are those of `dumps_code`.
-        Raises SerializationError, naming the function."""
+        """Return the function's bytes under their digest, as it is now. `by_name`, `also`: as `dumps_code`. Raises
+        SerializationError.
+        """
         how = _How(takes_context, by_name, also)
         with self._lock:
             try:
@@ -173,7 +170,6 @@ class FunctionCache:
             return found
 
     def _tell_of_size(self, function: Callable[..., Any], blob: FunctionBlob) -> None:
-        """Log once that a large function is pickled with every call."""
         if function in self._told:
             return
         self._told.add(function)
@@ -195,7 +191,6 @@ def _size_of(value: Any) -> int:
 
 
 def _pickle_function(function: Callable[..., Any], how: _How, *, before: FunctionBlob | None = None) -> FunctionBlob:
-    """Return the bytes of a function; `before` itself if they are the same."""
     name = name_of(own(function))
     try:
         value = (function, how.takes_context, SourceLines())
@@ -209,7 +204,6 @@ def _pickle_function(function: Callable[..., Any], how: _How, *, before: Functio
 
 
 def travels_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:
-    """Return the modules that travel with a function and with the context of its calls."""
     names = names_carried(blob.key, blob.blob)
     return names | names_carried(recipe.key, recipe.loader) if recipe.loader else names
 
@@ -221,8 +215,9 @@ def pack_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments,
     by_name: frozenset[str] = _NONE, brought: set[str] | None = None,
 ) -> Payload:  # fmt: skip
-    """Return the bytes of a call's arguments, or the file of `large` that holds them if they are many. `by_name` and
-    `brought` are those of `dumps_arguments`. Raises SerializationError."""
+    """Pickle a call's arguments; many bytes go to a file of `large`. `by_name`, `brought`: as `dumps_arguments`. Raises
+    SerializationError.
+    """
     try:
         data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
     except SerializationError as error:
@@ -231,7 +226,7 @@ def pack_arguments(
 
 
 def place_arguments(data: bytes, *, name: str, large: LargeArguments) -> Payload:
-    """Return these bytes, or a file of `large` that holds them if they are many. Raises SerializationError."""
+    """Return these bytes, or a file of `large` with them if they are many. Raises SerializationError."""
     if len(data) <= INLINE_LIMIT_BYTES:
         return data
     try:

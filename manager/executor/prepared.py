@@ -39,10 +39,8 @@ _decode = wire.from_client()
 
 
 def check_submission(submission: Submission, features: Features | None, *, name: str, known: set[str]) -> None:
-    """Raise ConfigError or SerializationError if calls of this submission cannot be sent.
-
-    `name` is the function's; `known` holds the keys of recipes that were checked before.
-    """
+    """Raise ConfigError or SerializationError if calls of this submission cannot be sent. `known`: keys of recipes that
+    were checked before."""
     _check_size(len(submission.function.blob), f"{name} and what it uses of its surroundings", what="function")
     recipes = (submission.recipe, *submission.variants)
     messages: list[msgspec.Struct] = [
@@ -73,7 +71,6 @@ def _check_size(size: int, whose: str, *, what: str) -> None:
 
 
 def _what(message: msgspec.Struct) -> str:
-    """Return the smallest part of a message that cannot be sent, with its value."""
     for field in msgspec.structs.fields(message):
         value = getattr(message, field.name)
         try:
@@ -128,7 +125,6 @@ class AppWants(dict[str, Any]):
         self.content = content
 
     def again(self, *, due_at: float | None = None, inbox: PieceInbox | None = None) -> AppWants:
-        """Return a copy with another deadline or inbox."""
         return AppWants(
             self.wants,
             due_at=self.due_at if due_at is None else due_at,
@@ -140,8 +136,6 @@ class AppWants(dict[str, Any]):
 
 
 class TriedWants(dict[str, Any]):
-    """The specification of a call that is tried again, with the deadline of the first try."""
-
     def __init__(self, specification: Mapping[str, Any], *, due_at: float) -> None:
         super().__init__(specification)
         self.due_at = due_at
@@ -149,13 +143,10 @@ class TriedWants(dict[str, Any]):
 
 @id_for_memo.register(AppWants)  # type: ignore[untyped-decorator]  # parsl is untyped
 def _id_for_memo(specification: AppWants, output_ref: bool = False) -> bytes:  # noqa: ARG001
-    """A call's context and function identify its result, its priority does not."""
     return f"{specification.wants.recipe.key} {specification.content}".encode()
 
 
 class PreparedFunction:
-    """What calls of one function need. It does not hold the function, whose end is its end."""
-
     def __init__(
         self, function: Callable[..., Any], cache: FunctionCache, check: Check, *, leave_source: LeaveSource
     ) -> None:
@@ -171,18 +162,16 @@ class PreparedFunction:
         self._also = frozenset[str]()
 
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
-        """Return the function's bytes, with what it captures now. Raises SerializationError."""
         takes = wants.takes_context
         by_name = names_carried(wants.recipe.key, wants.recipe.loader) if takes else frozenset[str]()
         return self._cache.blob(bare(function), takes_context=takes, by_name=by_name, also=self._also)
 
     def bring_along(self, modules: set[str]) -> None:
-        """Send these modules with the function from now on: arguments of a call refer to them."""
         if modules:
             self._also |= modules
 
     def content(self, function: Callable[..., Any], blob: FunctionBlob) -> str:
-        """Return the digest of a function's content, the same in another program; without one the key of its bytes."""
+        """Return the digest of a function's content, equal in other programs; if it has none, the key of its bytes."""
         if self._content[0] != blob.key:
             try:
                 self._content = (blob.key, digest_of(own(function)))
@@ -196,9 +185,8 @@ class PreparedFunction:
     ) -> Submission:  # fmt: skip
         """Return the submission of calls with these wants: one for each Wants object, so that its calls share messages.
 
-        `due_at`: the deadline of a first try, on the monotonic clock; without it the time to a deadline begins now.
-        `blob`: the function's bytes when the call was made; without them as it is now. Raises what the executor's check
-        raises, and ConfigError for values that cannot be sent.
+        `due_at`: the deadline of a first try. `blob`: the function's bytes when the call was made. Raises errors of the
+        executor's check, and ConfigError for values that cannot be sent.
         """
         self._tell_of_context(wants.recipe)
         blob = self.blob(function, wants) if blob is None else blob
@@ -224,7 +212,6 @@ class PreparedFunction:
         return submission
 
     def _tell_of_context(self, recipe: Recipe) -> None:
-        """Log once that an object which a recipe refers to has changed since it was made."""
         if recipe.key in self._told or not recipe.loader:
             return
         name = changed_since_made(recipe.key)
@@ -239,7 +226,6 @@ class PreparedFunction:
             )
 
     def parsl_spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the paper's `parsl_spec` among the arguments, or None."""
         if PARSL_SPEC in kwargs:
             return kwargs[PARSL_SPEC]
         place = self._spec_place
@@ -248,7 +234,6 @@ class PreparedFunction:
     def with_parsl_spec(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], stand_in: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with `stand_in` for `parsl_spec`: the loader has travelled with the recipe."""
         if PARSL_SPEC in kwargs:
             return args, {**kwargs, PARSL_SPEC: stand_in}
         place = self._spec_place or 0
@@ -256,11 +241,10 @@ class PreparedFunction:
 
 
 class Preparer:
-    """Prepared functions by function object, and specifications read.
+    """Prepared functions by function object.
 
-    `check` refuses what the engine cannot honour. `on_replaced(old, new)` is called for a function that is sent anew
-    because a captured object has changed, `leave_source(key, function, recipe)` before a function is sent under that
-    key.
+    `check` refuses wants that the engine cannot honour. `on_replaced(old, new)` is called when a captured object of a
+    function has changed, `leave_source(key, function, recipe)` before a function is sent.
     """
 
     def __init__(
@@ -278,7 +262,6 @@ class Preparer:
         self._paper: list[tuple[list[Any], Wants]] = []
 
     def function(self, function: Callable[..., Any]) -> PreparedFunction:
-        """Return the prepared function of a function object."""
         try:
             known = self._functions.get(function)
         except TypeError:  # neither hashable nor weakly referable
@@ -290,13 +273,11 @@ class Preparer:
         return known
 
     def wants(self, specification: Mapping[str, Any] | None) -> Wants:
-        """Read a specification. Raises SpecificationError."""
         if isinstance(specification, AppWants):
             return specification.wants
         return read_wants(specification) if specification else self._plain
 
     def paper_wants(self, spec: Any) -> Wants:
-        """Read the paper's `parsl_spec`. A recipe is made once for equal specifications."""
         context = spec.get("context") if isinstance(spec, Mapping) else None
         if not isinstance(context, list | tuple):
             return Wants(recipe=read_parsl_spec(spec))
@@ -310,7 +291,6 @@ class Preparer:
 
 
 def _copy(context: Any) -> list[Any]:
-    """Return a copy that later changes of the caller's lists do not reach."""
     return [type(part)(part) if type(part) in (list, tuple, dict) else part for part in context]
 
 

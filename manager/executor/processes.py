@@ -1,9 +1,9 @@
-"""The manager's process, seen from the client that owns it: started, watched, started again, ended.
+"""The manager's process, for the client that owns it: start, watch, restart, end.
 
-The manager is in a process session of its own, so that Ctrl-C at the terminal reaches the program and not its manager.
-If it dies it is started again in the same folder, where it finds its journal; the user sees one line. A manager that
-dies again and again and does nothing meanwhile (`manager.live.restarts`), or that dies before it ever listened, takes
-the session down with its log's last lines as the reason. A start that fails counts as a death.
+The manager is in a process session of its own, so that Ctrl-C at the terminal reaches only the program. If it dies it
+is restarted in the same folder, where it finds its journal; the user sees one line. A manager that dies again and again
+without progress (`manager.live.restarts`), or before it has listened, ends the session with the last lines of its log
+as the reason.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ from stoker.site import ProviderKind, Site
 logger = logging.getLogger("stoker")
 
 KEPT_SESSIONS = 50
-"""So many sessions are known by their ids when they are over; the folders of older ones stay, and can be named by path.
-Sessions that live are known however many there are."""
+"""Sessions that are over and still known by id; older ones can be named by path. All live sessions are known."""
 
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
-    """Make a session folder and its keys. Raises SessionError, which says with what to name a place `elsewhere`."""
+    """Make a session folder and its keys. Raises SessionError; `elsewhere` says how to name another place."""
     refuse_odd_path(folder.path, what="the session folder", advice=f"rename it, or name another place: {elsewhere}")
     try:
         folder.make()
@@ -53,7 +52,6 @@ def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=
 
 
 def removed(folder: SessionFolder) -> SessionError:
-    """What to say when a session folder vanishes while its session runs."""
     return SessionError(
         f"the session folder {folder.path} was removed while the session ran: the session is over, and calls that had"
         " not ended are lost; run the program again, and leave its run folder (run_dir) alone until it has ended"
@@ -61,7 +59,6 @@ def removed(folder: SessionFolder) -> SessionError:
 
 
 def manager_options(sites: Sequence[Site]) -> list[str]:
-    """Options of a manager of these sites: where it listens and how patient it is, as the first of them says."""
     first = sites[0].session
     interface = next((site.session.interface for site in sites if site.session.interface), "")
     if not interface:
@@ -74,9 +71,7 @@ def manager_options(sites: Sequence[Site]) -> list[str]:
 
 
 def new_session_id() -> str:
-    """Four characters that are easy to say and to type, of no session that is there: `k3v9`.
-
-    Raises SessionError where the user's state folder cannot be read."""
+    """Return four characters that are easy to say and that no other session has: `k3v9`. Raises SessionError."""
     links = state_folder() / "sessions"
     while True:
         name = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(4))
@@ -89,9 +84,7 @@ def new_session_id() -> str:
 
 def register(folder: SessionFolder, *, name: str = "") -> None:
     """Link the session into the user's state folder, where `stoker status` finds it, also after its end. `name`: its
-    id, where no manager of it has listened yet.
-
-    Raises SessionError where that folder cannot be written."""
+    id, if no manager has listened yet. Raises SessionError."""
     links = state_folder() / "sessions"
     try:
         _link(folder, links, name=name or folder.read().session)
@@ -100,8 +93,7 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
 
 
 def note_joined(folder: SessionFolder, link: Path) -> None:
-    """Link a session that a program joins into the program's run folder, as the session that it starts would lie there:
-    commands typed in the program's folder then find that session. A folder that cannot be written costs only that."""
+    """Link a joined session into the program's run folder, so that commands typed in the program's folder find it."""
     with suppress(OSError):
         link.symlink_to(folder.path.resolve(), target_is_directory=True)
 
@@ -126,7 +118,7 @@ def _link(folder: SessionFolder, links: Path, *, name: str) -> None:
 
 
 def _may_live(folder: SessionFolder) -> bool:
-    """False if a session is over for certain. One of `stoker up` whose manager is gone may be brought back."""
+    """False if a session is certainly over. A session of `stoker up` whose manager is gone may be restarted."""
     try:
         holder = lease.read(lease.lease_file(folder))
     except (OSError, SessionError):  # the file system is away
@@ -139,7 +131,7 @@ def _may_live(folder: SessionFolder) -> bool:
 
 
 class ManagerProcess:
-    """The manager of one session. `on_lost` is told, on the watching thread, when it cannot be kept running."""
+    """The manager of one session. `on_lost` is called on the watching thread when it cannot be kept running."""
 
     def __init__(
         self,
@@ -160,15 +152,13 @@ class ManagerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of the manager that runs now."""
         return self._process.pid
 
     def is_running(self) -> bool:
-        """Whether there is a manager just now."""
         return self._process.poll() is None
 
     def wait_listening(self, timeout_s: float) -> None:
-        """Wait until the manager has written `session.json`. Raises SessionError with its log's last lines."""
+        """Wait until the manager listens. Raises SessionError with the last lines of its log."""
         until = time.monotonic() + timeout_s
         while not self._folder.file.exists():
             if self._process.poll() is not None and not self._folder.file.exists():
@@ -178,12 +168,10 @@ class ManagerProcess:
             time.sleep(0.005)
 
     def expect_end(self) -> None:
-        """Let the manager end: do not start it again."""
         with self._lock:
             self._stopping.set()
 
     def end(self, *, grace_s: float) -> None:
-        """Wait for the manager to end; after `grace_s` terminate it, and kill it if that does not help."""
         self.expect_end()
         for stop in (None, self._process.terminate, self._process.kill):
             if stop is not None:

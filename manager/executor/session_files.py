@@ -42,8 +42,6 @@ logger = logging.getLogger("stoker")
 
 
 class LargeArguments:
-    """The files of one client's large arguments, in the session's objects."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._mine = uuid4().hex[:8]
@@ -51,7 +49,6 @@ class LargeArguments:
         self._lock = threading.RLock()  # a collected `map` may drop its files wherever a collection starts
 
     def put(self, data: bytes) -> ObjectRef:
-        """Write the arguments of one call. Raises OSError."""
         draft = self.folder / f"draft-{uuid4().hex}"
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -72,7 +69,6 @@ class LargeArguments:
             return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
 
     def drop(self, ref: ObjectRef) -> None:
-        """Count the end of a call that used a file; the last one removes it."""
         with self._lock:
             self._users[ref.name] -= 1
             if self._users[ref.name] <= 0:
@@ -81,7 +77,6 @@ class LargeArguments:
 
 
 def discard_result(end: CallEnd) -> None:
-    """Remove the file of a result that the program does not take, if it has one."""
     payload = end.payload
     if isinstance(payload, ObjectRef) and payload.name.startswith("result-"):
         Path(payload.source).unlink(missing_ok=True)
@@ -132,15 +127,12 @@ MOST = 200
 
 
 class SourceShelf:
-    """The session's folder for sources, as one program fills it."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._left: set[str] = set()
         self._texts: set[str] = set()
 
     def leave(self, key: str, function: Callable[..., Any], recipe: Recipe) -> None:
-        """Write the source of a function, under the key that calls name it by, and of its context's loader."""
         known = loader_of(recipe.key) if recipe.loader and recipe.key not in self._left else None
         if known is not None:
             self._leave(recipe.key, known[0], known[1])

@@ -30,7 +30,6 @@ STUCK_S = 0.05
 SLOW_S = 0.05
 """Callbacks that take more seconds are slow."""
 MANY_THREADS = 64
-"""From this many threads on, a warning says why they are there."""
 IDLE_S = 10.0
 """Seconds after which a thread without work ends."""
 
@@ -50,14 +49,12 @@ class Settling:
         self._lock = threading.Lock()
         self._threads = 0
         self._open = 0
-        """Work that was added and is not done."""
         self._taken_at = 0.0
         self._is_watched = False
         self._has_warned = False
         self._closed = False
 
     def add(self, work: Work) -> None:
-        """Do this on a thread."""
         with self._lock:
             if not self._open:
                 self._taken_at = time.monotonic()
@@ -74,7 +71,6 @@ class Settling:
                 self._is_watched = False  # work that comes later tries again
 
     def start_thread_if_behind(self, now: float) -> None:
-        """Start another thread if work has waited for STUCK_S. `now`: on the monotonic clock."""
         if self._work.empty() or now - self._taken_at < STUCK_S:
             return
         with self._lock:
@@ -103,7 +99,6 @@ class Settling:
             time.sleep(0.005)
 
     def close(self, *, limit_s: float) -> None:
-        """Wait as `wait_done` does, and end the threads."""
         self.wait_done(limit_s=limit_s)
         with self._lock:
             self._closed = True
@@ -112,11 +107,9 @@ class Settling:
             self._work.put(None)
 
     def forget(self) -> None:
-        """Start again without work and threads, in a forked process."""
         self.__init__(self.what)  # type: ignore[misc]
 
     def _watch(self) -> None:
-        """Start threads while work waits."""
         while True:
             time.sleep(STUCK_S)
             with self._lock:
@@ -126,7 +119,6 @@ class Settling:
             self.start_thread_if_behind(time.monotonic())
 
     def _begin(self) -> None:
-        """Start a thread, which is counted already. If none can be started and none is there, do the work here."""
         if self._start(self._run):
             return
         with self._lock:
@@ -142,7 +134,6 @@ class Settling:
             del work
 
     def _start(self, run: Callable[[], None]) -> bool:
-        """Start a thread. False at the limit of a user's processes, and while the interpreter ends."""
         try:
             threading.Thread(target=run, name="stoker-settling", daemon=True).start()
         except RuntimeError as error:
@@ -176,7 +167,6 @@ class Settling:
 
 
 callbacks = Settling("done-callbacks")
-"""Runs the callbacks that programs give to their futures."""
 os.register_at_fork(after_in_child=callbacks.forget)
 
 
@@ -190,13 +180,11 @@ _QUICK = ("parsl", "asyncio", "concurrent")
 
 
 def is_users_callback(callback: Callable[..., object]) -> bool:
-    """True unless the callback is known to never wait."""
     module = getattr(getattr(callback, "func", callback), "__module__", None) or ""
     return module.partition(".")[0] not in _QUICK
 
 
 def callbacks_of(future: Future[Any]) -> list[Callback]:
-    """Return the callbacks that wait for a future."""
     return getattr(future, "_done_callbacks", [])
 
 
@@ -210,20 +198,16 @@ def add_callback(future: Future[Any], callback: Callback, *, register: Callable[
 
 
 class UsersCallbacks:
-    """The program's callbacks of one future. Any thread may call every method."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._due: list[Callback] = []
         self._is_registered = False
         self._is_finished = False
-        """True if the future has ended and all its callbacks have run: the next one needs a new run."""
+        """True if the future has ended and all its callbacks have run."""
 
     def add(self, callback: Callback, future: Future[Any]) -> bool:
-        """Run it after the callbacks before it. True for the first: then the future must call `hand_over`.
-
-        The future may end while this runs, and the callbacks before this one may have run already.
-        """
+        """Run it after the callbacks before it. True for the first: then the future must call `hand_over`. The future
+        may end meanwhile."""
         with self._lock:
             self._due.append(callback)
             first, self._is_registered = not self._is_registered, True
@@ -233,7 +217,6 @@ class UsersCallbacks:
         return first
 
     def hand_over(self, future: Future[Any]) -> None:
-        """Run the callbacks on a thread: the future is done."""
         callbacks.add(functools.partial(self._run, future))
 
     def _run(self, future: Future[Any]) -> None:

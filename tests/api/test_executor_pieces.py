@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.contexts import payloads
 from stoker.errors import CallError, SerializationError, StreamDiffersError
-from stoker.manager.executor.pieces import (
-    ACK_PIECES,
-    BLOCK,
-    MOST_PIECES,
-    PieceInbox,
-    PieceLog,
-    PieceReader,
-    Rerun,
-    wake_tasks,
-)
+from stoker.manager.executor.pieces import ACK_PIECES, MOST_PIECES, PieceInbox, PieceReader, wake_tasks
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId
 from stoker.protocol.to_client import Pieces
@@ -207,23 +198,6 @@ def test_a_run_that_goes_on_after_another_one_began_is_known_by_its_number() -> 
     assert read(inbox, 0, 9) == [b"0", b"1", b"2", b"3"]
 
 
-def test_far_back_a_block_that_differs_is_noticed_at_its_end() -> None:
-    log = PieceLog(recent=BLOCK)
-    for number in range(5 * BLOCK):
-        log.add(b"%d" % number)
-    assert len(log) == 5 * BLOCK
-    assert len(log.latest) < 2 * BLOCK
-    same, other = Rerun(log), Rerun(log)
-    assert all(same.first_difference(number, b"%d" % number) is None for number in range(5 * BLOCK))
-    found = [
-        other.first_difference(n, b"x" if n in (BLOCK + 5, 5 * BLOCK - 1) else b"%d" % n) for n in range(5 * BLOCK)
-    ]
-    assert {n: at for n, at in enumerate(found) if at is not None} == {
-        2 * BLOCK - 1: BLOCK,
-        5 * BLOCK - 1: 5 * BLOCK - 1,
-    }
-
-
 @given(st.data())
 def test_whatever_is_lost_or_repeated_each_piece_is_handed_on_once_in_order(data: st.DataObject) -> None:
     """Runs begin again, frames are cut, repeated and lost, and the reader takes some now and then."""
@@ -247,4 +221,3 @@ def test_whatever_is_lost_or_repeated_each_piece_is_handed_on_once_in_order(data
         else:
             got += read(inbox, len(got), count)
     assert got == [b"%d" % number for number in range(count)]
-    assert len(inbox._log) == count
