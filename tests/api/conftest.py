@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import zmq
 from free_port import keep_port, listen_at
 from polling import PATIENCE_S
 
+import stoker
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.processes import make_folder
 from stoker.protocol import to_client, to_manager, wire
@@ -40,6 +43,26 @@ def until(true: Callable[[], Any], *, limit_s: float = PATIENCE_S) -> Any:
         assert time.monotonic() < end, "it did not come true in time"
         time.sleep(0.002)
     return value
+
+
+@pytest.fixture(scope="module")
+def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session of this machine, for the tests of a file. `LOAD` in the file: options of `stoker.load`."""
+    options = getattr(request.module, "LOAD", {})
+    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs")), **options) as session:
+        yield session
+
+
+@pytest.fixture
+def run_program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Writes a program into the test's folder and runs it there."""
+
+    def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "program.py").write_text(text)
+        command = [sys.executable, "program.py", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    return run
 
 
 @pytest.fixture(name="until")

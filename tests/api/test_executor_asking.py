@@ -24,8 +24,8 @@ from stoker import errors
 from stoker.contexts import payloads
 from stoker.contexts.recipe import BARE, ObjectRef
 from stoker.manager.executor import blocks, executor, failures
-from stoker.manager.executor.options import KEYS, CallPlace, SpecificationError, read_parsl_spec, read_wants
-from stoker.manager.executor.packing import FunctionCache, bare, name_of, pack_arguments
+from stoker.manager.executor.options import CallPlace, SpecificationError, read_parsl_spec, read_wants
+from stoker.manager.executor.packing import FunctionCache, bare, pack_arguments
 from stoker.manager.executor.prepared import AppWants, Preparer
 from stoker.manager.executor.session_files import LargeArguments
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Features, Printed
@@ -114,12 +114,6 @@ def test_a_wrong_specification_is_refused_by_name(specification, words):
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
     assert again.key == caught.value.key
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_every_key_of_a_specification_is_checked(key):
-    with pytest.raises(errors.ConfigError, match=key):
-        read_wants({key: object()})
 
 
 @pytest.mark.parametrize(
@@ -363,20 +357,6 @@ def test_parsls_wrapper_is_taken_off_and_others_are_not():
     assert bare(len) is len
 
 
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        (double, "double"),
-        (stoker.app()(double), "double"),
-        (functools.partial(double, 1), "double"),
-        (len, "len"),
-        (lambda: 0, "<lambda>"),
-    ],
-)
-def test_names_of_functions(function, name):
-    assert name_of(function).endswith(name)
-
-
 def test_what_cannot_be_pickled_is_named():
     lock = __import__("threading").Lock()
     with pytest.raises(errors.SerializationError, match=r"double: .*lock"):
@@ -473,16 +453,6 @@ def test_what_the_infrastructure_did_comes_with_the_last_exception_as_its_cause(
     assert caught.value.device == "cuda:1"
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == 5
-
-
-def test_an_exception_comes_back_as_itself_with_the_remote_traceback():
-    try:
-        double(None)
-    except TypeError as error:
-        data = payloads.dump_exception(error)
-    with pytest.raises(TypeError) as caught:
-        failures.outcome(CallEnd(1, False, data))
-    assert "return 2 * x" in str(caught.value.__cause__)
 
 
 def test_an_exit_in_a_function_does_not_end_the_program_that_called_it():

@@ -207,7 +207,6 @@ def test_many_threads_submit_at_once(link, router):
 
 
 def test_no_wake_up_is_lost_between_sending_and_receiving(link, router):
-    """Sends from other threads swallow the edge of frames that come in meanwhile; each must still be read."""
     for turn in range(500):
         future = submit(link, submission())
         router.answer([done(router.calls(turn + 1)[-1].call, turn)])
@@ -225,16 +224,6 @@ def test_a_callback_may_submit(link, router, until):
     assert until(lambda: second)[0].result(PATIENCE_S) == "chained"  # the call leaves before the callback has come back
 
 
-def test_a_callback_that_raises_anything_stops_nobody(link, router):
-    def leave(_):
-        raise SystemExit
-
-    first, second = submit(link, submission()), submit(link, submission())
-    first.add_done_callback(leave)
-    router.answer([done(spec.call, 1) for spec in router.calls(2)])
-    assert (first.result(PATIENCE_S), second.result(PATIENCE_S)) == (1, 1)
-
-
 def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, router):
     future = submit(link, submission())
     router.calls(1)
@@ -249,7 +238,6 @@ def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, rout
 
 
 def test_the_end_of_the_session_is_read_from_its_folder_while_the_manager_is_away(link, router):
-    """`stoker down` starts a manager where the last one was killed, and this client is never connected to that one."""
     future = submit(link, submission())
     router.calls(1)
     router.folder.lease.write_bytes(msgspec.json.encode({"over": "stoker down"}))
@@ -263,8 +251,6 @@ def test_the_end_of_the_session_is_read_from_its_folder_while_the_manager_is_awa
 
 @pytest.mark.parametrize("what", ["a call", "many calls", "a question"])
 def test_what_is_added_while_the_session_ends_fails_too(link, monkeypatch, what):
-    """Its thread has seen that the session goes on, and adds it when all that was open has failed."""
-
     def late(owner, name):
         add = getattr(owner, name)
 
@@ -314,7 +300,6 @@ def test_a_client_with_another_key_is_refused(router, tmp_path):
 
 
 def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router, monkeypatch, caplog, until):
-    """Its manager answers no hello until there is room, and tells it why."""
     full = "the journal cannot be written (No space left on device): the disk of /runs is full"
     monkeypatch.setattr(membership, "SLOW_S", 0.2)
     link = Link(router.folder)
@@ -335,7 +320,6 @@ def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router
 
 
 def test_a_manager_that_comes_back_with_room_says_nothing_of_the_full_disk(link, router, until):
-    """Its programs hear of trouble alone: they said for ever that the disk was full."""
     status = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
     router.say(msgspec.structs.replace(status, trouble={JOURNAL: "the disk of /runs is full"}))
     until(lambda: link.journal_trouble)
@@ -427,7 +411,6 @@ def test_a_link_that_is_closed_while_its_thread_reads_what_woke_it_ends(tmp_path
 
 
 def test_pieces_are_acknowledged_beside_numbered_frames_and_asked_for_again_after_the_calls(link, router):
-    """A manager that lost its journal has to know the call before it can be asked for its pieces."""
     end = StreamEnd(PieceInbox(keeps_all=False))
     call = link.submit(submission(), b"x", end, inbox=end.inbox)
     router.calls(1)

@@ -200,7 +200,6 @@ def test_a_run_that_goes_on_after_another_one_began_is_known_by_its_number() -> 
 
 @given(st.data())
 def test_whatever_is_lost_or_repeated_each_piece_is_handed_on_once_in_order(data: st.DataObject) -> None:
-    """Runs begin again, frames are cut, repeated and lost, and the reader takes some now and then."""
     count = data.draw(st.integers(1, 40))
     inbox, got, sent = make(), [], {}
     run = 1

@@ -24,7 +24,6 @@ def test_questions_are_answered_in_order_and_asked_again_after_a_break(link, rou
 
 
 def test_questions_that_are_given_up_are_forgotten_and_take_no_answer_of_others(link, router):
-    """A program that asked a stopped manager each second kept them all, and asked all again when it was back."""
     for number in range(5):
         asked = link.ask_story(f"c-{number}")
         router.hear(to_manager.AskStory, count=number + 1)  # one that is given up before it has left never leaves

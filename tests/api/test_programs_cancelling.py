@@ -16,11 +16,7 @@ from tiny_model import write_tiny_model
 import stoker
 from stoker import errors
 
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs")), retries=3) as session:
-        yield session
+LOAD = {"retries": 3}
 
 
 @stoker.app()
@@ -95,7 +91,6 @@ class SlowToPack:
 
 
 def test_one_that_is_cancelled_while_its_arguments_are_packed_does_not_run(session):
-    """Its executor had looked before: the call was sent, and ran to its end."""
     future = nap(600, SlowToPack(), after=nap(0))  # a future among its arguments: they are packed when it is submitted
     assert packing.wait(PATIENCE_S)
     assert future.cancel()
@@ -132,8 +127,6 @@ def test_a_stream_that_is_closed_cancels_what_it_has_sent(session, tmp_path):
 
 
 def test_what_was_decided_for_good_is_not_tried_again(session, tmp_path):
-    """With retries each library death, and each deadline, began anew."""
-
     @stoker.app()
     def dies(path):
         with open(path, "a") as file:
@@ -227,7 +220,6 @@ def test_a_call_that_is_stopped_leaves_its_model_loaded(session, writer, tmp_pat
 
 
 def test_a_call_is_submitted_when_the_app_returns_its_future(session):
-    """No thread of Parsl's comes between, as it does for a call whose argument is a future."""
     future = nap(0.0)
     assert future.task_record["exec_fu"] is not None
     after = nap(0.0, after=future)

@@ -118,7 +118,6 @@ def of_parsl(path, parsl_resource_specification):
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("of", ["stoker", "parsl"])
 def test_a_call_that_is_tried_again_keeps_its_first_deadline(tmp_path, of):
-    """With a second for each try, all four tries that `retries=3` allows would run."""
     tries = tmp_path / "tries"
     for more in polls(PATIENCE_S):
         if of == "stoker":

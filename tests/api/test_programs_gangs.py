@@ -23,12 +23,6 @@ def counter(log):
     return {}
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs"))) as session:
-        yield session
-
-
 @pytest.fixture
 def together(session, tmp_path):
     """Makes an app of a function that runs on a gang of two, on a context whose loads are counted."""

@@ -25,11 +25,7 @@ from stoker.errors import ConfigError, SerializationError, StokerError
 from stoker.manager.executor.kept_file import KeptHeader, Record, open_kept
 from stoker.manager.executor.progress import MapProgress
 
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs")), progress=False) as session:
-        yield session
+LOAD = {"progress": False}
 
 
 @pytest.fixture

@@ -24,12 +24,6 @@ QUICK = 4
 """Items after which a slow input is known to be one."""
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs"))) as session:
-        yield session
-
-
 def readers():
     """Threads that read inputs just now."""
     return [thread for thread in threading.enumerate() if thread.name == "stoker-map-input"]
@@ -127,7 +121,6 @@ def consume(results):
 
 
 def test_a_map_that_another_thread_closes_ends_the_loop_that_waits_for_a_result(session, until):
-    """Ctrl-C at the main thread closes every map, and a loop in another thread waited for ever."""
     results = stoker.map(for_ever, range(2))
     results._bell = bell = Bell(results._bell)
     thread, got = consume(results)
@@ -173,7 +166,6 @@ def test_a_map_that_is_stopped_as_its_loop_begins_to_wait_ends(session):
 
 
 def test_a_map_that_is_dropped_when_python_ends_asks_nothing_of_what_is_gone(session, monkeypatch):
-    """Python takes the names of modules away before it drops what is left."""
     results = stoker.map(abs, range(3))
     with monkeypatch.context() as gone:
         gone.setattr(mapping, "os", None)
@@ -183,7 +175,6 @@ def test_a_map_that_is_dropped_when_python_ends_asks_nothing_of_what_is_gone(ses
 
 @pytest.mark.parametrize("how", ["dropped", "closed"])
 def test_a_forked_child_closes_no_map_of_its_parent(session, tmp_path, how):
-    """Its collector removed the files of arguments whose calls had not begun, and of results that had come."""
     gate = tmp_path / "go"
 
     def size(data):
@@ -210,7 +201,6 @@ def test_a_forked_child_closes_no_map_of_its_parent(session, tmp_path, how):
 
 @pytest.mark.parametrize("is_awaited", [False, True], ids=["plain", "awaited"])
 def test_a_task_that_is_cancelled_while_its_map_takes_an_item_cancels_the_calls(session, is_awaited):
-    """The map's thread had dropped the ring that told it to stop, and its calls ran to their ends."""
     at_item, go, items = two_items()
 
     async def awaited_items():
@@ -323,7 +313,6 @@ def hold_the_first(number, gate):
 def test_a_quick_input_stays_in_its_thread_although_a_disk_stands_still_for_an_item_now_and_then(
     session, tmp_path, monkeypatch
 ):
-    """A cursor that was read for hours failed at the second row for which its disk had stood still."""
     monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():

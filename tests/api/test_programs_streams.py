@@ -17,13 +17,6 @@ from stoker.errors import ConfigError, SerializationError, StokerError
 from stoker.manager.executor.pieces import MOST_BYTES, MOST_PIECES
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    with stoker.load(run_dir=str(folder)) as session:
-        yield session
-
-
 @pytest.fixture(autouse=True)
 def _loaded(session):
     return session
@@ -241,7 +234,6 @@ def test_to_leave_the_loop_ends_the_call_at_its_next_piece_and_its_library_lives
 
 
 def test_a_slow_reader_loses_nothing_and_stalls_no_one(session, until):
-    """Four slots of one library, one of which waits for its reader: the other slots, and other streams, go on."""
     count_all = 3 * MOST_PIECES
     slow = stoker.stream(count_beside, count_all)
     first = next(slow)

@@ -96,14 +96,6 @@ def _site(folder, *settings):
 # ---- test_error_handling/test_serialization_fail
 
 
-def test_what_cannot_be_pickled_fails_its_future_alone(load):
-    load()
-    bad = double(threading.Lock())
-    assert double(3).result(60) == 6
-    with pytest.raises(errors.SerializationError, match="double"):
-        bad.result(60)
-
-
 # ---- test_htex/test_disconnected_blocks, test_disconnected_blocks_failing_provider, test_multiple_...
 
 
@@ -203,23 +195,6 @@ def test_a_lost_pilot_costs_no_call_and_is_replaced(load, until):
     assert my_pilot().result(60) != pilot
     assert not executor.bad_state_is_set
     assert executor.ask_status().lost_pilots == 1
-
-
-@pytest.mark.long
-def test_a_killed_library_fails_its_call_and_no_other(load):
-    load()
-
-    @python_app
-    def die():
-        import os
-        import signal
-
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    gone, others = die(), [double(n) for n in range(10)]
-    assert [future.result(60) for future in others] == [2 * n for n in range(10)]
-    with pytest.raises(errors.CallError, match="stoker explain"):
-        gone.result(60)
 
 
 @pytest.mark.long

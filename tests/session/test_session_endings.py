@@ -76,7 +76,6 @@ def test_a_signal_ends_up_as_ctrl_c_does(world: World, manager: Held, how: int) 
 
 
 def test_a_terminal_that_is_closed_ends_up_as_ctrl_c_does(world: World, manager: Held) -> None:
-    """What is said to the terminal that is gone stops nothing."""
     (world.path / "one.toml").write_text(SITE)
     ours, theirs = os.openpty()
     up = subprocess.Popen(

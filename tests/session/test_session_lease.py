@@ -177,7 +177,6 @@ def test_a_lease_that_was_let_go_is_free_and_one_of_a_session_that_is_over_is_no
 
 
 def test_a_full_disk_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A manager that came back while the disk was full for two seconds ended, and its keeper with it."""
     sizes = iter([errno.ENOSPC, errno.EDQUOT])
     real = os.write
 
@@ -214,7 +213,6 @@ def _no_room(file: int, data: bytes) -> int:
 def test_a_manager_comes_back_on_a_full_disk_in_the_file_of_the_dead_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waited for room, and gave up after a while: its program, and `stoker down`, with it."""
     write(path, DEAD)
     heard: list[LeaseHolder | None] = []
     with monkeypatch.context() as full:
@@ -336,7 +334,6 @@ def test_a_holder_that_was_followed_never_becomes_sure_again(path: Path, monkeyp
 def test_a_session_that_ends_on_a_full_disk_says_so_in_the_file_that_is_there(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its keeper, or `stoker attach`, would have started its manager again."""
     mine = lease.take(path, **QUICK)
     with monkeypatch.context() as full:
         full.setattr(os, "write", _no_room)
@@ -384,7 +381,6 @@ def _can_mount() -> bool:
 
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
 def test_a_lease_is_renewed_on_a_full_disk(tmp_path: Path) -> None:
-    """A watcher on another machine would take the session over 30 s after the disk became full."""
     mount = 'mount -t tmpfs -o size=1m none "$0"; exec "$@"'
     holder = ["unshare", "--mount", "sh", "-c", mount, str(tmp_path), sys.executable, "-c", FULL, str(tmp_path)]
     with subprocess.Popen(holder, stdout=subprocess.PIPE, text=True) as process:

@@ -111,7 +111,6 @@ time.sleep(600)
 
 
 def test_a_manager_whose_program_dies_before_it_joins_ends_soon(folder: SessionFolder) -> None:
-    """With a program that only takes long to join it waits for two minutes."""
     with subprocess.Popen(
         [sys.executable, "-c", STARTS, str(folder.path)], stdout=subprocess.PIPE, text=True
     ) as program:
@@ -165,7 +164,6 @@ sys.exit(main(sys.argv[1:]))
 def test_a_manager_on_another_machine_keeps_its_session_while_it_renews_and_loses_it_when_frozen(
     managers: Managers,
 ) -> None:
-    """A process namespace is as another machine: process ids say nothing there."""
     if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
         pytest.skip("process namespaces cannot be made here: needs root, or unprivileged namespaces")
     folder = managers.folder

@@ -43,7 +43,6 @@ def folder(tmp_path: Path) -> SessionFolder:
 
 @without_network
 def test_a_program_says_that_the_loopback_is_down(tmp_path: Path) -> None:
-    """It said nothing for a minute, and then that its manager did not answer."""
     with World(tmp_path / "world").entered() as world:
         began = time.monotonic()
         program = f"import stoker; stoker.load(run_dir={str(world.runs)!r})"

@@ -93,7 +93,6 @@ def run(world: World, name: str) -> tuple[int, str, str]:
 
 
 def test_a_session_whose_port_another_session_has_by_now_is_lost_and_comes_back_on_another(world: World) -> None:
-    """It was out of reach: every command believed that its manager was there, and did not answer."""
     first = free_ports(2)
     lost = up(world, first, first + 1)
     name, port = lost.read().session, port_of(lost)
@@ -180,7 +179,6 @@ def test_a_manager_that_is_frozen_is_there(manager: Manager, monkeypatch: pytest
 def test_a_manager_that_comes_back_and_does_not_listen_yet_is_not_up_and_not_gone(
     manager: Manager, folder: SessionFolder, tmp_path: Path
 ) -> None:
-    """Another session's manager has the port that it had. It may find another one once it has read its journal."""
     other = session_folder(tmp_path / "other")
     other.launch.touch()
     other.write(SessionFile("other", wire.VERSION, folder.read().address, other.read_key("server").public))
@@ -285,7 +283,6 @@ def test_a_manager_on_another_machine_whose_lease_stands_still_is_gone(
 def test_no_second_manager_starts_beside_one_on_another_machine_that_cannot_be_reached(
     folder: SessionFolder, elsewhere: psutil.Process
 ) -> None:
-    """Its port is another program's here, as where its address is the loopback of its machine."""
     folder.launch.write_text(json.dumps({"session": "test", "options": []}))
     before = lease.read(folder.lease)
     assert before is not None

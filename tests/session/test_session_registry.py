@@ -108,7 +108,6 @@ def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
 
 
 def test_a_session_whose_manager_comes_up_is_waited_for_and_found_by_its_name(tmp_path: Path) -> None:
-    """The command that began it was killed: it was up, and `stoker down` said that there is no such session."""
     folder = begun(tmp_path / "soon")
     session(tmp_path, "other", over="done")  # another command keeps the links in order
     assert "soon" in known()
@@ -153,7 +152,6 @@ def test_many_that_never_came_up_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_sessions_that_begin_and_end_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """A program found the link that another one was just renaming, and did not start."""
     folders = [SessionFolder(tmp_path / f"s{number}") for number in range(4)]
     for folder in folders:
         folder.make()

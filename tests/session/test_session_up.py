@@ -182,8 +182,6 @@ with stoker.load(session=sys.argv[1]):
 def test_a_module_that_was_edited_between_two_programs_is_the_new_one_wherever_it_is_imported(
     up: Up, tmp_path: Path
 ) -> None:
-    """Fresh eyes found it: what a function or a loader imported in its body was the module of the first program."""
-
     def write(number: int, folder: Path) -> None:
         (folder / "parts").mkdir(parents=True, exist_ok=True)
         (folder / "parts" / "__init__.py").touch()
@@ -220,7 +218,6 @@ with stoker.load(session=sys.argv[1]):
 
 @pytest.mark.long
 def test_a_module_that_registers_itself_in_the_process_may_be_edited(up: Up) -> None:
-    """It cannot be imported twice in one process, so the functions of the new one run in a fresh library."""
     for number in (1, 2):
         (up.world.path / "registry.py").write_text(
             f"import sys\nassert not hasattr(sys, 'registered')\nsys.registered = True\nNUMBER = {number}\n"
@@ -267,9 +264,6 @@ with stoker.load(session=sys.argv[1]):
 
 @pytest.mark.long
 def test_programs_that_each_have_a_module_of_one_name_never_run_anothers(up: Up, tmp_path: Path) -> None:
-    """Fresh eyes found it: a pickle in a call was opened with the other program's class, and with slots a third of the
-    calls imported the other program's module."""
-
     def start(whose: str) -> subprocess.Popen[str]:
         (tmp_path / whose).mkdir(exist_ok=True)
         (tmp_path / whose / "model.py").write_text(f"class Model:\n    whose = {whose!r}\n")
@@ -379,7 +373,6 @@ time.sleep(600)
 
 @pytest.mark.long
 def test_where_another_one_came_first_and_is_killed_before_it_listens_it_is_started_once_more(up: Up) -> None:
-    """The soak found it: the program that joined failed with "already has a manager"."""
     up.kill_managers()
     command = [sys.executable, "-c", HOLDS, str(up.folder.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first, ThreadPoolExecutor(1) as aside:
@@ -430,7 +423,6 @@ def test_down_ends_everything_and_what_is_over_stays_over(world: World, tmp_path
 
 @pytest.mark.parametrize("damaged", ["lease", "site"])
 def test_down_ends_one_whose_files_are_damaged(world: World, tmp_path: Path, damaged: str) -> None:
-    """Without its site files nobody can be asked whether jobs are left."""
     up = Up(world, start(world), log=tmp_path / "calls.log")
     until(lambda: up.status().pilots, limit_s=60)
     (file,) = [lease.lease_file(up.folder)] if damaged == "lease" else up.folder.sites.glob("*.toml")
@@ -461,7 +453,6 @@ def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_downs_at_the_same_time_all_say_that_it_has_ended(world: World, tmp_path: Path, is_dead: bool) -> None:
-    """The later ones got no answer, or found that the session which they started again was over."""
     name = start(world)
     if is_dead:
         Up(world, name, log=tmp_path / "calls.log").kill_managers()

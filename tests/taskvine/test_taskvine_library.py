@@ -200,7 +200,6 @@ def test_a_call_that_nobody_wants_any_more_is_stopped_and_the_next_one_runs(libr
 
 
 def test_a_call_that_was_stopped_in_one_order_runs_in_the_next(library):
-    """The manager takes a call from a lost worker and sends it again, while the stopped order is still open."""
     messages.stop_file(str(library.running), 1, CallId(100)).touch()
     [end] = library.ask(doze, 600).ends
     assert end.failure.kind is FailureKind.CANCELLED
@@ -270,8 +269,6 @@ def test_a_context_that_takes_more_memory_than_it_declares_ends_and_says_so(star
 
 
 def test_calls_run_in_the_programs_folder_with_its_umask(start, tmp_path):
-    """As in Stoker's own libraries; the environment, temporary files and standard descriptors are put back."""
-
     def load():
         return Path("model.txt").read_text()
 
@@ -296,8 +293,6 @@ def test_calls_run_in_the_programs_folder_with_its_umask(start, tmp_path):
 
 
 def test_result_arrives_though_the_workers_folder_is_gone(library):
-    """The library says why it ends, and ends after its answer."""
-
     def outlives(_words, here):
         import shutil
 

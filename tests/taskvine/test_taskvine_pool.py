@@ -9,11 +9,7 @@ from taskvine.stand_in import PoolOfSlots
 
 from stoker.contexts.recipe import BARE, ObjectRef, Recipe
 from stoker.pilot.core.events import (
-    DeviceAway,
-    EngineEnded,
     HelloDue,
-    Signalled,
-    Tick,
     UnacknowledgedFacts,
     UsageMeasured,
 )
@@ -23,12 +19,11 @@ from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
 from stoker.protocol.to_manager import (
     CallsEnded,
     CallsReturned,
-    DeviceFault,
     Heartbeat,
     LibraryGone,
     LibraryReady,
 )
-from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, StartLibrary, StopLibrary, TakeBack
+from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, StartLibrary, StopLibrary
 
 BLOB = FunctionBlob(FunctionKey("f"), "work", b"code")
 HELD = messages.LibraryReport(host="node", pid=1, log="")
@@ -74,8 +69,6 @@ def world(tmp_path: Path) -> World:
 
 
 def test_a_call_of_a_lost_worker_runs_again_though_its_first_order_was_told_to_stop(world: World) -> None:
-    """What the manager does when a slot has no worker any more: it takes the call away, ends the library, and sends the
-    call to another slot of the same pool. TaskVine still has the first order."""
     first = world.run(world.lost, 7)
     world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
     world.hear(StopLibrary(world.lost, "cpu:1 is quarantined: TaskVine has no worker for it"))
@@ -167,12 +160,6 @@ def test_a_large_argument_goes_with_the_last_order_that_needs_it(world: World) -
     assert world.vine.forgotten == ["argument"]
 
 
-def test_calls_that_taskvine_was_not_given_come_back(world: World) -> None:
-    world.run(world.lost, 1, 2, 3)
-    world.hear(TakeBack(world.lost, 5))
-    assert world.said[-1] == CallsReturned(world.lost, (CallId(3), CallId(2)))
-
-
 def test_a_gang_is_refused_with_a_sentence(world: World) -> None:
     specs = [CallSpec(CallId(1), b"x")]
     world.hear(RunCalls(world.lost, FunctionKey("f"), specs, CallOptions(), BLOB, gang=GangPlace(rank=0, size=2)))
@@ -246,29 +233,3 @@ def test_what_is_reserved_is_said_again_after_a_reconnect(world: World) -> None:
     world.pool.handle(HelloDue(UnacknowledgedFacts(), 4, ()))
     facts = world.manager.hellos[-1].libraries[-1]
     assert (facts.library, facts.ready, facts.calls, facts.reserved_bytes) == (3, True, (7,), 500)
-
-
-def test_a_slot_without_a_worker_is_told_and_comes_back(world: World) -> None:
-    world.pool.handle(DeviceAway(DeviceId("cpu:3"), "TaskVine has no worker for it"))
-    assert world.said[-1] == DeviceFault(DeviceId("cpu:3"), "TaskVine has no worker for it")
-    world.pool.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
-    assert world.manager.hellos[-1].faults == {"cpu:3": "TaskVine has no worker for it"}
-    world.pool.handle(DeviceAway(DeviceId("cpu:3")))
-    assert world.said[-1] == DeviceFault(DeviceId("cpu:3"), "")
-
-
-def test_a_pool_that_is_told_to_go_lets_what_runs_finish_and_says_why(world: World) -> None:
-    order = world.run(world.lost, 7)
-    world.pool.handle(Signalled("it got SIGTERM"))
-    world.pool.handle(Tick())
-    assert not world.pool.is_over
-    world.end(order)
-    world.pool.handle(Tick())
-    assert world.pool.is_over
-
-
-def test_a_pool_whose_factory_has_ended_leaves_as_one_that_failed(world: World) -> None:
-    world.pool.handle(EngineEnded("vine_factory ended with exit code 1"))
-    world.pool.handle(Tick())
-    assert world.pool.is_over
-    assert world.pool.state.exit_code == 1
