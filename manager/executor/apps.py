@@ -131,7 +131,9 @@ def app(
         streams = False if stream is None else stream
         wants = read_wants({**given, "priority": priority, "stream": streams}, takes_context=True)
     except SpecificationError as error:
-        raise named_as_here(error) from None
+        key = str(error.facts.get("key", ""))
+        name = _HERE.get(key, key)
+        raise SpecificationError(f"{name}{str(error).removeprefix(key)}", key=name, invalid_keys={name}) from None
 
     def decorate(function: Callable[..., Any]) -> StokerApp:
         own = wants
@@ -362,12 +364,6 @@ def unknown_option(name: str, *, options: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"@stoker.app has no option {name}; {f'did you mean {near[0]}?' if near else elsewhere}", key=name
     )
-
-
-def named_as_here(error: SpecificationError) -> SpecificationError:
-    key = str(error.facts.get("key", ""))
-    name = _HERE.get(key, key)
-    return SpecificationError(f"{name}{str(error).removeprefix(key)}", key=name, invalid_keys={name})
 
 
 def check_function(function: Callable[..., Any], *, takes_context: bool, ignored: Iterable[str]) -> None:

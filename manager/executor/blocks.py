@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 import shlex
-import shutil
 import signal
 import time
 from collections.abc import Container, Iterable, Mapping
@@ -157,15 +156,6 @@ def ensure_script_dir(provider: ExecutionProvider, run_dir: str) -> None:
         Path(provider.script_dir).mkdir(parents=True, exist_ok=True)
 
 
-def remove_objects(folder: SessionFolder) -> None:
-    shutil.rmtree(folder.objects, ignore_errors=True)
-
-
-def show(job: JobStatus) -> str:
-    state = job.state.name.lower()
-    return f"{state}: {job.message}" if job.message else state
-
-
 def workers_per_node(site: Site) -> int:
     pilot = site.pilot
     if pilot.cpu_count:
@@ -174,8 +164,7 @@ def workers_per_node(site: Site) -> int:
 
 
 def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
-    """Wait until the factory of a session that is over has seen its jobs end; log if that takes too long. A factory
-    that was killed is restarted, which takes a moment."""
+    """Wait until the factory of a session that is over has seen its jobs end; log if that takes too long."""
     until = time.monotonic() + limit_s
     there_by = time.monotonic() + FACTORY_START_S
     left = folder.path / JOBS_LEFT
@@ -231,7 +220,9 @@ class BlockUpkeep:
                 self._cancel(block)
 
     def tell(self, status: Mapping[str, JobStatus], link: Link) -> None:
-        said = {block: show(job) for block, job in status.items()}
+        said = {
+            block: job.state.name.lower() + (f": {job.message}" if job.message else "") for block, job in status.items()
+        }
         if said == self._told:
             return
         self._told = said

@@ -1,17 +1,15 @@
 """The client's end of the wire: one socket, one thread that reads it, and calls that leave on the caller's thread.
 
-How a call leaves. `submit` puts it in a queue. While few calls are in flight, the caller's thread sends the queue: a
-program that waits for one result at a time pays no thread switch. While many are in flight, it wakes the I/O thread,
-which sends the whole queue as one frame: consecutive calls of one submission are one `Submit`.
+`submit` puts a call in a queue. While few calls are in flight, the caller's thread sends the queue, which saves a
+thread switch. While many are in flight, it wakes the I/O thread, which sends the whole queue as one frame.
 
-Why the lock. Several threads may use a ZeroMQ socket if a fence separates their uses. `_lock` is the fence; a thread
-holds it to send or to read frames, never to settle a future. The I/O thread sleeps in `poll(2)` on the socket's file
-descriptor, which is edge-triggered: a send by another thread may swallow the edge of a frame that came in meanwhile. So
-a thread that has sent checks ZMQ_EVENTS, and wakes the I/O thread if there is something to read.
+Several threads may use a ZeroMQ socket if a fence separates their uses: `_lock`, held to send or to read frames, never
+to settle a future. The I/O thread sleeps in `poll(2)` on the socket's file descriptor, which is edge-triggered: a send
+by another thread may swallow the edge of a frame that came in meanwhile. So a thread that has sent checks ZMQ_EVENTS,
+and wakes the I/O thread if there is something to read.
 
-What survives. Frames are numbered and kept until the manager has them in its journal. A manager that has lost a part of
-that journal asks for everything again (`Outgoing.resubmit_everything`). After a reconnection the hello goes first, and
-after the welcome all unacknowledged frames, in order. Results are numbered too, and repeated ones are dropped.
+Frames are numbered and kept until the manager has them in its journal. A manager that has lost a part of its journal
+asks for everything again. After a reconnection the hello goes first, and after the welcome all unacknowledged frames.
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ from stoker.errors import ProtocolError, SessionError, StreamDiffersError
 from stoker.log_files import SeldomLog
 from stoker.manager.executor import membership
 from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
-from stoker.manager.executor.outgoing import OpenCall, OpenCalls, Outgoing, Questions, Replaced, Submission, Waiter
+from stoker.manager.executor.outgoing import OpenCall, OpenCalls, Outgoing, Questions, Submission, Waiter
 from stoker.manager.executor.pieces import PieceInbox, wake_tasks
 from stoker.manager.executor.session_files import LargeArguments, describe
 from stoker.manager.executor.settling import Settling, callbacks
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallForecast, CallSpec, Features, Payload
-from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
+from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.protocol.status import JOURNAL
 
@@ -171,9 +169,6 @@ class Link:
     def acknowledge(self, taken: to_manager.PiecesTaken) -> None:
         self._taken.append(taken)
         self._send_now()
-
-    def replace_function(self, function: FunctionKey, *, by: FunctionKey) -> None:
-        self.tell_later(Replaced(function, by))
 
     def tell(self, message: Any) -> None:
         self._out.queue.append(message)

@@ -1,10 +1,8 @@
 """Sessions that outlive programs: `stoker up` makes one, programs join it, `stoker attach` restarts its manager.
 
 The session folder keeps how its manager was started (`manager.json`), so that any login node that sees the folder can
-restart it. `manager.live.lease` makes sure that the old one is gone.
-
-The command that makes a session may be killed at any moment, and its manager starts nevertheless. So a session is known
-by its id before its manager is started, and commands that look for a session wait for those that are starting.
+restart it. The command that makes a session may be killed at any moment, and its manager starts nevertheless: so a
+session is known by its id before, and commands that look for a session wait for those that are starting.
 """
 
 from __future__ import annotations
@@ -29,7 +27,14 @@ from stoker.folders import working_folder
 from stoker.locks import is_locked
 from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import engines
-from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
+from stoker.manager.executor.processes import (
+    make_folder,
+    manager_options,
+    new_session_id,
+    register,
+    spawn_manager,
+    with_log,
+)
 from stoker.manager.factory.pilot_command import refuse_odd_imports
 from stoker.manager.live import interfaces, lease, presence
 from stoker.manager.live.chosen import check_policies, keep_policies
@@ -128,7 +133,6 @@ log = logging.getLogger("stoker")
 
 _TRIES = 5
 START_LIMIT_S = 60.0
-_TAIL_LINES = 15
 _TERMINATE_S = 5.0
 
 
@@ -198,11 +202,11 @@ def find(name: str) -> tuple[SessionFolder, Site]:
 
 
 def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.LeaseHolder:
-    """Start the manager of a session here, wait until it listens, and return its lease. If another process starts it at
-    the same time, one of the two managers remains.
+    """Start the manager of a session here, wait until it listens, and return its lease. Another process may start it at
+    the same time: one of the two remains.
 
     `waiting` gets a message if this takes long. `to_end`: start it to end the session, on any port if those of its site
-    are taken. Raises SessionError with the end of the manager's log.
+    are taken. Raises SessionError.
     """
     launch = read_launch(folder)
     if to_end:
@@ -236,10 +240,11 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                     tries_left -= 1
                     if (process.returncode >= 0 and process.returncode != TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
-                        raise _failed(folder, what, said_at=said_at)
+                        raise with_log(what, folder.manager_log, said_at=said_at)
                     process = _spawn(folder, launch)  # it was killed, or the one that it found was
             if time.monotonic() > until:
-                raise _failed(folder, f"the manager did not listen within {patience_s:.0f} s", said_at=said_at)
+                what = f"the manager did not listen within {patience_s:.0f} s"
+                raise with_log(what, folder.manager_log, said_at=said_at)
             time.sleep(0.02)
     except BaseException:  # Ctrl-C too
         if _written_at(folder) == said_before:  # else it is up, and known by its id
@@ -259,14 +264,8 @@ def _over(launch: Launch, why: str) -> SessionError:
 
 def _spawn(folder: SessionFolder, launch: Launch) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "stoker.manager.main", "--session", str(folder.path)]
-    with open(folder.manager_log, "ab") as log:
-        return subprocess.Popen(
-            [*command, "--name", launch.session, *launch.options, "--detached", "--kept"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    options = ["--name", launch.session, *launch.options, "--detached", "--kept"]
+    return spawn_manager([*command, *options], folder.manager_log)
 
 
 def _written_at(folder: SessionFolder) -> int:
@@ -278,16 +277,6 @@ def python_path() -> str:
     paths = list(dict.fromkeys([str(working_folder()), *filter(None, given)]))
     refuse_odd_imports(paths)
     return os.pathsep.join(paths)
-
-
-def _failed(folder: SessionFolder, what: str, *, said_at: int) -> SessionError:
-    log = folder.manager_log
-    said = log.read_bytes() if log.exists() else b""
-    if len(said) >= said_at:  # else the log was full and began anew
-        said = said[said_at:]
-    lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
-    text = "".join(f"\n  {line}" for line in lines) or " (it said nothing)"
-    return SessionError(f"{what}; the end of {log}:{text}", log=str(log))
 
 
 # ---- the session that stays for a site
@@ -319,10 +308,12 @@ def kept_session(
         ConfigError: A wrong site file.
     """
     sites = collect([site] if site is not None else [])
+    texts = {each.name: site_text(each) for each in sites}
     for folder in _sessions(before):
         with suppress(SessionError, ConfigError):  # one that is damaged is not the one that is meant
             name = name_of(folder)
-            if _is_for(folder, sites) and (name == before or is_up(folder)):
+            there = {key: site_text(one) for key, one in sites_of(folder).items()}
+            if there == texts and (name == before or is_up(folder)):
                 return KeptSession(name, folder.path, started=False)
     made = make(sites)
     try:
@@ -341,8 +332,3 @@ def _sessions(before: str) -> Iterator[SessionFolder]:
         folder = SessionFolder(link.resolve())
         if is_detached(folder) and not over(folder):
             yield folder
-
-
-def _is_for(folder: SessionFolder, sites: Sequence[Site]) -> bool:
-    there = {name: site_text(site) for name, site in sites_of(folder).items()}
-    return there == {site.name: site_text(site) for site in sites}

@@ -1,8 +1,5 @@
-"""The executor's side of `engine = "taskvine"`.
-
-A TaskVine pool is one pilot of the session, on this machine, with TaskVine's manager, factory and workers behind it
-(`stoker.pilot.taskvine`). So there is one local block, its plan for TaskVine is in the session folder, and requests
-that TaskVine cannot honour are refused before anything is sent.
+"""The executor's side of `engine = "taskvine"`: a TaskVine pool is one pilot of the session, on this machine
+(`stoker.pilot.taskvine`). Requests that TaskVine cannot honour are refused before anything is sent.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""StokerExecutor: Stoker as an executor of Parsl.
-
-Parsl's `python_app` passes a function and its arguments, the executor returns a future. Blocks (batch jobs) come from
-any Parsl provider; a block runs one pilot a node. Differences from Parsl's own executor (HTEX), and why:
+"""StokerExecutor: Stoker as an executor of Parsl. Blocks (batch jobs) come from any Parsl provider; a block runs one
+pilot a node. Differences from Parsl's own executor (HTEX), and why:
 
 - A failed block counts against the executor only while no pilot has ever joined: pilots on borrowed machines are
   killed all day, and their calls run again.
 - Initial blocks start with the executor, not a second later with Parsl's first look at its strategy.
 - Scaling in drains: pilots finish their calls and exit; `drain_s` later the job is cancelled.
 - Calls run in the folder in which the program loads the session, if pilots see it.
-- While an executor is started, Python's garbage collector runs at 50,000 new containers instead of 700: scanning a
-  hundred thousand futures takes half of the client's time.
+- Python's garbage collector runs at 50,000 new containers instead of 700: scanning a hundred thousand futures takes
+  half of the client's time.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -44,7 +43,7 @@ from stoker.manager.executor.blocks import BlockUpkeep, NodeMessages
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.options import CallPlace, check_local_policy, check_options, check_parsls, check_session
-from stoker.manager.executor.outgoing import wait_for_answer
+from stoker.manager.executor.outgoing import Replaced, wait_for_answer
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments, travels_with
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer
@@ -174,7 +173,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     def _replace_function(self, function: FunctionKey, by: FunctionKey) -> None:
         if self._link is not None:
-            self._link.replace_function(function, by=by)
+            self._link.tell_later(Replaced(function, by))
 
     def _leave_source(self, key: str, function: Callable[..., Any], recipe: Recipe) -> None:
         if self._link is None:
@@ -272,7 +271,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             blocks.wait_for_factory(self.folder, limit_s=FACTORY_LIMIT_S)
         if self._link is not None:
             self._link.close()
-            blocks.remove_objects(self._link.folder)
+            shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
 
     def _start_blocks(self) -> None:
         """Use a thread: Ctrl-C must not come between a job's submission and the note of its id."""

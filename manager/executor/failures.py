@@ -26,10 +26,10 @@ from stoker.errors import (
     SerializationError,
     StokerError,
 )
-from stoker.manager.executor.pieces import unpickling_advice
+from stoker.manager.executor.pieces import open_value
 from stoker.manager.executor.session_files import read_result
 from stoker.pilot.library.failures import in_words
-from stoker.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_bytes
 
@@ -64,11 +64,11 @@ def opens_at_once(end: CallEnd) -> bool:
 def outcome(end: CallEnd, *, session: str = "") -> Any:
     """Return the call's result. Raises its exception, or a StokerError that says why there is no result."""
     if end.ok:
-        return _open(end.payload, end)
+        return open_value(_bytes(end), call=end.call)
     if end.failure is not None:
-        cause = payloads.load_exception(_bytes(end.payload, end)) if end.payload else None
+        cause = payloads.load_exception(_bytes(end)) if end.payload else None
         raise failure_error(end.failure, call=end.call, session=session, printed=end.printed) from cause
-    error = with_its_command(payloads.load_exception(_bytes(end.payload, end)))
+    error = with_its_command(payloads.load_exception(_bytes(end)))
     if isinstance(error, Exception):
         call = show_call(end.call)
         printed = f" (what it printed: {_command('logs', call, session)})" if end.printed else ""
@@ -135,21 +135,8 @@ def failure_error(failure: Failure, *, call: int, session: str = "", printed: Pr
     return _KINDS[failure.kind]("\n".join(lines), **facts)
 
 
-def _open(payload: Payload, end: CallEnd) -> Any:
-    data = _bytes(payload, end)
-    try:
-        return payloads.loads(data, keep_classes=True)
-    except BaseException as error:  # what the result's classes do may raise SystemExit, which would end our thread
-        if payloads.is_interrupt(error):
-            raise
-        raise SerializationError(
-            f"call {show_call(end.call)}: its result cannot be unpickled here: {error!r}{unpickling_advice(error)}",
-            what="result",
-            call=show_call(end.call),
-        ) from error
-
-
-def _bytes(payload: Payload, end: CallEnd) -> Buffer:
+def _bytes(end: CallEnd) -> Buffer:
+    payload = end.payload
     if not isinstance(payload, ObjectRef):
         return payload
     try:

@@ -19,7 +19,7 @@ from stoker.errors import ConfigError
 from stoker.manager.executor.failures import opens_at_once, outcome
 from stoker.manager.executor.kernel import make_safe
 from stoker.manager.executor.outgoing import end_future
-from stoker.manager.executor.pieces import PieceInbox, PieceReader, open_piece
+from stoker.manager.executor.pieces import PieceInbox, PieceReader, open_value
 from stoker.manager.executor.session_files import discard_result
 from stoker.manager.executor.settling import SLOW_S, add_callback, callbacks_of, is_users_callback
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
@@ -112,7 +112,7 @@ class CallFuture(Future[Any]):
         try:
             if end.ok and self._inbox is not None:
                 packed = self._inbox.values_at_end(end)
-                value: Any = [open_piece(each, call=end.call, number=n) for n, each in enumerate(packed)]
+                value: Any = [open_value(each, call=end.call, piece=n) for n, each in enumerate(packed)]
             else:
                 value = outcome(end, session=self._link.session.session)
         except BaseException as error:

@@ -1,9 +1,7 @@
 """How a `stoker.map` keeps its results: each is in the file before the program gets it.
 
 A thread of the map takes the ends of its calls from the link, writes all results that have arrived with one `write(2)`,
-and then passes the ends to the stream. So every result that the program has seen is in the file, whatever kills the
-program. The file is synced every few seconds, so a crash of the host costs the last seconds. An item whose call fails
-is not kept.
+and passes the ends to the stream. The file is synced every few seconds. An item whose call fails is not kept.
 """
 
 from __future__ import annotations

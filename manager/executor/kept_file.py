@@ -4,14 +4,12 @@
     {"key":"…","item":0,"result":{"label":"SUPPORTS"},"digest":"…"}
     {"key":"…","item":2,"pickle":"gASV…","digest":"…"}
 
-A result that JSON gives back exactly is written as JSON. Any other (a tuple, an array, an object) is a pickle in
-base64: the second run of a program gets the same types as the first. `item` is the place of the item (with `batch_size`
-of the batch), counted from 0, in the run that computed it. The digest covers its line: a line that is torn or damaged
-is skipped, and its item runs again.
+A result that JSON gives back exactly is written as JSON, any other as a pickle in base64. `item` is the place of the
+item (or batch), counted from 0, in the run that computed it. The digest covers its line: a torn or damaged line is
+skipped, and its item runs again.
 
-`key` is the digest of the item's content, by which an item is found. So items may be added, removed or reordered
-between two runs. Equal items have a record each: the second one takes the second record. The index of a million records
-takes 24 MB, and 120 MB while the file is opened. Values stay in the file until they are taken.
+`key` is the digest of the item's content, so items may be added, removed or reordered between two runs. Equal items
+have a record each. The index of a million records takes 24 MB; values stay in the file until they are taken.
 """
 
 from __future__ import annotations
@@ -125,17 +123,14 @@ class Scan:
                     whole.append(last)
             self.end += size
             if whole:
-                self._take_header(b"".join(whole))
+                try:
+                    self.header = msgspec.json.decode(b"".join(whole), type=KeptHeader)
+                except (msgspec.DecodeError, ValueError):
+                    self.damaged += 1
             elif (found := _head_of(head)) is not None:
                 yield *found, at
             else:
                 self.damaged += 1
-
-    def _take_header(self, line: bytes) -> None:
-        try:
-            self.header = msgspec.json.decode(line, type=KeptHeader)
-        except (msgspec.DecodeError, ValueError):
-            self.damaged += 1
 
 
 def _head_of(head: bytes) -> tuple[str, int] | None:
@@ -228,10 +223,7 @@ _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class KeptFile:
-    """An open file of kept results: finds results of earlier runs, and appends new ones.
-
-    `open_kept` makes and locks it. One thread appends; another one may search at the same time.
-    """
+    """An open and locked file of kept results. One thread appends; another one may search at the same time."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -332,10 +324,7 @@ class KeptFile:
 
 
 def open_kept(path: Path) -> KeptFile:
-    """Open and lock the file of kept results at `path`; make it if it is missing.
-
-    Raises ConfigError for a file that another program writes, that keeps no results, or that cannot be opened.
-    """
+    """Open and lock the file of kept results at `path`; make it if it is missing. Raises ConfigError."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:

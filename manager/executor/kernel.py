@@ -1,11 +1,11 @@
 """Changes to Parsl's kernel, the object that keeps a program's tasks.
 
-Results: the kernel passes each result to its memoizer before the future of the call. A memoizer that raises there
-(plain pickle refuses a result, the disk is full) leaves the future without an end. `SafeMemoizer` wraps the kernel's
-memoizer: the program gets a result that cannot be kept, with one warning that says what to do.
+The kernel passes each result to its memoizer before the future of the call. A memoizer that raises there (plain pickle
+refuses a result, the disk is full) leaves the future without an end. `SafeMemoizer` wraps it: the program gets its
+result, with one warning.
 
-Launching: the kernel submits each task on another thread. A call of a Stoker app whose arguments are packed waits for
-nothing, so the thread that makes the call also submits it, which saves a thread switch.
+The kernel submits each task on another thread. A call of a Stoker app whose arguments are packed waits for nothing, so
+`launch_at_once` submits it on the thread that makes the call.
 """
 
 from __future__ import annotations

@@ -108,9 +108,6 @@ class MapCalls:
         self._brought: set[str] = set()
         self._renew_submission()
 
-    def pack(self, item: Any) -> Payload:
-        return self.pack_call((item,), {})
-
     def pack_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
         packed = pack_arguments(
             (*self._before, *args),

@@ -1,13 +1,12 @@
 """The items of a `stoker.map`: futures, batches, tables and data files, slow inputs.
 
-Tables: Python's own iteration gives column names (pandas), columns (polars, Arrow) or batches (Arrow's readers), which
-no user of a map means. Rows are made a chunk at a time. None of the libraries is imported here: a table can only come
-from a program that has imported its library.
+Python's own iteration over a table gives column names, columns or batches, which no user of a map means: rows are made
+here, a chunk at a time. No table library is imported: a table comes from a program that has imported it.
 
-Slow inputs (a download, a query, futures) would delay results that have arrived. So a thread reads the input after
+A slow input (a download, a query, futures) would delay results that have arrived. So a thread reads it after
 `SLOW_ITEMS` items took longer than `SLOW_S` while calls were in flight. Quick inputs stay on their consumer's thread:
-SQLite's cursors, for example, are bound to one. The first item may take long (a query begins), and an item now and
-then. The thread knows the inputs and the stream's bell, not the stream: a stream whose loop is left must be collected.
+SQLite's cursors are bound to one. The thread refers to the inputs and the stream's bell, not to the stream: a stream
+whose loop is left must be collected.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """The window of a `stoker.map`: calls in flight, results that wait, and reports to the manager.
 
 Three bounds hold: calls in flight (`most_calls`), bytes of their arguments, and bytes of results that have arrived and
-were not taken (`most_bytes` each; a result in a file of the session counts with the file's size).
+were not taken (`most_bytes` each). Each call in flight counts with the mean size of the last results. If the loop is
+faster than its pilots, a few large results must not leave the pilots idle: each time the loop waits, more calls may be
+in flight than their bytes allow (as TCP opens its window), until results wait for the loop.
 
-Each call in flight counts with the mean size of the last results: a loop that is slower than its pilots holds about
-`most_bytes`. A loop that is faster than its pilots holds nothing, and a few large results must not leave the pilots
-idle: each time this loop waits, more calls may be in flight than their bytes allow (as TCP opens its window), until
-results wait for the loop.
-
-Before the first result the size is unknown. Then the window takes as many calls as fill a quarter of `most_bytes` with
-the largest results that travel in messages, and twice as many after each GROW_S, for slow calls on pools with many
-slots. With nothing in flight and nothing to take there is always room for one call, so a stream never stalls.
+Before the first result the window takes the calls that fill a quarter of `most_bytes` with the largest results that
+travel in messages, and twice as many after each GROW_S. With nothing in flight and nothing to take there is always room
+for one call.
 """
 
 from __future__ import annotations
@@ -201,10 +198,7 @@ class MapReports:
 
 
 class MapInbox:
-    """The waiter of a `stoker.map`: the link's thread appends each end to `arrived` and rings `bell`.
-
-    The link refers to this and not to the stream, so that the stream is collected when its loop is left.
-    """
+    """The waiter of a `stoker.map`: the link's thread appends each end to `arrived` and rings `bell`."""
 
     def __init__(self) -> None:
         self.arrived: deque[Any] = deque()

@@ -1,13 +1,11 @@
 """`stoker.map`: many calls of one function, and the iterator over their results.
 
-A `ResultStream` submits to the link directly, not through Parsl's kernel: a call needs no task record, future or
-callback. It takes items while the `Window` has room, and packs and sends them in bulk. The link's thread appends
-results to the stream's `MapInbox`; the thread that takes a result unpickles it. If the input is slow, another thread
-reads it (`PulledInputs`), so that finished results do not wait.
+A `ResultStream` submits to the link directly, without Parsl's task record, future and callback. It takes items while
+the `Window` has room, and packs and sends them in bulk. The link's thread appends results to the stream's `MapInbox`;
+the thread that takes a result unpickles it.
 
 A program that leaves its loop drops the last reference to the stream, which cancels the calls: so the link refers to
-the `MapInbox` only. Ctrl-C in the body of a loop also drops the stream, before its message is printed; `_left` keeps
-the message for the session, which handles the Ctrl-C next.
+the `MapInbox` only. Ctrl-C in the body of a loop also drops the stream; `_left` keeps its message for the session.
 """
 
 from __future__ import annotations
@@ -239,11 +237,8 @@ class ResultStream(Iterator[Any]):
         return result
 
     def close(self) -> None:
-        """Cancel the calls that are left and drop their results. Any thread may call this.
-
-        If another thread takes a result, that thread finishes the closing: it may be about to send calls. In a forked
-        child this does nothing.
-        """
+        """Cancel the calls that are left and drop their results. Any thread may call this. If another thread takes a
+        result, that thread finishes the closing. In a forked child this does nothing."""
         if self._closed or os.getpid() != self._pid:
             return
         self.stop()
@@ -473,7 +468,7 @@ class ResultStream(Iterator[Any]):
                 if (kept := self._keeping.find(key, items=size)) is not None:
                     return kept
                 batch.keys.append(key)
-            payload = self._calls.pack(item)
+            payload = self._calls.pack_call((item,), {})
             if self._calls.is_family:
                 batch.submissions.append(self._calls.submission_of((item,), {}))
         except Exception as error:  # raised, or given, where its result would have come

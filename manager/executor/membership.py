@@ -1,8 +1,7 @@
 """A client's membership in a session: the manager's welcome, and what the client does while the manager is away.
 
-A manager that was started again may listen at another address, so the client reads the session file again every second.
-The client may never have been connected to the manager that ended the session (`stoker down` starts one if the last was
-killed), so it also reads from the session's folder whether the session is over, as pilots do.
+A manager that was restarted may listen at another address, so the client reads the session file every second. It also
+reads whether the session is over: it may never have been connected to the manager that ended it.
 """
 
 from __future__ import annotations
@@ -79,23 +78,19 @@ class Membership:
         if self.why_over:
             return None
         if now >= self._report_at:
-            self._report_absence(now)
+            if not os.path.isdir(self._folder.path):
+                raise removed(self._folder)
+            self._report_at = now + AWAY_S
+            report = logger.debug if self._is_reported else logger.warning
+            self._is_reported = True
+            text = "session %s: its manager is away; what runs goes on. If it does not come back: stoker attach %s"
+            report(text, self.session.session, self.session.session)
         try:
             self.session = self._folder.read()
         except SessionError as error:  # the file system may be away: try again later
             logger.debug("session file: %s", error)
             return None
         return self.session
-
-    def _report_absence(self, now: float) -> None:
-        if not os.path.isdir(self._folder.path):
-            raise removed(self._folder)
-        self._report_at = now + AWAY_S
-        report = logger.debug if self._is_reported else logger.warning
-        self._is_reported = True
-        session = self.session.session
-        text = "session %s: its manager is away; what runs goes on. If it does not come back: stoker attach %s"
-        report(text, session, session)
 
     def why_silent(self) -> str:
         return (

@@ -1,9 +1,5 @@
-"""Options of sessions and calls, checked before anything is started or sent.
-
-Options of `stoker.load` and `StokerExecutor` come first. The options of a call are the keys of
-`parsl_resource_specification`, of `@stoker.app`, and of the paper's `parsl_spec`: an unknown key, a wrong type or a
-wrong unit raises an error that names the key and lists the valid ones.
-"""
+"""Options of sessions and calls, checked before anything is started or sent. A wrong option of a call raises an error
+that names its key and lists the valid ones."""
 
 from __future__ import annotations
 

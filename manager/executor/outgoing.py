@@ -4,11 +4,8 @@
 operation on a dictionary, and only the thread that removes a call from it calls the waiter.
 
 Any thread puts calls and messages into `Outgoing.queue`. `frames` empties it in order: consecutive calls of one
-submission become one `Submit` message, a definition is sent once and before the first call that needs it, and each
-frame acknowledges the results that have arrived. All other methods of `Outgoing` are for one thread at a time.
-
-A deadline is sent as the seconds left until it, because wall clocks differ and are set while a program runs. So a frame
-that is sent again is encoded again, with fewer seconds left.
+submission become one `Submit` message, and a definition is sent once, before the first call that needs it. All other
+methods are for one thread at a time. Deadlines are sent as seconds left, because wall clocks differ.
 """
 
 from __future__ import annotations
@@ -192,11 +189,8 @@ class _OpenQuestion(msgspec.Struct, eq=False):
 
 
 class Questions:
-    """Open questions to the manager, which answers those of one kind in order.
-
-    They travel unnumbered and are not journalled: after a reconnection the client asks again. The caller holds the
-    link's lock, except for `answer` and `fail_all`.
-    """
+    """Open questions to the manager, which answers those of one kind in order. They are not journalled: after a
+    reconnection the client asks again. The caller holds the link's lock, except for `answer` and `fail_all`."""
 
     def __init__(self) -> None:
         self.has_unsent = False
@@ -306,10 +300,8 @@ class Outgoing:
         self._dequeued = 0
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Take results; return those that are new. `now` is in seconds on the clock of `due_in`.
-
-        If earlier results were lost with a connection, none are taken: the next hello brings all of them again.
-        """
+        """Take results; return those that are new. If earlier results were lost with a connection, none are taken: the
+        next hello brings all of them again."""
         seen = self.received - results.first
         if seen < 0:
             return ()
@@ -323,8 +315,8 @@ class Outgoing:
         return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Yield frames of all that is in the queue now. Entries that come meanwhile wait for the next call: each frame
-        that leaves lets another thread go on, and following its calls would make frames of a few calls each."""
+        """Yield frames of the entries that are in the queue now. Later entries wait for the next call of this function,
+        else a busy thread would make frames of a few calls each."""
         last = self._dequeued + len(self.queue)
         while self.queue and self._dequeued < last:
             yield self._frame(self._next_batch(now), now)

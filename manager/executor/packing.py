@@ -1,8 +1,7 @@
 """Pickle functions and arguments for sending.
 
 A function is pickled where it is used: once a map, and once a call of an app. Its bytes are reused if all objects that
-the function captures are immutable and the same as before (`contexts.captured`). They are kept with the function
-object, weakly.
+it captures are immutable and the same as before (`contexts.captured`).
 """
 
 from __future__ import annotations
@@ -121,8 +120,8 @@ class _How(NamedTuple):
 
 
 class _Pickled:
-    """A function's bytes, and those of before. `captured`: the objects that its names refer to; None if one of them may
-    change in place, so that the function is pickled at each use."""
+    """A function's bytes, and those of before. `captured`: None if a captured object may change in place, so that the
+    function is pickled at each use."""
 
     def __init__(self, function: Callable[..., Any], before: Mapping[_How, FunctionBlob]) -> None:
         self.blobs: dict[_How, FunctionBlob] = {}

@@ -1,11 +1,9 @@
 """The pieces of one call as they come to the program: the link's thread adds them, the program's threads take them.
 
-A call may run more than once: its pilot was lost, or Parsl retries it. Each run sends its pieces from the first one, so
-only new ones count. A piece that the program has taken must be the same in a later run, so eight bytes of its digest
-are kept; a piece that still waits here is replaced.
-
-The inbox of a stream is bounded: while it holds more than its bound it acknowledges nothing, and the call waits. The
-inbox of a future keeps every piece for the result, and acknowledges all.
+A call may run more than once, and each run sends its pieces from the first one: only new ones count. A piece that the
+program has taken must be the same in a later run, so eight bytes of its digest are kept; one that still waits is
+replaced. The inbox of a stream is bounded: while it is full it acknowledges nothing, and the call waits. The inbox of a
+future keeps every piece, and acknowledges all.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from stoker.contexts import payloads
+from stoker.contexts.payload_layout import Buffer
 from stoker.errors import CallError, SerializationError, StreamDiffersError
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId, show_call
@@ -281,24 +280,20 @@ def _end_all(waiters: list[asyncio.Future[None]]) -> None:
 # ---- reading
 
 
-def open_piece(data: bytes, *, call: int | None, number: int) -> Any:
-    """Unpickle a piece. Raises SerializationError."""
+def open_value(data: Buffer, *, call: int | None, piece: int | None = None) -> Any:
+    """Unpickle a result, or a piece of this number. Raises SerializationError."""
     try:
         return payloads.loads(data, keep_classes=True)
-    except BaseException as error:  # its classes may raise SystemExit
+    except BaseException as error:  # its classes may raise SystemExit, which would end this thread
         if payloads.is_interrupt(error):
             raise
+        what = "result" if piece is None else f"piece {piece:,} (counted from 0)"
+        is_missing = isinstance(error, ImportError | AttributeError)
+        advice = "; the modules that define it must be importable in this program too" if is_missing else ""
+        name = show_call(call or 0)
         raise SerializationError(
-            f"call {show_call(call or 0)}: its piece {number:,} (counted from 0) cannot be unpickled here:"
-            f" {error!r}{unpickling_advice(error)}",
-            what="result",
+            f"call {name}: its {what} cannot be unpickled here: {error!r}{advice}", what="result", call=name
         ) from error
-
-
-def unpickling_advice(error: BaseException) -> str:
-    """Return a remedy for an error of unpickling in this program; empty if the classes of the value raised it."""
-    is_missing = isinstance(error, ImportError | AttributeError)
-    return "; the modules that define it must be importable in this program too" if is_missing else ""
 
 
 class PieceReader(Iterator[Any], AsyncIterator[Any]):
@@ -375,4 +370,4 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
     def _opened(self, number: int, item: Any, is_value: bool, acknowledged: PiecesTaken | None) -> Any:
         if acknowledged is not None:
             self._acknowledge(acknowledged)
-        return item if is_value else open_piece(item, call=self._inbox.call, number=number)
+        return item if is_value else open_value(item, call=self._inbox.call, piece=number)

@@ -98,12 +98,8 @@ LeaveSource = Callable[[str, Callable[..., Any], Recipe], None]
 class AppWants(dict[str, Any]):
     """The specification of a Stoker app, as Parsl hands it on: already read, and no argument of the function.
 
-    Attributes:
-        due_at: The deadline of a call's first try, on the monotonic clock.
-        function: The function's bytes when the call was made; None = as it is when the call is sent.
-        made_of: The function object of these bytes.
-        inbox: Where the pieces of this one call go.
-        content: The digest of the function's content, if the results of calls are cached.
+    `due_at`: the deadline of a call's first try. `function`: the function's bytes when the call was made, of the object
+    `made_of`; None = as it is when the call is sent. `content`: the digest of the function, if results are cached.
     """
 
     def __init__(
@@ -185,8 +181,8 @@ class PreparedFunction:
     ) -> Submission:  # fmt: skip
         """Return the submission of calls with these wants: one for each Wants object, so that its calls share messages.
 
-        `due_at`: the deadline of a first try. `blob`: the function's bytes when the call was made. Raises errors of the
-        executor's check, and ConfigError for values that cannot be sent.
+        `due_at`: the deadline of a first try. `blob`: the function's bytes when the call was made. Raises ConfigError,
+        and errors of the executor's check.
         """
         self._tell_of_context(wants.recipe)
         blob = self.blob(function, wants) if blob is None else blob
@@ -241,10 +237,8 @@ class PreparedFunction:
 
 
 class Preparer:
-    """Prepared functions by function object.
-
-    `check` refuses wants that the engine cannot honour. `on_replaced(old, new)` is called when a captured object of a
-    function has changed, `leave_source(key, function, recipe)` before a function is sent.
+    """Prepared functions by function object. `check` refuses wants that the engine cannot honour. `on_replaced(old,
+    new)` is called when a captured object has changed, `leave_source(key, function, recipe)` before a function is sent.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """The manager's process, for the client that owns it: start, watch, restart, end.
 
 The manager is in a process session of its own, so that Ctrl-C at the terminal reaches only the program. If it dies it
-is restarted in the same folder, where it finds its journal; the user sees one line. A manager that dies again and again
-without progress (`manager.live.restarts`), or before it has listened, ends the session with the last lines of its log
-as the reason.
+is restarted in the same folder, where it finds its journal. A manager that dies again and again without progress, or
+before it has listened, ends the session with the last lines of its log as the reason.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from stoker.site import ProviderKind, Site
 
 logger = logging.getLogger("stoker")
 
+_TAIL_LINES = 15
 KEPT_SESSIONS = 50
 """Sessions that are over and still known by id; older ones can be named by path. All live sessions are known."""
 
@@ -184,10 +184,7 @@ class ManagerProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._restarts.started()
-        with open(self._folder.manager_log, "ab") as log:
-            return subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
-            )
+        return spawn_manager(self._command, self._folder.manager_log)
 
     def _watch(self) -> None:
         while True:
@@ -207,7 +204,9 @@ class ManagerProcess:
                 logger.warning("%s; it is started again%s with its journal (%s)", how, after(pause_s), log)
                 self._stopping.wait(pause_s)
                 try:
-                    self._start_again()
+                    with self._lock:
+                        if not self._stopping.is_set():
+                            self._process = self._start()
                     break
                 except OSError as error:  # out of descriptors, memory or processes, for a while
                     what = how = f"the manager could not be started ({error})"
@@ -215,16 +214,24 @@ class ManagerProcess:
                 self._on_lost(self._error(f"{what} again and again"))
                 return
 
-    def _start_again(self) -> None:
-        with self._lock:
-            if not self._stopping.is_set():
-                self._process = self._start()
-
     def _error(self, what: str) -> SessionError:
-        log = self._folder.manager_log
-        try:
-            lines = log.read_text(errors="replace").splitlines()[-15:]
-        except OSError:
-            lines = []
-        text = "".join(f"\n  {line}" for line in lines) or " (it is empty)"
-        return SessionError(f"{what}; the end of {log}:{text}", log=str(log))
+        return with_log(what, self._folder.manager_log)
+
+
+def spawn_manager(command: Sequence[str], log_file: Path) -> subprocess.Popen[bytes]:
+    """Start a manager in a process session of its own."""
+    with open(log_file, "ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def with_log(what: str, log: Path, *, said_at: int = 0) -> SessionError:
+    """Return an error with the last lines of a manager's log. `said_at`: the log's size before this manager."""
+    try:
+        said = log.read_bytes()
+    except OSError:
+        said = b""
+    if len(said) >= said_at:  # else the log was full and began anew
+        said = said[said_at:]
+    lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    text = "".join(f"\n  {line}" for line in lines) or " (it is empty)"
+    return SessionError(f"{what}; the end of {log}:{text}", log=str(log))

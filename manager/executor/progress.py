@@ -1,12 +1,11 @@
 """Progress without asking: the progress bar of a map, and one line while its calls wait.
 
-The bar of `stoker.map(..., progress=True)` shows rate, hot contexts, time elapsed and time left. Results of an earlier
-run count as done, but not in the rate. A terminal and a notebook show one bar; a pipe gets a line every ten seconds.
+Results of an earlier run count as done, but not in the rate. A terminal and a notebook show one bar; a pipe gets a line
+every ten seconds.
 
-A batch system may hold a job for hours. So while calls wait, `WaitNotices` asks for the session's status now and then,
-and logs one line: why no pilot runs them, the last line of a slow loader, that pilots cannot reach each other, or that
-the session's disk is full. The line goes above the bar, or to the log `stoker.news`. A reason is repeated after a
-minute. Numbers in a reason, and reasons that alternate, do not make it new.
+While calls wait, `WaitNotices` asks for the session's status now and then, and logs one line: why no pilot runs them,
+the last line of a slow loader, that pilots cannot reach each other, or that the session's disk is full. The line goes
+above the bar, or to the log `stoker.news`. Numbers in a reason, and reasons that alternate, do not make it new.
 """
 
 from __future__ import annotations
@@ -134,15 +133,13 @@ class MapProgress:
             self._live.set_done(shown, refresh=True)
             return
         how_far = bar_of(shown, self._total) if self._line is not None else of
-        text = "  ".join(filter(None, (f"{self._name} {how_far}", rate, self._hot, _elapsed(elapsed), left)))
+        text = "  ".join(
+            filter(None, (f"{self._name} {how_far}", rate, self._hot, f"elapsed {show_seconds(elapsed)}", left))
+        )
         if self._line is not None:
             self._line.show(text)
         else:
             sys.stderr.write(f"{text}\n")
-
-
-def _elapsed(seconds: float) -> str:
-    return f"elapsed {show_seconds(seconds)}"
 
 
 # ---- notices
@@ -230,7 +227,10 @@ class WaitNotices:
         if able and slow is None and not stuck:
             is_new = now - self._wait_since < 2 * FIRST_S
             self._ask_at = now + (FIRST_S / 2 if is_new else CHECK_SELDOM_S)
-        self._tell_of_peers(status.trouble.get("peers", ""))
+        peers = status.trouble.get("peers", "")
+        if peers and not self._of_peers:
+            self._of_peers = peers
+            self._say(peers)
         if slow is not None:
             self._tell_of_load(slow, now)
         why = next((context.waits_for for context in status.contexts if context.waits_for), "")
@@ -275,11 +275,6 @@ class WaitNotices:
         elif self._of_journal and not trouble:
             self._say("the session's journal can be written again: calls and results go on")
         self._of_journal = trouble
-
-    def _tell_of_peers(self, trouble: str) -> None:
-        if trouble and not self._of_peers:
-            self._of_peers = trouble
-            self._say(trouble)
 
     def _run(self) -> None:
         while not self._stop.wait(min(CHECK_S, FIRST_S)):

@@ -1,8 +1,7 @@
 """`stoker.load`: Parsl with one StokerExecutor, as a `with` block or until `stop()`.
 
-Settings that differ from Parsl's defaults: no log record per state change (`initialize_logging=False` makes calls five
-times as fast; Stoker has its own log in the session folder), no usage tracking, and no retries (a lost pilot never
-costs one, so only exceptions of the user's code are left to retry).
+Settings that differ from Parsl's defaults: no log record per state change (calls are five times as fast; Stoker has its
+own log), no usage tracking, and no retries (a lost pilot never costs one).
 """
 
 from __future__ import annotations
@@ -112,11 +111,15 @@ def load(
         config = parsls_config(executors=[executor], run_dir=os.fspath(run_dir), retries=retries, **given)
         interrupted = False
         try:
-            with _explaining_files(run_dir):
-                _current = Session(_load_parsl(config), executor)
+            _current = Session(_load_parsl(config), executor)
         except BaseException as error:  # Ctrl-C too: what was started ends now, not when the manager misses its client
             with _said_when_slow("stoker: the session that was starting is being ended"):
                 _abandon(executor)
+            if isinstance(error, OSError) and error.filename is not None:
+                raise SessionError(
+                    f"the session cannot start: {error.filename}: {error.strerror}; it keeps its files in the folder"
+                    f" {run_dir}: make that writable, or name another one with stoker.load(run_dir=...)"
+                ) from error
             interrupted = isinstance(error, KeyboardInterrupt)
             if not interrupted:
                 raise
@@ -139,19 +142,6 @@ def _load_parsl(config: Config) -> DataFlowKernel:
             if not tries_left or not os.path.basename(str(error.filename)).isdigit():
                 raise
     raise AssertionError("it returns or raises")
-
-
-@contextlib.contextmanager
-def _explaining_files(run_dir: str | os.PathLike[str]) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise SessionError(
-            f"the session cannot start: {error.filename}: {error.strerror}; it keeps its files in the folder {run_dir}:"
-            " make that writable, or name another one with stoker.load(run_dir=...)"
-        ) from error
 
 
 def _abandon(executor: StokerExecutor) -> None:
@@ -356,8 +346,8 @@ _FINAL = (
 
 
 def retry_cost(error: Exception, task: dict[str, Any]) -> float:
-    """Return the cost of a failure in Parsl's retries; infinite for a final decision of the manager. `task` is the
-    kernel's record of the call, which keeps the deadline of the first try."""
+    """Return the cost of a failure in Parsl's retries; infinite for a final decision of the manager. The kernel's
+    record `task` keeps the deadline of the first try."""
     if isinstance(error, _FINAL):
         return math.inf
     sent, specification = task["exec_fu"], task["resource_specification"]

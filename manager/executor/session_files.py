@@ -1,11 +1,8 @@
 """A program's files in its session's folder: large arguments and results, its recipes' objects, its sources.
 
-A file of arguments is named by its content and its client, so calls of one client with equal arguments share it; it is
-removed when the last of them has ended. A result's file is removed when it has been read. Files of a killed program are
-removed with its session.
-
-Pilots fetch objects from each other or from the session's seed. The advisor reads the sources. No call depends on a
-source: one that cannot be found or written is left out, and so are those after the first `MOST`.
+A file of arguments is named by its content and its client, so calls of one client with equal arguments share it; the
+last of them removes it. A result's file is removed when it has been read. Pilots fetch objects from each other or from
+the session's seed. The advisor reads the sources, of which the first `MOST` are written; no call depends on them.
 """
 
 from __future__ import annotations
@@ -100,10 +97,8 @@ MOST_BYTES = 4_000_000
 
 
 def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
-    """Let the seed serve a recipe's objects from the session's folder `objects`; return their manifests.
-
-    An object that has changed since the recipe was made gets no manifest: a pilot that reads it reports the change.
-    """
+    """Let the seed serve a recipe's objects from `objects`; return their manifests, without those that have changed
+    since."""
     try:
         publish(objects, recipe.objects)
     except OSError as error:

@@ -1,13 +1,11 @@
 """Threads that settle slow futures, and that run a program's callbacks.
 
-Settling a future can run code of the user: the classes of a result rebuild themselves (they may import, read files or
-sleep), and the future's callbacks run. The link's I/O thread settles a future only if the result is made of builtin
-types and no callback in this program has been slow; threads here settle all others. Callbacks have their own threads
-(`callbacks`), so that one that waits for a call never delays the result that it waits for.
+Settling a future can run code of the user: classes of a result that rebuild themselves, and callbacks. The link's I/O
+thread settles a future only if the result is made of builtin types and no callback has been slow; threads here settle
+all others. Callbacks have their own threads, so that one that waits for a call never delays its result.
 
-One thread is enough while it keeps up. While work waits, a watcher (`_watch`) starts another thread whenever none has
-taken work for `STUCK_S`. There is no limit: callbacks may wait for each other, and a limit would be a deadlock. If no
-thread can be started, the thread that has a result settles it.
+While work waits, a watcher starts another thread whenever none has taken work for `STUCK_S`. There is no limit:
+callbacks may wait for each other. If no thread can be started, the thread that has a result settles it.
 """
 
 from __future__ import annotations
@@ -189,8 +187,8 @@ def callbacks_of(future: Future[Any]) -> list[Callback]:
 
 
 def add_callback(future: Future[Any], callback: Callback, *, register: Callable[[Callback], None]) -> None:
-    """Call a callback when the future has ended: on a thread for callbacks if it may wait, and at once on this thread
-    if the future has ended. `register` is `add_done_callback` of the future's base class."""
+    """Call a callback when the future has ended: on a thread for callbacks if it may wait. `register` is
+    `add_done_callback` of the future's base class."""
     if future.done() or not is_users_callback(callback):
         register(callback)
     elif future.__dict__.setdefault("_users_callbacks", UsersCallbacks()).add(callback, future):

@@ -1,7 +1,5 @@
-"""`stoker.stream`: one call, whose pieces are read while it runs.
-
-It uses the link directly, as a `stoker.map` does. The link refers only to the stream's `StreamEnd` and its inbox: a
-program that leaves its loop drops the last reference to the stream, which cancels the call.
+"""`stoker.stream`: one call, whose pieces are read while it runs. As in a map, the link does not refer to the stream: a
+program that leaves its loop drops it, which cancels the call.
 """
 
 from __future__ import annotations

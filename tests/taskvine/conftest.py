@@ -29,7 +29,7 @@ max_blocks = {most}
 class Pool:
     """A loaded session, its world, and its workers."""
 
-    def __init__(self, world: World, session: stoker.manager.executor.Session) -> None:
+    def __init__(self, world: World, session: stoker.sessions.Session) -> None:
         self.world = world
         self.session = session
 
