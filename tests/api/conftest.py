@@ -25,7 +25,7 @@ from stoker.protocol.session import SessionFile, SessionFolder
 
 @pytest.fixture(autouse=True, scope="session")
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Tests leave the user's state folder alone."""
+    """Give tests a state folder of their own."""
     home = tmp_path_factory.mktemp("home")
     before = os.environ.get("STOKER_HOME")
     os.environ["STOKER_HOME"] = str(home)
@@ -37,7 +37,6 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def until(true: Callable[[], Any], *, limit_s: float = PATIENCE_S) -> Any:
-    """Wait until something is true; its value."""
     end = time.monotonic() + limit_s
     while not (value := true()):
         assert time.monotonic() < end, "it did not come true in time"
@@ -71,7 +70,7 @@ def _until() -> Callable[..., Any]:
 
 
 class Router:
-    """The manager's end of one link, by hand: `frames` are those that came, in order, as (sequence, messages)."""
+    """The manager's end of one link. `frames`: (sequence, messages) in order of arrival."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.folder = folder
@@ -97,7 +96,7 @@ class Router:
         self.socket.close(0)
 
     def hear(self, wanted: type, *, count: int = 1) -> list[Any]:
-        """Messages of this type, once so many of them have come (since the last look)."""
+        """Return the messages of this type since the last call, after `count` of them have come."""
 
         def look() -> Any:
             while self.socket.poll(0):
@@ -120,7 +119,7 @@ class Router:
         self.say(to_client.ClientWelcome("test", number))
 
     def calls(self, count: int) -> list[Any]:
-        """The specs of so many calls, once they have come."""
+        """Return the specs of `count` calls, after they have come."""
 
         def look() -> Any:
             self.hear(to_manager.ClientHello)

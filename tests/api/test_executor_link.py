@@ -103,7 +103,7 @@ def test_results_that_were_had_are_dropped_and_a_gap_is_not_taken(link, router):
     assert one.result() == "right"
 
 
-def test_after_a_broken_connection_hello_first_then_what_was_not_acknowledged(link, router, until):
+def test_reconnection_sends_hello_then_unacknowledged_frames(link, router, until):
     submit(link, submission("a"))
     router.calls(1)
     router.say(to_client.Ack(1))
@@ -128,7 +128,7 @@ def test_after_a_broken_connection_hello_first_then_what_was_not_acknowledged(li
     assert late.result(PATIENCE_S) == "made it"
 
 
-def test_after_a_broken_connection_a_call_has_fewer_seconds_left_than_when_it_was_sent(link, router, until):
+def test_reconnection_counts_deadlines_down(link, router, until):
     timed = dataclasses.replace(submission("due"), due_at=time.monotonic() + 60)
     submit(link, timed)
     router.calls(1)
@@ -162,7 +162,7 @@ def _heard(router, function):
     return next((message.calls for message in router.all(to_manager.Submit) if message.function == function), None)
 
 
-def test_cancelling_a_future_tells_the_manager_and_later_ends_are_ignored(link, router):
+def test_cancel_reaches_the_manager_and_late_ends_are_ignored(link, router):
     future = submit(link, submission())
     call = router.calls(1)[0].call
     assert future.cancel()
@@ -237,7 +237,7 @@ def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, rout
         link.ask_status().result(1)
 
 
-def test_the_end_of_the_session_is_read_from_its_folder_while_the_manager_is_away(link, router):
+def test_session_end_is_read_from_the_folder(link, router):
     future = submit(link, submission())
     router.calls(1)
     router.folder.lease.write_bytes(msgspec.json.encode({"over": "stoker down"}))
@@ -299,7 +299,7 @@ def test_a_client_with_another_key_is_refused(router, tmp_path):
         link.close()
 
 
-def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router, monkeypatch, caplog, until):
+def test_joining_program_reports_an_unwritable_journal(router, monkeypatch, caplog, until):
     full = "the journal cannot be written (No space left on device): the disk of /runs is full"
     monkeypatch.setattr(membership, "SLOW_S", 0.2)
     link = Link(router.folder)
@@ -319,7 +319,7 @@ def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router
         link.close()
 
 
-def test_a_manager_that_comes_back_with_room_says_nothing_of_the_full_disk(link, router, until):
+def test_welcome_clears_the_journal_trouble(link, router, until):
     status = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
     router.say(msgspec.structs.replace(status, trouble={JOURNAL: "the disk of /runs is full"}))
     until(lambda: link.journal_trouble)
@@ -355,7 +355,7 @@ def test_nothing_is_kept_of_a_future_that_is_done(link, router, until):
     until(lambda: gc.collect() >= 0 and kept() is None)  # the link's thread may still be at the end of the first
 
 
-def test_a_forked_child_that_cancels_a_call_of_its_parent_leaves_the_file_of_its_arguments(link, router):
+def test_forked_child_leaves_its_parents_argument_files(link, router):
     payload = link.large.put(b"large")
     future = CallFuture(link)
     future.call = link.submit(submission(), payload, future)
@@ -380,7 +380,7 @@ def test_closing_fails_what_waits(router):
         future.result(1)
 
 
-def test_a_link_says_why_a_connected_manager_may_be_silent_and_nothing_once_it_is_closed(link, router):
+def test_link_says_why_a_connected_manager_may_be_silent(link, router):
     submit(link, submission())
     router.calls(1)
     assert f"the file system of {link.folder.path} hangs" in link.why_silent()
@@ -388,7 +388,7 @@ def test_a_link_says_why_a_connected_manager_may_be_silent_and_nothing_once_it_i
     assert link.why_silent() == ""
 
 
-def test_a_link_that_is_closed_while_its_thread_reads_what_woke_it_ends(tmp_path, monkeypatch):
+def test_link_closes_while_its_thread_reads_the_wake_up(tmp_path, monkeypatch):
     reads = threading.Event()
     turn = Link._turn
 
@@ -410,7 +410,7 @@ def test_a_link_that_is_closed_while_its_thread_reads_what_woke_it_ends(tmp_path
     assert not closing.is_alive()
 
 
-def test_pieces_are_acknowledged_beside_numbered_frames_and_asked_for_again_after_the_calls(link, router):
+def test_pieces_are_asked_for_again_after_the_calls(link, router):
     end = StreamEnd(PieceInbox(keeps_all=False))
     call = link.submit(submission(), b"x", end, inbox=end.inbox)
     router.calls(1)

@@ -27,7 +27,7 @@ def make(**how: Any) -> PieceInbox:
 
 
 def pieces(*numbers: int, run: int = 1, waits: bool = False, mark: str = "") -> Pieces:
-    """Pieces that follow each other, each named by its number."""
+    """Return consecutive pieces, each named by its number."""
     return Pieces(CALL, run, numbers[0] if numbers else 0, [f"{n}{mark}".encode() for n in numbers], waits)
 
 
@@ -141,7 +141,7 @@ def test_pieces_that_no_one_has_seen_are_those_of_the_last_run(keeps_all: bool) 
 
 
 @pytest.mark.parametrize("keeps_all", [True, False])
-def test_a_new_run_that_differs_from_what_was_handed_on_ends_the_stream(keeps_all: bool) -> None:
+def test_run_that_differs_from_taken_pieces_ends_the_stream(keeps_all: bool) -> None:
     inbox = make(keeps_all=keeps_all)
     inbox.add(pieces(0, 1, 2))
     read(inbox, 0, 2)
@@ -190,7 +190,7 @@ def test_a_program_that_was_cut_off_asks_for_what_it_may_lack() -> None:
     assert inbox.add(pieces(2)) is None
 
 
-def test_a_run_that_goes_on_after_another_one_began_is_known_by_its_number() -> None:
+def test_earlier_run_may_go_on_after_a_later_one_began() -> None:
     inbox = make()
     inbox.add(pieces(0, 1))
     inbox.add(pieces(0, run=2))
@@ -199,7 +199,7 @@ def test_a_run_that_goes_on_after_another_one_began_is_known_by_its_number() -> 
 
 
 @given(st.data())
-def test_whatever_is_lost_or_repeated_each_piece_is_handed_on_once_in_order(data: st.DataObject) -> None:
+def test_each_piece_is_handed_on_once_in_order(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 40))
     inbox, got, sent = make(), [], {}
     run = 1

@@ -37,7 +37,7 @@ def _rebuild(name: str) -> str:
 
 
 class Gated:
-    """A result that cannot be opened before its gate is."""
+    """A result that unpickles when its gate is open."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -110,9 +110,7 @@ def test_closing_gives_the_results_that_have_come(link, router, gate, until, mon
     assert slow.result(0) == f"passed {name}"
 
 
-def test_a_future_that_is_cancelled_before_it_is_opened_leaves_no_file(
-    link, router, gate, tmp_path, until, monkeypatch
-):
+def test_future_cancelled_before_opening_leaves_no_file(link, router, gate, tmp_path, until, monkeypatch):
     monkeypatch.setattr(link.settling, "start_thread_if_behind", lambda now: None)  # so that one thread does all
     place = tmp_path / "result-1"
     place.write_bytes(pickle.dumps("large", 5))
@@ -139,7 +137,7 @@ def test_only_builtin_types_are_opened_at_once(value):
 
 @pytest.fixture
 def no_threads(monkeypatch):
-    """No thread can be started that settles futures, as at the limit of a user's processes."""
+    """Make starts of settling threads fail, as at the limit of a user's processes."""
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:
@@ -191,12 +189,11 @@ def test_work_gets_more_threads_again_after_none_could_be_started(no_threads, mo
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Threads are added quickly."""
     monkeypatch.setattr(settling_module, "STUCK_S", 0.002)
 
 
 @pytest.mark.parametrize("value", [1, range(3)])
-def test_2000_callbacks_that_wait_for_another_call_do_not_stop_a_program(link, router, until, value):
+def test_2000_waiting_callbacks_do_not_stop_a_program(link, router, until, value):
     count = 2_000
     submission = Submission(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions())
     got: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -224,9 +221,7 @@ def test_2000_callbacks_that_wait_for_another_call_do_not_stop_a_program(link, r
     assert {got.get() for _ in range(count)} == {value}
 
 
-def test_callbacks_that_wait_for_each_other_get_a_thread_each_and_one_warning(
-    link, router, until, soon, caplog, monkeypatch
-):
+def test_callbacks_that_wait_for_each_other_get_threads(link, router, until, soon, caplog, monkeypatch):
     monkeypatch.setattr(settling_module.callbacks, "_has_warned", False)  # an earlier test may have had as many threads
     count = settling_module.MANY_THREADS + 20
     here, last, through = submitted(link, router, count), threading.Event(), []
@@ -240,7 +235,7 @@ def test_callbacks_that_wait_for_each_other_get_a_thread_each_and_one_warning(
     assert "64 done-callbacks of this program take long or wait for something, and more of them wait" in warning
 
 
-def test_the_callbacks_of_a_future_run_in_order_also_after_one_that_raises(link, router, until):
+def test_callbacks_of_a_future_run_in_order(link, router, until):
     ran: list[Any] = []
     (future,) = submitted(link, router, 1)
     for number in range(5):
@@ -268,9 +263,7 @@ def test_callbacks_run_also_after_one_that_ends_its_thread(link, router, until, 
 
 @pytest.mark.parametrize("make", [lambda: CallFuture(None), lambda: AppCallFuture({})], ids=["call", "app"])  # type: ignore[arg-type]
 @pytest.mark.parametrize("earlier_runs_still", [False, True])
-def test_a_callback_is_called_although_its_future_ends_while_it_is_added(
-    monkeypatch, gate, until, make, earlier_runs_still
-):
+def test_callback_runs_if_its_future_ends_while_it_is_added(monkeypatch, gate, until, make, earlier_runs_still):
     ran: list[str] = []
     is_users, future, started = settling_module.is_users_callback, make(), threading.Event()
     if not earlier_runs_still:
@@ -309,7 +302,7 @@ def test_a_waiting_callback_of_a_parsl_app_holds_up_no_other(link, router, gate)
 
 
 class OneEndsAtEachLook:
-    """The clock of a thread that waits for callbacks: it looks, one of them ends, and 0.2 s have passed."""
+    """A clock for `wait_done`: at each look one callback ends and 0.2 s pass."""
 
     def __init__(self, settling: Settling) -> None:
         self.may_end = threading.Semaphore(0)

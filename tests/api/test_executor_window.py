@@ -21,7 +21,7 @@ def large(number, size):
 
 
 def came(stream):
-    """Bytes of results that came and were not taken."""
+    """Return the bytes of results that arrived and were not taken."""
     ends = [end for end in (*stream._ready.values(), *stream._arrived) if isinstance(end, CallEnd)]
     return sum(len(end.payload) if isinstance(end.payload, bytes) else end.payload.size_bytes for end in ends)
 
@@ -87,8 +87,6 @@ def test_results_larger_than_the_bound_come_one_at_a_time(session, until):
 
 
 class Calls:
-    """The calls of a window, by hand."""
-
     def __init__(self, most_calls: int, *, most_bytes: int = WINDOW_BYTES) -> None:
         self.now = 0.0
         self.window = Window(most_calls, most_bytes=most_bytes, clock=lambda: self.now)
@@ -149,7 +147,7 @@ def test_calls_in_flight_count_with_the_mean_of_the_last_results():
     assert calls.fill() > 1_000
 
 
-def test_a_loop_that_waits_may_have_more_in_flight_and_loses_that_when_results_wait():
+def test_waiting_loop_may_have_more_in_flight():
     calls = Calls(2_000)
     calls.fill()
     calls.end(64, size_bytes=100 * MB)

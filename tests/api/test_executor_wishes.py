@@ -69,7 +69,7 @@ def test_the_shipped_policies_honour_what_the_page_says() -> None:
     assert honoured == {name: special.get(name, both) for name in honoured}
 
 
-def test_the_manager_refuses_what_its_policy_does_not_honour_and_nothing_else() -> None:
+def test_manager_refuses_only_options_its_policy_ignores() -> None:
     c = (
         cluster(pilots=1)
         .call("no", objective=Objective(tpot_s=1.0))
@@ -101,7 +101,7 @@ def test_late_without_a_deadline_is_refused() -> None:
     assert not read_wants({"late": "run"}).options.objective.drop_late
 
 
-def test_a_text_among_the_options_of_an_app_is_one_name_and_not_its_letters() -> None:
+def test_text_option_of_an_app_is_one_name() -> None:
     named = stoker.app(executors="gpus", cache=True, ignore_for_cache="mark")(echo)
     assert (named._labels, named.ignore_for_cache) == (["gpus"], ["mark"])
     assert stoker.app(executors="all")(echo)._labels is None

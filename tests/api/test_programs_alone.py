@@ -117,7 +117,7 @@ def test_a_program_with_a_module_beside_it(tmp_path):
     assert done.stdout == "[0, 3, 6] 15\n", done.stderr
 
 
-def test_an_app_that_is_called_before_a_site_is_loaded_shows_how_to_load_one(tmp_path):
+def test_app_called_before_load_shows_how_to_load(tmp_path):
     done = run(
         tmp_path,
         """
@@ -357,7 +357,7 @@ def test_exit_mode_skip_leaves_the_session_to_the_program(tmp_path):
 
 
 @pytest.mark.long
-def test_contexts_whose_files_fill_the_cache_make_room_for_others_when_they_are_idle(tmp_path):
+def test_idle_contexts_make_room_in_the_cache(tmp_path):
     (tmp_path / "site.toml").write_text(
         f'name = "small"\n[pilot]\ndevices = "cpu:2"\ncache_size = "20 MB"\nscratch = "{tmp_path}/scratch"\n'
     )

@@ -82,7 +82,7 @@ packing, go_on = threading.Event(), threading.Event()
 
 
 class SlowToPack:
-    """An argument whose packing begins and then waits, as that of a large array takes its time."""
+    """An argument whose pickling waits."""
 
     def __reduce__(self):
         packing.set()
@@ -90,7 +90,7 @@ class SlowToPack:
         return str, ("packed",)
 
 
-def test_one_that_is_cancelled_while_its_arguments_are_packed_does_not_run(session):
+def test_call_cancelled_while_packed_does_not_run(session):
     future = nap(600, SlowToPack(), after=nap(0))  # a future among its arguments: they are packed when it is submitted
     assert packing.wait(PATIENCE_S)
     assert future.cancel()
@@ -108,7 +108,7 @@ def test_a_call_that_has_ended_cannot_be_cancelled(session):
     assert future.result(0) == 0.0
 
 
-def test_who_waits_for_futures_of_the_executor_hears_that_they_were_cancelled(session):
+def test_waiters_see_cancelled_executor_futures(session):
     futures = [session.executor.submit(time.sleep, {}, 600) for _ in range(4)]
     assert all(future.cancel() for future in futures)
     assert all(future.cancel() for future in futures)
@@ -151,7 +151,7 @@ def test_what_was_decided_for_good_is_not_tried_again(session, tmp_path):
 
 @pytest.fixture(scope="module")
 def writer(session, tmp_path_factory):
-    """The recipe of a model whose texts take seconds, and the process that holds it."""
+    """Return the recipe of a model with long texts, and the process that holds it."""
     for name in ("torch", "transformers", "tokenizers", "safetensors"):
         pytest.importorskip(name)
     folder = tmp_path_factory.mktemp("models") / "tiny"
@@ -196,7 +196,7 @@ def cancel_stream(recipe, begun):
 
 
 def cancel_silent_stream(recipe, begun):
-    """It gives no piece before it is left."""
+    """Leave a stream before its first piece."""
 
     def silent(model, begun):
         yield writes(model, begun)
@@ -226,7 +226,7 @@ def test_a_call_is_submitted_when_the_app_returns_its_future(session):
     assert (future.result(PATIENCE_S), after.result(PATIENCE_S)) == (0.0, 0.0)
 
 
-def test_a_call_that_ctrl_c_interrupts_on_its_way_is_waited_for_by_nobody(session, monkeypatch):
+def test_interrupted_submission_leaves_no_task(session, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 

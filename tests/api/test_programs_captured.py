@@ -173,7 +173,7 @@ if __name__ == "__main__":
 """
 
 
-def test_results_and_exceptions_leave_the_classes_of_the_program_alone(run_program):
+def test_results_leave_the_programs_classes_alone(run_program):
     done = run_program(PROGRAM_WITH_CLASSES)
     assert done.stdout == "True 0.5 0.5 True 2\n", done.stderr
 

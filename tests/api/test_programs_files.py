@@ -22,7 +22,7 @@ from stoker.manager.executor.options import CallPlace
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program's folder, with a model beside the program."""
+    """A program's folder with a model file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.pkl").write_bytes(pickle.dumps({"weight": 5}))
     return tmp_path

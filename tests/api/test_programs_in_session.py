@@ -336,7 +336,7 @@ def test_a_future_that_failed_costs_its_own_item(session, batch_size):
         list(stoker.map(str, items, batch_size=batch_size))
 
 
-def test_a_call_that_raises_stop_iteration_ends_no_loop_and_no_coroutine(session):
+def test_stop_iteration_of_a_call_ends_no_loop(session):
     def takes_one_too_many(number):
         return next(iter([number] * number))
 
@@ -372,7 +372,7 @@ def test_threads_may_share_a_stream(session):
         assert sorted(value for part in parts for value in part.result(60)) == list(range(200))
 
 
-def test_an_input_that_raises_ends_the_map_also_where_exceptions_are_results(session):
+def test_raising_input_ends_a_map_that_returns_exceptions(session):
     def items():
         yield 1
         raise OSError("the file is gone")
@@ -424,7 +424,7 @@ def test_map_reads_rows_from_what_holds_batches_or_lies_in_a_file(session, tmp_p
     assert list(stoker.map(lambda row: row["n"], made(table))) == list(range(3000))
 
 
-def test_map_over_a_file_says_which_row_it_cannot_read_and_keeps_those_before(session, tmp_path):
+def test_map_over_a_file_names_the_row_it_cannot_read(session, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": \n')
     taken = []
     with pytest.raises(errors.ConfigError, match=r"rows\.jsonl: line 3: is not JSON"):
@@ -450,7 +450,7 @@ def test_a_map_says_which_item_an_error_is_of(session, ordered):
 
 
 @pytest.mark.parametrize("kind", ["Table", "RecordBatch", "DataFrame"])
-def test_a_table_with_two_columns_of_one_name_is_refused_because_a_row_has_room_for_one(session, kind):
+def test_table_with_two_columns_of_one_name_is_refused(session, kind):
     if kind == "DataFrame":
         table = pytest.importorskip("pandas").DataFrame([[1, 2], [3, 4]], columns=["a", "a"])
     else:
@@ -460,7 +460,7 @@ def test_a_table_with_two_columns_of_one_name_is_refused_because_a_row_has_room_
         stoker.map(len, table)
 
 
-def test_a_call_with_parsls_walltime_ends_when_that_is_over_and_takes_what_it_captures_now(session):
+def test_parsls_walltime_ends_a_call(session):
     @stoker.app
     def spin(seconds, walltime=None):
         end = time.monotonic() + seconds
@@ -570,7 +570,7 @@ def countdown(n):
     return [n, *countdown.function(n - 1)] if n else [0]
 
 
-def test_an_app_may_name_itself_and_says_what_to_do_when_it_is_called_inside_a_call(session):
+def test_app_called_inside_a_call_says_what_to_do(session):
     assert countdown(3).result(60) == [3, 2, 1, 0]
 
     @stoker.app()
@@ -768,7 +768,7 @@ def test_results_are_not_kept(session, until):
     assert session.executor.outstanding() == 0
 
 
-def test_a_function_that_asks_for_its_programs_arguments_is_not_given_those_of_a_pilot(session):
+def test_call_does_not_see_the_pilots_arguments(session):
     @stoker.app()
     def second_argument():
         import sys

@@ -38,7 +38,7 @@ def lines(path):
 
 
 def noted(log: Path):
-    """A function that notes each item that it is called with."""
+    """Return a function that logs its items."""
 
     def work(item):
         with open(log, "a") as file:

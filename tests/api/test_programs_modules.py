@@ -88,7 +88,7 @@ caught: so it is
 """
 
 
-def test_a_class_of_a_module_beside_the_program_is_one_class_everywhere(run_program, tmp_path):
+def test_class_of_a_neighbouring_module_is_one_class(run_program, tmp_path):
     (tmp_path / "shapes.py").write_text(SHAPES)
     done = run_program(PROGRAM)
     assert (done.returncode, done.stdout) == (0, EXPECTED), done.stderr

@@ -26,7 +26,7 @@ CALL_S = 1000
 
 
 class Simulated(Shell):
-    """One pilot of two devices in a simulated world of nothing else."""
+    """One pilot with two devices in a simulated world."""
 
     def __init__(self, *, walltime_s: float = 0.0) -> None:
         super().__init__()

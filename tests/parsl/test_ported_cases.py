@@ -45,7 +45,7 @@ def wait_for(path):
 
 @python_app
 def my_pilot():
-    """The pid of the pilot that this library belongs to."""
+    """Return the pid of this library's pilot."""
     import psutil
 
     for process in psutil.Process().parents():
@@ -364,7 +364,7 @@ def test_an_app_of_ours_runs_on_no_other_executor_and_says_so(load):
 
 
 class PutsInPlace(Staging):
-    """Brings a file within the call, by a wrapper around its function, as Parsl's HTTPInTaskStaging does."""
+    """Brings a file within the call, as Parsl's HTTPInTaskStaging does."""
 
     def can_stage_in(self, file):
         return file.scheme == "note"
@@ -384,7 +384,7 @@ class PutsInPlace(Staging):
 
 
 @pytest.mark.long
-def test_a_file_that_parsl_brings_within_the_call_is_there_for_an_app_of_ours(load, tmp_path, monkeypatch):
+def test_file_staged_within_a_call_is_there(load, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     load(storage_access=[PutsInPlace()])
 

@@ -30,7 +30,7 @@ HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class World(PoolOfSlots):
-    """A pool with two libraries, each on a slot of its own, and what it says to the manager."""
+    """A pool with two libraries, each on its own slot, and its messages to the manager."""
 
     def __init__(self, folder: Path) -> None:
         running = folder / "running"
@@ -43,19 +43,16 @@ class World(PoolOfSlots):
         return LibraryId(number)
 
     def ready(self, number: int) -> LibraryId:
-        """A library on a device of its own that has loaded its context."""
         library = self.start(number, device=number)
         self.loaded(self.vine.orders[-1])
         return library
 
     def run(self, library: LibraryId, *calls: int, payload: object = b"arguments") -> messages.PoolOrder:
-        """The manager sends calls to a library; the order that TaskVine is given."""
         specs = [CallSpec(CallId(call), payload) for call in calls]  # type: ignore[arg-type]
         self.hear(RunCalls(library, FunctionKey("f"), specs, CallOptions(), BLOB))
         return self.vine.orders[-1]
 
     def end(self, order: messages.PoolOrder) -> None:
-        """TaskVine has run an order's calls."""
         ends = [CallEnd(spec.call, ok=True, run_s=1.0) for spec in order.calls]
         self.finish(order, messages.PoolAnswer(order.ticket, HELD, ends))
 
@@ -68,7 +65,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_a_call_of_a_lost_worker_runs_again_though_its_first_order_was_told_to_stop(world: World) -> None:
+def test_call_of_a_lost_worker_runs_again_after_a_stop(world: World) -> None:
     first = world.run(world.lost, 7)
     world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
     world.hear(StopLibrary(world.lost, "cpu:1 is quarantined: TaskVine has no worker for it"))
@@ -82,7 +79,7 @@ def test_a_call_of_a_lost_worker_runs_again_though_its_first_order_was_told_to_s
     assert world.said[-2:] == [CallsReturned(world.lost, (CallId(7),)), LibraryGone(world.lost)]
 
 
-def test_an_order_that_never_began_is_sent_again_without_the_calls_that_were_stopped(world: World) -> None:
+def test_unstarted_order_is_resent_without_stopped_calls(world: World) -> None:
     first = world.run(world.lost, 7)
     world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
     world.finish(first, result="forsaken")
@@ -106,7 +103,7 @@ def test_a_cancelled_call_that_runs_is_stopped_and_its_context_stays(world: Worl
     assert [spec.call for spec in world.run(world.lost, 8).calls] == [8]
 
 
-def test_an_order_that_was_given_up_too_often_ends_its_library_and_no_call_is_blamed(world: World) -> None:
+def test_order_given_up_too_often_ends_its_library(world: World) -> None:
     order = world.run(world.lost, 7)
     for _ in range(4):
         world.finish(world.vine.orders[-1], result="forsaken")
