@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
 from stoker.errors import ConfigError
@@ -117,9 +116,7 @@ class AsyncResults(AsyncIterator[Any]):
     async def __aenter__(self) -> AsyncResults:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_raised: object) -> None:
         self.close()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:

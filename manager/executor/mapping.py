@@ -1,11 +1,8 @@
 """`stoker.map`: many calls of one function, and the iterator over their results.
 
-A `ResultStream` submits to the link directly, without Parsl's task record, future and callback. It takes items while
-the `Window` has room, and packs and sends them in bulk. The link's thread appends results to the stream's `MapInbox`;
-the thread that takes a result unpickles it.
-
-A program that leaves its loop drops the last reference to the stream, which cancels the calls: so the link refers to
-the `MapInbox` only. Ctrl-C in the body of a loop also drops the stream; `_left` keeps its message for the session.
+A `ResultStream` submits to the link directly, without Parsl's task record, future and callback, and in bulk. The link's
+thread appends results to the stream's `MapInbox`; the thread that takes a result unpickles it. A program that leaves
+its loop drops the stream, which cancels the calls: so the link refers to the `MapInbox` only.
 """
 
 from __future__ import annotations
@@ -19,28 +16,19 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
-from types import TracebackType
 from typing import Any
 
 import msgspec
 from parsl.executors.errors import BadStateException
 
 from stoker.errors import ConfigError
+from stoker.manager.executor import map_inputs
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.keeping import Keeping, KeptItem, path_of
 from stoker.manager.executor.kernel import loaded_kernel
 from stoker.manager.executor.map_calls import MapCalls, app_in, executor_of, refuse_unheeded
-from stoker.manager.executor.map_inputs import (
-    SLOW_S,
-    NotYet,
-    PulledInputs,
-    SlowItems,
-    batches,
-    refuse_lost,
-    rows_of,
-    settled,
-)
+from stoker.manager.executor.map_inputs import SLOW_S, NotYet, PulledInputs, SlowItems, refuse_lost
 from stoker.manager.executor.map_window import CHUNK, WINDOW_BYTES, MapInbox, MapReports, Window, size_of
 from stoker.manager.executor.options import check_count, check_truth, refuse
 from stoker.manager.executor.outgoing import Submission
@@ -107,7 +95,7 @@ def map(
     size = min(size, MOST_NUMBER) if size is not None else None
     if not callable(function):
         raise ConfigError(f"stoker.map: {function!r} is not a function; write stoker.map(function, items)")
-    rows = rows_of(items)
+    rows = map_inputs.rows_of(items)
     items = items if rows is None else rows
     total = len(items) if isinstance(items, Sized) else None
     try:
@@ -119,7 +107,7 @@ def map(
     refuse_unheeded(function, "stoker.map")
     kernel = loaded_kernel(f"stoker.map({name}, ...)", inside="use Python's own map")
     executor = executor_of(kernel, function, name)
-    inputs = settled(items) if size is None else batches(settled(items), size)
+    inputs = map_inputs.settled(items) if size is None else map_inputs.batches(map_inputs.settled(items), size)
     calls = MapCalls(executor, function, batch_size=size)
     keeping = None if path is None else Keeping(path, calls, batch_size=size, reuse=reuse)
     follow: Follow | None = progress if callable(progress) else None
@@ -147,13 +135,15 @@ class _NotSent(msgspec.Struct, eq=False):
     place: int = -1
 
 
-class _Batch:
-    def __init__(self) -> None:
-        self.packed: list[Payload] = []
-        self.submissions: list[Submission] = []
-        self.keys: list[str] = []
-        self.last = 0
-        self.unsent: tuple[None, Exception] | _NotSent | KeptItem | None = None
+class _Batch(msgspec.Struct, eq=False):
+    """Packed calls that are sent together, and the entry that follows them in place of a call. `submissions`: of a
+    family, one a call; `keys`: in the file of kept results; `last`: items in the last call."""
+
+    packed: list[Payload] = []
+    submissions: list[Submission] = []
+    keys: list[str] = []
+    last: int = 0
+    unsent: tuple[None, Exception] | _NotSent | KeptItem | None = None
 
 
 class ResultStream(Iterator[Any]):
@@ -184,6 +174,7 @@ class ResultStream(Iterator[Any]):
         self._calls = calls
         self._keeping = keeping
         self._batch_size = batch_size
+        self._what = "results" if batch_size is None else "items' results"
         self._inputs = inputs
         self._slow_items = SlowItems()
         self._ordered = ordered
@@ -268,26 +259,18 @@ class ResultStream(Iterator[Any]):
         done = len(self._ready) + len(self._arrived)
         also = f", {done:,} more had come" if done else ""
         self.close()
-        what = (
-            "results"
-            if self._batch_size is None
-            else f"items' results ({self.taken:,} batch{'es' * (self.taken != 1)})"
-        )
-        go_on = (
-            "to go on, map the items after these"
-            if self._ordered
-            else "they came in any order, so to go on let each result say which item it is of"
-        )
+        batches = "" if self._batch_size is None else f" ({self.taken:,} batch{'es' * (self.taken != 1)})"
+        go_on = "to go on, map the items after these"
+        if not self._ordered:
+            go_on = "they came in any order, so to go on let each result say which item it is of"
         if self._keeping is not None:
             go_on = self._keeping.how_to_continue()
-        return f"stoker.map stopped: {self.items:,}{left} {what} were taken{also}; {go_on}"
+        return f"stoker.map stopped: {self.items:,}{left} {self._what}{batches} were taken{also}; {go_on}"
 
     def __enter__(self) -> ResultStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -296,9 +279,8 @@ class ResultStream(Iterator[Any]):
 
     def __repr__(self) -> str:
         total = "" if self._total is None else f" of {self._total:,}"
-        what = "results" if self._batch_size is None else "items' results"
         flying = len(self._window.in_flight)
-        return f"<map of {self._calls.name}: {self.items:,}{total} {what} taken, {flying:,} calls in flight>"
+        return f"<map of {self._calls.name}: {self.items:,}{total} {self._what} taken, {flying:,} calls in flight>"
 
     # ---- taking results
 
@@ -340,7 +322,13 @@ class ResultStream(Iterator[Any]):
                     raise end.error
                 value = outcome(end, session=self._link.session.session)
             except Exception as error:
-                self._note_failed(end, error)
+                self.failed_item = end.place if isinstance(end, _NotSent) else self._failed.pop(end.call, -1)
+                if self.failed_item >= 0 and not isinstance(end, _NotSent):
+                    what = "item" if self._batch_size is None else "batch"
+                    again = f"; it was not tried again: retries={self._retries} is for calls of apps" * bool(
+                        self._retries
+                    )
+                    error.add_note(f"stoker.map: {what} {self.failed_item:,}, counted from 0{again}")
                 if not self._return_exceptions:
                     raise
                 value = error
@@ -351,17 +339,6 @@ class ResultStream(Iterator[Any]):
         if self._follow is not None:
             self._follow(self.items, self._total)
         return value
-
-    def _note_failed(self, end: CallEnd | _NotSent, error: Exception) -> None:
-        if isinstance(end, _NotSent):
-            self.failed_item = end.place
-        elif end.call in self._failed:
-            self.failed_item = self._failed.pop(end.call)
-            what = "item" if self._batch_size is None else "batch"
-            again = f"; it was not tried again: retries={self._retries} is for calls of apps" * bool(self._retries)
-            error.add_note(f"stoker.map: {what} {self.failed_item:,}, counted from 0{again}")
-        else:
-            self.failed_item = -1
 
     def _wait(self) -> None:
         """Wait until something arrives. Drop rings for results that were collected; one may be the ring of `stop`."""
@@ -445,18 +422,15 @@ class ResultStream(Iterator[Any]):
                 batch.unsent = (None, error)
                 break
             now = time.monotonic()
-            if now - before > SLOW_S and self._window.in_flight and self._slow_items.took(before, now):
-                self._read_on_a_thread()
+            is_slow = now - before > SLOW_S and self._window.in_flight and self._slow_items.took(before, now)
+            if is_slow and self._window.most_calls > 1 and not isinstance(self._inputs, PulledInputs):
+                self._inputs = PulledInputs(self._inputs, bell=self._bell)
             batch.unsent = self._pack_item(item, batch)
             if batch.unsent is not None:
                 break
             size += size_of(batch.packed[-1])
             before = time.monotonic()
         return batch
-
-    def _read_on_a_thread(self) -> None:
-        if self._window.most_calls > 1 and not isinstance(self._inputs, PulledInputs):
-            self._inputs = PulledInputs(self._inputs, bell=self._bell)
 
     def _pack_item(self, item: Any, batch: _Batch) -> _NotSent | KeptItem | None:
         """Add an item to the batch, or return the entry that takes the place of its call."""
