@@ -87,7 +87,16 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
     id, if no manager has listened yet. Raises SessionError."""
     links = state_folder() / "sessions"
     try:
-        _link(folder, links, name=name or folder.read().session)
+        name = name or folder.read().session
+        links.mkdir(mode=0o700, parents=True, exist_ok=True)
+        newest_first = sorted(links.iterdir(), key=changed_at, reverse=True)
+        for place, old in enumerate(newest_first):
+            is_one = holds_session(old) or is_begun(old)
+            if not is_one or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
+                old.unlink(missing_ok=True)
+        draft = links / f".{name}-{secrets.token_hex(4)}"  # others may do the same just now
+        draft.symlink_to(folder.path)
+        draft.replace(links / name)
     except OSError as error:
         raise _not_to_use(links, "written", error) from error
 
@@ -103,18 +112,6 @@ def _not_to_use(links: Path, what: str, error: OSError) -> SessionError:
         f"Stoker's state folder {links.parent} cannot be {what}: {error.strerror}; set the environment variable"
         " STOKER_HOME to a folder that you can write to, on a disk with room"
     )
-
-
-def _link(folder: SessionFolder, links: Path, *, name: str) -> None:
-    links.mkdir(mode=0o700, parents=True, exist_ok=True)
-    newest_first = sorted(links.iterdir(), key=changed_at, reverse=True)
-    for place, old in enumerate(newest_first):
-        if not (holds_session(old) or is_begun(old)) or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
-            old.unlink(missing_ok=True)
-    link = links / name
-    draft = links / f".{link.name}-{secrets.token_hex(4)}"  # others may do the same just now
-    draft.symlink_to(folder.path)
-    draft.replace(link)
 
 
 def _may_live(folder: SessionFolder) -> bool:

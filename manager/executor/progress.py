@@ -68,14 +68,15 @@ class MapProgress:
         self._hot = ""
         self._done = 0
         self._pace = WorkPace(self._started)
-        self._live: ProgressBar | None = None
+        self.live: ProgressBar | None = None
         self._facts = f"{self._kept}/{total}" if total is not None else str(self._kept)
         self._line = NotebookLine() if in_notebook() else None
         console = Console(stderr=True)
         if self._line is None and console.is_terminal:
-            self._live = ProgressBar(name, total=total, done=self._kept, facts=lambda: self._facts, console=console)
-            self._live.start()
+            self.live = ProgressBar(name, total=total, done=self._kept, facts=lambda: self._facts, console=console)
+            self.live.start()
             _drawn.append(self)
+        self._pause_s = REDRAW_S if self.live is not None else NOTEBOOK_S if self._line is not None else LINE_S
 
     def __call__(self, done: int, total: int | None) -> None:  # noqa: ARG002
         now = time.monotonic()
@@ -93,22 +94,12 @@ class MapProgress:
         shown = self._done + max(self._kept, self._kept_taken)
         return shown if self._total is None else min(shown, self._total)
 
-    @property
-    def _pause_s(self) -> float:
-        if self._live is not None:
-            return REDRAW_S
-        return NOTEBOOK_S if self._line is not None else LINE_S
-
-    @property
-    def live(self) -> ProgressBar | None:
-        return self._live
-
     def close(self) -> None:
         self._draw(time.monotonic(), last=True)
-        if self._live is not None:
+        if self.live is not None:
             _drawn.remove(self)
-            self._live.stop()
-            self._live = None
+            self.live.stop()
+            self.live = None
 
     def _draw(self, now: float, *, last: bool = False) -> None:
         self._drawn = now
@@ -128,9 +119,9 @@ class MapProgress:
         rest = 0 if self._total is None else self._total - shown
         left = left_in_words(self._pace.left_s(rest, now)) if rest and not last else ""
         of = shown if self._total is None else f"{shown}/{self._total}"
-        if self._live is not None:
+        if self.live is not None:
             self._facts = "  ".join(filter(None, (str(of), rate, self._hot, left)))
-            self._live.set_done(shown, refresh=True)
+            self.live.set_done(shown, refresh=True)
             return
         how_far = bar_of(shown, self._total) if self._line is not None else of
         text = "  ".join(

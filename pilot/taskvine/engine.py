@@ -194,7 +194,10 @@ class VineManager:
         self._files: dict[str, Any] = {}
         """Files that TaskVine knows, by cache name or function key."""
         self._tickets = 0
-        _keep_no_logs(folder / "logs")
+        logs = folder / "logs" / "vine-logs"
+        logs.mkdir(mode=0o700, parents=True)
+        for name in _LOGS:
+            (logs / name).symlink_to(os.devnull)
         try:
             self._manager = vine.Manager(
                 port=list(plan.ports), run_info_path=str(folder), run_info_template="logs", staging_path=str(folder)
@@ -231,13 +234,17 @@ class VineManager:
         name = recipe.key
         if self._manager.check_library_exists(name):
             return name
+        plan = self._plan
+        start = ["exec env", f'PATH={shlex.quote(os.path.dirname(plan.python))}:"$PATH"']  # our interpreter comes first
+        if plan.search_path:
+            start.append(f"PYTHONPATH={shlex.quote(plan.search_path)}")
         task = self._manager.create_library_from_functions(
             name,
             library.serve,
             library_context_info=[library.load, [messages.encode(setup)], {}],
             exec_mode="direct",
             add_env=False,
-            init_command=self._start_command(),
+            init_command=" ".join(start),
         )
         needs = recipe.needs
         task.set_cores(cores)
@@ -345,18 +352,3 @@ class VineManager:
         if ref.name not in self._files:
             self._files[ref.name] = self._manager.declare_file(ref.source, cache="workflow", peer_transfer=True)
         return self._files[ref.name]
-
-    def _start_command(self) -> str:
-        """Return the words before `python library_code.py`, which select our interpreter."""
-        plan = self._plan
-        words = ["exec env", f'PATH={shlex.quote(os.path.dirname(plan.python))}:"$PATH"']
-        if plan.search_path:
-            words.append(f"PYTHONPATH={shlex.quote(plan.search_path)}")
-        return " ".join(words)
-
-
-def _keep_no_logs(folder: Path) -> None:
-    logs = folder / "vine-logs"
-    logs.mkdir(mode=0o700, parents=True)
-    for name in _LOGS:
-        (logs / name).symlink_to(os.devnull)

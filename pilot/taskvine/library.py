@@ -227,10 +227,7 @@ class VineLibrary:
         gc.collect()
         gc.freeze()  # the context lives as long as the process: the collector need not look at it again
         self._held = msgspec.structs.replace(
-            self._held,
-            load_s=time.monotonic() - started,
-            resident_bytes=resident_bytes(os.getpid()),
-            failure=failure,
+            self._held, load_s=time.monotonic() - started, resident_bytes=resident_bytes(os.getpid()), failure=failure
         )
 
     def _load_failure(self, message: str, *, text: str) -> Failure:
@@ -261,7 +258,12 @@ class VineLibrary:
     # ---- calls
 
     def _run(self, order: messages.PoolOrder, folder: Path) -> list[CallEnd]:
-        function = self._functions.find(order.function, None) or self._take_function(order, folder)
+        function = self._functions.find(order.function, None)
+        if function is None:
+            blob = (folder / messages.FUNCTION_FILE).read_bytes()
+            function = self._functions.find(order.function, FunctionBlob(order.function, order.function_name, blob))
+        if function is None:
+            raise RuntimeError(f"function {order.function} was given and is not there")
         run = Run(
             function=order.function,
             calls=order.calls,
@@ -298,13 +300,6 @@ class VineLibrary:
         if self._watch.reason:
             return CallEnd(spec.call, ok=False, failure=self._stopped(run.options.limit_s))
         return end if isinstance(end, CallEnd) else CallEnd(spec.call, ok=False)
-
-    def _take_function(self, order: messages.PoolOrder, folder: Path) -> Function:
-        blob = (folder / messages.FUNCTION_FILE).read_bytes()
-        found = self._functions.find(order.function, FunctionBlob(order.function, order.function_name, blob))
-        if found is None:
-            raise RuntimeError(f"function {order.function} was given and is not there")
-        return found
 
     def _stopped(self, limit_s: float) -> Failure:
         if self._watch.reason == messages.OVER_LIMIT:

@@ -21,7 +21,6 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 
 from stoker.errors import ConfigError, StokerError
@@ -240,15 +239,14 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
     keep_log(logs / "pilot.log")
     orders = read(session, site=site)
     programs = find_programs()
-    password = _password(session)
+    password = session.key_file("taskvine").with_suffix("")  # made once a session
+    if not password.exists():
+        with os.fdopen(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
     engine = VineManager(taskvine(), orders, folder=own, password=password)
     log.info("TaskVine's manager listens on port %d of %s", engine.port, socket.gethostname())
     setup = messages.Setup(
-        pilot=pilot,
-        logs=str(logs),
-        objects=str(session.objects),
-        running=str(running),
-        search_path=folders_here(),
+        pilot=pilot, logs=str(logs), objects=str(session.objects), running=str(running), search_path=folders_here()
     )
     factory = VineFactory(
         orders,
@@ -278,14 +276,6 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
         return PoolLoop(link, pool, engine, factory, plan=orders).run()
     finally:
         shutil.rmtree(own, ignore_errors=True)
-
-
-def _password(session: SessionFolder) -> Path:
-    path = session.key_file("taskvine").with_suffix("")
-    if not path.exists():
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-    return path
 
 
 if __name__ == "__main__":

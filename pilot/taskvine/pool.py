@@ -61,17 +61,10 @@ ANY_BYTES = 1 << 62
 
 
 class ManagerPort(Protocol):
-    def post(self, message: FromPilot) -> None:
-        """Send a message that must arrive."""
-
-    def say(self, message: FromPilot) -> None:
-        """Send a message that need not arrive."""
-
-    def greet(self, hello: PilotHello) -> None:
-        """Send a hello, then everything that was not acknowledged."""
-
-    def acked(self, sequence: int) -> None:
-        """Drop frames up to this number."""
+    def post(self, message: FromPilot) -> None: ...
+    def say(self, message: FromPilot) -> None: ...
+    def greet(self, hello: PilotHello) -> None: ...
+    def acked(self, sequence: int) -> None: ...
 
 
 class VinePool:

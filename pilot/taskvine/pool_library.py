@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -76,6 +76,9 @@ class OrderOutcome(msgspec.Struct, frozen=True):
     note: messages.Note | None
 
 
+_NO_CALLS = messages.PoolOrder(0)
+
+
 class Orders:
     """All orders of a pool in TaskVine."""
 
@@ -96,10 +99,6 @@ class Orders:
     def measured(self, function: FunctionKey, run_s: float) -> None:
         mean = self._means.get(function, run_s)
         self._means[function] = max(1e-6, 0.7 * mean + 0.3 * run_s)
-
-    def load(self) -> messages.PoolOrder:
-        """Return an order without calls, for which TaskVine loads the context."""
-        return messages.PoolOrder(self._engine.new_ticket())
 
     def next_of(self, queue: deque[tuple[Run, CallSpec]]) -> messages.PoolOrder:
         """Take the calls of the next order out of a queue: of one function with the same options; a large one alone."""
@@ -125,8 +124,9 @@ class Orders:
             objects={ref.name: f"argument-{number}" for number, ref in enumerate(_large(calls))},
         )
 
-    def again(self, order: messages.PoolOrder, calls: list[CallSpec]) -> messages.PoolOrder:
-        return msgspec.structs.replace(order, ticket=self._engine.new_ticket(), calls=calls)
+    def new(self, order: messages.PoolOrder = _NO_CALLS, calls: Sequence[CallSpec] = ()) -> messages.PoolOrder:
+        """Return an order with a new ticket. Without calls, TaskVine only loads the context."""
+        return msgspec.structs.replace(order, ticket=self._engine.new_ticket(), calls=list(calls))
 
     def submit(self, order: messages.PoolOrder, library: StartLibrary, *, then: Callable[[OrderOutcome], None]) -> None:
         large = _large(order.calls)
@@ -207,7 +207,7 @@ class PoolLibrary:
 
     def load(self) -> None:
         self._say(to_agent.Hello(self.number, 0))
-        self._submit(self._orders.load())
+        self._submit(self._orders.new())
 
     def hear(self, message: to_library.ToLibrary) -> None:
         match message:
@@ -327,7 +327,7 @@ class PoolLibrary:
             self._say(to_agent.GivenBack(tuple(without)))
         calls = [spec for spec in order.calls if spec.call not in without]
         if calls:
-            self._submit(self._orders.again(order, calls))
+            self._submit(self._orders.new(order, calls))
         else:
             self._feed()
 

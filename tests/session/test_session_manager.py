@@ -157,9 +157,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.long
-def test_frozen_manager_on_another_machine_loses_its_session(
-    managers: Managers,
-) -> None:
+def test_frozen_manager_on_another_machine_loses_its_session(managers: Managers) -> None:
     if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
         pytest.skip("process namespaces cannot be made here: needs root, or unprivileged namespaces")
     folder = managers.folder

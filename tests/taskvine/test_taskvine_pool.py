@@ -8,21 +8,11 @@ import pytest
 from taskvine.stand_in import PoolOfSlots
 
 from stoker.contexts.recipe import BARE, ObjectRef, Recipe
-from stoker.pilot.core.events import (
-    HelloDue,
-    UnacknowledgedFacts,
-    UsageMeasured,
-)
+from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts, UsageMeasured
 from stoker.pilot.taskvine import messages, pool
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind, GangPlace
 from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
-from stoker.protocol.to_manager import (
-    CallsEnded,
-    CallsReturned,
-    Heartbeat,
-    LibraryGone,
-    LibraryReady,
-)
+from stoker.protocol.to_manager import CallsEnded, CallsReturned, Heartbeat, LibraryGone, LibraryReady
 from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, StartLibrary, StopLibrary
 
 BLOB = FunctionBlob(FunctionKey("f"), "work", b"code")
