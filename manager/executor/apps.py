@@ -349,7 +349,6 @@ _HERE = {"timeout_s": "timeout", "deadline_s": "deadline"}
 
 
 def names_in(option: str, value: Any) -> list[str] | None:
-    """Return the names that an option was given: a list, or one text. Raises ConfigError."""
     if value is None:
         return None
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
@@ -367,7 +366,6 @@ def unknown_option(name: str, *, options: Sequence[str]) -> ConfigError:
 
 
 def check_function(function: Callable[..., Any], *, takes_context: bool, ignored: Iterable[str]) -> None:
-    """Raise ConfigError for a function that cannot be an app."""
     name, yields = name_of(function), how_it_yields(function)
     if yields and not gives_pieces(function):
         raise ConfigError(f"{name} is {yields}, and a call has a result: return a value, or yield pieces of it")

@@ -53,14 +53,9 @@ class BlockOwner(Protocol):
     blocks_to_job_id: dict[str, str]
 
     @property
-    def status_facade(self) -> Mapping[str, JobStatus]:
-        """The batch system's last status of each block."""
-
-    def ask_status(self) -> Status | None:
-        """Return the session's status; None without an answer."""
-
-    def set_bad_state_and_fail_all(self, exception: Exception) -> None:
-        """Fail every call with this error."""
+    def status_facade(self) -> Mapping[str, JobStatus]: ...
+    def ask_status(self) -> Status | None: ...
+    def set_bad_state_and_fail_all(self, exception: Exception) -> None: ...
 
 
 def on_failed_blocks(executor: BlockOwner, status: dict[str, JobStatus]) -> None:
@@ -123,7 +118,6 @@ def with_pilots(link: Link) -> set[str]:
 
 
 def end_all(executor: BlockOwner, *, told: set[str]) -> None:
-    """Wait for the pilots on this machine that were `told` to end; cancel all other jobs."""
     provider = executor.provider
     jobs = dict(executor.blocks_to_job_id)
     if provider is None or not jobs:
@@ -244,8 +238,7 @@ class BlockUpkeep:
 
 
 class MonitoringRadio(Protocol):
-    def send(self, message: object) -> None:
-        """Send a message."""
+    def send(self, message: object) -> None: ...
 
 
 class NodeMessages:
@@ -253,7 +246,6 @@ class NodeMessages:
         self._here: dict[str, PilotStatus] = {}
 
     def tell(self, radio: MonitoringRadio | None, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
-        """Send a `NODE_INFO` message for each pilot that has joined or left since the last time."""
         if radio is None:
             return
         before, self._here = self._here, {pilot.pilot: pilot for pilot in pilots}

@@ -146,7 +146,6 @@ class Link:
     def submit_many(
         self, submission: Submission | Sequence[Submission], payloads: Iterable[Payload], waiter: Waiter
     ) -> list[CallId]:
-        """Send calls of one submission, or each of its own, with one waiter for all. Raises SessionError."""
         if self.over is not None:
             raise self.over
         first_id, sequence = self._first_id, self._sequence

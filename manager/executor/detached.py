@@ -80,7 +80,6 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 def name_of(folder: SessionFolder) -> str:
-    """Return the id of a session, also before its manager has listened. Raises SessionError for a damaged one."""
     if folder.file.exists():
         return folder.read().session
     return read_launch(folder).session if folder.launch.exists() else folder.path.name
@@ -105,7 +104,6 @@ def unreachable(folder: SessionFolder) -> str:
 
 
 def over(folder: SessionFolder) -> str:
-    """Return why the session is over, by its lease; empty while it is not."""
     return folder.over()
 
 
@@ -115,7 +113,6 @@ def unwritten(folder: SessionFolder) -> str:
 
 
 def read_launch(folder: SessionFolder) -> Launch:
-    """Raises SessionError for a session that does not outlive its program."""
     try:
         return msgspec.json.decode(folder.launch.read_bytes(), type=Launch)
     except OSError:

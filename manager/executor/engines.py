@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # at run time Parsl takes a second to import, and the command
 
 
 def check(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
-    """Raise ConfigError if a site names TaskVine, and it is missing here or cannot honour the site."""
     sites = tuple(sites)
     refuse(sites, provider=provider)
     must_be_here(sites)
@@ -37,7 +36,6 @@ def must_be_here(sites: Iterable[Site]) -> None:
 
 
 def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
-    """Raise ConfigError if a site names TaskVine and asks for what TaskVine cannot do."""
     sites = tuple(sites)
     for site in sites:
         if site.engine is not Engine.TASKVINE:

@@ -156,7 +156,6 @@ def header_of(calls: MapCalls, *, batch_size: int | None) -> KeptHeader:
 
 
 def begin_or_continue(file: KeptFile, header: KeptHeader, *, reuse: bool) -> None:
-    """Begin a new file, or check that an old one is of the same function. Raises ConfigError, StokerError."""
     there = file.header
     if there is None:
         file.begin(header)

@@ -180,7 +180,6 @@ def _value_of(line: bytes, *, key: str = "", opens: bool = True) -> Any:
 
 
 def _as_json(data: Any) -> bytes | None:
-    """Return the JSON of a pickled result if JSON gives the same value back; else None."""
     if len(data) > _JSON_BYTES or data[:1] != PLAIN:
         return None
     try:
@@ -265,7 +264,6 @@ class KeptFile:
         self.header = header
 
     def append(self, records: Iterable[Record]) -> None:
-        """Write results. Raises StokerError if the disk refuses; the file is then as before."""
         kept = list(records)
         self._append((piece for record in kept for piece in record.pieces()), added=len(kept))
 
@@ -291,7 +289,6 @@ class KeptFile:
         self.added += added
 
     def find(self, key: str) -> int | None:
-        """Return the offset of the next result with this key; None if the item has to be computed."""
         while (at := self._index.take(key)) is not None:
             if value_at(self._reader, at, path=self.path, key=key, opens=False) is not DAMAGED:
                 return at
@@ -299,7 +296,6 @@ class KeptFile:
         return None
 
     def value_at(self, at: int) -> Any:
-        """Return the result at this offset. Raises StokerError if it has changed since `find`, SerializationError."""
         value = value_at(self._reader, at, path=self.path)
         if value is DAMAGED:
             raise StokerError(f"{self.path}: was changed by another program while this one reads it")

@@ -69,7 +69,6 @@ class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
         self._warned: set[str] = set()
 
     def update_memo_result(self, task: TaskRecord, r: Any) -> None:
-        """Keep a result. One that cannot be written to a checkpoint is kept only in this program."""
         is_basic = isinstance(self._inner, BasicMemoizer)
         try:
             if is_basic and self._inner.checkpoint_mode is not None and task.get("hashsum"):

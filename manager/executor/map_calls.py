@@ -74,8 +74,6 @@ class MapContent(NamedTuple):
 
 
 class MapCalls:
-    """The calls of one `map` of a function or app. With `streams` they return their results in pieces."""
-
     def __init__(
         self,
         executor: StokerExecutor,

@@ -325,9 +325,8 @@ class ResultStream(Iterator[Any]):
                 self.failed_item = end.place if isinstance(end, _NotSent) else self._failed.pop(end.call, -1)
                 if self.failed_item >= 0 and not isinstance(end, _NotSent):
                     what = "item" if self._batch_size is None else "batch"
-                    again = f"; it was not tried again: retries={self._retries} is for calls of apps" * bool(
-                        self._retries
-                    )
+                    retries = self._retries
+                    again = f"; it was not tried again: retries={retries} is for calls of apps" if retries else ""
                     error.add_note(f"stoker.map: {what} {self.failed_item:,}, counted from 0{again}")
                 if not self._return_exceptions:
                     raise

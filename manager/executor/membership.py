@@ -56,7 +56,6 @@ class Membership:
             self._report_at, self._is_reported = now + AWAY_S, False
 
     def wait(self, timeout_s: float, *, journal_trouble: Callable[[], str]) -> None:
-        """Wait for the manager's welcome. Log the reason of a long wait. Raises SessionError."""
         slow_s = min(timeout_s, SLOW_S)
         if self.joined.wait(slow_s):
             return
@@ -99,7 +98,6 @@ class Membership:
         )
 
     def _why_not_joined(self, journal_trouble: str) -> str:
-        """Raises SessionError if waiting cannot help."""
         address, log = self.session.address, self._folder.manager_log
         subject = f"session {self.session.session}: its manager{elsewhere(self._folder)} at {address}"
         if journal_trouble:

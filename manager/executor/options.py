@@ -41,7 +41,6 @@ _STRATEGIES = (None, "simple", "htex_auto_scale", "none")
 
 
 def refuse(option: str, value: Any, want: str) -> ConfigError:
-    """Return the error for an option's value. `option`: as the user wrote it, with its function."""
     return ConfigError(f"{option}: {value!r:.80} is not {want}", key=option.rpartition(" ")[2])
 
 
@@ -69,7 +68,6 @@ def check_session(session: Any) -> None:
 
 
 def check_load(*, run_dir: Any, retries: Any, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for wrong values of `stoker.load` that the executor does not check. `options` go to Parsl."""
     unknown = next((name for name in options if name not in _PARSLS), "")
     if unknown:
         near = difflib.get_close_matches(unknown, [*_LOADS, *_PARSLS], n=1)

@@ -239,7 +239,6 @@ def end_future(future: Future[Any], value: Any = None, *, error: BaseException |
 
 
 def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
-    """Return the answer. Raises TimeoutError if it does not come in time, and gives the question up."""
     try:
         return asked.result(timeout_s)
     except BaseException:  # Ctrl-C too
@@ -324,7 +323,6 @@ class Outgoing:
             yield self._frame([], now)
 
     def again(self, now: float) -> list[bytes]:
-        """Encode the unacknowledged frames again."""
         counted_at = self._counted_at
         return [
             _counted_down(frame, number, seconds=now - counted_at[number]) if number in counted_at else frame

@@ -225,7 +225,6 @@ def pack_arguments(
 
 
 def place_arguments(data: bytes, *, name: str, large: LargeArguments) -> Payload:
-    """Return these bytes, or a file of `large` with them if they are many. Raises SerializationError."""
     if len(data) <= INLINE_LIMIT_BYTES:
         return data
     try:

@@ -89,7 +89,6 @@ class PieceInbox:
             return self._acknowledgement()
 
     def take_waiters(self) -> list[asyncio.Future[None]]:
-        """Return the tasks that wait, for `wake_tasks`."""
         with self._changed:
             waiters, self._waiters = self._waiters, []
         return waiters
@@ -131,7 +130,6 @@ class PieceInbox:
     # ---- the end
 
     def values_at_end(self, end: CallEnd) -> list[bytes]:
-        """Return the bytes of all pieces of a run that has ended well. Raises StreamDiffersError, CallError."""
         with self._changed:
             self._check_count(end)
             return list(self._items)
@@ -148,14 +146,12 @@ class PieceInbox:
             self._wake()
 
     def close(self) -> None:
-        """Drop the pieces: no one reads on."""
         with self._changed:
             self._is_over = True
             self._cut(0)
             self._wake()
 
     def finish_with(self, values: list[Any]) -> None:
-        """End the stream with these values as its pieces."""
         with self._changed:
             self._items, self._holds_values, self._is_over = values, True, True
             self._wake()
@@ -218,7 +214,6 @@ class PieceInbox:
         return item, self._holds_values, None if self.keeps_all else self._acknowledgement()
 
     def wait(self, number: int) -> None:
-        """Wait until `take` has an answer."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._is_here(number))
 
@@ -238,14 +233,12 @@ class PieceInbox:
 
     @property
     def _base(self) -> int:
-        """The number of the first item."""
         return 0 if self.keeps_all else len(self._taken_digests)
 
     def _is_full(self) -> bool:
         return not self.keeps_all and (len(self._items) > MOST_PIECES or self._bytes > MOST_BYTES)
 
     def _cut(self, place: int) -> None:
-        """Drop the items from this place on."""
         while len(self._items) > place:
             self._bytes -= len(self._items.pop())
 
@@ -281,7 +274,6 @@ def _end_all(waiters: list[asyncio.Future[None]]) -> None:
 
 
 def open_value(data: Buffer, *, call: int | None, piece: int | None = None) -> Any:
-    """Unpickle a result, or a piece of this number. Raises SerializationError."""
     try:
         return payloads.loads(data, keep_classes=True)
     except BaseException as error:  # its classes may raise SystemExit, which would end this thread

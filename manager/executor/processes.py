@@ -155,7 +155,6 @@ class ManagerProcess:
         return self._process.poll() is None
 
     def wait_listening(self, timeout_s: float) -> None:
-        """Wait until the manager listens. Raises SessionError with the last lines of its log."""
         until = time.monotonic() + timeout_s
         while not self._folder.file.exists():
             if self._process.poll() is not None and not self._folder.file.exists():
@@ -216,7 +215,6 @@ class ManagerProcess:
 
 
 def spawn_manager(command: Sequence[str], log_file: Path) -> subprocess.Popen[bytes]:
-    """Start a manager in a process session of its own."""
     with open(log_file, "ab") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 

@@ -52,9 +52,6 @@ def above_the_bar(text: str) -> bool:
 
 
 class MapProgress:
-    """Shows the progress of a map. Called with every result; draws seldom. `kept`: items with results of an earlier
-    run."""
-
     def __init__(
         self, name: str, total: int | None, ask_status: Callable[[float], Status | None], *, kept: int = 0
     ) -> None:

@@ -57,8 +57,6 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
 
 
 class StreamEnd:
-    """The waiter of a streamed call; readers get its end behind the pieces."""
-
     def __init__(self, inbox: PieceInbox) -> None:
         self.inbox = inbox
         self.failed: CallEnd | None = None
