@@ -148,12 +148,15 @@ def router(tmp_path: Path) -> Iterator[Router]:
 
 
 @pytest.fixture
-def link(router: Router) -> Iterator[Link]:
-    """A link that its router has welcomed."""
+def unwelcomed(router: Router) -> Iterator[Link]:
+    """A link that its router has not welcomed."""
     link = Link(router.folder)
-    try:
-        router.welcome()
-        link.wait_joined(PATIENCE_S)
-        yield link
-    finally:
-        link.close()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def link(router: Router, unwelcomed: Link) -> Link:
+    router.welcome()
+    unwelcomed.wait_joined(PATIENCE_S)
+    return unwelcomed

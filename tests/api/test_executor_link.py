@@ -32,6 +32,8 @@ from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.protocol.status import JOURNAL
 from stoker.protocol.to_pilot import FunctionBlob
 
+STATUS = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
+
 
 def submission(name: str = "f", recipe: Recipe = BARE) -> Submission:
     return Submission(FunctionBlob(FunctionKey(name), name, b"function"), recipe, CallOptions())
@@ -74,14 +76,10 @@ def test_calls_in_bulk_of_one_job_are_one_submit(link, router):
     assert [(s.function, len(s.calls)) for s in router.all(to_manager.Submit)] == [("a", 100), ("b", 10)]
 
 
-def test_call_ids_carry_the_client_number(router):
-    link = Link(router.folder)
-    try:
-        router.welcome(number=3)
-        link.wait_joined(PATIENCE_S)
-        assert submit(link, submission()).call == 3 << 40
-    finally:
-        link.close()
+def test_call_ids_carry_the_client_number(router, unwelcomed):
+    router.welcome(number=3)
+    unwelcomed.wait_joined(PATIENCE_S)
+    assert submit(unwelcomed, submission()).call == 3 << 40
 
 
 def test_results_settle_futures_and_are_acknowledged(link, router):
@@ -174,17 +172,13 @@ def test_cancel_reaches_the_manager_and_late_ends_are_ignored(link, router):
     assert not other.cancel()
 
 
-def test_a_call_that_is_cancelled_before_it_left_is_not_sent(router):
-    link = Link(router.folder)
-    try:
-        gone, kept = submit(link, submission("gone")), submit(link, submission("kept"))
-        gone.cancel()
-        router.welcome()
-        router.calls(1)
-        assert [message.function for message in router.all(to_manager.Submit)] == ["kept"]
-        assert not kept.done()
-    finally:
-        link.close()
+def test_a_call_that_is_cancelled_before_it_left_is_not_sent(router, unwelcomed):
+    gone, kept = submit(unwelcomed, submission("gone")), submit(unwelcomed, submission("kept"))
+    gone.cancel()
+    router.welcome()
+    router.calls(1)
+    assert [message.function for message in router.all(to_manager.Submit)] == ["kept"]
+    assert not kept.done()
 
 
 def test_many_threads_submit_at_once(link, router):
@@ -299,29 +293,23 @@ def test_a_client_with_another_key_is_refused(router, tmp_path):
         link.close()
 
 
-def test_joining_program_reports_an_unwritable_journal(router, monkeypatch, caplog, until):
+def test_joining_program_reports_an_unwritable_journal(router, unwelcomed, monkeypatch, caplog, until):
     full = "the journal cannot be written (No space left on device): the disk of /runs is full"
     monkeypatch.setattr(membership, "SLOW_S", 0.2)
-    link = Link(router.folder)
-    try:
-        router.hear(to_manager.ClientHello)
-        status = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
-        router.say(msgspec.structs.replace(status, trouble={JOURNAL: full}))
-        until(lambda: link.journal_trouble)
-        with pytest.raises(SessionError, match=f"lets no program in: {re.escape(full)}; that lasted for 1 s"):
-            link.wait_joined(1.0)
-        assert any(f"{full}; this program waits up to 1 s for it" in record.getMessage() for record in caplog.records)
-        router.welcome()
-        link.wait_joined(PATIENCE_S)
-        router.say(status)
-        until(lambda: not link.journal_trouble)
-    finally:
-        link.close()
+    router.hear(to_manager.ClientHello)
+    router.say(msgspec.structs.replace(STATUS, trouble={JOURNAL: full}))
+    until(lambda: unwelcomed.journal_trouble)
+    with pytest.raises(SessionError, match=f"lets no program in: {re.escape(full)}; that lasted for 1 s"):
+        unwelcomed.wait_joined(1.0)
+    assert any(f"{full}; this program waits up to 1 s for it" in record.getMessage() for record in caplog.records)
+    router.welcome()
+    unwelcomed.wait_joined(PATIENCE_S)
+    router.say(STATUS)
+    until(lambda: not unwelcomed.journal_trouble)
 
 
 def test_welcome_clears_the_journal_trouble(link, router, until):
-    status = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
-    router.say(msgspec.structs.replace(status, trouble={JOURNAL: "the disk of /runs is full"}))
+    router.say(msgspec.structs.replace(STATUS, trouble={JOURNAL: "the disk of /runs is full"}))
     until(lambda: link.journal_trouble)
     router.hang_up()
     until(lambda: not link._joined.is_set())
@@ -370,10 +358,7 @@ def test_forked_child_leaves_its_parents_argument_files(link, router):
     assert not os.path.exists(payload.source)
 
 
-def test_closing_fails_what_waits(router):
-    link = Link(router.folder)
-    router.welcome()
-    link.wait_joined(PATIENCE_S)
+def test_closing_fails_what_waits(link):
     future = submit(link, submission())
     link.close()
     with pytest.raises(SessionError, match="closed"):

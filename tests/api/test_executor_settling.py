@@ -135,6 +135,25 @@ def test_only_builtin_types_are_opened_at_once(value):
     assert opens_at_once(CallEnd(CallId(1), False, b"", 0.0, Failure(FailureKind.CANCELLED, "why")))
 
 
+def test_threads_are_started_only_for_work_that_waits(monkeypatch):
+    begun: list[Settling] = []
+    monkeypatch.setattr(Settling, "_begin", lambda self: begun.append(self))
+    monkeypatch.setattr(Settling, "_watch", lambda self: None)
+    here = Settling("results")
+    here.start_thread_if_behind(0.0)
+    assert not begun
+    here.add(lambda: None)
+    here.add(lambda: None)
+    assert len(begun) == 1
+    at = here._taken_at
+    here.start_thread_if_behind(at + 0.01)
+    assert len(begun) == 1
+    for turn in range(100):
+        here.start_thread_if_behind(at + 2 * (turn + 1) * settling_module.STUCK_S + 0.001)
+        here.start_thread_if_behind(at + 2 * (turn + 1) * settling_module.STUCK_S + 0.002)
+    assert len(begun) == 101
+
+
 @pytest.fixture
 def no_threads(monkeypatch):
     """Make starts of settling threads fail, as at the limit of a user's processes."""
