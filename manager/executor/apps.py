@@ -114,7 +114,10 @@ def app(
         raise ConfigError(f"@stoker.app decorates a function, and takes its options by name; it got {function!r:.80}")
     if unknown:
         options = [each for each in inspect.signature(app).parameters if each not in ("function", "unknown")]
-        raise unknown_option(next(iter(unknown)), options=options)
+        wrong = next(iter(unknown))
+        near = difflib.get_close_matches(wrong, options, n=1)
+        hint = f"did you mean {near[0]}?" if near else _ELSEWHERE.get(wrong, f"it takes {', '.join(options)}")
+        raise ConfigError(f"@stoker.app has no option {wrong}; {hint}", key=wrong)
     if batch_size is not None:
         check_count("batch_size", batch_size, least=1)
     check_truth("cache", cache)
@@ -355,14 +358,6 @@ def names_in(option: str, value: Any) -> list[str] | None:
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{option}: {value!r:.80} is not a list of names")
     return names
-
-
-def unknown_option(name: str, *, options: Sequence[str]) -> ConfigError:
-    near = difflib.get_close_matches(name, options, n=1)
-    elsewhere = _ELSEWHERE.get(name, f"it takes {', '.join(options)}")
-    return ConfigError(
-        f"@stoker.app has no option {name}; {f'did you mean {near[0]}?' if near else elsewhere}", key=name
-    )
 
 
 def check_function(function: Callable[..., Any], *, takes_context: bool, ignored: Iterable[str]) -> None:

@@ -237,15 +237,11 @@ class BlockUpkeep:
 # ---- Parsl's monitoring
 
 
-class MonitoringRadio(Protocol):
-    def send(self, message: object) -> None: ...
-
-
 class NodeMessages:
     def __init__(self) -> None:
         self._here: dict[str, PilotStatus] = {}
 
-    def tell(self, radio: MonitoringRadio | None, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
+    def tell(self, radio: Any, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
         if radio is None:
             return
         before, self._here = self._here, {pilot.pilot: pilot for pilot in pilots}

@@ -39,7 +39,7 @@ from stoker.manager.executor.pieces import PieceInbox, wake_tasks
 from stoker.manager.executor.session_files import LargeArguments, describe
 from stoker.manager.executor.settling import Settling, callbacks
 from stoker.protocol import to_client, to_manager, wire
-from stoker.protocol.calls import CallForecast, CallSpec, Features, Payload
+from stoker.protocol.calls import CallSpec, Features, Payload
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.protocol.status import JOURNAL
@@ -380,7 +380,10 @@ class Link:
             case to_client.ProgressReports():
                 self.waiting.report(message.reports)
             case to_client.Forecasts():
-                self.waiting.report(_on_this_clock(message, now=time.time()))
+                # Convert them to this machine's clock. The message's travel time is ignored.
+                ahead_s = time.time() - message.said_at if message.said_at else 0.0
+                replace = msgspec.structs.replace
+                self.waiting.report([replace(each, ends_at=each.ends_at + ahead_s) for each in message.forecasts])
             case to_client.ClientWelcome():
                 self._welcome(message)
             case to_client.Rejected():
@@ -426,12 +429,6 @@ class Link:
             self._questions.ask_all_again()
             self._may_lack_pieces = True
             self.membership.welcomed()
-
-
-def _on_this_clock(said: to_client.Forecasts, *, now: float) -> list[CallForecast]:
-    """Convert forecasts of the manager's clock to the clock that shows `now`. The message's travel time is ignored."""
-    ahead_s = now - said.said_at if said.said_at else 0.0
-    return [msgspec.structs.replace(each, ends_at=each.ends_at + ahead_s) for each in said.forecasts]
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()

@@ -119,9 +119,19 @@ class Keeping:
     """The results that a map keeps, as its stream sees them. Raises ConfigError if the file is of another map."""
 
     def __init__(self, path: Path, calls: MapCalls, *, batch_size: int | None, reuse: bool) -> None:
+        content = calls.content()
+        header = KeptHeader(
+            function=calls.name,
+            code=content.code,
+            arguments=content.arguments,
+            context=content.context,
+            context_key=content.context_key,
+            batch_size=batch_size,
+            python=".".join(platform.python_version_tuple()[:2]),
+        )
         self.file = open_kept(path)
         try:
-            begin_or_continue(self.file, header_of(calls, batch_size=batch_size), reuse=reuse)
+            begin_or_continue(self.file, header, reuse=reuse)
         except BaseException:
             self.file.close()
             raise
@@ -140,19 +150,6 @@ class Keeping:
     def how_to_continue(self) -> str:
         kept = len(self.file) + self.file.added
         return f"{kept:,} results are in {self.file.path}; run it again to continue"
-
-
-def header_of(calls: MapCalls, *, batch_size: int | None) -> KeptHeader:
-    content = calls.content()
-    return KeptHeader(
-        function=calls.name,
-        code=content.code,
-        arguments=content.arguments,
-        context=content.context,
-        context_key=content.context_key,
-        batch_size=batch_size,
-        python=".".join(platform.python_version_tuple()[:2]),
-    )
 
 
 def begin_or_continue(file: KeptFile, header: KeptHeader, *, reuse: bool) -> None:

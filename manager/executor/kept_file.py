@@ -84,7 +84,13 @@ class Record:
         text = _as_json(self._data)
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         kind = "pickle" if text is None else "result"
-        parts = _base64(self._data) if text is None else iter((text,))
+        if text is None:
+            view = memoryview(self._data)
+            starts = range(0, len(view), CHUNK_BYTES)
+            chunks = (base64.b64encode(view[start : start + CHUNK_BYTES]) for start in starts)
+            parts = itertools.chain((b'"',), chunks, (b'"',))
+        else:
+            parts = itertools.chain((text,))
         head = f'{{"key":"{self.key}","item":{self._item},"{kind}":'.encode()
         for part in itertools.chain((head,), parts):
             digest.update(part)
@@ -207,14 +213,6 @@ def _is_json(value: Any) -> bool:
     if kind is list:
         return all(map(_is_json, value))
     return kind is dict and all(type(name) is str and _is_json(part) for name, part in value.items())
-
-
-def _base64(data: Any) -> Iterator[bytes]:
-    view = memoryview(data)
-    yield b'"'
-    for start in range(0, len(view), CHUNK_BYTES):
-        yield base64.b64encode(view[start : start + CHUNK_BYTES])
-    yield b'"'
 
 
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)

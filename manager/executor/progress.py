@@ -67,7 +67,9 @@ class MapProgress:
         self._pace = WorkPace(self._started)
         self.live: ProgressBar | None = None
         self._facts = f"{self._kept}/{total}" if total is not None else str(self._kept)
-        self._line = NotebookLine() if in_notebook() else None
+        ipython = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython is not None else None
+        self._line = NotebookLine() if getattr(shell, "kernel", None) is not None else None
         console = Console(stderr=True)
         if self._line is None and console.is_terminal:
             self.live = ProgressBar(name, total=total, done=self._kept, facts=lambda: self._facts, console=console)
@@ -209,7 +211,9 @@ class WaitNotices:
         if self._faults_only:
             self._ask_at = now + CHECK_SELDOM_S
             return
-        slow = _slowest_load(status)
+        cold = {context.name for context in status.contexts if context.queued and not context.hot}
+        loading = [library for library in status.libraries if library.loading_s > 0 and library.recipe in cold]
+        slow = max(loading, key=lambda library: library.loading_s, default=None)
         able = any(not device.fault for pilot in status.pilots for device in pilot.devices)
         stuck = next((context.waits_for for context in status.contexts if self._is_stuck(context)), "")
         if able and slow is None and not stuck:
@@ -272,12 +276,6 @@ class WaitNotices:
                 logger.exception("looking at the session failed")
 
 
-def _slowest_load(status: Status) -> LibraryStatus | None:
-    cold = {context.name for context in status.contexts if context.queued and not context.hot}
-    loading = [library for library in status.libraries if library.loading_s > 0 and library.recipe in cold]
-    return max(loading, key=lambda library: library.loading_s, default=None)
-
-
 def _say(text: str) -> None:
     if not above_the_bar(text):
         logger.warning("%s", text)
@@ -287,12 +285,6 @@ def _say(text: str) -> None:
 
 
 WIDTH = 30
-
-
-def in_notebook() -> bool:
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
 
 
 class NotebookLine:

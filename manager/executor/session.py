@@ -114,7 +114,12 @@ def load(
             _current = Session(_load_parsl(config), executor)
         except BaseException as error:  # Ctrl-C too: what was started ends now, not when the manager misses its client
             with _said_when_slow("stoker: the session that was starting is being ended"):
-                _abandon(executor)
+                kernel = DataFlowKernelLoader._dfk
+                if kernel is not None:
+                    DataFlowKernelLoader.clear()
+                    if not kernel.cleanup_called:
+                        kernel.cleanup()
+                executor.shutdown()
             if isinstance(error, OSError) and error.filename is not None:
                 raise SessionError(
                     f"the session cannot start: {error.filename}: {error.strerror}; it keeps its files in the folder"
@@ -142,15 +147,6 @@ def _load_parsl(config: Config) -> DataFlowKernel:
             if not tries_left or not os.path.basename(str(error.filename)).isdigit():
                 raise
     raise AssertionError("it returns or raises")
-
-
-def _abandon(executor: StokerExecutor) -> None:
-    kernel = DataFlowKernelLoader._dfk
-    if kernel is not None:
-        DataFlowKernelLoader.clear()
-        if not kernel.cleanup_called:
-            kernel.cleanup()
-    executor.shutdown()
 
 
 def _after_fork() -> None:
