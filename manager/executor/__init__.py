@@ -9,13 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
-    "Link": "stoker.manager.executor.client",
-    "Session": "stoker.manager.executor.session",
-    "StokerExecutor": "stoker.manager.executor.executor",
-    "app": "stoker.manager.executor.apps",
-    "load": "stoker.manager.executor.session",
-    "map": "stoker.manager.executor.mapping",
-}
+    "Link": "client", "Session": "session", "StokerExecutor": "executor", "app": "apps", "load": "session",
+    "map": "mapping",
+}  # fmt: skip
 
 __all__ = ["Link", "Session", "StokerExecutor", "app", "load", "map"]
 
@@ -28,11 +24,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    try:
-        home = _HOME[name]
-    except KeyError:
-        raise AttributeError(f"module 'stoker.manager.executor' has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(home), name)
+    if name not in _HOME:
+        raise AttributeError(f"module 'stoker.manager.executor' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"stoker.manager.executor.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

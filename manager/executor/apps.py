@@ -25,21 +25,13 @@ from stoker.manager.executor.executor import check_labels, stoker_executors
 from stoker.manager.executor.futures import AppCallFuture
 from stoker.manager.executor.kernel import launch_at_once, loaded_kernel
 from stoker.manager.executor.options import SpecificationError, Wants, check_count, check_truth, read_wants
-from stoker.manager.executor.packing import bare, name_of
+from stoker.manager.executor.packing import bare, name_of, travels_with
 from stoker.manager.executor.pieces import PieceInbox
-from stoker.manager.executor.prepared import (
-    PACKED,
-    SPECIFICATION,
-    AppWants,
-    PreparedFunction,
-    for_one_call,
-    travels_with,
-)
+from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, PreparedFunction
 from stoker.protocol.calls import Features
 from stoker.units import show_seconds
 
 _PARSLS = frozenset({"inputs", "outputs", "stdout", "stderr", "walltime", SPECIFICATION})
-"""Keywords of a call that Parsl's kernel acts on."""
 
 
 @overload
@@ -84,31 +76,35 @@ def app(
     executors: Sequence[str] | None = None,
     **unknown: Any,
 ) -> Any:
-    """Make a function into an app: calling it returns a future at once, and it runs where its context is hot.
+    """Make a function into an app: a call returns a future at once, and runs where its context is hot.
 
-    Used bare (`@app`), or with options:
+    Used bare (`@app`), or with options. All that Parsl's `python_app` accepts works: futures as arguments, `inputs`,
+    `outputs`, `stdout`; `walltime` if the function has a parameter of that name.
 
-    - `context`: a recipe. The function gets the loaded context as its first argument; callers leave it out. Or a family
-      (`stoker.family`): each call gets the runtime that its input's length wants, or a longer one.
-    - `batch_size`: how many items `stoker.map` puts into one call, unless it is told otherwise.
-    - `timeout`: ends a call that runs longer (`"10 min"`).
-    - `deadline`: when a call should be done, from its submission. Within a priority the nearest comes first, and calls
-      without one come after those with one. `late="drop"`: a call that cannot be in time any more (its deadline has
-      passed, or no call of its function took as little as is left) is dropped; else you are told, and it runs after
-      those that can be in time.
-    - `latency`: how long a call may take, from its submission (`"150 ms"`). It needs a policy that honours it.
-    - `gang`: how many devices run a call together, a number or `(smallest, largest)`: see `stoker.gang()`.
-    - `features`: what policies may know of a call, `{"items": 200}`.
-    - `priority`: higher runs first. `variants`: other contexts that can serve its calls, best first. It needs a policy
-      that honours it, as `arlo` does; what a policy does not honour is refused (docs/options.md).
-    - `stream`: whether the pieces that the function yields travel as they come (docs/streams.md). By default they do if
-      it contains `yield`; `True` also for a function that returns an iterator. `False`: the result is a list of them.
-    - `cache`, `ignore_for_cache`: Parsl's memoization; the context is part of what is remembered.
-    - `executors`: labels of Parsl executors (default: every StokerExecutor that is loaded).
+    Args:
+        context: A recipe: the function gets the loaded context as its first argument, and callers leave it out. Or a
+            family (`stoker.family`): each call gets the runtime for its input's length, or a longer one.
+        batch_size: Items that `stoker.map` puts into one call by default.
+        timeout: Ends a call that runs longer (`"10 min"`).
+        priority: Higher runs first.
+        deadline: Time from submission until a call should be done. Within a priority the earliest deadline runs first;
+            calls without a deadline run last.
+        late: For a call that can no longer meet its deadline (the deadline has passed, or no call of its function was
+            fast enough): `"run"` runs it after calls that can meet theirs, with a warning; `"drop"` drops it.
+        latency: Longest time from submission to result (`"150 ms"`). It needs a policy that honours it.
+        gang: Devices that run a call together: a number or `(smallest, largest)`; see `stoker.gang()`.
+        features: Facts about a call for policies: `{"items": 200}`.
+        variants: Other contexts that can serve the calls, best first. It needs a policy that honours it, such as
+            `arlo`; an option that the policy does not honour is refused (docs/options.md).
+        stream: Send each piece that the function yields as it comes (docs/streams.md). The default is True for a
+            function with `yield`. Write True for a function that returns an iterator; with False the result is a list.
+        cache: Parsl's memoization; the context is part of the key.
+        ignore_for_cache: Parameters that are no part of the key.
+        executors: Labels of Parsl executors. The default is every StokerExecutor that is loaded.
 
-    Everything that Parsl's `python_app` knows works: futures as arguments, `inputs`, `outputs`, `stdout`; `walltime`,
-    if the function has a parameter of that name.
-    Raises ConfigError or RecipeError for an option that cannot be meant.
+    Raises:
+        ConfigError: An option has no meaning here.
+        RecipeError: The context is no recipe.
     """
     asked = {name: value for name, value in locals().items() if name not in ("function", "unknown")}
     if isinstance(function, Recipe | RecipeFactory):
@@ -118,7 +114,10 @@ def app(
         raise ConfigError(f"@stoker.app decorates a function, and takes its options by name; it got {function!r:.80}")
     if unknown:
         options = [each for each in inspect.signature(app).parameters if each not in ("function", "unknown")]
-        raise unknown_option(next(iter(unknown)), options=options)
+        wrong = next(iter(unknown))
+        near = difflib.get_close_matches(wrong, options, n=1)
+        hint = f"did you mean {near[0]}?" if near else _ELSEWHERE.get(wrong, f"it takes {', '.join(options)}")
+        raise ConfigError(f"@stoker.app has no option {wrong}; {hint}", key=wrong)
     if batch_size is not None:
         check_count("batch_size", batch_size, least=1)
     check_truth("cache", cache)
@@ -135,28 +134,29 @@ def app(
         streams = False if stream is None else stream
         wants = read_wants({**given, "priority": priority, "stream": streams}, takes_context=True)
     except SpecificationError as error:
-        raise named_as_here(error) from None
+        key = str(error.facts.get("key", ""))
+        name = _HERE.get(key, key)
+        raise SpecificationError(f"{name}{str(error).removeprefix(key)}", key=name, invalid_keys={name}) from None
 
     def decorate(function: Callable[..., Any]) -> StokerApp:
         own = wants
         if callable(function) and check_stream(function, stream=stream, gang=wants.options.gang):
             own = wants.streaming(True)
-        made = StokerApp(
+        return StokerApp(
             function,
             specification=AppWants(own),
             batch_size=batch_size,
             cache=cache,
             ignore_for_cache=ignore_for_cache,
             executors=executors,
+            options=asked,
         )
-        made.options = asked
-        return made
 
     return decorate if function is None else decorate(function)
 
 
 class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
-    """What `@stoker.app(...)` makes of a function."""
+    """The app that `@stoker.app(...)` makes of a function. `options`: the arguments of `@stoker.app`."""
 
     func: Any
 
@@ -165,19 +165,17 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         function: Callable[..., Any],
         *,
         specification: AppWants,
-        batch_size: int | None,
-        cache: bool,
-        ignore_for_cache: Sequence[str] | None,
-        executors: Sequence[str] | None,
+        batch_size: int | None = None,
+        cache: bool = False,
+        ignore_for_cache: Sequence[str] | None = None,
+        executors: Sequence[str] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         if not callable(function):
             raise ConfigError(f"@stoker.app decorates a function; it got {function!r}")
         if isinstance(function, PythonApp):
             raise ConfigError(f"{function.__name__} is an app already; use one decorator")
-        check_has_result(function)
-        if specification.wants.takes_context:
-            check_takes_context(function)
-        check_ignored(function, ignore_for_cache or ())
+        check_function(function, takes_context=specification.wants.takes_context, ignored=ignore_for_cache or ())
         super().__init__(function, cache=cache, ignore_for_cache=ignore_for_cache)
         self.__name__ = self.func.__name__ = getattr(function, "__name__", name_of(function))
         self.specification = specification
@@ -187,7 +185,6 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self._is_method = False
         self._is_static = isinstance(function, staticmethod)
         self._found: tuple[DataFlowKernel, list[str]] | None = None
-        """The kernel that is loaded, and the labels of the executors there."""
         self._has_own_packing = not cache and not _PARSLS.intersection(self.kwargs.keys() - {SPECIFICATION})
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", None) or "builtins"
@@ -195,12 +192,10 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self._timed: tuple[Any, Callable[..., Any]] | None = None
         """The function with the last walltime around it."""
         self._last: AppWants | None = None
-        """The specification of the last call."""
-        self.options: dict[str, Any] = {}
-        """What `@app` was given."""
+        self.options = dict(options or {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
-        """Submit a call; its future, which can be cancelled. Raises SessionError before a site is loaded."""
+        """Submit a call; return its future. Raises SessionError if no site is loaded."""
         kernel = loaded_kernel(self.__name__)
         if self._found is None or self._found[0] is not kernel:
             if self._labels is not None:
@@ -208,7 +203,9 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             self.executors = self._labels or [each.label for each in stoker_executors(kernel, self.__name__)]
             self._found = (kernel, self.executors)
             launch_at_once(kernel)
-        wants = self._wants_of(args, kwargs)
+        wants = self.specification.wants
+        if wants.can_choose(args, kwargs):  # else the call finds its context when its arguments are there
+            wants = wants.chosen(args, kwargs)
         inbox = PieceInbox(keeps_all=True) if wants.options.stream else None
         if wants is not self.specification.wants:
             kwargs = {SPECIFICATION: AppWants(wants), **kwargs}
@@ -220,23 +217,18 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             packed = self._packed(args, kwargs, specification, prepared)
             if packed is not None:
                 args, kwargs = (), {PACKED: packed}
-            if specification.wants.options.stream:
-                specification = for_one_call(specification)
-                inbox = specification.inbox
+            if inbox is not None:
+                specification = specification.again(inbox=inbox)
             kwargs = {SPECIFICATION: specification, **kwargs}
         return AppCallFuture.of(super().__call__(*args, **kwargs), inbox=inbox)
 
-    def _wants_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wants:
-        """What a call wants: of a family the context for its input. Where that is a future, the call finds its context
-        when the future is done."""
-        wants = self.specification.wants
-        return wants.chosen(args, kwargs) if wants.can_choose(args, kwargs) else wants
-
     def with_options(self, **options: Any) -> StokerApp:
-        """The same function under other options; takes what `@app` takes, and keeps what is not named.
+        """Return the same function under other options. Options that are not named stay.
 
-        A program that learns its context at run time names it here: `verify.with_options(context=llm(path))(claim)`.
-        Raises ConfigError for an option that `@app` does not have, and for a method.
+        Use it if the program learns its context at run time: `verify.with_options(context=llm(path))(claim)`.
+
+        Raises:
+            ConfigError: `@app` has no such option, or the app is a method.
         """
         if self._is_method:
             raise ConfigError(f"{self.__name__} is a method; give its options to @app, or make it a function")
@@ -244,7 +236,6 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return again
 
     def _with_walltime(self, walltime: Any) -> Callable[..., Any]:
-        """The function as Parsl's kernel hands it to an executor: with a walltime it is wrapped."""
         if walltime is not None and self.specification.wants.options.stream:
             raise ConfigError(
                 f"{self.__name__} gives its result in pieces, and Parsl's walltime would be over before the first one:"
@@ -258,8 +249,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return self._timed[1]
 
     def _specification_now(self, function: Callable[..., Any], prepared: PreparedFunction, wants: Wants) -> AppWants:
-        """With the function as it is now: a program may bind what it captures anew before Parsl's kernel has sent the
-        call."""
+        """Return the specification with the function as it is now: the program may rebind names that it captures before
+        Parsl's kernel has sent the call."""
         try:
             blob = prepared.blob(function, wants)
         except SerializationError:  # the call's future says so
@@ -274,8 +265,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def _packed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: PreparedFunction
     ) -> bytes | None:
-        """The arguments as they are now: a program may change a list or an array before Parsl's kernel has sent it.
-        None where the kernel has to see them: futures, files, Parsl's own keywords, a cache of results."""
+        """Pickle the arguments as they are now: the program may change a list or an array before Parsl's kernel has
+        sent it. None if the kernel has to see them: futures, files, Parsl's own keywords, a cache of results."""
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
             return None
         plain = plain_bytes((args, kwargs))
@@ -295,28 +286,27 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
 
     @property
     def labels(self) -> list[str] | None:
-        """The labels of the executors that may run it; None: every StokerExecutor that is loaded."""
+        """Labels of the executors that may run it; None = every StokerExecutor."""
         return self._labels
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function as it was written."""
+        """The undecorated function."""
         return bare(self.func)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """In a class: a method reads `self, context, ...`, and a library calls with the context first."""
+        """In a class: a method takes `self, context, ...`, and a library passes the context first."""
         if self.specification.wants.takes_context and not self._is_method and not self._is_static:
             self._is_method = True
             self.func = wrap_error(_context_first(self.function))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method: the instance travels with the call."""
         return self if instance is None or self._is_static else functools.partial(self, instance)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """An app travels in functions that name it, without what it knows of this program's executors."""
-        given = (self.batch_size, self.cache, self.ignore_for_cache, self._labels, self.options)
-        return _again, (self.__wrapped__, self.specification.wants, *given)
+        """An app travels in functions that name it, without this program's executors."""
+        given = {name: getattr(self, name) for name in ("batch_size", "cache", "ignore_for_cache", "options")}
+        return _again, (self.__wrapped__, self.specification.wants, {**given, "executors": self._labels})
 
     def __repr__(self) -> str:
         wants = self.specification.wants
@@ -328,18 +318,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return f"<app {self.__name__}: {', '.join(facts)}>"
 
 
-def _again(function: Callable[..., Any], wants: Wants, *given: Any) -> StokerApp:
-    batch_size, cache, ignore_for_cache, executors, options = given
-    made = StokerApp(
-        function,
-        specification=AppWants(wants),
-        batch_size=batch_size,
-        cache=cache,
-        ignore_for_cache=ignore_for_cache,
-        executors=executors,
-    )
-    made.options = options
-    return made
+def _again(function: Callable[..., Any], wants: Wants, given: dict[str, Any]) -> StokerApp:
+    return StokerApp(function, specification=AppWants(wants), **given)
 
 
 def _context_first(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -351,11 +331,9 @@ def _context_first(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def labels_of(app: PythonApp | None) -> list[str] | None:
-    """The labels of the executors that an app names; None if it names none."""
     if isinstance(app, StokerApp):
         return app.labels
-    named = app.executors if app is not None else None
-    return named if isinstance(named, list) else None
+    return app.executors if app is not None and isinstance(app.executors, list) else None
 
 
 # ---- checks of options and functions
@@ -369,13 +347,11 @@ _ELSEWHERE = {
     "devices": "what a call needs of devices, its context says: @stoker.context(devices=...)",
     "gpus": "the site file asks for GPUs: [provider] gpus",
 }
-"""Options that people expect of `@app`, and what replaces them."""
 _HERE = {"timeout_s": "timeout", "deadline_s": "deadline"}
 """Options of a specification that have another name in `@app`."""
 
 
 def names_in(option: str, value: Any) -> list[str] | None:
-    """The names that an option was given: a list, or one text. Raises ConfigError for anything else."""
     if value is None:
         return None
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
@@ -384,53 +360,33 @@ def names_in(option: str, value: Any) -> list[str] | None:
     return names
 
 
-def unknown_option(name: str, *, options: Sequence[str]) -> ConfigError:
-    """The error for an option that `@app` does not have. `options`: those that it has."""
-    near = difflib.get_close_matches(name, options, n=1)
-    elsewhere = _ELSEWHERE.get(name, f"it takes {', '.join(options)}")
-    return ConfigError(
-        f"@stoker.app has no option {name}; {f'did you mean {near[0]}?' if near else elsewhere}", key=name
-    )
-
-
-def named_as_here(error: SpecificationError) -> SpecificationError:
-    """The same error, with the key as `@app` calls it."""
-    key = str(error.facts.get("key", ""))
-    name = _HERE.get(key, key)
-    return SpecificationError(f"{name}{str(error).removeprefix(key)}", key=name, invalid_keys={name})
-
-
-def check_ignored(function: Callable[..., Any], names: Iterable[str]) -> None:
-    """Raise ConfigError for a name of `ignore_for_cache` that is no parameter of the function."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    for name in names:
-        if name not in parameters:
-            what, has = getattr(function, "__name__", "the function"), ", ".join(parameters) or "none"
-            raise ConfigError(f"{what}: ignore_for_cache: {name!r} is not one of its parameters ({has})", key=name)
-
-
-def check_has_result(function: Callable[..., Any]) -> None:
-    """Raise ConfigError for a context manager, and for a function that has no signature."""
+def check_function(function: Callable[..., Any], *, takes_context: bool, ignored: Iterable[str]) -> None:
     name, yields = name_of(function), how_it_yields(function)
     if yields and not gives_pieces(function):
         raise ConfigError(f"{name} is {yields}, and a call has a result: return a value, or yield pieces of it")
     try:
-        inspect.signature(function)
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         raise ConfigError(
             f"Python knows no signature of {name}, which an app needs; decorate a function that calls it:"
             f" @stoker.app above def apply(*args): return {name}(*args)"
         ) from None
+    kinds = [parameter.kind for parameter in parameters.values()]
+    short = getattr(function, "__name__", repr(function))
+    if takes_context and (not kinds or kinds[0] in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)):
+        raise ConfigError(
+            f"{short} has a context but no parameter for it: the first one gets it, as in def {short}(model, ...)"
+        )
+    unknown = next((name for name in ignored if name not in parameters), None)
+    if unknown is not None and inspect.Parameter.VAR_KEYWORD not in kinds:
+        has = ", ".join(parameters) or "none"
+        what = getattr(function, "__name__", "the function")
+        raise ConfigError(f"{what}: ignore_for_cache: {unknown!r} is not one of its parameters ({has})", key=unknown)
 
 
 def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
-    """Whether calls of an app give their results in pieces: as it says, else if its function yields. Raises ConfigError
-    for a gang's calls, which cannot."""
+    """True if calls return their results in pieces: as `stream` says, else if the function yields. Raises ConfigError
+    for a gang, whose calls cannot."""
     bare = function.__func__ if isinstance(function, staticmethod) else function
     streams = gives_pieces(bare) if stream is None else stream
     if streams and gang[1] > 1:
@@ -440,16 +396,3 @@ def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tup
             key="gang",
         )
     return streams
-
-
-def check_takes_context(function: Callable[..., Any]) -> None:
-    """Raise ConfigError for a function with a context that has no parameter for it."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return
-    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
-        name = getattr(function, "__name__", repr(function))
-        raise ConfigError(
-            f"{name} has a context but no parameter for it: the first one gets it, as in def {name}(model, ...)"
-        )

@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 import shlex
-import shutil
 import signal
 import time
 from collections.abc import Container, Iterable, Mapping
@@ -25,7 +24,8 @@ from parsl.utils import execute_wait
 from stoker.config import Site
 from stoker.errors import SessionError
 from stoker.locks import is_locked
-from stoker.manager.executor.client import Link, wait_for_answer
+from stoker.manager.executor.client import Link
+from stoker.manager.executor.outgoing import wait_for_answer
 from stoker.manager.factory import pilot_command
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.protocol.session import SessionFolder
@@ -39,47 +39,39 @@ logger = logging.getLogger(__name__)
 
 STATUS_LIMIT_S = 2.0
 PILOT_END_S = 5.0
-"""How long pilots on this machine have to end by themselves."""
+"""Seconds that pilots on this machine have to end by themselves."""
 FACTORY_START_S = 10.0
 LOCK_FREE_S = 2.0
-"""A factory that has not begun for so long, or has let go of its lock, will not say that it is done."""
+"""Seconds without a start, and without a lock, after which a factory will not report its end."""
 _LAST_LINES = 20
 
 
 class BlockOwner(Protocol):
-    """An executor, as far as its blocks are concerned."""
-
     site: Site
     provider: ExecutionProvider | None
     seen_blocks: set[str]
     blocks_to_job_id: dict[str, str]
 
     @property
-    def status_facade(self) -> Mapping[str, JobStatus]:
-        """What the batch system said last of each block."""
-
-    def ask_status(self) -> Status | None:
-        """The session's status; None without an answer."""
-
-    def set_bad_state_and_fail_all(self, exception: Exception) -> None:
-        """Give up: every call fails with this."""
+    def status_facade(self) -> Mapping[str, JobStatus]: ...
+    def ask_status(self) -> Status | None: ...
+    def set_bad_state_and_fail_all(self, exception: Exception) -> None: ...
 
 
 def on_failed_blocks(executor: BlockOwner, status: dict[str, JobStatus]) -> None:
-    """Give up when the first blocks have all failed and none of them ever brought a pilot."""
     if executor.seen_blocks or not status:
         return
     enough = max(1, getattr(executor.provider, "init_blocks", 1))
     failed = [job for job in status.values() if job.state in (JobState.FAILED, JobState.MISSING)]
     if len(status) >= enough and len(failed) == len(status):
         answer = executor.ask_status()
-        # Without an answer (the manager is being started again) nobody knows whether there was a pilot: look again.
+        # Without an answer (the manager is being started again) it is not known whether there was a pilot: look again.
         if answer is not None and not (answer.pilots or answer.gone_pilots):
-            executor.set_bad_state_and_fail_all(no_pilot(status, site=executor.site.name, log=_scripts(executor)))
+            log = str(getattr(executor.provider, "script_dir", "") or "")
+            executor.set_bad_state_and_fail_all(no_pilot(status, site=executor.site.name, log=log))
 
 
 def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionError:
-    """Why no block ever brought a pilot: what each said last, once where they all said the same."""
     said: dict[tuple[str, ...], list[str]] = {}
     for block, job in status.items():
         text = (job.stderr_summary or "").strip() or job.message or ""
@@ -94,12 +86,8 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
     return SessionError("\n".join(lines), log=log)
 
 
-def _scripts(executor: BlockOwner) -> str:
-    return str(getattr(executor.provider, "script_dir", "") or "")
-
-
 def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
-    """Up to `wanted` blocks to drain: those with the fewest running calls first, and of these the youngest."""
+    """Return up to `wanted` blocks to drain: those with the fewest running calls first, then the youngest."""
     active = [block for block, job in executor.status_facade.items() if job.state not in TERMINAL_STATES]
     answer = executor.ask_status()
     running = dict.fromkeys(active, 0)
@@ -116,13 +104,12 @@ def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
 
 
 def most_pilots(provider: ExecutionProvider) -> int:
-    """How many pilots a provider's blocks bring at once at most; 0 = any number."""
+    """Return the most pilots that a provider's blocks can bring; 0 = any number."""
     most, nodes = getattr(provider, "max_blocks", 0), getattr(provider, "nodes_per_block", 1)
     return int(most * nodes) if isinstance(most, int) and isinstance(nodes, int) else 0
 
 
 def with_pilots(link: Link) -> set[str]:
-    """Blocks whose pilots can be told to end."""
     try:
         status = wait_for_answer(link.ask_status(), timeout_s=STATUS_LIMIT_S)
         return {pilot.block for pilot in status.pilots}
@@ -131,7 +118,6 @@ def with_pilots(link: Link) -> set[str]:
 
 
 def end_all(executor: BlockOwner, *, told: set[str]) -> None:
-    """Let pilots of this machine end by themselves if they were `told` to; cancel all other jobs, and what is left."""
     provider = executor.provider
     jobs = dict(executor.blocks_to_job_id)
     if provider is None or not jobs:
@@ -159,25 +145,12 @@ def _not_ended(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
 
 
 def ensure_script_dir(provider: ExecutionProvider, run_dir: str) -> None:
-    """Set a provider's script folder if Parsl's kernel, which usually sets it, is not there."""
     if getattr(provider, "script_dir", "") is None:
         provider.script_dir = str(Path(run_dir) / "submit_scripts")
         Path(provider.script_dir).mkdir(parents=True, exist_ok=True)
 
 
-def remove_objects(folder: SessionFolder) -> None:
-    """Large arguments and results are of no use without their session."""
-    shutil.rmtree(folder.objects, ignore_errors=True)
-
-
-def show(job: JobStatus) -> str:
-    """A block's state for `stoker status`: `running`, `pending: QOSMaxGRESPerUser`."""
-    state = job.state.name.lower()
-    return f"{state}: {job.message}" if job.message else state
-
-
 def workers_per_node(site: Site) -> int:
-    """Calls that a pilot runs at once. A GPU site's number is not known before a pilot has come: one."""
     pilot = site.pilot
     if pilot.cpu_count:
         return pilot.cpu_count
@@ -185,10 +158,7 @@ def workers_per_node(site: Site) -> int:
 
 
 def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
-    """Wait until the factory of a session that is over has seen its jobs go; say so if that takes too long.
-
-    One that was killed is started again, and takes a moment until it is there.
-    """
+    """Wait until the factory of a session that is over has seen its jobs end; log if that takes too long."""
     until = time.monotonic() + limit_s
     there_by = time.monotonic() + FACTORY_START_S
     left = folder.path / JOBS_LEFT
@@ -208,10 +178,8 @@ def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
 
 
 class BlockUpkeep:
-    """Cancels the jobs of drained blocks and of blocks whose pilots are all lost, and reports blocks to the manager.
-
-    `lease_s`: seconds that a block's pilots may be away before its job is cancelled and Parsl starts another.
-    """
+    """Cancels the jobs of drained blocks and of blocks whose pilots are lost for `lease_s`, and reports blocks to the
+    manager."""
 
     def __init__(self, owner: BlockOwner, *, lease_s: float) -> None:
         self._owner = owner
@@ -219,14 +187,12 @@ class BlockUpkeep:
         self._cancel_at: dict[str, float] = {}
         """When the job of each draining block is cancelled, on the monotonic clock."""
         self._silent_since: dict[str, float] = {}
-        """Blocks whose jobs run although their pilots are lost: their nodes are frozen, or cannot be reached."""
+        """Blocks whose jobs run although their pilots are lost: their nodes are frozen or unreachable."""
         self._told: dict[str, str] = {}
-        """The state of each block, as the manager was told last."""
+        """The last state of each block that was sent to the manager."""
         self._without_key: set[str] = set()
-        """Blocks that have ended, whose key is removed."""
 
     def drain(self, blocks: Iterable[str], link: Link, *, within_s: float) -> None:
-        """Have the pilots of these blocks end; their jobs are cancelled `within_s` later."""
         for block in blocks:
             self._cancel_at[block] = time.monotonic() + within_s
             link.tell(ReleaseBlock(block))
@@ -242,15 +208,15 @@ class BlockUpkeep:
                 logger.warning("block %s: its pilots went %s ago, and its job still runs: cancelled", block, gone)
 
     def cancel_drained(self) -> None:
-        """Cancel the jobs of blocks that have drained for long enough."""
         for block, at in list(self._cancel_at.items()):
             if time.monotonic() >= at:
                 del self._cancel_at[block]
                 self._cancel(block)
 
     def tell(self, status: Mapping[str, JobStatus], link: Link) -> None:
-        """Tell the manager, for `stoker status`, how the blocks are, if that has changed. Ended ones lose their key."""
-        said = {block: show(job) for block, job in status.items()}
+        said = {
+            block: job.state.name.lower() + (f": {job.message}" if job.message else "") for block, job in status.items()
+        }
         if said == self._told:
             return
         self._told = said
@@ -271,35 +237,20 @@ class BlockUpkeep:
 # ---- Parsl's monitoring
 
 
-class MonitoringRadio(Protocol):
-    """What takes messages for Parsl's monitoring database."""
-
-    def send(self, message: object) -> None:
-        """Send a message."""
-
-
 class NodeMessages:
-    """Sends a `NODE_INFO` message when a pilot joins, and another one when it is gone."""
-
     def __init__(self) -> None:
         self._here: dict[str, PilotStatus] = {}
 
-    def tell(self, radio: MonitoringRadio | None, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
-        """Tell of pilots that have joined or left since the last time. `pilots`: those that are here."""
+    def tell(self, radio: Any, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
         if radio is None:
             return
-        now = {pilot.pilot: pilot for pilot in pilots}
-        for name, pilot in now.items():
-            if name not in self._here:
-                radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=True)))
-        for name, pilot in self._here.items():
-            if name not in now:
-                radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=False)))
-        self._here = now
+        before, self._here = self._here, {pilot.pilot: pilot for pilot in pilots}
+        for there, other, is_active in ((self._here, before, True), (before, self._here, False)):
+            for name in there.keys() - other.keys():
+                radio.send((MessageType.NODE_INFO, _facts(there[name], run_id=run_id, is_active=is_active)))
 
 
 def _facts(pilot: PilotStatus, *, run_id: str, is_active: bool) -> dict[str, object]:
-    """A row of the table `node`. A pilot knows what its job was granted, not what its whole node has."""
     at = datetime.datetime.now()
     return {
         "run_id": run_id,
@@ -323,10 +274,7 @@ _PID = "PID:"
 
 
 class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no types
-    """As Parsl's, with every path quoted, and for a folder that may vanish."""
-
     def submit(self, command: str, tasks_per_node: int, job_name: str = "parsl.localprovider") -> str:
-        """Start a block; its id. Raises SubmitException."""
         name = f"{job_name}.{time.time()}"
         script = str(Path(self.script_dir, f"{name}.sh").absolute())
         launched = self.launcher(command, tasks_per_node, self.nodes_per_block, self.script_dir)
@@ -342,27 +290,21 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
         return pids[0]
 
     def cancel(self, job_ids: list[str]) -> list[bool]:
-        """End blocks. What was stopped in them (SIGSTOP) goes on, and ends."""
-        groups = {pid: _group(pid) for pid in (self.resources[job]["remote_pid"] for job in job_ids)}
+        groups = []
+        for job in job_ids:
+            with suppress(OSError):  # its shell has ended
+                groups.append(os.getpgid(self.resources[job]["remote_pid"]))
         done: list[bool] = super().cancel(job_ids)
-        for group in filter(None, groups.values()):
-            with suppress(OSError):  # it has ended
+        for group in groups:
+            with suppress(OSError):
                 os.killpg(group, signal.SIGCONT)
         return done
 
     def _read_job_file(self, script_path: str, suffix: str) -> str:
-        """The content of a job's file. Without the file of its exit code the job's process alone tells how it is."""
+        """Without the file of a job's exit code only its process tells its state."""
         try:
             return str(super()._read_job_file(script_path, suffix))
         except OSError:
             if suffix != ".ec":
                 raise
             return "-"
-
-
-def _group(pid: int) -> int:
-    """The process group of a block's shell; 0 if it has ended."""
-    try:
-        return os.getpgid(pid)
-    except OSError:
-        return 0

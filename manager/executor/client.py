@@ -1,17 +1,15 @@
 """The client's end of the wire: one socket, one thread that reads it, and calls that leave on the caller's thread.
 
-How a call leaves. `submit` puts it in a queue. While few calls are in flight, the caller's thread sends the queue: a
-program that waits for one result at a time pays no thread switch. While many are in flight, it wakes the I/O thread,
-which sends all that has gathered as one frame: consecutive calls of one submission are one `Submit`.
+`submit` puts a call in a queue. While few calls are in flight, the caller's thread sends the queue, which saves a
+thread switch. While many are in flight, it wakes the I/O thread, which sends the whole queue as one frame.
 
-Why the lock. Several threads may use a ZeroMQ socket if a fence separates their uses. `_lock` is the fence; a thread
-holds it to send or to read frames, never to settle a future. The I/O thread sleeps in `poll(2)` on the socket's file
-descriptor, which is edge-triggered: a send by another thread may swallow the edge of a frame that came in meanwhile. So
-a thread that has sent checks ZMQ_EVENTS, and wakes the I/O thread if there is something to read.
+Several threads may use a ZeroMQ socket if a fence separates their uses: `_lock`, held to send or to read frames, never
+to settle a future. The I/O thread sleeps in `poll(2)` on the socket's file descriptor, which is edge-triggered: a send
+by another thread may swallow the edge of a frame that came in meanwhile. So a thread that has sent checks ZMQ_EVENTS,
+and wakes the I/O thread if there is something to read.
 
-What survives. Frames are numbered and kept until the manager has them in its journal. A manager that has lost a part of
-that journal asks for everything again (`Outgoing.resubmit_everything`). After a reconnection the hello goes first, and
-after the welcome all unacknowledged frames, in order. Results are numbered too, and repeated ones are dropped.
+Frames are numbered and kept until the manager has them in its journal. A manager that has lost a part of its journal
+asks for everything again. After a reconnection the hello goes first, and after the welcome all unacknowledged frames.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -34,35 +32,26 @@ import msgspec
 from stoker.dealer import COPY_BELOW, ConnectionChange, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError, StreamDiffersError
 from stoker.log_files import SeldomLog
-from stoker.manager.executor.large_payloads import LargeArguments
-from stoker.manager.executor.membership import (
-    CHECK_EVERY_S,
-    Membership,
-    forked_process,
-    other_python,
-    refused_key,
-    session_over,
-)
-from stoker.manager.executor.outgoing import OpenCall, OpenCalls, Outgoing, Replaced, Submission, Waiter
+from stoker.manager.executor import membership
+from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
+from stoker.manager.executor.outgoing import OpenCall, OpenCalls, Outgoing, Questions, Submission, Waiter
 from stoker.manager.executor.pieces import PieceInbox, wake_tasks
-from stoker.manager.executor.publishing import describe
+from stoker.manager.executor.session_files import LargeArguments, describe
 from stoker.manager.executor.settling import Settling, callbacks
 from stoker.protocol import to_client, to_manager, wire
-from stoker.protocol.calls import CallForecast, CallSpec, Features, Payload
-from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.calls import CallSpec, Features, Payload
+from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId
+from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.protocol.status import JOURNAL
 
 logger = logging.getLogger(__name__)
 
 DIRECT_BELOW = 8
-"""With fewer calls in flight, the submitting thread sends by itself."""
+"""With fewer calls in flight, the submitting thread sends the queue."""
 MANY, GATHER_S = 128, 0.001
 """With `MANY` calls in flight, the I/O thread waits a millisecond so that more of them share a frame."""
 SETTLE_LIMIT_S = 2.0
 """Seconds that `close` waits for the next result or callback to be done."""
-
-A = TypeVar("A")
 
 
 class Link:
@@ -74,23 +63,19 @@ class Link:
     def __init__(self, folder: SessionFolder, *, observer: bool = False) -> None:
         self.folder = folder
         self.membership = Membership(folder)
-        self.session = self.membership.session
         if not observer and not self.session.is_for_this_python:
-            raise other_python(self.session)
+            raise membership.other_python(self.session)
         self.large = LargeArguments(folder.objects)
         self.waiting = OpenCalls(self.large)
         self.settling = Settling("results")
         self.over: Exception | None = None
-        """Why this client has no session any more; None while it has one."""
         self.journal_trouble = ""
-        """Why the manager cannot write its journal, as it said last; empty while it can. Calls and results wait."""
+        """Why the manager cannot write its journal; empty while it can. Calls and results wait."""
         self._observer = observer
         self._out = Outgoing(self.waiting.calls, describe=lambda recipe: describe(recipe, folder.objects))
-        self._questions = _Questions()
+        self._questions = Questions()
         self._taken: deque[to_manager.PiecesTaken] = deque()
-        """Acknowledgements of pieces that have not left."""
         self._may_lack_pieces = False
-        """True if pieces may have been lost with a connection: the next frame asks for them."""
         self._first_id = 0
         """This client's number, in the upper bits of its calls' ids."""
         self._sequence = itertools.count()
@@ -115,21 +100,23 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="stoker-link", daemon=True)
         self._thread.start()
 
-    # ---- what the rest of the client calls
+    # ---- for the rest of the client
+
+    @property
+    def session(self) -> SessionFile:
+        return self.membership.session
 
     def wait_joined(self, timeout_s: float) -> None:
-        """Wait for the manager's welcome. A wait of several seconds is logged with its reason. Raises SessionError."""
         if self.over is None:
             self.membership.wait(timeout_s, journal_trouble=lambda: self.journal_trouble)
         if self.over is not None:
             raise self.over
 
     def has_sent(self, key: str) -> bool:
-        """True if calls of this client have used the context of this key."""
-        return self._out.has_sent(key)
+        return key in self._out.defined
 
     def why_silent(self) -> str:
-        """Return why the manager may not answer although the connection is up; empty if there is no connection."""
+        """Return why a connected manager may not answer; else ""."""
         return self.membership.why_silent() if self.over is None and self._joined.is_set() else ""
 
     def submit(
@@ -145,8 +132,8 @@ class Link:
         ends meanwhile, the waiter gets that error."""
         if self.over is not None:
             raise self.over
-        spec = CallSpec(CallId(self._first_id | next(self._sequence)), payload, features)
-        call = OpenCall(submission, spec, waiter, inbox)
+        number = CallId(self._first_id | next(self._sequence))
+        call = OpenCall(submission, CallSpec(number, payload, features), waiter, inbox)
         self.waiting.add(call)
         self._out.queue.append(call)
         if len(self.waiting.calls) < DIRECT_BELOW:
@@ -154,13 +141,11 @@ class Link:
         elif not self._woken:
             self.wake()
         self._fail_if_over()
-        return spec.call
+        return number
 
     def submit_many(
         self, submission: Submission | Sequence[Submission], payloads: Iterable[Payload], waiter: Waiter
     ) -> list[CallId]:
-        """Send calls of one submission, or each of its own, with one waiter for all. Raises SessionError if the session
-        is over."""
         if self.over is not None:
             raise self.over
         first_id, sequence = self._first_id, self._sequence
@@ -176,50 +161,37 @@ class Link:
         return [call.spec.call for call in calls]
 
     def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
-        """Cancel these calls. Their waiters are not called."""
         gone = self.waiting.give_up(calls)
         if gone and self.over is None:
             self.tell(to_manager.Cancel(gone, running))
 
     def acknowledge(self, taken: to_manager.PiecesTaken) -> None:
-        """Tell the manager that there is room for more pieces of a call."""
         self._taken.append(taken)
         self._send_now()
 
-    def replace_function(self, function: FunctionKey, *, by: FunctionKey) -> None:
-        """Let the manager forget a function after the calls submitted so far: further calls name another one."""
-        self.tell_later(Replaced(function, by))
-
     def tell(self, message: Any) -> None:
-        """Send a message, after all that was submitted before it."""
         self._out.queue.append(message)
         self._send_now()
 
     def tell_later(self, message: Any) -> None:
-        """Send a message with the next frame, whatever makes that one leave."""
         self._out.queue.append(message)
 
     def ask_status(self) -> Future[to_client.Status]:
-        """Ask for the state of the session. Cancelling the future gives the question up."""
         return self._ask(to_manager.AskStatus(), answer=to_client.Status)
 
     def ask_story(self, subject: str) -> Future[to_client.Story]:
-        """Ask why a call, pilot, library or context is where it is. Cancelling the future gives the question up."""
         return self._ask(to_manager.AskStory(subject), answer=to_client.Story)
 
     def fail_all(self, error: Exception) -> None:
-        """End the session for this client: open calls and later ones fail with this error."""
         self.over = self.over or error
         self._joined.set()
         self.waiting.fail_all(error)
         self._questions.fail_all(error)
 
     def wait_finished(self, timeout_s: float) -> bool:
-        """Wait until the manager says that the session is over. False if it does not in time."""
         return self._finished.wait(timeout_s)
 
     def leave(self, timeout_s: float) -> None:
-        """Cancel this client's calls through the manager, and wait until it has done so. The session goes on."""
         if self.waiting and self.over is None:
             self._out.queue.append(to_manager.Cancel(list(self.waiting.calls), True))
         self._send_now()
@@ -228,7 +200,6 @@ class Link:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Stop the thread and close the socket. Open calls fail."""
         self.fail_all(SessionError("the session was closed before this call ended", session=self.session.session))
         self._stop = True
         self.wake()
@@ -238,7 +209,6 @@ class Link:
         callbacks.wait_done(limit_s=SETTLE_LIMIT_S)
 
     def wake(self) -> None:
-        """Wake the I/O thread."""
         self._woken = True
         try:
             os.eventfd_write(self._wake_fd, 1)
@@ -246,14 +216,13 @@ class Link:
             pass
 
     def forked(self) -> None:
-        """Disable the link in a forked child: the socket, its thread, open calls and their files are the parent's."""
-        self.over = forked_process(self.session.session)
+        self.over = membership.forked_process(self.session.session)
         self.waiting.calls.clear()  # so nothing that the child drops cancels a call of its parent
         self._lock = threading.Lock()
         self._lock.acquire()  # no thread of this process may use the socket
 
     def _fail_if_over(self) -> None:
-        """If the session ended while something was added, fail that: the end has failed only what was there before."""
+        """Fail what was added while the session ended: its end has failed only what was there before."""
         if self.over is not None:
             self.fail_all(self.over)
 
@@ -271,7 +240,6 @@ class Link:
     # ---- sending
 
     def _send_now(self) -> None:
-        """Send the queue from this thread. If another thread uses the socket, leave it to the I/O thread."""
         if not self._lock.acquire(blocking=False):
             self.wake()
             return
@@ -332,7 +300,7 @@ class Link:
             os.close(wake_fd)
 
     def _turn(self, ready: set[int]) -> None:
-        """Read frames and events, and send the queue. It reads `ready` descriptors alone, so that results pass fast."""
+        """Read frames and events, and send the queue. Reads only `ready` descriptors, so that results pass fast."""
         if self._wake_fd in ready:
             try:
                 os.eventfd_read(self._wake_fd)
@@ -358,30 +326,27 @@ class Link:
             self.wake()
 
     def _read_monitor(self) -> None:
-        """React to changes of the connection."""
         for change in self._dealer.changes():
             if change is ConnectionChange.MADE:
+                number = self._first_id >> CLIENT_SHIFT if self.membership.was_joined and not self._observer else -1
+                hello = to_manager.ClientHello(
+                    wire.VERSION,
+                    self.session.session,
+                    self._out.received,
+                    self._observer,
+                    acknowledged=self._out.acknowledged,
+                    number=number,
+                )
                 with self._lock:
-                    self._socket.send(wire.encode([self._hello()]))
+                    self._socket.send(wire.encode([hello]))
             elif change is ConnectionChange.CUT_OFF:  # ZeroMQ tries again
                 continue
             elif change is ConnectionChange.BROKEN or self.membership.was_joined:  # or a stranger has its address
                 self.membership.connection_lost(time.monotonic())
             else:
-                self.fail_all(refused_key(self.folder, self.session.session))
-
-    def _hello(self) -> to_manager.ClientHello:
-        return to_manager.ClientHello(
-            wire.VERSION,
-            self.session.session,
-            self._out.received,
-            self._observer,
-            acknowledged=self._out.acknowledged,
-            number=self._first_id >> CLIENT_SHIFT if self.membership.was_joined and not self._observer else -1,
-        )
+                self.fail_all(membership.refused_key(self.folder, self.session.session))
 
     def _find_manager(self) -> None:
-        """Connect to the address that the session file names now, or end if the session is over."""
         try:
             found = self.membership.find_manager(time.monotonic())
         except SessionError as error:
@@ -392,10 +357,8 @@ class Link:
         if found is not None:
             with self._lock:
                 self._dealer.move_to(found.address)
-            self.session = found
 
     def _take(self, data: bytes, fed: list[PieceInbox]) -> None:
-        """Handle a frame. Inboxes that get pieces are added to `fed`."""
         try:
             messages = self._decode(data).messages
         except ProtocolError as error:
@@ -417,7 +380,10 @@ class Link:
             case to_client.ProgressReports():
                 self.waiting.report(message.reports)
             case to_client.Forecasts():
-                self.waiting.report(_on_this_clock(message, now=time.time()))
+                # Convert them to this machine's clock. The message's travel time is ignored.
+                ahead_s = time.time() - message.said_at if message.said_at else 0.0
+                replace = msgspec.structs.replace
+                self.waiting.report([replace(each, ends_at=each.ends_at + ahead_s) for each in message.forecasts])
             case to_client.ClientWelcome():
                 self._welcome(message)
             case to_client.Rejected():
@@ -434,7 +400,7 @@ class Link:
 
     def _session_over(self, reason: str) -> None:
         self._finished.set()
-        self.fail_all(session_over(self.session.session, reason))
+        self.fail_all(membership.session_over(self.session.session, reason))
 
     def _take_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
         call = self.waiting.calls.get(message.call)
@@ -463,88 +429,6 @@ class Link:
             self._questions.ask_all_again()
             self._may_lack_pieces = True
             self.membership.welcomed()
-
-
-class _OpenQuestion(msgspec.Struct, eq=False):
-    """A question to the manager, and the future that gets its answer, a message of this kind."""
-
-    question: to_manager.AskStatus | to_manager.AskStory
-    kind: type[to_client.Status | to_client.Story]
-    future: Future[Any]
-    is_sent: bool = False
-
-
-class _Questions:
-    """Open questions to the manager, which answers those of one kind in the order in which they came.
-
-    They travel unnumbered and are not journalled: after a reconnection the client asks again. The caller holds the
-    link's lock, except for `answer` and `fail_all`.
-    """
-
-    def __init__(self) -> None:
-        self.has_unsent = False
-        self._open: list[_OpenQuestion] = []
-
-    def __len__(self) -> int:
-        return sum(not each.future.done() for each in self._open)
-
-    def ask(self, question: Any, future: Future[Any], *, answer: type[Any]) -> None:
-        """Add a question. The future gets the `answer`, a message of this type."""
-        self._open.append(_OpenQuestion(question, answer, future))
-        self.has_unsent = True
-
-    def take_unsent(self) -> list[Any]:
-        """Return the questions to be sent now."""
-        self.has_unsent = False
-        unsent = [each for each in self._open if not each.is_sent and not each.future.done()]
-        for each in unsent:
-            each.is_sent = True
-        return [each.question for each in unsent]
-
-    def ask_all_again(self) -> None:
-        """Send all open questions again, over a new connection."""
-        self._open = [each for each in self._open if not each.future.done()]
-        for each in self._open:
-            each.is_sent = False
-        self.has_unsent = bool(self._open)
-
-    def answer(self, message: to_client.Status | to_client.Story) -> None:
-        """Answer the oldest question of this kind, also if it was given up."""
-        for each in self._open:
-            if each.is_sent and each.kind is type(message):
-                self._open.remove(each)
-                _end(each.future, answer=message)
-                return
-
-    def fail_all(self, error: Exception) -> None:
-        """Fail all open questions."""
-        for each in tuple(self._open):
-            _end(each.future, error=error)
-
-
-def _end(future: Future[Any], *, answer: Any = None, error: Exception | None = None) -> None:
-    try:
-        if error is None:
-            future.set_result(answer)
-        else:
-            future.set_exception(error)
-    except InvalidStateError:  # it was given up, or ended by another thread
-        pass
-
-
-def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
-    """Return the answer to a question. Raises TimeoutError if it does not come in time: the question is given up."""
-    try:
-        return asked.result(timeout_s)
-    except BaseException:  # Ctrl-C too
-        asked.cancel()  # no effect on one that has ended
-        raise
-
-
-def _on_this_clock(said: to_client.Forecasts, *, now: float) -> list[CallForecast]:
-    """Convert forecasts of the manager's clock to the clock that shows `now`. The message's travel time is ignored."""
-    ahead_s = now - said.said_at if said.said_at else 0.0
-    return [msgspec.structs.replace(each, ends_at=each.ends_at + ahead_s) for each in said.forecasts]
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()

@@ -1,10 +1,8 @@
 """Sessions that outlive programs: `stoker up` makes one, programs join it, `stoker attach` restarts its manager.
 
 The session folder keeps how its manager was started (`manager.json`), so that any login node that sees the folder can
-start it again. `manager.live.lease` makes sure that the old one is gone.
-
-The command that makes a session may be killed at any moment, and its manager starts all the same. So a session is known
-by its id before its manager is started, and commands that look for a session wait for those that are starting.
+restart it. The command that makes a session may be killed at any moment, and its manager starts nevertheless: so a
+session is known by its id before, and commands that look for a session wait for those that are starting.
 """
 
 from __future__ import annotations
@@ -29,7 +27,14 @@ from stoker.folders import working_folder
 from stoker.locks import is_locked
 from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import engines
-from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
+from stoker.manager.executor.processes import (
+    make_folder,
+    manager_options,
+    new_session_id,
+    register,
+    spawn_manager,
+    with_log,
+)
 from stoker.manager.factory.pilot_command import refuse_odd_imports
 from stoker.manager.live import interfaces, lease, presence
 from stoker.manager.live.lease import TAKEN_OVER
@@ -41,14 +46,12 @@ from stoker.site import Site
 
 
 _MANAGER_STARTS_S = 5.0
-"""A manager has taken its lock so long after its session was made."""
+"""Seconds after which a new session's manager has taken its lock."""
 _LISTENS_S = 60.0
-"""A manager that has its lock listens within this."""
 _POLL_S = 0.02
 
 
 def is_coming_up(folder: Path) -> bool:
-    """Whether the manager of a session that has begun may still come: it holds its lock, or had no time to take it."""
     if not is_begun(folder):
         return False
     age_s = time.time() - changed_at(folder / "manager.json")
@@ -56,8 +59,7 @@ def is_coming_up(folder: Path) -> bool:
 
 
 def wait_for_begun(name: str = "") -> None:
-    """Wait until each session that has just begun, and whose id begins so, has a manager that listens, or will have
-    none."""
+    """Wait until each starting session whose id begins with `name` has a manager that listens, or will have none."""
     links = state_folder() / "sessions"
     while any(is_coming_up(link) for link in links.glob("*") if link.name.startswith(name)):
         time.sleep(_POLL_S)
@@ -67,38 +69,32 @@ def wait_for_begun(name: str = "") -> None:
 
 
 JOINS = "STOKER_SESSION"
-"""Names in the environment the session that programs join which name no site."""
+"""The environment variable with the session that programs join if they name no site."""
 RUN = "STOKER_RUN"
-"""Names in the environment of a detached program (`stoker run --detach`) the folder of its run."""
+"""The environment variable with the run's folder, in a detached program (`stoker run --detach`)."""
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """How a session's manager is started."""
-
     session: str
     options: tuple[str, ...]
 
 
 def name_of(folder: SessionFolder) -> str:
-    """The id of a session, also of one whose manager has not listened. Raises SessionError for a damaged one."""
     if folder.file.exists():
         return folder.read().session
     return read_launch(folder).session if folder.launch.exists() else folder.path.name
 
 
 def is_detached(folder: SessionFolder) -> bool:
-    """Whether the session outlives programs."""
     return folder.launch.exists()
 
 
 def is_up(folder: SessionFolder) -> bool:
-    """True if the session's manager is there and can be reached (`manager.live.presence`)."""
     return presence.is_up(folder)
 
 
 def unreachable(folder: SessionFolder) -> str:
-    """Why a manager that lives on this machine cannot be reached; empty if it lives elsewhere, or this machine's
-    network is not at fault."""
+    """Return why a manager on this machine cannot be reached; empty if the network here is not at fault."""
     if not folder.file.exists():
         return ""
     file, holder = folder.read(), lease.read_if_whole(lease.lease_file(folder))
@@ -108,17 +104,15 @@ def unreachable(folder: SessionFolder) -> str:
 
 
 def over(folder: SessionFolder) -> str:
-    """Why the session is over; empty while it is not, as far as its lease says."""
     return folder.over()
 
 
 def unwritten(folder: SessionFolder) -> str:
-    """Why the journal of a session that is over lacks its last records; empty if it does not."""
+    """Return why the journal of a session that is over lacks its last records; empty if it does not."""
     return lease.unwritten(lease.lease_file(folder))
 
 
 def read_launch(folder: SessionFolder) -> Launch:
-    """How its manager is started. Raises SessionError for a session that does not outlive its program."""
     try:
         return msgspec.json.decode(folder.launch.read_bytes(), type=Launch)
     except OSError:
@@ -136,13 +130,11 @@ log = logging.getLogger("stoker")
 
 _TRIES = 5
 START_LIMIT_S = 60.0
-"""A manager that has many calls in its journal takes a while to read it."""
-_TAIL_LINES = 15
 _TERMINATE_S = 5.0
 
 
 def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
-    """The sites of these files and those that they name; of none, this machine. Raises ConfigError."""
+    """Return the sites of these files and those that they name; without files, this machine. Raises ConfigError."""
     found: dict[str, Site] = {}
     for file in files or (None,):
         for site in load_sites(file):
@@ -154,8 +146,8 @@ def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
 
 
 def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:
-    """A new session's folder, with keys and site files: at `place`, or in the state folder, which compute nodes
-    see when it lies in a shared home. Raises SessionError, ConfigError."""
+    """Make a session's folder, with keys and site files: at `place`, or in the state folder, which compute nodes see if
+    it is in a shared home. Raises SessionError, ConfigError."""
     engines.must_be_here(sites)
     name = new_session_id()
     folder = SessionFolder(place or default_place(name))
@@ -177,18 +169,14 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
 
 
 def default_place(session: str) -> Path:
-    """Where the folder of a session lies that nobody has named a place for: in the user's home, which compute nodes
-    see mostly."""
     return state_folder() / "sessions.d" / session
 
 
 def sites_of(folder: SessionFolder) -> dict[str, Site]:
-    """The sites of a session, by name. Raises ConfigError."""
     return read_sites(folder.sites)
 
 
 def forget(folder: SessionFolder) -> None:
-    """Remove the folder of a session that is over, or never was up, and what knows of it."""
     _unregister(folder)
     shutil.rmtree(folder.path, ignore_errors=True)
 
@@ -200,8 +188,8 @@ def _unregister(folder: SessionFolder) -> None:
 
 
 def find(name: str) -> tuple[SessionFolder, Site]:
-    """The session that a program joins, by id or folder, and what it calls the site. A manager that is gone is started
-    again. Raises SessionError."""
+    """Return a session by id or folder, and its site's name in a Site. Restart a manager that is gone. Raises
+    SessionError."""
     wait_for_begun(name)
     folder = find_session(name)
     if not is_up(folder):
@@ -211,11 +199,11 @@ def find(name: str) -> tuple[SessionFolder, Site]:
 
 
 def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.LeaseHolder:
-    """Start the manager of a session here, for the first time or again, and wait until it listens; who it is. Where
-    somebody else starts it at the same time there is one all the same.
+    """Start the manager of a session here, wait until it listens, and return its lease. Another process may start it at
+    the same time: one of the two remains.
 
-    `waiting` hears what is waited for, if that takes long. `to_end`: it is started to end the session, and listens on
-    any port if those of its site are taken. Raises SessionError with the end of the manager's log.
+    `waiting` gets a message if this takes long. `to_end`: start it to end the session, on any port if those of its site
+    are taken. Raises SessionError.
     """
     launch = read_launch(folder)
     if to_end:
@@ -249,10 +237,11 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                     tries_left -= 1
                     if (process.returncode >= 0 and process.returncode != TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
-                        raise _failed(folder, what, said_at=said_at)
+                        raise with_log(what, folder.manager_log, said_at=said_at)
                     process = _spawn(folder, launch)  # it was killed, or the one that it found was
             if time.monotonic() > until:
-                raise _failed(folder, f"the manager did not listen within {patience_s:.0f} s", said_at=said_at)
+                what = f"the manager did not listen within {patience_s:.0f} s"
+                raise with_log(what, folder.manager_log, said_at=said_at)
             time.sleep(0.02)
     except BaseException:  # Ctrl-C too
         if _written_at(folder) == said_before:  # else it is up, and known by its id
@@ -272,45 +261,26 @@ def _over(launch: Launch, why: str) -> SessionError:
 
 def _spawn(folder: SessionFolder, launch: Launch) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "stoker.manager.main", "--session", str(folder.path)]
-    with open(folder.manager_log, "ab") as log:
-        return subprocess.Popen(
-            [*command, "--name", launch.session, *launch.options, "--detached", "--kept"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    options = ["--name", launch.session, *launch.options, "--detached", "--kept"]
+    return spawn_manager([*command, *options], folder.manager_log)
 
 
 def _written_at(folder: SessionFolder) -> int:
-    """When `session.json` was written last: a manager writes it once it listens."""
     return folder.file.stat().st_mtime_ns if folder.file.exists() else 0
 
 
 def python_path() -> str:
-    """Programs that join the session lie in the folder that it was started in, mostly: its pilots import from there."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = list(dict.fromkeys([str(working_folder()), *filter(None, given)]))
     refuse_odd_imports(paths)
     return os.pathsep.join(paths)
 
 
-def _failed(folder: SessionFolder, what: str, *, said_at: int) -> SessionError:
-    """`said_at`: the size of the manager's log before this manager was started."""
-    log = folder.manager_log
-    said = log.read_bytes() if log.exists() else b""
-    if len(said) >= said_at:  # else the log was full and began anew
-        said = said[said_at:]
-    lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
-    text = "".join(f"\n  {line}" for line in lines) or " (it said nothing)"
-    return SessionError(f"{what}; the end of {log}:{text}", log=str(log))
-
-
 # ---- the session that stays for a site
 
 
 class KeptSession(msgspec.Struct, frozen=True):
-    """A session of `stoker up`: its id and folder, and whether it was started just now."""
+    """A session of `stoker up`: its id and folder, and `started` if it was started now."""
 
     session: str
     folder: Path
@@ -320,16 +290,27 @@ class KeptSession(msgspec.Struct, frozen=True):
 def kept_session(
     site: str | os.PathLike[str] | None = None, *, before: str = "", waiting: Callable[[str], None] = lambda _said: None
 ) -> KeptSession:
-    """The session that stays for a site file (None: this machine): the one named `before`, if it still goes on for the
-    same sites; else the newest that is up for them; else a new one, as `stoker up SITE` starts it.
+    """Return the session that stays for a site file; start one, as `stoker up SITE` does, if there is none.
 
-    `waiting` hears what is waited for. `stoker.load(session=...)` joins it. Raises SessionError and ConfigError.
+    Args:
+        site: A site file; None = this machine.
+        before: The session to prefer, if it is not over and has the same sites.
+        waiting: Called with a message if this takes long.
+
+    Returns:
+        The session, for `stoker.load(session=...)`.
+
+    Raises:
+        SessionError: It cannot start.
+        ConfigError: A wrong site file.
     """
     sites = collect([site] if site is not None else [])
+    texts = {each.name: site_text(each) for each in sites}
     for folder in _sessions(before):
         with suppress(SessionError, ConfigError):  # one that is damaged is not the one that is meant
             name = name_of(folder)
-            if _is_for(folder, sites) and (name == before or is_up(folder)):
+            there = {key: site_text(one) for key, one in sites_of(folder).items()}
+            if there == texts and (name == before or is_up(folder)):
                 return KeptSession(name, folder.path, started=False)
     made = make(sites)
     try:
@@ -342,15 +323,9 @@ def kept_session(
 
 
 def _sessions(before: str) -> Iterator[SessionFolder]:
-    """The sessions that stay and are not over: the one of this name, then the others, the newest first."""
     links = [link for link in (state_folder() / "sessions").glob("*") if holds_session(link)]
     links.sort(key=lambda link: (link.name != before, -link.lstat().st_mtime))
     for link in links:
         folder = SessionFolder(link.resolve())
         if is_detached(folder) and not over(folder):
             yield folder
-
-
-def _is_for(folder: SessionFolder, sites: Sequence[Site]) -> bool:
-    there = {name: site_text(site) for name, site in sites_of(folder).items()}
-    return there == {site.name: site_text(site) for site in sites}

@@ -1,8 +1,5 @@
-"""What differs for an executor when TaskVine carries its calls (`engine = "taskvine"`).
-
-Little does: the pool is one pilot of the session, on this machine, that has TaskVine's manager, factory and workers
-behind it (`stoker.pilot.taskvine`). So there is one local block, what it is to tell TaskVine lies in the session
-folder, and what TaskVine cannot do is refused before anything is sent.
+"""The executor's side of `engine = "taskvine"`: a TaskVine pool is one pilot of the session, on this machine
+(`stoker.pilot.taskvine`). Requests that TaskVine cannot honour are refused before anything is sent.
 """
 
 from __future__ import annotations
@@ -28,41 +25,39 @@ if TYPE_CHECKING:  # at run time Parsl takes a second to import, and the command
 
 
 def check(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
-    """Raise ConfigError if TaskVine is wanted and is not here, or cannot do what a site says."""
     sites = tuple(sites)
     refuse(sites, provider=provider)
     must_be_here(sites)
 
 
 def must_be_here(sites: Iterable[Site]) -> None:
-    """Raise ConfigError if TaskVine is wanted and is not here."""
     if any(site.engine is Engine.TASKVINE for site in sites):
         factory.find_programs()
 
 
 def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
-    """Raise ConfigError if TaskVine is wanted and cannot do what a site says, whether it is here or not."""
     sites = tuple(sites)
     for site in sites:
-        if site.engine is Engine.TASKVINE:
-            if len(sites) > 1:
-                others = ", ".join(other.name for other in sites if other is not site)
-                raise ConfigError(
-                    f'site {site.name}: a session with engine = "taskvine" has one site; take {others} out of sites',
-                    key="sites",
-                )
-            if provider is not None:
-                raise ConfigError(
-                    f'site {site.name}: with engine = "taskvine" its factory starts the workers; leave provider= out, '
-                    "and say in the site file where they run",
-                    key="provider",
-                )
-            refusals.refuse_site(site)
+        if site.engine is not Engine.TASKVINE:
+            continue
+        if len(sites) > 1:
+            others = ", ".join(other.name for other in sites if other is not site)
+            raise ConfigError(
+                f'site {site.name}: a session with engine = "taskvine" has one site; take {others} out of sites',
+                key="sites",
+            )
+        if provider is not None:
+            raise ConfigError(
+                f'site {site.name}: with engine = "taskvine" its factory starts the workers; leave provider= out, '
+                "and say in the site file where they run",
+                key="provider",
+            )
+        refusals.refuse_site(site)
 
 
 def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
-    """Raise ConfigError if calls that want this cannot be honoured on this site. `honours`: the wishes that its policy
-    takes into account; None = only the manager of a joined session knows, and refuses the others."""
+    """Raise ConfigError if this site cannot honour these wants. `honours`: options that its policy uses; None = only
+    the manager of a joined session knows."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
         refused = seams.refusal(
@@ -76,12 +71,10 @@ def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> 
 
 
 def engine_of(folder: SessionFolder) -> Engine:
-    """What carries the calls of a session that is there."""
     return Engine.TASKVINE if engine.is_there(folder) else Engine.STOKER
 
 
 def local_provider(site: Site) -> LocalProvider:
-    """Parsl's provider for pilots that are processes of this machine."""
     from stoker.manager.executor.blocks import QuotedLocalProvider
 
     pilot = site.pilot
@@ -98,8 +91,8 @@ def local_provider(site: Site) -> LocalProvider:
 def prepare(
     folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str, kept: bool = False
 ) -> None:
-    """Put into a new session's folder what its pilots need to know beyond their command line. `python_path`: where they
-    import from beyond this environment; `kept`: the session outlives programs. Raises OSError."""
+    """Write TaskVine's plans into a new session's folder. `python_path`: imports beyond this environment; `kept`: the
+    session outlives programs. Raises OSError."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
             made = planning.plan_of(site, session=session, kept=kept, python=sys.executable, search_path=python_path)
@@ -107,10 +100,7 @@ def prepare(
 
 
 def factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
-    """The command that TaskVine starts its workers with, as nearly as can be told beforehand: a port is chosen later.
-
-    Raises ConfigError for an interface that this host has not.
-    """
+    """Return the command that starts TaskVine's workers; the port is chosen later. Raises ConfigError."""
     elsewhere = site.provider.kind is not ProviderKind.LOCAL
     made = planning.plan_of(site, session=session, kept=True)
     own = folder.pilot("taskvine") / "taskvine"

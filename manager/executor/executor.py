@@ -1,15 +1,13 @@
-"""StokerExecutor: what Parsl sees of Stoker.
-
-Parsl's `python_app` gives a function and its arguments, we return a future. Blocks (batch jobs) come from any Parsl
-provider; a block runs one pilot a node. Where Parsl's own executor (HTEX) and ours differ, and why:
+"""StokerExecutor: Stoker as an executor of Parsl. Blocks (batch jobs) come from any Parsl provider; a block runs one
+pilot a node. Differences from Parsl's own executor (HTEX), and why:
 
 - A failed block counts against the executor only while no pilot has ever joined: pilots on borrowed machines are
-  killed all day, and the calls that they ran are run again.
+  killed all day, and their calls run again.
 - Initial blocks start with the executor, not a second later with Parsl's first look at its strategy.
-- Scaling in drains: pilots finish what they run and exit; `drain_s` later the job is cancelled.
-- Calls run in the folder in which the program loads the session, as Parsl's users expect, where pilots see it.
-- While an executor is started, Python's garbage collector runs at 50,000 new containers instead of 700: a hundred
-  thousand futures are no garbage, and looking through them takes half of the client's time.
+- Scaling in drains: pilots finish their calls and exit; `drain_s` later the job is cancelled.
+- Calls run in the folder in which the program loads the session, if pilots see it.
+- Python's garbage collector runs at 50,000 new containers instead of 700: scanning a hundred thousand futures takes
+  half of the client's time.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -41,12 +40,13 @@ from stoker.folders import refuse_odd_path, working_folder
 from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import blocks, detached, engines
 from stoker.manager.executor.blocks import BlockUpkeep, NodeMessages
-from stoker.manager.executor.client import Link, wait_for_answer
+from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CANCELLED, CallFuture
-from stoker.manager.executor.options import CallPlace, check_local_policy, check_options, check_session
-from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments
+from stoker.manager.executor.options import CallPlace, check_local_policy, check_options, check_parsls, check_session
+from stoker.manager.executor.outgoing import Replaced, wait_for_answer
+from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments, travels_with
 from stoker.manager.executor.pieces import PieceInbox
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, travels_with
+from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer
 from stoker.manager.executor.processes import (
     ManagerProcess,
     make_folder,
@@ -56,7 +56,7 @@ from stoker.manager.executor.processes import (
     register,
 )
 from stoker.manager.executor.progress import WaitNotices
-from stoker.manager.executor.publishing import SourceShelf
+from stoker.manager.executor.session_files import SourceShelf
 from stoker.manager.factory.pilot_command import issue_block_key, pilot_command, python_path
 from stoker.manager.live.session_policies import honoured_in, keep_policies, policies_for
 from stoker.protocol.ids import FunctionKey
@@ -71,25 +71,30 @@ START_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 END_LIMIT_S = 10.0
 JOIN_LIMIT_S = 2.0
-"""A program that ends before its manager has welcomed it waits so long for the welcome, to tell the manager."""
+"""A program that ends before the manager's welcome waits this long for it, to tell the manager."""
 FACTORY_LIMIT_S = 40.0
-"""How long `shutdown` waits for the jobs of batch systems to end; the factory gives up a little earlier."""
+"""Seconds that `shutdown` waits for the jobs of batch systems to end; the factory gives up a little earlier."""
 
 
 class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is untyped
     """A Parsl executor whose pilots keep contexts hot between calls.
 
-    - `site`: a site file, a Site, or None for this machine. `provider`: any Parsl provider; it overrides the site's.
-      Blocks at a batch system that a site file names are the manager's business (its factory's), and none of Parsl's.
-    - `session`: join a session that is up (`stoker up`), by its id or folder. It goes on when this program ends.
-    - `working_dir`: where calls run; a pilot makes the folder if it is missing (default: the program's folder; on a
-      pilot that does not see it a folder of the call's own, which is cleared after it).
-    - `drain_s`: how long a block that is scaled in may go on with the calls that it runs.
-    - `progress`: whether it says by itself what calls wait for (see `wait_notices`). A journal that cannot be written
-      and a manager that does not answer are said in any case.
-    - `block_error_handler`: as Parsl's; True is described above, False ignores failed blocks.
-
     Resource specifications take the keys of `stoker.manager.executor.options.KEYS`.
+
+    Args:
+        site: A site file, a Site, or None for this machine. Blocks at a batch system that a site file names belong to
+            the manager (its factory), not to Parsl.
+        label: The executor's name, also of its folder.
+        provider: Any Parsl provider; it overrides the site's.
+        session: Join a session that is up (`stoker up`), by its id or folder. It continues when this program ends.
+        working_dir: The folder in which calls run; a pilot makes it if it is missing. The default is the program's
+            folder; on a pilot that does not see it a folder of the call's own, cleared after the call.
+        storage_access: Parsl's staging providers.
+        drain_s: Seconds that a block that is scaled in may continue its calls.
+        progress: Log what calls wait for. A journal that cannot be written and a manager that does not answer are
+            always logged.
+        block_error_handler: As Parsl's; True is described above, False ignores failed blocks.
+        remote_monitoring_radio: As Parsl's.
     """
 
     def __init__(
@@ -111,22 +116,13 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             raise ConfigError(
                 "session= joins a session, which has its own sites: leave out site= and provider=, or session="
             )
-        check_options(
-            label=label,
-            session=session,
-            working_dir=working_dir,
-            drain_s=drain_s,
-            provider=provider,
-            progress=progress,
-            storage_access=storage_access,
-            block_error_handler=block_error_handler,
-            remote_monitoring_radio=remote_monitoring_radio,
-        )
+        check_options(label=label, working_dir=working_dir, drain_s=drain_s, provider=provider, progress=progress)
+        check_parsls(storage_access, block_error_handler, remote_monitoring_radio)
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
         self._honours = None if session is not None else policies_for(self.sites).honours
-        """The options of calls that the session's policies honour; None until a session that exists is joined."""
+        """Options of calls that the session's policies honour; None until an existing session is joined."""
         self._joins = os.fspath(session) if session is not None else ""
         batch = len(self.sites) > 1 or not self.site.is_local
         self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
@@ -142,21 +138,27 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.working_dir = os.fspath(working_dir) if working_dir is not None else None
         self.storage_access = storage_access
         self.drain_s = drain_s
-        self._news = self._make_notices(faults_only=not progress)
+        self._news = WaitNotices(
+            faults_only=not progress,
+            ask=self.ask_status,
+            calls_wait=lambda: self._link is not None and bool(self._link.waiting),
+            journal_trouble=lambda: self._link.journal_trouble if self._link is not None else "",
+            why_silent=lambda: self._link.why_silent() if self._link is not None else "",
+            is_ours=lambda context: self._link is not None and self._link.has_sent(context),
+        )
         self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
         self.folder: SessionFolder | None = None
         self.seen_blocks: set[str] = set()
         self._nodes = NodeMessages()
         self._manager: ManagerProcess | None = None
         self._link: Link | None = None
-        self._preparer = Preparer(
+        self.preparer = Preparer(
             lambda wants: engines.check_wants(self.site, wants, honours=self._honours),
             on_replaced=self._replace_function,
             leave_source=self._leave_source,
         )
         self._sources: SourceShelf | None = None
         self.call_place = CallPlace()
-        """Where calls run."""
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
         self._upkeep = BlockUpkeep(self, lease_s=self.site.session.lease_s)
@@ -170,7 +172,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     def _replace_function(self, function: FunctionKey, by: FunctionKey) -> None:
         if self._link is not None:
-            self._link.replace_function(function, by=by)
+            self._link.tell_later(Replaced(function, by))
 
     def _leave_source(self, key: str, function: Callable[..., Any], recipe: Recipe) -> None:
         if self._link is None:
@@ -185,21 +187,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self._link is None:
             raise SessionError(f"executor {self.label!r} is not started; parsl.load(Config(executors=[...])) starts it")
         return self._link
-
-    @property
-    def preparer(self) -> Preparer:
-        """What is known of the functions that were called."""
-        return self._preparer
-
-    def _make_notices(self, *, faults_only: bool) -> WaitNotices:
-        return WaitNotices(
-            faults_only=faults_only,
-            ask=self.ask_status,
-            calls_wait=lambda: self._link is not None and bool(self._link.waiting),
-            journal_trouble=lambda: self._link.journal_trouble if self._link is not None else "",
-            why_silent=lambda: self._link.why_silent() if self._link is not None else "",
-            is_ours=lambda context: self._link is not None and self._link.has_sent(context),
-        )
 
     # ---- start and end
 
@@ -236,19 +223,22 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             write_sites(self.folder.sites, self.sites, python_path=python_path())
         prepare(self.folder, self.sites)
         options = ["--name", name, *manager_options(self.sites)]
-        self._manager = ManagerProcess(self.folder, on_lost=self._manager_lost, options=options)
+        self._manager = ManagerProcess(self.folder, on_lost=self.set_bad_state_and_fail_all, options=options)
         self._manager.wait_listening(START_LIMIT_S)
         register(self.folder)
         self._link = Link(self.folder)
         self._start_blocks()
 
     def shutdown(self) -> None:
-        """End the session: calls that are left are cancelled, pilots and manager end, nothing is left behind. Of a
-        session that was joined only this program's calls end."""
+        """End the session: cancel the calls that are left, end pilots and manager. Of a session that was joined, end
+        only this program's calls."""
         if self._stopped or os.getpid() != self._pid:  # a forked child of the program ends nothing of it
             return
-        if self.submit_monitoring_radio is not None:
-            self._tell_last_nodes()
+        if self.submit_monitoring_radio is not None:  # pilots that joined since the last look, and then their end
+            answer = self.ask_status()
+            if answer is not None:
+                self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
+            self._nodes.tell(self.submit_monitoring_radio, (), run_id=self.run_id)
         self._stopped = True
         self._news.stop()
         if self._calm:
@@ -260,13 +250,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             self._link.close()
         super().shutdown()
 
-    def _tell_last_nodes(self) -> None:
-        """Tell Parsl's monitoring of pilots that joined after the last look, and that all of them are gone."""
-        answer = self.ask_status()
-        if answer is not None:
-            self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
-        self._nodes.tell(self.submit_monitoring_radio, (), run_id=self.run_id)
-
     def _end_session(self) -> None:
         if self._manager is not None:
             self._manager.expect_end()
@@ -274,22 +257,23 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             wait([self._starting])
         told: set[str] = set()
         joined = self._link is not None and self._link.membership.has_joined(within_s=JOIN_LIMIT_S)
-        if self._link is not None and joined and self._manager_is_up() and not self._link.wait_finished(0):
+        is_up = self._manager is not None and self._manager.is_running()
+        if self._link is not None and joined and is_up and not self._link.wait_finished(0):
             told = blocks.with_pilots(self._link)
             self._link.tell(EndSession("the program is done"))
             self._link.wait_finished(END_LIMIT_S)
         blocks.end_all(self, told=told)
         if self._manager is not None:
-            # One that was never told of the end (nobody was connected to it yet) need not be waited for.
+            # A manager that was never told of the end (no client was connected) need not be waited for.
             self._manager.end(grace_s=END_LIMIT_S / 2 if joined else 0)
         if self._by_factory and self.folder is not None:
             blocks.wait_for_factory(self.folder, limit_s=FACTORY_LIMIT_S)
         if self._link is not None:
             self._link.close()
-            blocks.remove_objects(self._link.folder)
+            shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
 
     def _start_blocks(self) -> None:
-        """In a thread of its own: Ctrl-C must not come between a job's submission and the note of its id."""
+        """Use a thread: Ctrl-C must not come between a job's submission and the note of its id."""
         if self.provider is not None and self.provider.init_blocks > 0:
             blocks.ensure_script_dir(self.provider, self.run_dir)
             thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
@@ -297,18 +281,13 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             thread.shutdown(wait=False)
             self._early = self._starting.result()
 
-    def _manager_is_up(self) -> bool:
-        return self._manager is not None and self._manager.is_running()
-
-    def _manager_lost(self, error: SessionError) -> None:
-        self.set_bad_state_and_fail_all(error)
-
     # ---- calls
 
     def submit(
         self, func: Callable[..., Any], resource_specification: Mapping[str, Any] | None, *args: Any, **kwargs: Any
     ) -> CallFuture:
-        """Submit a call; its future. Raises SpecificationError, SerializationError, and in bad state its reason."""
+        """Submit a call; return its future. Raises SpecificationError, SerializationError, and the reason of a bad
+        state."""
         if self.bad_state_is_set:
             raise self.executor_exception
         link = self.link
@@ -316,26 +295,27 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             future = CallFuture(link)
             future.cancel()
             return future
-        prepared = self._preparer.function(func)
-        wants = self._preparer.wants(resource_specification)
+        prepared = self.preparer.function(func)
+        of_app = resource_specification if isinstance(resource_specification, AppWants) else None
+        wants = self.preparer.wants(resource_specification)
         inbox = None
         if wants.options.stream:
-            inbox = getattr(resource_specification, "inbox", None) or PieceInbox(keeps_all=True)
+            inbox = (of_app.inbox if of_app is not None else None) or PieceInbox(keeps_all=True)
         future = CallFuture(link, inbox=inbox)
         packed = kwargs.pop(PACKED, None)
-        if isinstance(resource_specification, AppWants):
+        blob = None
+        if of_app is not None:
             kwargs.pop(SPECIFICATION, None)
+            if is_same(of_app.made_of, func):  # else Parsl's kernel has wrapped it, as to stage files
+                blob = of_app.function
         else:
             spec = prepared.parsl_spec(args, kwargs)
             if spec is not None:
-                wants = self._preparer.paper_wants(spec)
+                wants = self.preparer.paper_wants(spec)
                 args, kwargs = prepared.with_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
         if wants.family is not None:
             wants = wants.chosen(args, kwargs)
         due_at = getattr(resource_specification, "due_at", None)
-        blob = None
-        if isinstance(resource_specification, AppWants) and is_same(resource_specification.made_of, func):
-            blob = resource_specification.function  # else Parsl's kernel has wrapped it, as to stage files
         submission = prepared.submission(func, wants, place=self.call_place, due_at=due_at, blob=blob)
         future.due_at = submission.due_at
         if packed is None:
@@ -350,20 +330,18 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return future
 
     def outstanding(self) -> int:
-        """Slots that calls which have not ended take or want; Parsl's kernel starts blocks for them."""
+        """Return the slots that open calls take or want; Parsl's kernel starts blocks for them."""
         return self._link.waiting.slots if self._link else 0
 
     @property
     def tasks(self) -> dict[Any, Any]:
-        """Calls that have not ended, by id."""
         return {call: each.waiter for call, each in tuple(self._link.waiting.calls.items())} if self._link else {}
 
     def monitor_resources(self) -> bool:
-        """False: a library serves many calls, so the resources of its process belong to none of them."""
+        """Always False: a library serves many calls, so the resources of its process belong to none of them."""
         return False
 
     def set_bad_state_and_fail_all(self, exception: Exception) -> None:
-        """Fail every call that waits, and every later one, for this reason."""
         logger.error("executor %s cannot go on: %s", self.label, exception)
         self._executor_exception = exception
         self._executor_bad_state.set()
@@ -373,7 +351,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             self._link.fail_all(bad)
 
     def ask_status(self, timeout_s: float = STATUS_LIMIT_S) -> Status | None:
-        """The session at this moment; None if the manager does not answer in time."""
+        """Return the session's status; None without an answer."""
         if self._link is None or self._stopped:
             return None
         try:
@@ -385,11 +363,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     @property
     def workers_per_node(self) -> int:
-        """Calls that a pilot runs at once: what its devices say, or a guess from this machine."""
         return blocks.workers_per_node(self.site)
 
     def scale_out_facade(self, n: int) -> list[str]:
-        """Start blocks. Parsl's first order of the initial blocks finds them started."""
+        """Start blocks. When Parsl first asks for the initial blocks they are started already."""
         early, self._early = self._early, None
         if early is not None and n == self.provider.init_blocks and len(self._status) == n:
             return early
@@ -404,7 +381,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return chosen
 
     def status(self) -> dict[str, JobStatus]:
-        """The state of every block; one that has ended although no pilot ever came from it is MISSING."""
+        """Return the state of every block; MISSING for one that has ended and never brought a pilot."""
         status: dict[str, JobStatus] = super().status()
         answer = self.ask_status()
         if answer is not None:
@@ -420,18 +397,15 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return status
 
     def tell_blocks(self) -> None:
-        """Tell the manager, for `stoker status`, how the blocks are."""
         if self._link is not None and not self._stopped:
             self._upkeep.tell(self._status, self._link)
 
     def _get_launch_command(self, block_id: str) -> str:
-        """The shell command of a pilot. Nothing secret is in it: the keys lie in the session folder."""
         issue_block_key(self.link.folder, block_id)
         return pilot_command(self.site, folder=self.link.folder, block=block_id, python_path=python_path())
 
 
 def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
-    """The loaded StokerExecutors. Raises SessionError if there is none."""
     found = [executor for executor in kernel.executors.values() if isinstance(executor, StokerExecutor)]
     if not found:
         labels = ", ".join(label for label in kernel.executors if label != "_parsl_internal")
@@ -443,7 +417,6 @@ def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
 
 
 def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) -> None:
-    """Raise ConfigError for a label of an executor that is not loaded, or no StokerExecutor."""
     loaded = [label for label in kernel.executors if label != "_parsl_internal"]
     for label in labels:
         if label not in loaded:
@@ -470,7 +443,6 @@ _before: tuple[int, int, int] = gc.get_threshold()
 
 
 def calm_collector() -> None:
-    """Collect less often, until `restore_collector` was called as often as this."""
     global _calm, _before
     with _lock:
         if _calm == 0:
@@ -481,7 +453,6 @@ def calm_collector() -> None:
 
 
 def restore_collector() -> None:
-    """Undo one `calm_collector`."""
     global _calm
     with _lock:
         if _calm > 0:

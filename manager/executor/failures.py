@@ -1,4 +1,4 @@
-"""From how a call ended to what its future holds: a value, the user's own exception, or one of Stoker's errors."""
+"""Turn the end of a call into a value, the user's own exception, or one of Stoker's errors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from stoker.errors import (
     SerializationError,
     StokerError,
 )
-from stoker.manager.executor.large_payloads import read_result
-from stoker.manager.executor.pieces import unpickling_advice
+from stoker.manager.executor.pieces import open_value
+from stoker.manager.executor.session_files import read_result
 from stoker.pilot.library.failures import in_words
-from stoker.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_bytes
 
@@ -50,11 +50,11 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
 
 
 _NAMES_SOMETHING = b"\x93"
-"""The opcode STACK_GLOBAL: without this byte a pickle of protocol 4 or later holds builtin types alone."""
+"""The opcode STACK_GLOBAL: without this byte a pickle of protocol 4 or later holds only builtin types."""
 
 
 def opens_at_once(end: CallEnd) -> bool:
-    """True if to open this end runs no code but Stoker's, and reads no file."""
+    """True if opening this end runs only Stoker's code and reads no file."""
     payload = end.payload
     if end.failure is not None:
         return not payload
@@ -62,29 +62,30 @@ def opens_at_once(end: CallEnd) -> bool:
 
 
 def outcome(end: CallEnd, *, session: str = "") -> Any:
-    """The call's result. Raises what it raised, or the StokerError that says why there is none. `session` is its id."""
+    """Return the call's result. Raises its exception, or a StokerError that says why there is no result."""
     if end.ok:
-        return _open(end.payload, end)
+        return open_value(_bytes(end), call=end.call)
     if end.failure is not None:
-        cause = payloads.load_exception(_bytes(end.payload, end)) if end.payload else None
+        cause = payloads.load_exception(_bytes(end)) if end.payload else None
         raise failure_error(end.failure, call=end.call, session=session, printed=end.printed) from cause
-    error = with_its_command(payloads.load_exception(_bytes(end.payload, end)))
+    error = with_its_command(payloads.load_exception(_bytes(end)))
     if isinstance(error, Exception):
-        error.add_note(_where(end, session))
+        call = show_call(end.call)
+        printed = f" (what it printed: {_command('logs', call, session)})" if end.printed else ""
+        error.add_note(f"call {call}{printed}")
         if advice := _about_names(error):
             error.add_note(advice)
         if isinstance(error, StopIteration | StopAsyncIteration):
-            text = f"call {show_call(end.call)} raised {error!r}, which would end the loop that takes its result"
+            text = f"call {call} raised {error!r}, which would end the loop that takes its result"
             raise RuntimeError(text) from error  # as Python does for generators
         raise error
-    kind = type(error).__name__  # SystemExit and the like would end this program instead of telling it something
-    text = str(error.__cause__)
+    # SystemExit and the like would end this program.
     raise RemoteCallError(
         f"call {show_call(end.call)} raised {error!r}, which would have ended its process; return instead, or raise "
         "an Exception",
         call=show_call(end.call),
-        kind=kind,
-        traceback=text,
+        kind=type(error).__name__,
+        traceback=str(error.__cause__),
     ) from error.__cause__
 
 
@@ -92,11 +93,10 @@ _NO_NAME = re.compile(
     r"Can't pickle .*?(?:attribute lookup (\S+) on|the same object as (\S+)|local object '?([^\s']+))"
     r"|Can't get (?:local )?(?:attribute|object) '?([^\s']+)"
 )
-"""Messages of pickle about functions and classes that it does not find by their names."""
 
 
 def _about_names(error: Exception) -> str:
-    """Return what to do if processes that a call started could not find a function by its name; else empty."""
+    """Return advice if processes that a call started could not find a function by name; else ""."""
     found = _NO_NAME.search(str(error)) if isinstance(error, pickle.PicklingError | AttributeError) else None
     if found is None:
         return ""
@@ -108,22 +108,14 @@ def _about_names(error: Exception) -> str:
     )
 
 
-def _where(end: CallEnd, session: str) -> str:
-    call = show_call(end.call)
-    return f"call {call} (what it printed: {_command('logs', call, session)})" if end.printed else f"call {call}"
-
-
 def _command(name: str, call: str, session: str) -> str:
-    """What to type. Other sessions have calls of the same name, so it says whose."""
     return f"stoker {name} {call}{f' --session {session}' if session else ''}"
 
 
 def failure_error(failure: Failure, *, call: int, session: str = "", printed: Printed | None = None) -> StokerError:
-    """The error of a failure, with its evidence as facts. `printed`: the output of the call, where it lived on."""
+    names = ("pilot", "device", "signal", "exit_code", "tail", "log")
     facts: dict[str, Any] = {"call": show_call(call)}
-    for name in ("pilot", "device", "signal", "exit_code", "tail", "log"):
-        if getattr(failure, name):
-            facts[name] = getattr(failure, name)
+    facts |= {name: value for name in names if (value := getattr(failure, name))}
     if failure.library:
         facts["library"] = show_library(failure.library)
     if failure.kind is FailureKind.DROPPED:
@@ -135,7 +127,7 @@ def failure_error(failure: Failure, *, call: int, session: str = "", printed: Pr
     lines.append(f"  why: {_command('explain', facts['call'], session)}")
     if failure.kind is FailureKind.CONTEXT and failure.log:
         lines.append(f"  what its loader printed: {_command('logs', facts['call'], session)}")
-    elif _has_output(printed or failure.printed):
+    elif (output := printed or failure.printed) is not None and output.end != output.start:
         lines.append(f"  what it printed: {_command('logs', facts['call'], session)}")
     elif failure.log and failure.library:
         log = _command("logs", facts["library"], session)
@@ -143,25 +135,8 @@ def failure_error(failure: Failure, *, call: int, session: str = "", printed: Pr
     return _KINDS[failure.kind]("\n".join(lines), **facts)
 
 
-def _has_output(printed: Printed | None) -> bool:
-    return printed is not None and printed.end != printed.start
-
-
-def _open(payload: Payload, end: CallEnd) -> Any:
-    data = _bytes(payload, end)
-    try:
-        return payloads.loads(data, keep_classes=True)
-    except BaseException as error:  # what the result's classes do may raise SystemExit, which would end our thread
-        if payloads.is_interrupt(error):
-            raise
-        raise SerializationError(
-            f"call {show_call(end.call)}: its result cannot be unpickled here: {error!r}{unpickling_advice(error)}",
-            what="result",
-            call=show_call(end.call),
-        ) from error
-
-
-def _bytes(payload: Payload, end: CallEnd) -> Buffer:
+def _bytes(end: CallEnd) -> Buffer:
+    payload = end.payload
     if not isinstance(payload, ObjectRef):
         return payload
     try:
@@ -181,7 +156,11 @@ def _bytes(payload: Payload, end: CallEnd) -> Buffer:
 class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
     """A command of a `bash_app` ended with another exit code than 0.
 
-    `app_name` and `exitcode` are those of Parsl's exception; `command` is what ran, `last_lines` what it printed last.
+    Attributes:
+        app_name: As Parsl's.
+        exitcode: As Parsl's.
+        command: The command that ran.
+        last_lines: Its last output.
     """
 
     def __init__(self, app_name: str, exitcode: int, command: str = "", last_lines: str = "") -> None:
@@ -195,7 +174,6 @@ class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is
 
 
 def with_its_command(error: BaseException) -> BaseException:
-    """Parsl's exception for a command as one that says what a library has found out; any other one as it is."""
     facts = vars(error)
     if type(error) is not errors.BashExitFailure or "command" not in facts:
         return error

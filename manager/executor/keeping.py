@@ -1,10 +1,7 @@
 """How a `stoker.map` keeps its results: each is in the file before the program gets it.
 
-A thread of the map takes the ends of its calls from the link, writes the results of all that have arrived with one
-`write(2)`, and then hands the ends to the stream. So every result that the program has seen is in the file, whatever
-kills the program. Every few seconds the file is synced, so a crash of the host costs the last seconds.
-
-An item whose call fails is not kept: it runs again the next time.
+A thread of the map takes the ends of its calls from the link, writes all results that have arrived with one `write(2)`,
+and passes the ends to the stream. The file is synced every few seconds. An item whose call fails is not kept.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
@@ -24,33 +21,28 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, RecipeError, StokerError
 from stoker.manager.executor.kept_file import KeptFile, KeptHeader, Record, open_kept
 from stoker.manager.executor.map_calls import MapCalls
-from stoker.manager.executor.map_window import MapInbox
+from stoker.manager.executor.map_window import MapInbox, size_of
 from stoker.manager.executor.packing import logger
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId
 
 _SYNC_S = 5.0
 _TOGETHER_BYTES = 8_000_000
-"""Results of more bytes are not written with one write."""
 _JOIN_S = 5.0
 
 
-class KeptItem:
+class KeptItem(NamedTuple):
     """An item, or a batch of `items`, whose result an earlier run has kept. It takes the place of a call's end."""
 
-    def __init__(self, file: KeptFile, at: int, *, items: int) -> None:
-        self._file = file
-        self._at = at
-        self.items = items
+    file: KeptFile
+    at: int
+    items: int
 
     def value(self) -> Any:
-        """The result."""
-        return self._file.value_at(self._at)
+        return self.file.value_at(self.at)
 
 
 class KeepingInbox(MapInbox):
-    """The waiter of a map that keeps its results: hands ends on when they are in the file."""
-
     def __init__(self, file: KeptFile) -> None:
         super().__init__()
         self.file = file
@@ -64,16 +56,13 @@ class KeepingInbox(MapInbox):
         self._thread.start()
 
     def settle(self, end: CallEnd) -> bool:
-        """A call has ended. The thread takes it from here."""
         self._came.put(end)
         return False
 
     def sent(self, calls: Sequence[CallId], keys: Sequence[tuple[str, int]]) -> None:
-        """Note the key and the place of the item of each call that was sent."""
         self._keys.update(zip(calls, keys, strict=True))
 
     def close(self) -> None:
-        """Write the results that have arrived, and release the file."""
         self._came.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
@@ -88,17 +77,19 @@ class KeepingInbox(MapInbox):
                 self._sync()
                 synced_at, added = time.monotonic(), self.file.added
                 continue
-            size = _size(ends[0])
-            while not self._came.empty() and size < _TOGETHER_BYTES:
+            size = 0
+            while (end := ends[-1]) is not None and not self._came.empty():
+                size += size_of(end.payload)
+                if size >= _TOGETHER_BYTES:
+                    break
                 ends.append(self._came.get())
-                size += _size(ends[-1])
             ended = ends[-1] is None
             self._keep([end for end in ends if end is not None])
         self._sync()
         self.file.close()
 
     def _sync(self) -> None:
-        """Flush the file to the disk. Over a network that is when a full disk is told."""
+        """Flush the file to the disk. On a network file system only this reports a full disk."""
         try:
             self.file.sync()
         except StokerError as error:
@@ -111,6 +102,7 @@ class KeepingInbox(MapInbox):
         try:
             if self.error is None:
                 pairs = zip(keys, ends, strict=True)
+                # The file of a large result stays for the program.
                 self.file.append(Record(*key, _bytes_of(end)) for key, end in pairs if key is not None and end.ok)
         except OSError as error:  # the file of a large result
             self.error = StokerError(f"keep: a result of {error.filename} cannot be read: {error.strerror}")
@@ -124,55 +116,43 @@ class KeepingInbox(MapInbox):
 
 
 class Keeping:
-    """The results that a map keeps, as its stream sees them."""
+    """The results that a map keeps, as its stream sees them. Raises ConfigError if the file is of another map."""
 
     def __init__(self, path: Path, calls: MapCalls, *, batch_size: int | None, reuse: bool) -> None:
+        content = calls.content()
+        header = KeptHeader(
+            function=calls.name,
+            code=content.code,
+            arguments=content.arguments,
+            context=content.context,
+            context_key=content.context_key,
+            batch_size=batch_size,
+            python=".".join(platform.python_version_tuple()[:2]),
+        )
         self.file = open_kept(path)
         try:
-            begin_or_continue(self.file, header_of(calls, batch_size=batch_size), reuse=reuse)
+            begin_or_continue(self.file, header, reuse=reuse)
         except BaseException:
             self.file.close()
             raise
         self.inbox = KeepingInbox(self.file)
 
     def key_of(self, item: Any) -> str:
-        """What identifies an item: the digest of its content. Raises SerializationError for one that cannot be sent."""
         try:
             return digest_of_item(item)
         except RecipeError:
             return digest_of_item(payloads.dumps(item))
 
     def find(self, key: str, *, items: int) -> KeptItem | None:
-        """The result that an earlier run has kept for an item with this key; None if it has to be computed."""
         at = self.file.find(key)
-        return None if at is None else KeptItem(self.file, at, items=items)
-
-    def close(self) -> None:
-        """Write the results that have arrived, and release the file."""
-        self.inbox.close()
+        return None if at is None else KeptItem(self.file, at, items)
 
     def how_to_continue(self) -> str:
-        """A sentence for a user who has stopped the map."""
         kept = len(self.file) + self.file.added
         return f"{kept:,} results are in {self.file.path}; run it again to continue"
 
 
-def header_of(calls: MapCalls, *, batch_size: int | None) -> KeptHeader:
-    """The facts that the results of these calls depend on, in addition to the items."""
-    content = calls.content()
-    return KeptHeader(
-        function=calls.name,
-        code=content.code,
-        arguments=content.arguments,
-        context=content.context,
-        context_key=content.context_key,
-        batch_size=batch_size,
-        python=".".join(platform.python_version_tuple()[:2]),
-    )
-
-
 def begin_or_continue(file: KeptFile, header: KeptHeader, *, reuse: bool) -> None:
-    """Begin a new file, or check that an old one is of the same function. Raises ConfigError, StokerError."""
     there = file.header
     if there is None:
         file.begin(header)
@@ -189,7 +169,6 @@ def begin_or_continue(file: KeptFile, header: KeptHeader, *, reuse: bool) -> Non
 
 
 def difference(there: KeptHeader, now: KeptHeader) -> str:
-    """Why the results of a file do not fit this map, in words; empty if they fit."""
     name, since = there.function, f" since {there.since}" if there.since else ""
     if there.function != now.function:
         return f"it has results of {name}, and this map calls {now.function}"
@@ -206,7 +185,6 @@ def difference(there: KeptHeader, now: KeptHeader) -> str:
 
 
 def _what_to_do(there: KeptHeader, now: KeptHeader) -> str:
-    """The remedy for a difference, as the end of its sentence."""
     if there.function != now.function:
         return "; name another file"
     if there.batch_size != now.batch_size:
@@ -219,19 +197,11 @@ def _batches(size: int | None) -> str:
 
 
 def _bytes_of(end: CallEnd) -> bytes:
-    """The pickle of a result; a large one is read from its file, which stays for the program."""
     payload = end.payload
     return Path(payload.source).read_bytes() if isinstance(payload, ObjectRef) else payload
 
 
-def _size(end: CallEnd | None) -> int:
-    if end is None:
-        return _TOGETHER_BYTES
-    return len(end.payload) if isinstance(end.payload, bytes) else end.payload.size_bytes
-
-
 def path_of(keep: str | os.PathLike[str]) -> Path:
-    """The path of the file that `keep` names. Raises ConfigError if it cannot be one."""
     if not isinstance(keep, str | os.PathLike) or not os.fspath(keep):
         raise ConfigError(f'keep: {keep!r:.80} is not the path of a file; write keep="run.jsonl"', key="keep")
     path = Path(os.fspath(keep))

@@ -4,16 +4,12 @@
     {"key":"…","item":0,"result":{"label":"SUPPORTS"},"digest":"…"}
     {"key":"…","item":2,"pickle":"gASV…","digest":"…"}
 
-A result that JSON gives back exactly is written as JSON. Any other (a tuple, an array, an object) is a pickle in
-base64: the second run of a program gets the same types as the first. `item` is the place of the item (with `batch_size`
-of the batch), counted from 0, in the run that computed it. The digest covers its line: a line that is torn or damaged
-is skipped, and its item runs again.
+A result that JSON gives back exactly is written as JSON, any other as a pickle in base64. `item` is the place of the
+item (or batch), counted from 0, in the run that computed it. The digest covers its line: a torn or damaged line is
+skipped, and its item runs again.
 
-`key` is the digest of the item's content, by which an item is found. So items may be added, removed or reordered
-between two runs. Equal items have a record each: the second one takes the second record.
-
-The index of a million records takes 24 MB, and 120 MB while the file is opened. Values stay in the file until they are
-handed over.
+`key` is the digest of the item's content, so items may be added, removed or reordered between two runs. Equal items
+have a record each. The index of a million records takes 24 MB; values stay in the file until they are taken.
 """
 
 from __future__ import annotations
@@ -52,19 +48,15 @@ BEGINS = b'{"stoker":"kept results"'
 _BEGIN = b'{"key":"'
 _KEY_CHARACTERS = 32
 _HEAD_BYTES = 64
-"""Covers the key and the place of an item."""
 _DIGEST_BYTES = 8
 _END = b',"digest":"'
 _END_BYTES = len(_END) + 2 * _DIGEST_BYTES + len(b'"}\n')
 _JSON_BYTES = 1_000_000
-"""A result whose pickle is larger is not tried as JSON."""
 CHUNK_BYTES = 3 << 18
-"""Bytes that are encoded at once. A multiple of 3, as base64 wants."""
+"""Bytes that are encoded at once. A multiple of 3, for base64."""
 
 
 class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """Which results a file keeps: of this function, with this code, these arguments, on this context."""
-
     function: str
     code: str = ""
     arguments: str = ""
@@ -77,26 +69,28 @@ class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     since: str = ""
 
     def line(self) -> bytes:
-        """The line that begins the file."""
         facts = {"stoker": self.stoker, **{name: getattr(self, name) for name in self.__struct_fields__}}
         facts["since"] = time.strftime("%Y-%m-%d %H:%M:%S")
         return json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
 class Record:
-    """A result as a line of the file. `pieces` are its bytes, so that a large result is not copied whole."""
-
     def __init__(self, key: str, item: int, data: Any) -> None:
         self.key = key
         self._item = item
         self._data = data
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes of the line, made one after the other."""
         text = _as_json(self._data)
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         kind = "pickle" if text is None else "result"
-        parts = _base64(self._data) if text is None else iter((text,))
+        if text is None:
+            view = memoryview(self._data)
+            starts = range(0, len(view), CHUNK_BYTES)
+            chunks = (base64.b64encode(view[start : start + CHUNK_BYTES]) for start in starts)
+            parts = itertools.chain((b'"',), chunks, (b'"',))
+        else:
+            parts = itertools.chain((text,))
         head = f'{{"key":"{self.key}","item":{self._item},"{kind}":'.encode()
         for part in itertools.chain((head,), parts):
             digest.update(part)
@@ -107,15 +101,11 @@ class Record:
 # ---- reading lines
 
 
-class Damaged:
-    """Stands for the value of a damaged record."""
-
-
-DAMAGED = Damaged()
+DAMAGED = object()
 
 
 class Scan:
-    """The keys, places and offsets of the whole lines of a file, in order. Reads the beginning of each line alone, so a
+    """Yields key, place and offset of each whole line of a file, in order. Reads only the beginning of each line, so a
     large result takes no memory."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -123,7 +113,6 @@ class Scan:
         self.header: KeptHeader | None = None
         self.damaged = 0
         self.end = 0
-        """Behind the last whole line."""
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
         readline = self._file.readline
@@ -140,21 +129,17 @@ class Scan:
                     whole.append(last)
             self.end += size
             if whole:
-                self._take_header(b"".join(whole))
+                try:
+                    self.header = msgspec.json.decode(b"".join(whole), type=KeptHeader)
+                except (msgspec.DecodeError, ValueError):
+                    self.damaged += 1
             elif (found := _head_of(head)) is not None:
                 yield *found, at
             else:
                 self.damaged += 1
 
-    def _take_header(self, line: bytes) -> None:
-        try:
-            self.header = msgspec.json.decode(line, type=KeptHeader)
-        except (msgspec.DecodeError, ValueError):
-            self.damaged += 1
-
 
 def _head_of(head: bytes) -> tuple[str, int] | None:
-    """The key and the item of a record that begins with these bytes; None for any other line."""
     key, rest = head[len(_BEGIN) : len(_BEGIN) + _KEY_CHARACTERS], head[len(_BEGIN) + _KEY_CHARACTERS :]
     number = rest.removeprefix(b'","item":').partition(b",")[0]
     if not head.startswith(_BEGIN) or not number.isdigit():
@@ -167,7 +152,6 @@ def _head_of(head: bytes) -> tuple[str, int] | None:
 
 
 def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool = True) -> Any:
-    """The value that begins at a byte of the file; else as `_value_of`. Raises SerializationError."""
     file.seek(at)
     try:
         return _value_of(file.readline(), key=key, opens=opens)
@@ -182,7 +166,7 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
 
 
 def _value_of(line: bytes, *, key: str = "", opens: bool = True) -> Any:
-    """The value in a line; DAMAGED if it is not whole, or of another key. Without `opens`: None for a whole one."""
+    """Return the value in a line; DAMAGED if it is torn or of another key. Without `opens`: None if it is whole."""
     body, end = line[:-_END_BYTES], line[-_END_BYTES:]
     digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
     if end != b'%s%s"}\n' % (_END, digest.encode()) or not body.startswith(_BEGIN + key.encode()):
@@ -202,7 +186,6 @@ def _value_of(line: bytes, *, key: str = "", opens: bool = True) -> Any:
 
 
 def _as_json(data: Any) -> bytes | None:
-    """The JSON of a pickled result, if it gives the same value back; else None."""
     if len(data) > _JSON_BYTES or data[:1] != PLAIN:
         return None
     try:
@@ -215,15 +198,13 @@ def _as_json(data: Any) -> bytes | None:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Opens values of builtin types alone, so that no code of the user's runs on the thread that keeps results."""
+    """Opens values of builtin types only, so that no code of the user runs on the thread that keeps results."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse every class and function."""
         raise pickle.UnpicklingError(f"{module}.{name} is not plain")
 
 
 def _is_json(value: Any) -> bool:
-    """Whether a value is made of what JSON gives back as it was."""
     kind = type(value)
     if value is None or kind is bool or kind is str or kind is int:
         return True
@@ -234,38 +215,25 @@ def _is_json(value: Any) -> bool:
     return kind is dict and all(type(name) is str and _is_json(part) for name, part in value.items())
 
 
-def _base64(data: Any) -> Iterator[bytes]:
-    view = memoryview(data)
-    yield b'"'
-    for start in range(0, len(view), CHUNK_BYTES):
-        yield base64.b64encode(view[start : start + CHUNK_BYTES])
-    yield b'"'
-
-
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What a file that has no disk answers: a pipe, a device."""
+"""Errors of fsync on a file that has no disk: a pipe, a device."""
 
 
 class KeptFile:
-    """An open file of kept results: finds results of earlier runs, and appends new ones.
-
-    Made by `open_kept`, which locks it. One thread appends; another one may search at the same time.
-    """
+    """An open and locked file of kept results. One thread appends; another one may search at the same time."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self.header: KeptHeader | None = None
         self.damaged = 0
         self.added = 0
-        """Results that this run has appended."""
         self._file = descriptor
         self._reader: BinaryIO = path.open("rb")  # with a place of its own: the writer moves its own
         self._index = _Index()
         self._end = 0
 
     def read(self) -> None:
-        """Read the header and the keys, and cut off a torn line at the end. Raises ConfigError for a file that holds
-        something else."""
+        """Read the header and the keys, and cut off a torn line at the end. Raises ConfigError for any other file."""
         self._reader.seek(0)
         first = self._reader.read(len(BEGINS))
         if not first.startswith(BEGINS[: len(first)]):
@@ -287,16 +255,13 @@ class KeptFile:
             os.ftruncate(self._file, self._end)
 
     def __len__(self) -> int:
-        """Results of earlier runs."""
         return len(self._index)
 
     def begin(self, header: KeptHeader) -> None:
-        """Write a header for the records that follow. Raises StokerError if the disk refuses."""
         self._append([header.line()], added=0)
         self.header = header
 
     def append(self, records: Iterable[Record]) -> None:
-        """Write results. Raises StokerError if the disk refuses; the file is then as before."""
         kept = list(records)
         self._append((piece for record in kept for piece in record.pieces()), added=len(kept))
 
@@ -322,27 +287,19 @@ class KeptFile:
         self.added += added
 
     def find(self, key: str) -> int | None:
-        """Where the result of an item is that no earlier call of this has given away; None if it has to be computed."""
         while (at := self._index.take(key)) is not None:
-            if self._value_at(at, key=key, opens=False) is not DAMAGED:
+            if value_at(self._reader, at, path=self.path, key=key, opens=False) is not DAMAGED:
                 return at
             self.damaged += 1
         return None
 
     def value_at(self, at: int) -> Any:
-        """The result that lies there. Raises StokerError if it has been changed since `find`, SerializationError if it
-        cannot be unpickled here."""
-        value = self._value_at(at)
+        value = value_at(self._reader, at, path=self.path)
         if value is DAMAGED:
             raise StokerError(f"{self.path}: was changed by another program while this one reads it")
         return value
 
-    def _value_at(self, at: int, *, key: str = "", opens: bool = True) -> Any:
-        return value_at(self._reader, at, path=self.path, key=key, opens=opens)
-
     def sync(self) -> None:
-        """Flush the file to the disk, so that it survives a crash of this host. Raises StokerError if the disk refuses
-        what was written."""
         try:
             os.fsync(self._file)
         except OSError as error:
@@ -354,7 +311,6 @@ class KeptFile:
                 ) from error
 
     def close(self) -> None:
-        """Give the file back; twice is no error."""
         if self._file >= 0:
             self._reader.close()
             os.close(self._file)
@@ -362,10 +318,7 @@ class KeptFile:
 
 
 def open_kept(path: Path) -> KeptFile:
-    """The file of kept results at `path`, made if it is not there, and locked until it is closed.
-
-    Raises ConfigError for a file that another program writes, that holds something else, or that cannot be opened.
-    """
+    """Open and lock the file of kept results at `path`; make it if it is missing. Raises ConfigError."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -388,8 +341,12 @@ def open_kept(path: Path) -> KeptFile:
 
 
 class KeptResults:
-    """The results that a file keeps, in the order of their items. `len` is their number; `items` are the places of
-    their items (or batches), counted from 0. Results are read as they are asked for."""
+    """The results that a file keeps, in the order of their items. `len` is their number. Values are read when needed.
+
+    Attributes:
+        items: Places of the results' items (or batches), counted from 0.
+        function: The name of the function that made the results.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -426,10 +383,15 @@ class KeptResults:
 
 
 def kept(path: str | os.PathLike[str]) -> KeptResults:
-    """The results that `stoker.map(..., keep=path)` has kept, in the order of their items. Nothing is run.
+    """Return the results that `stoker.map(..., keep=path)` has kept, in the order of their items. Runs nothing.
 
-    `for result in stoker.kept("run.jsonl")`; `.items` are the places of their items. A map may be writing the file just
-    now. Objects in it are unpickled: read files of your own alone. Raises ConfigError for a file that keeps no results.
+    A map may write the file at the same time. Objects in it are unpickled: read only files that you trust.
+
+    Example:
+        `for result in stoker.kept("run.jsonl"): ...`
+
+    Raises:
+        ConfigError: The file keeps no results.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"stoker.kept: {path!r:.80} is not the path of a file")
@@ -437,7 +399,6 @@ def kept(path: str | os.PathLike[str]) -> KeptResults:
 
 
 def not_kept(path: Path) -> ConfigError:
-    """The error for a file that holds something else."""
     return ConfigError(
         f"{path}: is not a file of kept results (its first line does not say so); name a new file",
         key="keep",
@@ -446,30 +407,27 @@ def not_kept(path: Path) -> ConfigError:
 
 
 class _Index:
-    """Where the records of each key begin: 24 bytes a record. `take` gives each record away once."""
+    """Offsets of the records of each key: 24 bytes a record. `take` returns each record once."""
 
     def __init__(self) -> None:
         self._pairs = array("Q")
         self._keys = array("Q")
         self._places = array("Q")
         self._taken = array("Q")
-        """Beside the first record of a key: how many of its records were given away."""
+        """At the first record of a key: how many of its records were taken."""
 
     def add(self, key: str, at: int) -> None:
-        """A record of this key."""
-        self._keys.append(_short(key))
+        self._keys.append(int(key[:16], 16))
         self._places.append(at)
 
     def sort(self) -> None:
-        """Make it ready for `take`."""
         order = sorted(range(len(self._keys)), key=self._keys.__getitem__)  # stable: equal keys in the file's order
         self._keys = array("Q", (self._keys[each] for each in order))
         self._places = array("Q", (self._places[each] for each in order))
         self._taken = array("Q", bytes(8 * len(order)))
 
     def take(self, key: str) -> int | None:
-        """Where the next record of this key begins; None if there is no further one."""
-        short = _short(key)
+        short = int(key[:16], 16)
         first = bisect.bisect_left(self._keys, short)
         if first == len(self._keys) or self._keys[first] != short:
             return None
@@ -481,7 +439,3 @@ class _Index:
 
     def __len__(self) -> int:
         return len(self._keys)
-
-
-def _short(key: str) -> int:
-    return int(key[:16], 16)

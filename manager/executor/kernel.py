@@ -1,11 +1,11 @@
-"""What Stoker changes in Parsl's kernel, the object that keeps a program's tasks.
+"""Changes to Parsl's kernel, the object that keeps a program's tasks.
 
-Results: the kernel gives each result to its memoizer before it gives it to the future of the call. A memoizer that
-raises there (a result that plain pickle refuses, a full disk) leaves the future without an end. `SafeMemoizer` wraps
-the kernel's memoizer: the program gets a result that cannot be kept, with one warning that says what to do.
+The kernel passes each result to its memoizer before the future of the call. A memoizer that raises there (plain pickle
+refuses a result, the disk is full) leaves the future without an end. `SafeMemoizer` wraps it: the program gets its
+result, with one warning.
 
-Launching: the kernel hands each task to a thread of its own, which submits it. A call of a Stoker app whose arguments
-are packed waits for nothing, so the thread that makes the call also submits it, and a thread switch is saved.
+The kernel submits each task on another thread. A call of a Stoker app whose arguments are packed waits for nothing, so
+`launch_at_once` submits it on the thread that makes the call.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.lo
 
 
 def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
-    """Parsl's loaded kernel. Raises SessionError, which names the app and shows how to load a site.
-
-    `inside`: what to do instead in a function that is a call already.
-    """
+    """Return Parsl's loaded kernel. Raises SessionError, which shows how to load a site, and `inside` a call what to
+    do."""
     try:
         return DataFlowKernelLoader.dfk()
     except NoDataFlowKernelError:
@@ -44,7 +42,6 @@ def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
 
 
 def launch_at_once(kernel: DataFlowKernel) -> None:
-    """Have the thread that calls an app submit the call too, where its arguments are packed already."""
     launch_now: Callable[[TaskRecord], None] | None = getattr(kernel, "_launch_if_ready_async", None)
     if launch_now is None or "launch_if_ready" in vars(kernel):
         return
@@ -56,32 +53,25 @@ def launch_at_once(kernel: DataFlowKernel) -> None:
             return
         try:
             launch_now(task)
-        except BaseException:  # Ctrl-C: the program has no future of this call
-            _fail(kernel, task)
+        except BaseException:  # Ctrl-C: the program has no future of this call. End it, so that nothing waits for it
+            failed: Future[Any] = Future()
+            failed.set_exception(CallCancelledError("the program was interrupted while it submitted this call"))
+            with suppress(Exception):
+                kernel.handle_exec_update(task, failed)
             raise
 
     kernel.launch_if_ready = launch_if_ready
 
 
-def _fail(kernel: DataFlowKernel, task: TaskRecord) -> None:
-    """End a task that was interrupted, so that nothing waits for it."""
-    failed: Future[Any] = Future()
-    failed.set_exception(CallCancelledError("the program was interrupted while it submitted this call"))
-    with suppress(Exception):
-        kernel.handle_exec_update(task, failed)
-
-
 class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
-    """A memoizer around the kernel's own: it raises nothing when a call ends. All else is the inner one's."""
-
     def __init__(self, inner: Memoizer) -> None:
         self._inner = inner
         self._warned: set[str] = set()
 
     def update_memo_result(self, task: TaskRecord, r: Any) -> None:
-        """A call has a result. One that cannot be written to a checkpoint is remembered by this program alone."""
+        is_basic = isinstance(self._inner, BasicMemoizer)
         try:
-            if self._writes(task):
+            if is_basic and self._inner.checkpoint_mode is not None and task.get("hashsum"):
                 _check_picklable(r)
             self._inner.update_memo_result(task, r)
         except Exception as error:
@@ -90,23 +80,19 @@ class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
                 self.update_memo_exception(task, error)  # it notes the call's future, and writes no checkpoint
 
     def update_memo_exception(self, task: TaskRecord, e: BaseException) -> None:
-        """A call has failed."""
         try:
             self._inner.update_memo_exception(task, e)
         except Exception as error:
             self._warn(task, error)
 
     def start(self, *, run_dir: str, config_run_dir: str) -> None:
-        """The kernel starts."""
         self._inner.start(run_dir=run_dir, config_run_dir=config_run_dir)
 
     def check_memo(self, task: TaskRecord) -> Future[Any] | None:
-        """The remembered result of a call, if there is one."""
         found: Future[Any] | None = self._inner.check_memo(task)
         return found
 
     def close(self) -> None:
-        """The kernel ends. An error of a last checkpoint must not keep it from ending its executors."""
         try:
             self._inner.close()
         except Exception as error:
@@ -115,12 +101,7 @@ class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def _writes(self, task: TaskRecord) -> bool:
-        is_basic = isinstance(self._inner, BasicMemoizer)
-        return is_basic and self._inner.checkpoint_mode is not None and bool(task.get("hashsum"))
-
     def _warn(self, task: TaskRecord, error: Exception) -> None:
-        """Say once for each function that its results cannot be kept."""
         name = str(task["func_name"])
         if name not in self._warned:
             self._warned.add(name)
@@ -134,14 +115,13 @@ class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
 
 
 def make_safe(kernel: DataFlowKernel) -> None:
-    """Put the kernel's memoizer inside of a SafeMemoizer, if it is not yet."""
     if not isinstance(kernel.memoizer, SafeMemoizer):
         kernel.memoizer = SafeMemoizer(kernel.memoizer)
 
 
 def _check_picklable(result: Any) -> None:
-    """Raise SerializationError for what plain pickle refuses. Parsl pickles straight into its file, where a part of a
-    refused result would make the whole file unreadable."""
+    """Raise SerializationError if plain pickle refuses a result: Parsl pickles straight into its file, and half a
+    result makes the file unreadable."""
     try:
         pickle.Pickler(_Nowhere()).dump(result)
     except Exception as error:
@@ -151,8 +131,5 @@ def _check_picklable(result: Any) -> None:
 
 
 class _Nowhere:
-    """A file that forgets what is written."""
-
     def write(self, data: Any) -> int:
-        """Forget these bytes."""
         return len(data) if isinstance(data, bytes) else memoryview(data).nbytes

@@ -1,4 +1,4 @@
-"""What the calls of a `stoker.map` consist of: the arguments of each, and the submission that they share."""
+"""The calls of a `stoker.map` or `stoker.stream`: their executor, arguments and shared submission."""
 
 from __future__ import annotations
 
@@ -10,24 +10,62 @@ from typing import Any, NamedTuple
 
 import msgspec
 from parsl.app.python import PythonApp
+from parsl.dataflow.dflow import DataFlowKernel
 
 from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
-from stoker.errors import RecipeError
-from stoker.manager.executor.apps import StokerApp
-from stoker.manager.executor.executor import StokerExecutor
+from stoker.errors import ConfigError, RecipeError
+from stoker.manager.executor.apps import StokerApp, labels_of
+from stoker.manager.executor.executor import StokerExecutor, check_labels, stoker_executors
 from stoker.manager.executor.options import Wants
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.packing import pack_arguments
-from stoker.manager.executor.prepared import travels_with
+from stoker.manager.executor.packing import name_of, pack_arguments, travels_with
 from stoker.protocol.calls import Payload
 
 _PLAIN = Wants()
 
 
+def app_in(function: Callable[..., Any]) -> PythonApp | None:
+    """Return the app that `map` was given, also one with arguments given ahead; None for a plain function."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    return inner if isinstance(inner, PythonApp) else None
+
+
+def refuse_unheeded(function: Callable[..., Any], asked: str) -> None:
+    app, name = app_in(function), name_of(function)
+    if app is None:
+        return
+    if app.cache:
+        raise ConfigError(
+            f"{asked}: {name} has cache=True, and it remembers no results (it goes around Parsl's kernel): call the app"
+            " for each item, or give an app without it",
+            key="cache",
+        )
+    given = function.keywords if isinstance(function, functools.partial) else {}
+    if given.get("walltime", app.kwargs.get("walltime")) is not None:
+        raise ConfigError(
+            f"{asked}: {name} has Parsl's walltime, which it does not heed: write @stoker.app(timeout=...)",
+            key="walltime",
+        )
+
+
+def executor_of(
+    kernel: DataFlowKernel, function: Callable[..., Any], name: str, *, asked: str = "stoker.map"
+) -> StokerExecutor:
+    """Return the loaded executor that an app names first, else the first. Raises ConfigError, SessionError."""
+    ours = {executor.label: executor for executor in stoker_executors(kernel, asked)}
+    labels = labels_of(app_in(function))
+    if labels is None:
+        return next(iter(ours.values()))
+    here = [label for label in labels if label in ours]
+    if not here:
+        check_labels(kernel, labels, name=f"{asked}: {name}")
+    return ours[here[0]]
+
+
 class MapContent(NamedTuple):
-    """What the results of a map depend on, besides its items: digests of the function's code and of the arguments that
-    it is given ahead, and the context that it wants."""
+    """The facts that the results of a map depend on, in addition to its items: digests of code and of arguments given
+    ahead, and the context."""
 
     code: str
     arguments: str
@@ -36,9 +74,6 @@ class MapContent(NamedTuple):
 
 
 class MapCalls:
-    """The calls of one `map` of a function or app. `batch_size`: items of a call that takes a batch. With `streams`
-    they give their results in pieces."""
-
     def __init__(
         self,
         executor: StokerExecutor,
@@ -56,26 +91,22 @@ class MapCalls:
             if isinstance(function, functools.partial):  # a method, or an app with arguments given ahead
                 self._before, self._with = function.args, function.keywords
             function = app.func
-        wants = wants.streaming(streams)
-        self._wants = wants
+        self._wants = wants = wants.streaming(streams)
         self.features = wants.features
+        self.context_key = wants.recipe.key
+        """The key of the context that the calls want; of a family the longest one."""
+        self.is_family = wants.family is not None
+        """True if each call has the context for its own input (`submission_of`)."""
         self._large = executor.link.large
         self._prepared = executor.preparer.function(function)
         self.name: str = self._prepared.name
-        self._deadline_s = wants.deadline_s
         self._batch_size = batch_size
         self._function = function
         self._make_submission = functools.partial(self._prepared.submission, function, place=executor.call_place)
         self._brought: set[str] = set()
-        """Modules of the user that the item packed last refers to."""
         self._renew_submission()
 
-    def pack(self, item: Any) -> Payload:
-        """Pickle an item as arguments of a call; large ones go to a file. Raises SerializationError."""
-        return self.pack_call((item,), {})
-
     def pack_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
-        """Pickle the arguments of a call; large ones go to a file. Raises SerializationError."""
         packed = pack_arguments(
             (*self._before, *args),
             {**self._with, **kwargs} if kwargs else self._with,
@@ -91,34 +122,21 @@ class MapCalls:
         return packed
 
     def content(self) -> MapContent:
-        """What the results depend on, besides the items."""
         wants, ahead = self._wants, (self._before, self._with)
         try:
             arguments = digest_of_item(ahead) if self._before or self._with else ""
         except RecipeError:
             arguments = digest_of_item(payloads.dumps(ahead))
-        keys = [
-            recipe.key for recipe in (wants.recipe, *wants.variants, *(wants.family.recipes if wants.family else ()))
-        ]
+        recipes = (wants.recipe, *wants.variants, *(wants.family.recipes if wants.family else ()))
+        keys = dict.fromkeys(recipe.key for recipe in recipes)
         code = self._prepared.content(self._function, self._submission.function)
-        return MapContent(code, arguments, wants.recipe.name, " ".join(dict.fromkeys(keys)))
-
-    @property
-    def context_key(self) -> str:
-        """The key of the context that the calls want; of a family the longest one's."""
-        return self._wants.recipe.key
-
-    @property
-    def is_family(self) -> bool:
-        """Whether each call has the context that its input wants (`submission_of`)."""
-        return self._wants.family is not None
+        return MapContent(code, arguments, wants.recipe.name, " ".join(keys))
 
     def submission(self) -> Submission:
-        """What calls that are submitted now have in common. Their deadline counts from now, not from the first call."""
+        """Return the submission of calls that are sent now. Their deadline counts from now, not from the first call."""
         return self._due(self._submission)
 
     def submission_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
-        """What a call with these arguments has in common with others. Raises InputTooLongError."""
         if not self.is_family:
             return self.submission()
         wants = self._wants.chosen((*self._before, *args), {**self._with, **kwargs})
@@ -130,7 +148,8 @@ class MapCalls:
         return self._due(made)
 
     def _due(self, made: Submission) -> Submission:
-        return dataclasses.replace(made, due_at=time.monotonic() + self._deadline_s) if self._deadline_s else made
+        limit_s = self._wants.deadline_s
+        return dataclasses.replace(made, due_at=time.monotonic() + limit_s) if limit_s else made
 
     def _batched(self, made: Submission) -> Submission:
         if not self._batch_size:
@@ -140,11 +159,4 @@ class MapCalls:
     def _renew_submission(self) -> None:
         self._submission = self._batched(self._make_submission(self._wants))
         self._of_length: dict[int, Submission] = {}
-        """Of a family, by the identity of what calls of one length want."""
         self._by_name = travels_with(self._submission.function, self._submission.recipe)
-
-
-def app_in(function: Callable[..., Any]) -> PythonApp | None:
-    """The app that was given to `map`: itself, or with arguments given ahead."""
-    inner = function.func if isinstance(function, functools.partial) else function
-    return inner if isinstance(inner, PythonApp) else None

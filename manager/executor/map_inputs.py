@@ -1,14 +1,12 @@
 """The items of a `stoker.map`: futures, batches, tables and data files, slow inputs.
 
-Tables: Python's own iteration gives column names (pandas), columns (polars, Arrow) or batches (Arrow's readers), which
-no user of a map means. Rows are made a chunk at a time, and a file is read as calls are sent. None of the libraries is
-imported here: a table can only come from a program that has imported its library.
+Python's own iteration over a table gives column names, columns or batches, which no user of a map means: rows are made
+here, a chunk at a time. No table library is imported: a table comes from a program that has imported it.
 
-Slow inputs: an input that takes its time (a download, a query, futures) would delay results that have come. So a thread
-reads it once `SLOW_ITEMS` items took longer than `SLOW_S` while calls were in flight, one soon after the other. Quick
-inputs stay on their consumer's thread: some things are bound to one, such as SQLite's cursors. The first item may take
-long (a query begins), and an item now and then. The thread knows the inputs and the stream's bell, not the stream: a
-stream whose loop is left must be collected. The thread then ends after its current item.
+A slow input (a download, a query, futures) would delay results that have arrived. So a thread reads it after
+`SLOW_ITEMS` items took longer than `SLOW_S` while calls were in flight. Quick inputs stay on their consumer's thread:
+SQLite's cursors are bound to one. The thread refers to the inputs and the stream's bell, not to the stream: a stream
+whose loop is left must be collected.
 """
 
 from __future__ import annotations
@@ -32,34 +30,29 @@ from stoker.errors import ConfigError
 
 
 class LostItem:
-    """An item that cannot be had: a future that failed."""
-
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def settled(items: Iterable[Any]) -> Iterator[Any]:
-    """The items; of a future among them its result, or Lost."""
     for item in items:
-        yield _result(item) if isinstance(item, Future) else item
-
-
-def _result(future: Future[Any]) -> Any:
-    try:
-        return future.result()
-    except Exception as error:
-        return LostItem(error)
+        if not isinstance(item, Future):
+            yield item
+            continue
+        try:
+            result = item.result()
+        except Exception as error:
+            result = LostItem(error)
+        yield result
 
 
 def refuse_lost(items: Iterable[Any]) -> None:
-    """Raise what a future raised that one of these items should have come from."""
     for item in items:
         if type(item) is LostItem:
             raise item.error
 
 
 def batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    """The items in lists of `size`; the last may be shorter."""
     while batch := list(itertools.islice(items, size)):
         yield batch
 
@@ -72,8 +65,6 @@ _FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather",
 
 
 class Rows:
-    """The rows of a table, in order. `len` is their number."""
-
     def __init__(self, chunks: Iterator[list[dict[str, Any]]], count: int) -> None:
         self._chunks = chunks
         self._count = count
@@ -87,12 +78,8 @@ class Rows:
 
 
 def rows_of(items: Any) -> Iterable[dict[str, Any]] | None:
-    """The rows of a data frame (pandas, polars), of Arrow's tables, batches, readers and data sets, or of the data file
-    that a Path names; None for anything else. Only some know their number (`Rows`).
-
-    Raises ConfigError for a polars LazyFrame, which has no rows yet, for a table with two columns of one name, for
-    several splits at once, for a file that cannot be read, and for a file's name as a text.
-    """
+    """Return the rows of a data frame, an Arrow table, batch, reader or data set, or of the data file that a Path
+    names; None for anything else. Raises ConfigError for a table or file that has no rows as dicts."""
     if isinstance(items, Path):
         return (row.fields for row in read_rows(items))
     if isinstance(items, str) and items.endswith(_FILES):
@@ -109,10 +96,6 @@ def rows_of(items: Any) -> Iterable[dict[str, Any]] | None:
         raise ConfigError(
             f"stoker.map: a data set of the splits {', '.join(items)} has no rows itself; name one of them"
         )
-    return _arrow_rows(items)
-
-
-def _arrow_rows(items: Any) -> Iterable[dict[str, Any]] | None:
     if _is_a(items, "pyarrow", "Table"):
         _check_names(items.column_names)
         return Rows((part.to_pylist() for part in items.to_batches(max_chunksize=CHUNK_ROWS)), items.num_rows)
@@ -129,12 +112,10 @@ def _arrow_rows(items: Any) -> Iterable[dict[str, Any]] | None:
 
 
 def _chunks(batch: Any) -> Iterator[list[dict[str, Any]]]:
-    """The rows of an Arrow RecordBatch, which may be a whole table."""
     return (batch.slice(start, CHUNK_ROWS).to_pylist() for start in range(0, batch.num_rows, CHUNK_ROWS))
 
 
 def _check_names(names: Iterable[Any]) -> None:
-    """Raise ConfigError if a row as a dict would lose a column."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ConfigError(
@@ -143,9 +124,7 @@ def _check_names(names: Iterable[Any]) -> None:
 
 
 def _is_a(value: Any, library: str, kind: str) -> bool:
-    """True for an instance of a library's class; the library is not imported for it."""
-    module = sys.modules.get(library)
-    wanted = getattr(module, kind, None)
+    wanted = getattr(sys.modules.get(library), kind, None)
     return isinstance(wanted, type) and isinstance(value, wanted)
 
 
@@ -153,41 +132,36 @@ def _is_a(value: Any, library: str, kind: str) -> bool:
 
 
 SLOW_S = 0.1
-"""An item that takes longer is a slow one."""
+"""Seconds after which an item is slow."""
 SLOW_ITEMS = 2
-"""An input with this many slow items is a slow one."""
 FORGOTTEN_S = 60.0
-"""A slow item after which others came quickly for so long does not count any more."""
+"""Seconds after which a slow item does not count any more."""
 _JOIN_S = 0.2
 
 
 class NotYet(Exception):
-    """The next item is not there yet. The bell rings when it is."""
+    """Raised while the next item is not here. The bell rings when it is."""
 
 
 class SlowItems:
-    """Counts the slow items of one input that came soon after each other."""
-
     def __init__(self) -> None:
         self._count = 0
         self._last_at = -math.inf
 
     def took(self, began: float, ended: float) -> bool:
-        """A slow item was taken between these times, in seconds. True if its input is a slow one."""
         self._count = self._count + 1 if began - self._last_at < FORGOTTEN_S else 1
         self._last_at = ended
         return self._count >= SLOW_ITEMS
 
 
 class PulledInputs(Iterator[Any]):
-    """The items of a slow input. `next` never waits: it raises NotYet."""
+    """The items of a slow input, read on a thread. `next` never waits: it raises NotYet."""
 
     def __init__(self, inputs: Iterator[Any], *, bell: queue.SimpleQueue[None]) -> None:
         self._inputs: Iterator[Any] | None = inputs
         self._bell = bell
         self._pulled: deque[Any] = deque()
         self._end: BaseException | None = None
-        """Why there are no more items than those that were pulled."""
         self._room = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -196,14 +170,12 @@ class PulledInputs(Iterator[Any]):
         self._thread.start()
 
     def allow(self, count: int) -> None:
-        """Let `count` items wait here; each that is taken counts until the next time."""
         with self._changed:
             self._room = count
             self._changed.notify()
 
     @property
     def is_ready(self) -> bool:
-        """True if `next` would not raise NotYet."""
         return bool(self._pulled) or self._end is not None
 
     def __next__(self) -> Any:
@@ -216,7 +188,6 @@ class PulledInputs(Iterator[Any]):
         return self._pulled.popleft()
 
     def close(self) -> None:
-        """Take no more items. An item that is being made is finished first, on the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -227,11 +198,15 @@ class PulledInputs(Iterator[Any]):
         inputs, self._inputs = self._inputs, None
         assert inputs is not None
         try:
-            while self._may_pull():
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or len(self._pulled) < self._room)
+                if self._closed:
+                    return
                 self._pulled.append(next(inputs))
                 if len(self._pulled) == 1:
                     self._bell.put(None)
-        except BaseException as error:  # it is raised where the next result would have come
+        except BaseException as error:  # raised where the next result would have come
             if "thread" in str(error):
                 error.add_note(
                     "stoker.map: this input is slow, so it is read on a thread of its own; if it cannot be used there,"
@@ -239,9 +214,3 @@ class PulledInputs(Iterator[Any]):
                 )
             self._end = error
             self._bell.put(None)
-
-    def _may_pull(self) -> bool:
-        with self._changed:
-            while not self._closed and len(self._pulled) >= self._room:
-                self._changed.wait()
-            return not self._closed

@@ -1,17 +1,13 @@
-"""How far a `stoker.map` sends ahead, where its results arrive, and what it reports to the manager.
+"""The window of a `stoker.map`: calls in flight, results that wait, and reports to the manager.
 
-Three bounds hold: calls in flight (`most_calls`), bytes of their arguments, and bytes of results that have come and
-were not taken yet (`most_bytes` each; a large result in a file of the session counts by the file's size).
+Three bounds hold: calls in flight (`most_calls`), bytes of their arguments, and bytes of results that have arrived and
+were not taken (`most_bytes` each). Each call in flight counts with the mean size of the last results. If the loop is
+faster than its pilots, a few large results must not leave the pilots idle: each time the loop waits, more calls may be
+in flight than their bytes allow (as TCP opens its window), until results wait for the loop.
 
-Each call in flight counts with the mean size of the last results: a loop that is slower than its pilots holds about
-`most_bytes`. A loop that is quicker than its pilots holds nothing, and a few large results must not leave the pilots
-idle: each time such a loop waits, more calls may be in flight than their bytes allow (as TCP opens its window), until
-results wait for the loop.
-
-Before the first result its size is unknown. Then as many calls go as would fill a quarter of `most_bytes` with the
-largest results that travel in messages, and twice as many after each GROW_S, for slow calls on pools of many slots.
-
-With nothing in flight and nothing to take there is always room for one call, so a stream never stalls.
+Before the first result the window takes the calls that fill a quarter of `most_bytes` with the largest results that
+travel in messages, and twice as many after each GROW_S. With nothing in flight and nothing to take there is always room
+for one call.
 """
 
 from __future__ import annotations
@@ -23,24 +19,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallForecast, CallProgress
+from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallForecast, CallProgress, Payload
 from stoker.protocol.ids import CallId, RecipeKey
 from stoker.protocol.to_manager import MapReport
 from stoker.units import MOST_NUMBER
 
 WINDOW_BYTES = 256_000_000
 CHUNK = 500
-"""Calls that are packed before they are sent."""
 GROW_S = 2.0
-"""Before the first result, twice as many calls may be in flight after each so long."""
+"""Seconds after which the window doubles before the first result."""
 _MEAN_OF = 64
 """The mean size of results weighs about this many of the last ones."""
 
 
 class Window:
-    """The calls of one stream that are in flight, and its results that wait. `clock` says seconds.
+    """The calls of one stream that are in flight, and the bytes of its results that wait.
 
-    The stream changes `in_flight` itself, and takes what the loop takes off `held_bytes`: it does so for each result.
+    For speed, the stream changes `in_flight` and reduces `held_bytes` itself.
     """
 
     def __init__(
@@ -51,7 +46,7 @@ class Window:
         self.in_flight: dict[CallId, tuple[int, int]] = {}
         """Place in the order of the items, and bytes of arguments."""
         self.held_bytes = 0
-        """Results that have come and were not taken."""
+        """Bytes of results that have arrived and were not taken."""
         self._argument_bytes = 0
         self._ended = 0
         self._mean_bytes = 0.0
@@ -61,11 +56,9 @@ class Window:
         self._began_at = 0.0
 
     def sent(self, argument_bytes: int) -> None:
-        """Calls with so many bytes of arguments were put into `in_flight`."""
         self._argument_bytes += argument_bytes
 
     def ended(self, calls: int, *, argument_bytes: int, result_bytes: int) -> None:
-        """So many calls were taken out of `in_flight`, with so many bytes of arguments and of results."""
         self._argument_bytes -= argument_bytes
         self._ended += calls
         self.held_bytes += result_bytes
@@ -73,17 +66,15 @@ class Window:
             self._mean_bytes += (result_bytes / calls - self._mean_bytes) * min(1.0, calls / min(self._ended, _MEAN_OF))
 
     def starved(self) -> None:
-        """The loop waits, and no result is there."""
         flying, most = len(self.in_flight), self._most_now()
         if self._ended and most < self.most_calls and flying >= most - most // 4:
             self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
 
     def room(self, *, ready: int) -> int:
-        """How many calls may be sent now. `ready` results wait for the loop."""
         return self._room(ready, self._most_now())
 
     def room_to_fill(self, *, ready: int) -> int:
-        """The same, but 0 while so little room would mean to send calls one by one."""
+        """As `room`, but 0 while the room is so small that calls would be sent one by one."""
         most = self._most_now()
         room = self._room(ready, most)
         return 0 if room < CHUNK and room < most // 4 and self.in_flight else room
@@ -97,28 +88,24 @@ class Window:
         return max(0, min(most, 2 * self.most_calls - ready) - flying)
 
     def grows_in(self) -> float | None:
-        """Seconds until there is more room without a result; None if there will not be."""
+        """Return the seconds until there is more room without a result; None if only a result makes room."""
         if self._ended or not self.in_flight or self._first_calls() >= self.most_calls:
             return None
         return GROW_S - (self._clock() - self._began_at) % GROW_S
 
     def clear(self) -> None:
-        """Forget all calls and results."""
         self.in_flight.clear()
         self._argument_bytes = self.held_bytes = 0
 
     def _most_now(self) -> int:
-        """How many calls may be in flight, by their number and by the results that they will bring."""
         if not self._ended:
             return min(self.most_calls, self._first_calls())
-        if self._mean_bytes * self.most_calls <= self.most_bytes - self.held_bytes:
+        free_bytes = self.most_bytes - self.held_bytes
+        if self._mean_bytes * self.most_calls <= free_bytes:
             return self.most_calls
         if self._more_calls and self.held_bytes > self.most_bytes // 2:
             self._more_calls //= 2
-        return min(self.most_calls, self._most_by_bytes() + self._more_calls)
-
-    def _most_by_bytes(self) -> int:
-        return max(0, int((self.most_bytes - self.held_bytes) / max(1.0, self._mean_bytes)))
+        return min(self.most_calls, max(0, int(free_bytes / max(1.0, self._mean_bytes))) + self._more_calls)
 
     def _first_calls(self) -> int:
         now = self._clock()
@@ -128,7 +115,11 @@ class Window:
         return max(1, self.most_bytes // (4 * INLINE_LIMIT_BYTES)) << min(doublings, 20)
 
 
-# ---- reports: a report leaves with the next frame, once a second at most
+def size_of(payload: Payload) -> int:
+    return len(payload) if isinstance(payload, bytes) else payload.size_bytes
+
+
+# ---- reports
 
 
 _EVERY_S = 1.0
@@ -136,8 +127,8 @@ _numbers = itertools.count()
 
 
 class MapReports:
-    """The reports of one map. `items`: its length, None if its input does not know; `tell` sends a report with the next
-    frame."""
+    """The progress reports of one map, at most one a second. `tell` sends a report. `items`: length of the input, or
+    None."""
 
     def __init__(
         self,
@@ -155,32 +146,27 @@ class MapReports:
         self._context = RecipeKey(context)
         self._items = None if items is None else min(items, MOST_NUMBER)
         self._size = batch_size or 1
-        self._sent = self._ended = self._kept = 0
-        """Calls sent, calls ended, and calls whose results an earlier run has kept."""
-        self._told_kept = 0
+        self._sent = self._ended = self._kept = self._told_kept = 0
+        """Calls: sent, ended, with a result from an earlier run, and of these reported."""
         self._clock = clock
         self._told_at: float | None = None
         self._is_over = False
 
     def sent(self, calls: int) -> None:
-        """Count calls that leave with the next frame."""
         self._sent += calls
         if self._told_kept != self._kept:  # results of earlier runs were found since: they took no time
             self._told_at = None
         self._report()
 
     def ended(self, calls: int) -> None:
-        """Count calls that have ended."""
         self._ended += calls
         self._report()
 
     def kept(self) -> None:
-        """Count a call whose result is in the map's file."""
         self._kept += 1
         self._report()
 
     def close(self) -> None:
-        """Report the end of the map."""
         if not self._is_over:
             self._is_over = True
             if self._told_at is not None:
@@ -212,37 +198,28 @@ class MapReports:
 
 
 class MapInbox:
-    """The waiter of a `stoker.map`: the link's thread appends each end to `arrived` and rings `bell`; the stream reads.
-
-    The link keeps this and not the stream, so that the stream is collected when its loop is left."""
+    """The waiter of a `stoker.map`: the link's thread appends each end to `arrived` and rings `bell`."""
 
     def __init__(self) -> None:
         self.arrived: deque[Any] = deque()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.on_ended: Callable[[int], None] = lambda _calls: None
-        """Hears, on the link's thread, how many calls of a frame have ended."""
+        """Called on the link's thread with the number of calls of a frame that have ended."""
         self._ended = 0
 
     def settle(self, end: CallEnd) -> bool:
-        """A call has ended."""
         self._ended += 1
         self.arrived.append(end)
         return True
 
     def fail(self, call: CallId, error: Exception) -> None:
-        """A call will have no end."""
         self.arrived.append((call, error))
 
     def flush(self) -> None:
-        """Ring once for all that came together."""
-        self.count()
-        self.bell.put(None)
-
-    def count(self) -> None:
-        """Report the calls that have ended since the last time."""
         if ended := self._ended:
             self._ended = 0
             self.on_ended(ended)
+        self.bell.put(None)
 
     def report(self, said: CallProgress | CallForecast) -> None:
-        """Reports of single calls are not shown."""
+        """Ignore reports of single calls."""

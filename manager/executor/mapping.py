@@ -1,47 +1,47 @@
-"""`stoker.map` and `stoker.amap`: many calls of one function, streamed.
+"""`stoker.map`: many calls of one function, and the iterator over their results.
 
-- What does the function get? With `batch_size=None` each item as it is; with `batch_size=n` (any n, 1 too) a list of up
-  to n items. The default is that of `@stoker.app(batch_size=...)`. One result comes back for each call. A table or a
-  data file is a sequence of rows, each a dict by column name.
-- When is an error raised? Where its result would have come: in order with `ordered`, else when it arrives. The calls
-  that are left are cancelled then, as they are when the loop ends early or Ctrl-C stops it. With `return_exceptions`
-  the exception stands in the place of the result, and the loop goes on.
-
-Progress is counted in the user's items, whatever the size of a batch.
-
-`amap` takes the results of a map on a thread, which the event loop asks for one result after the other.
+A `ResultStream` submits to the link directly, without Parsl's task record, future and callback, and in bulk. The link's
+thread appends results to the stream's `MapInbox`; the thread that takes a result unpickles it. A program that leaves
+its loop drops the stream, which cancels the calls: so the link refers to the `MapInbox` only.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
+import itertools
 import os
 import queue
 import sys
 import threading
+import time
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sized
-from concurrent.futures import Future, InvalidStateError
-from types import TracebackType
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
-from parsl.dataflow.dflow import DataFlowKernel
+import msgspec
+from parsl.executors.errors import BadStateException
 
 from stoker.errors import ConfigError
-from stoker.manager.executor.apps import labels_of
-from stoker.manager.executor.executor import StokerExecutor, check_labels, stoker_executors
-from stoker.manager.executor.keeping import Keeping, path_of
+from stoker.manager.executor import map_inputs
+from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.failures import outcome
+from stoker.manager.executor.keeping import Keeping, KeptItem, path_of
 from stoker.manager.executor.kernel import loaded_kernel
-from stoker.manager.executor.map_calls import MapCalls, app_in
-from stoker.manager.executor.map_inputs import batches, rows_of, settled
-from stoker.manager.executor.map_results import ResultStream
+from stoker.manager.executor.map_calls import MapCalls, app_in, executor_of, refuse_unheeded
+from stoker.manager.executor.map_inputs import SLOW_S, NotYet, PulledInputs, SlowItems, refuse_lost
+from stoker.manager.executor.map_window import CHUNK, WINDOW_BYTES, MapInbox, MapReports, Window, size_of
 from stoker.manager.executor.options import check_count, check_truth, refuse
+from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.progress import Follow, MapProgress
+from stoker.manager.executor.session_files import discard_result
+from stoker.protocol.calls import CallEnd, Payload
+from stoker.protocol.ids import CallId
 from stoker.units import MOST_NUMBER
 
 WINDOW = 2_000
+PATIENCE_S = 0.02
+"""Packed items of a slow input are sent after this long."""
 
 
 def map(
@@ -56,31 +56,37 @@ def map(
     keep: str | os.PathLike[str] | None = None,
     reuse: bool = False,
 ) -> ResultStream:
-    """Call `function` on every item; iterate over the results as they come.
+    """Call `function` on every item; iterate over the results as they arrive.
 
-    `function` is an app or a plain function. With `batch_size=n` it gets lists of up to n items, and there is one
-    result a list. Results come in the order of the items; `ordered=False`: each as soon as it is there. `items` may be
-    endless: they are taken ahead, at most `window` calls (default 2,000) are in flight, and fewer while large results
-    (256 MB) wait for the loop; futures among them are waited for. An input that takes long for an item is read on a
-    thread of its own, and one that waits for results of this very map needs `window=1`. The items of a data frame
-    (pandas, polars), an Arrow table or a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set) are its
-    rows, each a dict by column name; a file is read as calls are sent. `progress=True` shows a bar; a callable gets
-    `(done, total)` in items, total None if `items` has no length. To leave the loop cancels what is left.
+    Leaving the loop cancels the calls that are left. Calls are not retried (`load(retries=...)` is for calls of apps).
 
-    `keep="run.jsonl"` keeps each result in this file as it comes. The same program run again continues: items whose
-    results are in the file do not run again, whatever ended the program (docs/long-runs.md); `stoker.kept` reads the
-    file. If the function or its context has changed since, the map is refused, unless you write `reuse=True`. Raises
-    SessionError before a site is loaded, ConfigError for an option that cannot be meant, and what a call raised in
-    place of its result; with `return_exceptions=True` that exception is the result instead. Calls are not tried again
-    (`load(retries=...)` is for calls of apps), and an app with `cache=True` or Parsl's `walltime` is refused.
+    Args:
+        function: An app or a plain function. An app with `cache=True` or Parsl's `walltime` is refused.
+        items: Any iterable, also an endless one. Futures among the items are waited for. A data frame (pandas,
+            polars), an Arrow table or a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set) gives its
+            rows, each a dict by column name; a file is read as calls are sent. A slow input is read on a thread.
+        batch_size: With n, the function gets lists of up to n items and returns one result for each list. The default
+            is the one of `@stoker.app`, else single items.
+        ordered: Return results in the order of the items; with False, each as soon as it arrives.
+        progress: True shows a bar. A callable gets `(done, total)` in items; total is None if `items` has no length.
+        window: The most calls in flight (default 2,000); fewer while 256 MB of results wait for the loop. An input
+            that waits for results of this same map needs `window=1`.
+        return_exceptions: Return the exception of a failed call as its result, and continue.
+        keep: A file that keeps each result. The same program run again skips the items whose results are in the file
+            (docs/long-runs.md); `stoker.kept` reads the file.
+        reuse: Accept the file's results although the function or its context has changed.
+
+    Raises:
+        SessionError: No site is loaded.
+        ConfigError: An option has no meaning here.
+        Exception: What a call raised, in place of its result.
     """
     size = batch_size if batch_size is not None else getattr(app_in(function), "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):
         if number is not None:
             check_count(f"stoker.map: {name}", number, least=1)
-    check_truth("stoker.map: ordered", ordered)
-    check_truth("stoker.map: return_exceptions", return_exceptions)
-    check_truth("stoker.map: reuse", reuse)
+    for name, value in (("ordered", ordered), ("return_exceptions", return_exceptions), ("reuse", reuse)):
+        check_truth(f"stoker.map: {name}", value)
     if reuse and keep is None:
         raise ConfigError("stoker.map: reuse=True has no effect without keep=; name the file, or leave it out")
     path = None if keep is None else path_of(keep)
@@ -89,7 +95,7 @@ def map(
     size = min(size, MOST_NUMBER) if size is not None else None
     if not callable(function):
         raise ConfigError(f"stoker.map: {function!r} is not a function; write stoker.map(function, items)")
-    rows = rows_of(items)
+    rows = map_inputs.rows_of(items)
     items = items if rows is None else rows
     total = len(items) if isinstance(items, Sized) else None
     try:
@@ -101,7 +107,7 @@ def map(
     refuse_unheeded(function, "stoker.map")
     kernel = loaded_kernel(f"stoker.map({name}, ...)", inside="use Python's own map")
     executor = executor_of(kernel, function, name)
-    inputs = settled(items) if size is None else batches(settled(items), size)
+    inputs = map_inputs.settled(items) if size is None else map_inputs.batches(map_inputs.settled(items), size)
     calls = MapCalls(executor, function, batch_size=size)
     keeping = None if path is None else Keeping(path, calls, batch_size=size, reuse=reuse)
     follow: Follow | None = progress if callable(progress) else None
@@ -123,197 +129,371 @@ def map(
     )
 
 
-def refuse_unheeded(function: Callable[..., Any], asked: str) -> None:
-    """Raise ConfigError for what an app says to Parsl's kernel, around which a map or a stream goes."""
-    app, name = app_in(function), name_of(function)
-    if app is None:
-        return
-    if app.cache:
-        raise ConfigError(
-            f"{asked}: {name} has cache=True, and it remembers no results (it goes around Parsl's kernel): call the app"
-            " for each item, or give an app without it",
-            key="cache",
-        )
-    given = function.keywords if isinstance(function, functools.partial) else {}
-    if given.get("walltime", app.kwargs.get("walltime")) is not None:
-        raise ConfigError(
-            f"{asked}: {name} has Parsl's walltime, which it does not heed: write @stoker.app(timeout=...)",
-            key="walltime",
-        )
+class _NotSent(msgspec.Struct, eq=False):
+    error: Exception
+    items: int
+    place: int = -1
 
 
-def executor_of(
-    kernel: DataFlowKernel, function: Callable[..., Any], name: str, *, asked: str = "stoker.map"
-) -> StokerExecutor:
-    """The executor that an app names first, or the first that is loaded. Raises ConfigError, SessionError."""
-    ours = {executor.label: executor for executor in stoker_executors(kernel, asked)}
-    labels = labels_of(app_in(function))
-    if labels is None:
-        return next(iter(ours.values()))
-    here = [label for label in labels if label in ours]
-    if not here:
-        check_labels(kernel, labels, name=f"{asked}: {name}")
-    return ours[here[0]]
+class _Batch(msgspec.Struct, eq=False):
+    """Packed calls that are sent together, and the entry that follows them in place of a call. `submissions`: of a
+    family, one a call; `keys`: in the file of kept results; `last`: items in the last call."""
+
+    packed: list[Payload] = []
+    submissions: list[Submission] = []
+    keys: list[str] = []
+    last: int = 0
+    unsent: tuple[None, Exception] | _NotSent | KeptItem | None = None
 
 
-# ---- in an event loop
+class ResultStream(Iterator[Any]):
+    """The results of a `stoker.map`.
 
-
-_END = object()
-
-
-def amap(
-    function: Callable[..., Any],
-    items: Iterable[Any] | AsyncIterable[Any],
-    *,
-    batch_size: int | None = None,
-    ordered: bool = True,
-    progress: bool | Follow = False,
-    window: int | None = None,
-    return_exceptions: bool = False,
-    keep: str | os.PathLike[str] | None = None,
-    reuse: bool = False,
-) -> AsyncResults:
-    """Call `function` on every item; `async for` over the results as they come.
-
-    The options are those of `stoker.map`, and so is what they mean. `items` may be an async iterable too. To leave the
-    loop, or to cancel the task that waits in it, cancels what is left.
+    Attributes:
+        taken: Results that the program has taken.
+        items: Items that these results belong to.
+        failed_item: Place, from 0, of the item (or batch) of the last error; -1 if a result cannot be opened here.
     """
-    given: Iterable[Any]
-    if isinstance(items, AsyncIterable):
-        try:
-            given = _AwaitedItems(items, asyncio.get_running_loop())
-        except RuntimeError:
-            raise ConfigError("stoker.amap: items that are awaited need a running event loop: call it in one") from None
-    else:
-        given = items
-    results = map(
-        function,
-        given,
-        batch_size=batch_size,
-        ordered=ordered,
-        progress=progress,
-        window=window,
-        return_exceptions=return_exceptions,
-        keep=keep,
-        reuse=reuse,
-    )
-    return AsyncResults(results, interrupt=given.close if isinstance(given, _AwaitedItems) else lambda: None)
 
+    def __init__(
+        self,
+        executor: StokerExecutor,
+        calls: MapCalls,
+        inputs: Iterator[Any],
+        *,
+        ordered: bool,
+        window: int,
+        total: int | None,
+        follow: Follow | None,
+        batch_size: int | None,
+        return_exceptions: bool,
+        retries: int,
+        keeping: Keeping | None = None,
+    ) -> None:
+        self._link = executor.link
+        self._calls = calls
+        self._keeping = keeping
+        self._batch_size = batch_size
+        self._what = "results" if batch_size is None else "items' results"
+        self._inputs = inputs
+        self._slow_items = SlowItems()
+        self._ordered = ordered
+        self._window = Window(window)
+        self._total = total
+        self._follow = follow
+        self._inbox = MapInbox() if keeping is None else keeping.inbox
+        self._reports = MapReports(
+            self._link.tell_later, name=calls.name, context=calls.context_key, items=total, batch_size=batch_size
+        )
+        self._inbox.on_ended = self._reports.ended
+        self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
+        self._taking = threading.RLock()
+        """Held while a thread takes a result: several threads may share a stream."""
+        self._places = itertools.count()
+        self._next = 0
+        self._ready: dict[int, Any] = {}
+        self._failed: dict[CallId, int] = {}  # the place of each failed item, for its error
+        self._short: dict[CallId, int] = {}  # the number of items of a batch that is not full
+        self._return_exceptions = return_exceptions
+        self._retries = retries
+        self._exhausted = self._closed = self._is_stopped = False
+        self._pid = os.getpid()
+        self.taken = self.items = 0
+        self.failed_item = -1
+        _open_streams.add(self)
 
-class AsyncResults(AsyncIterator[Any]):
-    """The results of a map, for `async for`. `close()` cancels the calls that are left. `interrupt` ends a wait for the
-    next item."""
-
-    def __init__(self, results: ResultStream, *, interrupt: Callable[[], None]) -> None:
-        self._results = results
-        self._interrupt = interrupt
-        self._asked: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
-        self._is_closed = False
-        weakref.finalize(self, self._asked.put, None)
-        threading.Thread(target=_serve, args=(results, self._asked), name="stoker-amap", daemon=True).start()
-
-    @property
-    def taken(self) -> int:
-        """How many results were handed over."""
-        return self._results.taken
-
-    @property
-    def items(self) -> int:
-        """The items that they belong to."""
-        return self._results.items
-
-    def __aiter__(self) -> AsyncResults:
+    def __iter__(self) -> ResultStream:
         return self
 
-    async def __anext__(self) -> Any:
-        if self._is_closed:
-            raise StopAsyncIteration
-        asked: Future[Any] = Future()
-        self._asked.put(asked)
-        try:
-            value = await asyncio.wrap_future(asked)
-        except asyncio.CancelledError:
+    def __next__(self) -> Any:
+        with self._taking:
+            try:
+                result = self._take()
+            except StopIteration:
+                self._finish()
+                if self._keeping is not None and self._keeping.inbox.error is not None:
+                    raise self._keeping.inbox.error from None
+                raise
+            except KeyboardInterrupt:
+                sys.stderr.write(f"\n{self.interrupted()}\n")
+                raise
+            except BadStateException as bad:
+                self.close()
+                raise bad.__cause__ or bad from None
+            except BaseException:
+                self.close()
+                raise
+        if self._is_stopped:  # by a thread that found this one at work, and left the rest to it
             self.close()
-            raise
-        if value is _END:
-            self._is_closed = True
-            raise StopAsyncIteration
-        return value
+        return result
 
     def close(self) -> None:
-        """Cancel the calls that are left, and drop their results."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._results.stop()
-            self._interrupt()
-            self._asked.put(None)
+        """Cancel the calls that are left and drop their results. Any thread may call this. If another thread takes a
+        result, that thread finishes the closing. In a forked child this does nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self.stop()
+        if not self._taking.acquire(blocking=False):
+            self._link.cancel(list(self._window.in_flight))
+            return
+        try:
+            self._link.cancel(list(self._window.in_flight))
+            self._finish()
+            self._collect()
+            for end in self._ready.values():
+                if isinstance(end, CallEnd):
+                    discard_result(end)
+            self._window.clear()
+            self._ready.clear()
+        finally:
+            self._taking.release()
 
-    async def aclose(self) -> None:
-        """As `close`, for `contextlib.aclosing`."""
+    def stop(self) -> None:
+        """Have the thread that takes a result, if there is one, close the stream. Any thread may call this."""
+        self._is_stopped = True
+        self._bell.put(None)
+
+    def interrupted(self) -> str:
+        """Close the stream; return a message that says what was taken and how to continue."""
+        left = "" if self._total is None else f" of {self._total:,}"
+        done = len(self._ready) + len(self._arrived)
+        also = f", {done:,} more had come" if done else ""
         self.close()
+        batches = "" if self._batch_size is None else f" ({self.taken:,} batch{'es' * (self.taken != 1)})"
+        go_on = "to go on, map the items after these"
+        if not self._ordered:
+            go_on = "they came in any order, so to go on let each result say which item it is of"
+        if self._keeping is not None:
+            go_on = self._keeping.how_to_continue()
+        return f"stoker.map stopped: {self.items:,}{left} {self._what}{batches} were taken{also}; {go_on}"
 
-    async def __aenter__(self) -> AsyncResults:
+    def __enter__(self) -> ResultStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not getattr(self, "_is_closed", True) and not _ending():
-            self.close()
+        if not getattr(self, "_closed", True) and not _ending() and os.getpid() == self._pid:
+            _left.append((time.monotonic(), self.interrupted()))
 
     def __repr__(self) -> str:
-        return f"<async {repr(self._results)[1:]}"
+        total = "" if self._total is None else f" of {self._total:,}"
+        flying = len(self._window.in_flight)
+        return f"<map of {self._calls.name}: {self.items:,}{total} {self._what} taken, {flying:,} calls in flight>"
 
+    # ---- taking results
 
-def _serve(results: ResultStream, asked: queue.SimpleQueue[Future[Any] | None]) -> None:
-    """The thread that takes the results, until it is told that no one asks for more."""
-    while (wanted := asked.get()) is not None:
-        error, value = None, _END
-        try:
-            value = next(results, _END)
-        except BaseException as raised:  # Ctrl-C does not come to this thread; what a call raised goes to who asked
-            error = raised
-        try:
-            if error is None:
-                wanted.set_result(value)
-            else:
-                wanted.set_exception(error)
-        except InvalidStateError:  # its task was cancelled
-            pass
-        del wanted, error, value
-    results.close()
-
-
-class _AwaitedItems(Iterator[Any]):
-    """What an async iterable gives, for a thread that is not its event loop's."""
-
-    def __init__(self, items: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:
-        self._items = aiter(items)
-        self._loop = loop
-        self._awaited: Future[Any] | None = None
-        self._is_closed = False
-
-    def __next__(self) -> Any:
-        async def item() -> Any:
-            try:
-                return await anext(self._items)
-            except StopAsyncIteration:  # which no future may hold
-                return _END
-
-        self._awaited = asyncio.run_coroutine_threadsafe(item(), self._loop)
-        if self._is_closed:
-            self._awaited.cancel()
-        value = self._awaited.result()
-        if value is _END:
+    def _take(self) -> Any:
+        if self._closed:
             raise StopIteration
+        window = self._window
+        while True:
+            if self._arrived:
+                self._collect()
+            if self._keeping is not None and self._keeping.inbox.error is not None:
+                raise self._keeping.inbox.error  # what came since is not in the file
+            # With a window of 1: take a result before the next item.
+            if not self._is_stopped and (window.most_calls > 1 or self._next not in self._ready):
+                self._fill()
+            if self._is_stopped:
+                self.close()
+                raise StopIteration
+            if self._next in self._ready:
+                end = self._ready.pop(self._next)
+                self._next += 1
+                if type(end) is tuple:
+                    raise end[1]
+                if type(end) is CallEnd:
+                    window.held_bytes -= size_of(end.payload)
+                return self._hand_over(end)
+            if not window.in_flight and self._exhausted and not self._arrived:
+                raise StopIteration
+            self._wait()
+
+    def _hand_over(self, end: CallEnd | _NotSent | KeptItem) -> Any:
+        if isinstance(end, KeptItem):
+            value, size = end.value(), end.items
+            if isinstance(self._follow, MapProgress):
+                self._follow.take_kept(size)
+        else:
+            try:
+                if isinstance(end, _NotSent):
+                    raise end.error
+                value = outcome(end, session=self._link.session.session)
+            except Exception as error:
+                self.failed_item = end.place if isinstance(end, _NotSent) else self._failed.pop(end.call, -1)
+                if self.failed_item >= 0 and not isinstance(end, _NotSent):
+                    what = "item" if self._batch_size is None else "batch"
+                    retries = self._retries
+                    again = f"; it was not tried again: retries={retries} is for calls of apps" if retries else ""
+                    error.add_note(f"stoker.map: {what} {self.failed_item:,}, counted from 0{again}")
+                if not self._return_exceptions:
+                    raise
+                value = error
+                error.__traceback__ = None  # its frames are this module's; they would keep the stream alive
+            size = end.items if isinstance(end, _NotSent) else self._short.pop(end.call, self._batch_size or 1)
+        self.taken += 1
+        self.items += size
+        if self._follow is not None:
+            self._follow(self.items, self._total)
         return value
 
-    def close(self) -> None:
-        """No more items are wanted."""
-        self._is_closed = True
-        if self._awaited is not None:
-            self._awaited.cancel()
+    def _wait(self) -> None:
+        """Wait until something arrives. Drop rings for results that were collected; one may be the ring of `stop`."""
+        while not self._bell.empty():
+            self._bell.get_nowait()
+        if self._arrived or self._is_stopped:
+            return
+        if isinstance(self._inputs, PulledInputs) and self._inputs.is_ready and self._room() and not self._exhausted:
+            return
+        if not self._ready:
+            self._window.starved()
+        timeout_s = None if self._exhausted else self._window.grows_in()
+        if self._follow is not None:
+            timeout_s = min(1.0, timeout_s or 1.0)
+        try:
+            self._bell.get(timeout=timeout_s)
+        except queue.Empty:
+            if self._follow is not None:
+                self._follow(self.items, self._total)
+
+    def _collect(self) -> None:
+        arrived, in_flight = self._arrived, self._window.in_flight
+        calls = argument_bytes = result_bytes = 0
+        while arrived:
+            end = arrived.popleft()
+            call = end[0] if type(end) is tuple else end.call
+            sent = in_flight.pop(call, None)
+            if sent is not None:
+                calls += 1
+                argument_bytes += sent[1]
+                self._ready[sent[0] if self._ordered else self._next + len(self._ready)] = end
+                if type(end) is CallEnd:
+                    result_bytes += size_of(end.payload)
+                    if not end.ok:
+                        self._failed[call] = sent[0]
+        self._window.ended(calls, argument_bytes=argument_bytes, result_bytes=result_bytes)
+
+    # ---- sending items
+
+    def _fill(self) -> None:
+        """Send calls while there is room, but not one by one while results can be taken."""
+        if self._exhausted or len(self._window.in_flight) >= self._window.most_calls:
+            return
+        pulled = self._inputs if isinstance(self._inputs, PulledInputs) else None
+        room = self._room() if pulled is not None else self._window.room_to_fill(ready=len(self._ready))
+        while room and not self._exhausted:
+            if isinstance(self._inputs, PulledInputs):
+                self._inputs.allow(room)
+                if not self._inputs.is_ready:
+                    return
+            batch = self._pack(room)
+            self._send(batch)
+            if batch.unsent is not None:
+                place = next(self._places)
+                if isinstance(batch.unsent, _NotSent):
+                    batch.unsent.place = place
+                elif isinstance(batch.unsent, KeptItem):
+                    self._reports.kept()
+                self._ready[place if self._ordered else self._next + len(self._ready)] = batch.unsent
+            if self._arrived or self._next in self._ready:
+                return
+            room = self._room()
+
+    def _room(self) -> int:
+        return self._window.room(ready=len(self._ready))
+
+    def _pack(self, room: int) -> _Batch:
+        """Take and pack at most `room` items, for a short time, up to one that cannot be sent."""
+        batch, size = _Batch(), 0
+        started = before = time.monotonic()
+        while len(batch.packed) < min(room, CHUNK) and size < WINDOW_BYTES // 16 and before - started <= PATIENCE_S:
+            try:
+                item = next(self._inputs)
+            except NotYet:
+                break
+            except StopIteration:
+                self._exhausted = True
+                break
+            except Exception as error:  # the input ends here; raised where its next result would have come
+                self._exhausted = True
+                batch.unsent = (None, error)
+                break
+            now = time.monotonic()
+            is_slow = now - before > SLOW_S and self._window.in_flight and self._slow_items.took(before, now)
+            if is_slow and self._window.most_calls > 1 and not isinstance(self._inputs, PulledInputs):
+                self._inputs = PulledInputs(self._inputs, bell=self._bell)
+            batch.unsent = self._pack_item(item, batch)
+            if batch.unsent is not None:
+                break
+            size += size_of(batch.packed[-1])
+            before = time.monotonic()
+        return batch
+
+    def _pack_item(self, item: Any, batch: _Batch) -> _NotSent | KeptItem | None:
+        """Add an item to the batch, or return the entry that takes the place of its call."""
+        size = len(item) if self._batch_size is not None else 1
+        try:
+            refuse_lost(item if self._batch_size is not None else (item,))
+            if self._keeping is not None:
+                key = self._keeping.key_of(item)
+                if (kept := self._keeping.find(key, items=size)) is not None:
+                    return kept
+                batch.keys.append(key)
+            payload = self._calls.pack_call((item,), {})
+            if self._calls.is_family:
+                batch.submissions.append(self._calls.submission_of((item,), {}))
+        except Exception as error:  # raised, or given, where its result would have come
+            self._exhausted = not self._return_exceptions
+            return _NotSent(error, size)
+        batch.packed.append(payload)
+        batch.last = size
+        return None
+
+    def _send(self, batch: _Batch) -> None:
+        if not batch.packed:
+            return
+        total = 0
+        places = list(itertools.islice(self._places, len(batch.packed)))
+        self._reports.sent(len(batch.packed))
+        submission = batch.submissions or self._calls.submission()
+        if self._keeping is None:
+            calls = self._link.submit_many(submission, batch.packed, self._inbox)
+        else:
+            inbox = self._keeping.inbox
+            with inbox.sending:
+                calls = self._link.submit_many(submission, batch.packed, inbox)
+                inbox.sent(calls, list(zip(batch.keys, places, strict=False)))
+        for call, payload, place in zip(calls, batch.packed, places, strict=True):
+            size = size_of(payload)
+            self._window.in_flight[call] = (place, size)
+            total += size
+        self._window.sent(total)
+        if batch.last != (self._batch_size or 1):  # no batch but the very last is short
+            self._short[call] = batch.last
+
+    def _finish(self) -> None:
+        self._closed = True
+        _open_streams.discard(self)
+        if isinstance(self._inputs, PulledInputs):
+            self._inputs.close()
+        self._inputs = iter(())
+        if self._keeping is not None:
+            self._keeping.inbox.close()
+        self._reports.close()
+        if isinstance(self._follow, MapProgress):
+            self._follow.close()
+
+
+_open_streams: weakref.WeakSet[ResultStream] = weakref.WeakSet()
+_left: deque[tuple[float, str]] = deque(maxlen=4)
+"""Streams dropped without `close`: when, and the message for the user."""
+_JUST_S = 1.0
+
+
+def interrupt_open() -> list[str]:
+    now = time.monotonic()
+    just = [said for at, said in _left if now - at < _JUST_S]
+    _left.clear()
+    return just + [stream.interrupted() for stream in list(_open_streams)]

@@ -1,8 +1,7 @@
-"""Whether the manager has welcomed a client, and what the client does and says while the manager does not answer.
+"""A client's membership in a session: the manager's welcome, and what the client does while the manager is away.
 
-A manager that was started again may listen at another address, so the client reads the session file again every second.
-The manager that ended the session may be one that this client was never connected to (`stoker down` starts one where
-the last was killed), so the client also reads whether the session's folder says that it is over, as pilots do.
+A manager that was restarted may listen at another address, so the client reads the session file every second. It also
+reads whether the session is over: it may never have been connected to the manager that ended it.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ logger = logging.getLogger(__name__)
 CHECK_EVERY_S = 1.0
 """Seconds between two reads of the session file while the manager is away."""
 SLOW_S = 5.0
-"""After this wait for its manager's welcome a program logs the reason."""
+"""Seconds without the manager's welcome after which a program logs the reason."""
 AWAY_S = 30.0
-"""A manager that is away for longer is reported; if its folder is gone too, the session is over."""
+"""Seconds after which an absent manager is reported; if its folder is gone too, the session is over."""
 
 
 class Membership:
@@ -36,9 +35,7 @@ class Membership:
     def __init__(self, folder: SessionFolder) -> None:
         self.joined = threading.Event()
         self.was_joined = False
-        """True once the manager has welcomed this client."""
         self.session = folder.read()
-        """The session file as it was read last."""
         self.why_over = ""
         """Why the session is over, as its folder says; empty while it is not."""
         self._folder = folder
@@ -47,22 +44,18 @@ class Membership:
         self._is_reported = False
 
     def welcomed(self) -> None:
-        """Note the manager's welcome."""
         self.joined.set()
         self.was_joined = True
 
     def has_joined(self, *, within_s: float) -> bool:
-        """True if the manager has ever welcomed this client, or does so within this time."""
         return self.was_joined or self.joined.wait(within_s)
 
     def connection_lost(self, now: float) -> None:
-        """Note that the connection broke. `now`: seconds on the monotonic clock."""
         if self.joined.is_set():
             self.joined.clear()
             self._report_at, self._is_reported = now + AWAY_S, False
 
     def wait(self, timeout_s: float, *, journal_trouble: Callable[[], str]) -> None:
-        """Wait for the manager's welcome. A wait of several seconds is logged with its reason. Raises SessionError."""
         slow_s = min(timeout_s, SLOW_S)
         if self.joined.wait(slow_s):
             return
@@ -75,7 +68,7 @@ class Membership:
         raise self._not_joined(f"{why}; that lasted for {timeout_s:.0f} s")
 
     def find_manager(self, now: float) -> SessionFile | None:
-        """Read the session file if that is due, and report a long absence. Sets `why_over` if the session is over.
+        """Read the session file if that is due, and report a long absence. Set `why_over` if the session is over.
         Raises SessionError if the session's folder is gone."""
         if now < self._check_at or self.why_over:
             return None
@@ -84,7 +77,13 @@ class Membership:
         if self.why_over:
             return None
         if now >= self._report_at:
-            self._report_absence(now)
+            if not os.path.isdir(self._folder.path):
+                raise removed(self._folder)
+            self._report_at = now + AWAY_S
+            report = logger.debug if self._is_reported else logger.warning
+            self._is_reported = True
+            text = "session %s: its manager is away; what runs goes on. If it does not come back: stoker attach %s"
+            report(text, self.session.session, self.session.session)
         try:
             self.session = self._folder.read()
         except SessionError as error:  # the file system may be away: try again later
@@ -92,25 +91,13 @@ class Membership:
             return None
         return self.session
 
-    def _report_absence(self, now: float) -> None:
-        if not os.path.isdir(self._folder.path):
-            raise removed(self._folder)
-        self._report_at = now + AWAY_S
-        report = logger.debug if self._is_reported else logger.warning
-        self._is_reported = True
-        session = self.session.session
-        text = "session %s: its manager is away; what runs goes on. If it does not come back: stoker attach %s"
-        report(text, session, session)
-
     def why_silent(self) -> str:
-        """Return why the manager may not answer although the connection to it is up."""
         return (
             f"session {self.session.session}: its manager does not answer: it is stopped, or the file system of"
             f" {self._folder.path} hangs; calls and results wait for it, and what runs goes on"
         )
 
     def _why_not_joined(self, journal_trouble: str) -> str:
-        """Return why there is no welcome yet. Raises SessionError if waiting cannot help."""
         address, log = self.session.address, self._folder.manager_log
         subject = f"session {self.session.session}: its manager{elsewhere(self._folder)} at {address}"
         if journal_trouble:
@@ -129,7 +116,6 @@ class Membership:
 
 
 def other_python(session: SessionFile) -> SessionError:
-    """The session's libraries run under another Python than this program."""
     return SessionError(
         f"session {session.session} is one of Python {session.python}, and this program runs under"
         f" Python {PYTHON} ({sys.executable}), whose functions cannot run there; run the program with Python"
@@ -139,7 +125,6 @@ def other_python(session: SessionFile) -> SessionError:
 
 
 def refused_key(folder: SessionFolder, session: str) -> SessionError:
-    """The manager does not accept the key in the client's session folder."""
     return SessionError(
         f"the manager of session {session} refused this client's key; "
         f"{folder.path} is a copy of another session's folder, or its keys were changed",
@@ -148,7 +133,6 @@ def refused_key(folder: SessionFolder, session: str) -> SessionError:
 
 
 def session_over(session: str, reason: str) -> SessionError:
-    """The manager has ended the session."""
     return SessionError(
         f"session {session} is over: {reason or 'it was ended'}; "
         "load a new one with stoker.load(), and submit the calls again that have no result",
@@ -157,7 +141,6 @@ def session_over(session: str, reason: str) -> SessionError:
 
 
 def forked_process(session: str) -> SessionError:
-    """A forked child uses the link of its parent."""
     return SessionError(
         f"this process was forked from the program that loaded session {session}, and cannot use it; "
         "make calls in that program, or load a session here",

@@ -1,9 +1,5 @@
-"""Options that a program gives, checked before anything is started or sent.
-
-Those of `stoker.load` and `StokerExecutor` come first. A call's are the keys of `parsl_resource_specification`, of
-`@stoker.app`, and of the paper's `parsl_spec`: an unknown key, a wrong type or a wrong unit raises an error that names
-the key and lists the valid ones.
-"""
+"""Options of sessions and calls, checked before anything is started or sent. A wrong option of a call raises an error
+that names its key and lists the valid ones."""
 
 from __future__ import annotations
 
@@ -45,18 +41,15 @@ _STRATEGIES = (None, "simple", "htex_auto_scale", "none")
 
 
 def refuse(option: str, value: Any, want: str) -> ConfigError:
-    """The error for an option's value that is not what is wanted. `option`: as the user wrote it, with its function."""
     return ConfigError(f"{option}: {value!r:.80} is not {want}", key=option.rpartition(" ")[2])
 
 
 def check_truth(option: str, value: Any) -> None:
-    """Raise ConfigError for what is neither True nor False: a text is always true, also "no"."""
     if not isinstance(value, bool):
         raise refuse(option, value, "True or False")
 
 
 def check_count(option: str, value: Any, *, least: int, most: int | None = None) -> None:
-    """Raise ConfigError for what is no whole number, or too small, or too large."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise refuse(option, value, f"a whole number of at least {least}")
     if most is not None and value > most:
@@ -64,7 +57,6 @@ def check_count(option: str, value: Any, *, least: int, most: int | None = None)
 
 
 def check_session(session: Any) -> None:
-    """Raise ConfigError for what names no session. None: no session is joined."""
     if session is not None and not isinstance(session, str | os.PathLike):
         raise refuse("session", session, "the id or the folder of a session")
     if session is not None and not os.fspath(session):
@@ -76,7 +68,6 @@ def check_session(session: Any) -> None:
 
 
 def check_load(*, run_dir: Any, retries: Any, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for options of `stoker.load` that an executor does not have. `options` go to Parsl."""
     unknown = next((name for name in options if name not in _PARSLS), "")
     if unknown:
         near = difflib.get_close_matches(unknown, [*_LOADS, *_PARSLS], n=1)
@@ -92,7 +83,6 @@ def check_load(*, run_dir: Any, retries: Any, options: Mapping[str, Any]) -> Non
 
 
 def parsls_config(**options: Any) -> Config:
-    """Parsl's Config. Raises ConfigError, naming the option, for a value that Parsl refuses."""
     try:
         return Config(**options)
     except (TypeCheckError, TypeError, ValueError, ConfigurationError) as error:
@@ -103,22 +93,9 @@ def parsls_config(**options: Any) -> Config:
         raise ConfigError(f"{name}: {given:.80} is refused by parsl.config.Config: {words}", key=name) from None
 
 
-def check_options(
-    *,
-    label: Any,
-    session: Any,
-    working_dir: Any,
-    drain_s: Any,
-    provider: Any,
-    progress: Any,
-    storage_access: Any,
-    block_error_handler: Any,
-    remote_monitoring_radio: Any,
-) -> None:
-    """Raise ConfigError, naming the option, for a value that would be of no use much later."""
+def check_options(*, label: Any, working_dir: Any, drain_s: Any, provider: Any, progress: Any) -> None:
     if not isinstance(label, str) or not label or "/" in label:
         raise ConfigError(f"label: {label!r:.80} is not a name: write a text without slashes; it names a folder, too")
-    check_session(session)
     if working_dir is not None and (not isinstance(working_dir, str | os.PathLike) or not os.fspath(working_dir)):
         raise refuse("working_dir", working_dir, "the path of a folder")
     number = isinstance(drain_s, int | float) and not isinstance(drain_s, bool)
@@ -130,18 +107,20 @@ def check_options(
             " stoker.load('site.toml')"
         )
     check_truth("progress", progress)
+
+
+def check_parsls(storage_access: Any, block_error_handler: Any, radio: Any) -> None:
     if storage_access is not None and (
         not isinstance(storage_access, Sequence) or not all(isinstance(each, Staging) for each in storage_access)
     ):
         raise refuse("storage_access", storage_access, "a list of Parsl's staging providers")
     if not isinstance(block_error_handler, bool) and not callable(block_error_handler):
         raise refuse("block_error_handler", block_error_handler, "True, False or a function of (executor, status)")
-    if remote_monitoring_radio is not None and not isinstance(remote_monitoring_radio, RadioConfig):
-        raise refuse("remote_monitoring_radio", remote_monitoring_radio, "a radio of parsl.monitoring.radios")
+    if radio is not None and not isinstance(radio, RadioConfig):
+        raise refuse("remote_monitoring_radio", radio, "a radio of parsl.monitoring.radios")
 
 
 def check_local_policy(site: Site) -> None:
-    """Raise ConfigError for what only the manager's own blocks heed, where Parsl starts those of this machine."""
     rule = site.policy.provisioning
     if rule not in (ProvisioningName.DEFAULT, ProvisioningName.FIXED):
         raise ConfigError(
@@ -170,18 +149,17 @@ KEYS = {
     "gang": "(smallest, largest) number of libraries that run it together",
     "stream": "True: the pieces that the function yields travel as they come",
 }
-"""Every key of a specification, and what it is."""
 
 
 class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ignore[misc]  # parsl is untyped
-    """A specification that cannot be meant; Parsl's InvalidResourceSpecification too. Facts: `key`, `invalid_keys`."""
+    """A wrong specification; also Parsl's InvalidResourceSpecification. Facts: `key`, `invalid_keys`."""
 
     def __str__(self) -> str:
         return str(Exception.__str__(self))
 
 
 class CallPlace(NamedTuple):
-    """Where the calls of a program run: in the `folder` that the user named, else in the program's own, `home`."""
+    """The folder in which calls run: the `folder` that the user named, else the program's own, `home`."""
 
     folder: str = ""
     home: ProgramFolder | None = None
@@ -191,8 +169,8 @@ ANYWHERE = CallPlace()
 
 
 class Wants(msgspec.Struct, frozen=True):
-    """What a specification says. `deadline_s` counts from when the call is submitted (0 = none). `family`: the call is
-    still to be given the context that its length wants; until then `recipe` is the longest one."""
+    """A specification that was read. `deadline_s`: seconds from submission (0 = none). `family`: the call still gets
+    the context for its length; until then `recipe` is the longest one."""
 
     recipe: Recipe = BARE
     options: CallOptions = CallOptions()
@@ -202,28 +180,29 @@ class Wants(msgspec.Struct, frozen=True):
     takes_context: bool = False
     family: Family | None = None
     of_lengths: dict[str, Wants] = msgspec.field(default_factory=dict)
-    """What its calls of each length want, by the key of their shortest context: calls that want the same share it."""
+    """Wants of its calls of each length, by the key of their shortest context."""
 
     def streaming(self, streams: bool) -> Wants:
-        """The same, for calls that give their results in pieces, or whole."""
         if self.options.stream is streams:
             return self
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """An app travels in functions that name it; what counts the inputs of its calls stays here."""
+        """An app travels in functions that name it, without the function that counts the inputs of its calls."""
         family = Family(self.family.recipes) if self.family is not None else None
         return Wants, (
             self.recipe, self.options, self.variants, self.features, self.deadline_s, self.takes_context, family
         )  # fmt: skip
 
     def can_choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call with these arguments is to be given a context of a family, and they tell which."""
-        return self.family is not None and is_countable(self.features, args, kwargs)
+        """True if the calls have a family, and the length of this input is known now: it is no future."""
+        return self.family is not None and (
+            _said_length(self.features) > 0 or not isinstance(_first(args, kwargs), Future)
+        )
 
     def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
-        """What a call with these arguments wants: of a family the shortest context that is long enough, and the longer
-        ones as variants. Raises InputTooLongError, and ConfigError where nothing says how long its input is."""
+        """Return the wants of a call with these arguments: of a family the shortest context that is long enough, with
+        the longer ones as variants. Raises InputTooLongError, ConfigError."""
         if self.family is None:
             return self
         recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))
@@ -238,12 +217,10 @@ class Wants(msgspec.Struct, frozen=True):
         return known
 
     def options_in(self, place: CallPlace) -> CallOptions:
-        """The options of a call that runs at this place. `Submission.due_at` holds its deadline."""
         return msgspec.structs.replace(self.options, folder=place.folder, home=place.home)
 
 
 def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False) -> Wants:
-    """What a specification says. Raises SpecificationError, naming the key."""
     unknown = sorted(str(key) for key in specification if key not in KEYS)
     if unknown:
         raise _unknown(unknown)
@@ -251,15 +228,19 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
     family = context if isinstance(context, Family) else None
     if family is not None and specification.get("variants"):
         raise _wrong("variants", specification["variants"], "of any use beside a family, whose contexts are variants")
-    recipe = family.recipes[-1] if family is not None else _recipe_or_none(context)
+    recipe = family.recipes[-1] if family is not None else None if context is None else _recipe("context", context)
     variants = () if specification.get("variants") is None else specification["variants"]
     if isinstance(variants, Recipe | str) or not isinstance(variants, Sequence):
         raise _wrong("variants", variants, "a list of recipes")
     variants = tuple(_recipe("variants", variant) for variant in variants)
     deadline_s, late = _seconds(specification, "deadline_s"), specification.get("late", "run")
-    if _late(late) and not deadline_s:
+    if not isinstance(late, str) or late not in ("run", "drop"):
+        raise _wrong("late", late, '"run" or "drop"')
+    if late == "drop" and not deadline_s:
         raise _wrong("late", late, "of any use without a deadline: say when the call should be done, too")
-    objective = _objective(specification, drop_late=_late(late))
+    streams = specification.get("stream", False)
+    if not isinstance(streams, bool):
+        raise _wrong("stream", streams, "True or False")
     return Wants(
         recipe=recipe or BARE,
         variants=variants,
@@ -268,9 +249,9 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
         takes_context=takes_context and recipe is not None,
         family=family,
         options=CallOptions(
-            priority=_whole(specification, "priority"),
-            objective=objective,
-            stream=_truth(specification, "stream"),
+            priority=_priority(specification.get("priority", 0)),
+            objective=_objective(specification, drop_late=late == "drop"),
+            stream=streams,
             variants=tuple(RecipeKey(variant.key) for variant in variants),
             gang=_gang(specification.get("gang", (1, 1))),
             limit_s=_seconds(specification, "timeout_s"),
@@ -279,9 +260,8 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
 
 
 def read_parsl_spec(spec: Any) -> Recipe:
-    """The recipe of the paper's `parsl_spec = {'context': [loader, [args], {kwargs}]}` (Figure 5).
-
-    Raises SpecificationError, and RecipeError for a loader that the arguments do not fit.
+    """Read the paper's `parsl_spec = {'context': [loader, [args], {kwargs}]}` (Figure 5). Raises SpecificationError,
+    RecipeError.
     """
     form = "{'context': [loader, [arguments], {keyword arguments}]}"
     if not isinstance(spec, Mapping) or "context" not in spec:
@@ -309,14 +289,9 @@ def _unknown(unknown: list[str]) -> SpecificationError:
 
 
 def _wrong(name: str, value: Any, want: str, *, key: str = "") -> SpecificationError:
-    """The error for a value; `key`: the key of the specification, where `name` says more than it."""
     shown, key = repr(value), key or name
     text = f"{name}: {shown if len(shown) < 80 else shown[:77] + '...'} is not {want}"
     return SpecificationError(text, key=key, invalid_keys={key})
-
-
-def _recipe_or_none(context: Any) -> Recipe | None:
-    return None if context is None else _recipe("context", context)
 
 
 def _recipe(key: str, value: Any) -> Recipe:
@@ -327,14 +302,8 @@ def _recipe(key: str, value: Any) -> Recipe:
 
 
 def _objective(specification: Mapping[str, Any], *, drop_late: bool) -> Objective:
-    wanted = Objective(
-        latency_s=_seconds(specification, "latency_s"),
-        ttft_s=_seconds(specification, "ttft_s"),
-        tpot_s=_seconds(specification, "tpot_s"),
-        drop_late=drop_late,
-        ttft_per_token_s=_seconds(specification, "ttft_per_token_s"),
-        ttft_most_s=_seconds(specification, "ttft_most_s"),
-    )
+    names = ("latency_s", "ttft_s", "tpot_s", "ttft_per_token_s", "ttft_most_s")
+    wanted = Objective(drop_late=drop_late, **{name: _seconds(specification, name) for name in names})
     if wanted.ttft_most_s and not wanted.ttft_per_token_s:
         raise _wrong(
             "ttft_most_s", specification["ttft_most_s"], "of any use without ttft_per_token_s, which it bounds"
@@ -357,26 +326,12 @@ def _seconds(specification: Mapping[str, Any], key: str) -> float:
     return seconds
 
 
-def _whole(specification: Mapping[str, Any], key: str) -> int:
-    value = specification.get(key, 0)
+def _priority(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong(key, value, "a whole number")
+        raise _wrong("priority", value, "a whole number")
     if abs(value) > MOST_NUMBER:
-        raise _wrong(key, value, f"between {-MOST_NUMBER:,} and {MOST_NUMBER:,}")
+        raise _wrong("priority", value, f"between {-MOST_NUMBER:,} and {MOST_NUMBER:,}")
     return value
-
-
-def _truth(specification: Mapping[str, Any], key: str) -> bool:
-    value = specification.get(key, False)
-    if not isinstance(value, bool):
-        raise _wrong(key, value, "True or False")
-    return value
-
-
-def _late(value: Any) -> bool:
-    if not isinstance(value, str) or value not in ("run", "drop"):
-        raise _wrong("late", value, '"run" or "drop"')
-    return bool(value == "drop")
 
 
 def _gang(value: Any) -> tuple[int, int]:
@@ -422,14 +377,8 @@ def _is_feature(value: Any, what: str) -> bool:
 # ---- the input length of a call to a family
 
 
-def is_countable(features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the length can be told now: the first argument is no future."""
-    return _said(features) > 0 or not isinstance(_first(args, kwargs), Future)
-
-
 def input_length(family: Family, features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """In tokens. Raises ConfigError where nothing says it."""
-    said = _said(features)
+    said = _said_length(features)
     if said:
         return said
     if family.count is None:
@@ -441,7 +390,7 @@ def input_length(family: Family, features: Features | None, args: Sequence[Any],
     return family.count(_first(args, kwargs))
 
 
-def _said(features: Features | None) -> int:
+def _said_length(features: Features | None) -> int:
     return features.input_length if features is not None else 0
 
 

@@ -1,14 +1,11 @@
-"""A client's open calls, and the numbered frames that carry them to the manager.
-
-Any thread puts calls and messages into `Outgoing.queue`. `frames` empties it in order: consecutive calls of one
-submission become one `Submit` message, a definition goes once and before the first call that needs it, and each frame
-acknowledges the results that have come. All other methods of `Outgoing` are for one thread at a time.
-
-A deadline is sent as the seconds left until it, because wall clocks differ, and are set while a program runs. A frame
-that is sent again has fewer seconds left than the first time, so it is encoded anew.
+"""A client's open calls and questions, and the numbered frames that carry them to the manager.
 
 `OpenCalls` has no lock: any thread adds calls and gives them up, the I/O thread settles them. Each step is one
 operation on a dictionary, and only the thread that removes a call from it calls the waiter.
+
+Any thread puts calls and messages into `Outgoing.queue`. `frames` empties it in order: consecutive calls of one
+submission become one `Submit` message, and a definition is sent once, before the first call that needs it. All other
+methods are for one thread at a time. Deadlines are sent as seconds left, because wall clocks differ.
 """
 
 from __future__ import annotations
@@ -16,15 +13,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, ObjectRef, Recipe
 from stoker.errors import ProtocolError
-from stoker.manager.executor.large_payloads import LargeArguments, discard_result
 from stoker.manager.executor.pieces import PieceInbox
+from stoker.manager.executor.session_files import LargeArguments, discard_result
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec, LeftFiles
 from stoker.protocol.ids import CallId, FunctionKey, RecipeKey, show_call
@@ -33,17 +31,9 @@ from stoker.protocol.wire import Outbox
 
 logger = logging.getLogger(__name__)
 
-FRAME_CALLS = 2_000
-FRAME_BYTES = 8_000_000
-"""A frame takes no more calls at this many calls or bytes of arguments, so that the manager stays responsive."""
-_MADE_ANEW = (
-    to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
-    to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
-)  # fmt: skip
-"""Messages of old frames that need no copy: sending the calls again makes them anew."""
-_MOST_REPLACED = 10_000
-RECEIVED_DELAY_S = 0.2
-"""`Received` leaves with the next frame, or alone after this long."""
+A = TypeVar("A")
+
+# ---- calls
 
 
 class Waiter(Protocol):
@@ -65,7 +55,7 @@ class Waiter(Protocol):
 @dataclass(frozen=True, eq=False, slots=True)
 class Submission:
     """A function, a context and options that calls have in common. Calls of one Submission object share a message.
-    `due_at`: their deadline on this program's monotonic clock; None = they have none."""
+    `due_at`: their deadline on this program's monotonic clock."""
 
     function: FunctionBlob
     recipe: Recipe
@@ -79,7 +69,6 @@ class Submission:
         return self.options.gang[self.due_at is not None]
 
     def message(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
-        """The message that submits these calls. `now`: the time on the clock of `due_at`."""
         due_in_s = None if self.due_at is None else self.due_at - now
         return to_manager.Submit(self.function.key, RecipeKey(self.recipe.key), calls, self.options, due_in_s)
 
@@ -92,6 +81,185 @@ class OpenCall(msgspec.Struct, gc=False, eq=False):
     waiter: Waiter
     inbox: PieceInbox | None = None
     is_sent: bool = False
+
+
+class OpenCalls:
+    def __init__(self, large: LargeArguments) -> None:
+        self.calls: dict[CallId, OpenCall] = {}
+        self._large = large
+        self._given_up: set[CallId] = set()
+        """Calls whose results nobody reads: their files are removed. A call that is neither here nor in `calls` has
+        ended twice, and the file of its result may still be read."""
+        self._has_gangs = False
+        self._warned_of: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    @property
+    def slots(self) -> int:
+        if not self._has_gangs:
+            return len(self.calls)
+        return sum(call.submission.members for call in tuple(self.calls.values()))
+
+    def add(self, call: OpenCall) -> None:
+        self.calls[call.spec.call] = call
+        self._has_gangs |= call.submission.members > 1
+        if call.inbox is not None:
+            call.inbox.begin(call.spec.call)
+
+    def add_all(self, calls: Sequence[OpenCall]) -> None:
+        self.calls.update((call.spec.call, call) for call in calls)
+
+    def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
+        """Stop waiting for these calls, without a call of their waiters. Return those that had not ended."""
+        gone = [call for call in calls if self._pop(call) is not None]
+        self._given_up.update(gone)
+        return gone
+
+    def report(self, reports: Iterable[CallProgress | CallForecast]) -> None:
+        for report in reports:
+            call = self.calls.get(report.call)
+            if call is not None:
+                call.waiter.report(report)
+
+    def settle(self, ends: Sequence[CallEnd]) -> None:
+        touched: set[Waiter] = set()
+        for end in ends:
+            if end.left is not None:
+                self._warn_of_lost_files(end.left)
+            call = self._pop(end.call)
+            if call is None:
+                if end.call in self._given_up:
+                    self._given_up.discard(end.call)
+                    discard_result(end)
+                continue
+            try:
+                if call.waiter.settle(end):
+                    touched.add(call.waiter)
+            except BaseException:  # a callback raised an error that is no Exception; other calls still wait
+                logger.exception("a callback of call %s failed", show_call(end.call))
+        for waiter in touched:
+            waiter.flush()
+
+    def reject(self, calls: Iterable[CallId], reason: str) -> None:
+        for number in calls:
+            self._fail(number, ProtocolError(f"the manager did not accept this call: {reason}"))
+
+    def fail_all(self, error: Exception) -> None:
+        while self.calls:
+            for number in tuple(self.calls):
+                self._fail(number, error)
+
+    def _fail(self, number: CallId, error: Exception) -> None:
+        call = self._pop(number)
+        if call is not None:
+            call.waiter.fail(number, error)
+            call.waiter.flush()
+
+    def _pop(self, number: CallId) -> OpenCall | None:
+        call = self.calls.pop(number, None)
+        if call is not None and isinstance(call.spec.payload, ObjectRef):
+            self._large.drop(call.spec.payload)
+        return call
+
+    def _warn_of_lost_files(self, left: LeftFiles) -> None:
+        if left.function in self._warned_of:
+            return
+        self._warned_of.add(left.function)
+        files = ", ".join(left.names) + (f" and {left.count - len(left.names)} more" * (left.count > len(left.names)))
+        seen = f"; its pilot does not see {left.home}, where the program runs" if left.home else ""
+        logger.warning(
+            "%s left files in its working folder that are lost (%s)%s: return what is in them, or write them to a"
+            " folder that pilots see, by its absolute path (said once for each function)",
+            left.function,
+            files,
+            seen,
+        )
+
+
+# ---- questions
+
+
+class _OpenQuestion(msgspec.Struct, eq=False):
+    question: to_manager.AskStatus | to_manager.AskStory
+    kind: type[to_client.Status | to_client.Story]
+    future: Future[Any]
+    is_sent: bool = False
+
+
+class Questions:
+    """Open questions to the manager, which answers those of one kind in order. They are not journalled: after a
+    reconnection the client asks again. The caller holds the link's lock, except for `answer` and `fail_all`."""
+
+    def __init__(self) -> None:
+        self.has_unsent = False
+        self._open: list[_OpenQuestion] = []
+
+    def __len__(self) -> int:
+        return sum(not each.future.done() for each in self._open)
+
+    def ask(self, question: Any, future: Future[Any], *, answer: type[Any]) -> None:
+        self._open.append(_OpenQuestion(question, answer, future))
+        self.has_unsent = True
+
+    def take_unsent(self) -> list[Any]:
+        self.has_unsent = False
+        unsent = [each for each in self._open if not each.is_sent and not each.future.done()]
+        for each in unsent:
+            each.is_sent = True
+        return [each.question for each in unsent]
+
+    def ask_all_again(self) -> None:
+        self._open = [each for each in self._open if not each.future.done()]
+        for each in self._open:
+            each.is_sent = False
+        self.has_unsent = bool(self._open)
+
+    def answer(self, message: to_client.Status | to_client.Story) -> None:
+        for each in self._open:
+            if each.is_sent and each.kind is type(message):
+                self._open.remove(each)
+                end_future(each.future, message)
+                return
+
+    def fail_all(self, error: Exception) -> None:
+        for each in tuple(self._open):
+            end_future(each.future, error=error)
+
+
+def end_future(future: Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
+    try:
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+    except InvalidStateError:
+        pass
+
+
+def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
+    try:
+        return asked.result(timeout_s)
+    except BaseException:  # Ctrl-C too
+        asked.cancel()  # no effect on one that has ended
+        raise
+
+
+# ---- frames
+
+
+FRAME_CALLS = 2_000
+FRAME_BYTES = 8_000_000
+"""A frame takes no more calls at this many calls or bytes of arguments, so that the manager stays responsive."""
+_MADE_ANEW = (
+    to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
+    to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
+)  # fmt: skip
+"""Messages of old frames that need no copy: sending the calls again makes them anew."""
+_MOST_REPLACED = 10_000
+RECEIVED_DELAY_S = 0.2
+"""Seconds after which `Received` leaves alone if no other frame leaves."""
 
 
 class Replaced(msgspec.Struct, frozen=True):
@@ -112,40 +280,27 @@ class Outgoing:
     ) -> None:
         self.queue: deque[OpenCall | Any] = deque()
         self.received = 0
-        """Results that have come in all."""
+        self.defined: set[str] = set()
+        """Keys of the functions and recipes that the manager has."""
         self._calls = calls
         self._describe = describe
         self._outbox = Outbox()
         self._counted_at: dict[int, float] = {}
-        """When the seconds to deadlines were counted, by number of each unacknowledged frame with deadlines."""
-        self._defined: set[str] = set()
-        """Keys of the functions and recipes that this manager was sent."""
+        """Of each unacknowledged frame with deadlines, by number: when the seconds to them were counted."""
         self._limits: dict[str, LibraryLimits] = {}
-        """The limits that it was told last of contexts, by recipe key."""
         self._unused: list[FunctionKey] = []
         """Functions that the manager may forget; the next `Received` names them."""
         self._replaced: dict[FunctionKey, None] = {}
-        """Functions that a `Replaced` entry has named."""
         self._used_late: set[FunctionKey] = set()
         """Replaced functions that calls of this frame still name. The frame's end lets the manager forget them."""
         self._blocks: to_manager.WantPilots | None = None
-        """The last message about the client's own blocks."""
         self._acknowledged_results = 0
-        """Results that frames have acknowledged."""
         self._acknowledge_at = 0.0
-        """When results must be acknowledged at the latest."""
         self._dequeued = 0
-        """Entries that have left the queue."""
-
-    def has_sent(self, key: str) -> bool:
-        """True if the function or recipe of this key was sent to this manager."""
-        return key in self._defined
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Take results; returns those that are new. `now` is in seconds on the clock of `due_in`.
-
-        If earlier results were lost with a connection, none are taken: the next hello brings all of them again.
-        """
+        """Take results; return those that are new. If earlier results were lost with a connection, none are taken: the
+        next hello brings all of them again."""
         seen = self.received - results.first
         if seen < 0:
             return ()
@@ -156,12 +311,11 @@ class Outgoing:
         return ends
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until the results that came must be acknowledged; None if all are."""
         return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Frames of all that is in the queue now. Entries that come meanwhile wait for the next call: each frame that
-        leaves lets another thread go on, and to follow its calls would make frames of a few calls each."""
+        """Yield frames of the entries that are in the queue now. Later entries wait for the next call of this function,
+        else a busy thread would make frames of a few calls each."""
         last = self._dequeued + len(self.queue)
         while self.queue and self._dequeued < last:
             yield self._frame(self._next_batch(now), now)
@@ -169,7 +323,6 @@ class Outgoing:
             yield self._frame([], now)
 
     def again(self, now: float) -> list[bytes]:
-        """Encode the unacknowledged frames again, with the seconds left to deadlines as they are now."""
         counted_at = self._counted_at
         return [
             _counted_down(frame, number, seconds=now - counted_at[number]) if number in counted_at else frame
@@ -178,22 +331,18 @@ class Outgoing:
 
     @property
     def has_unacknowledged(self) -> bool:
-        """True if frames were sent that the manager has not acknowledged."""
         return self._outbox.acknowledged < self._outbox.sequence
 
     @property
     def acknowledged(self) -> int:
-        """The number of the last frame that the manager has acknowledged."""
         return self._outbox.acknowledged
 
     def resubmit_everything(self) -> None:
         """Queue all open calls and unacknowledged messages again, first: the manager has lost a part of its journal.
         The caller keeps other threads from `frames` meanwhile."""
         frames = self._outbox.begin_again()
-        self._counted_at.clear()
-        self._defined.clear()
-        self._limits.clear()
-        self._unused.clear()
+        for lost in (self._counted_at, self.defined, self._limits, self._unused):
+            lost.clear()
         self._acknowledged_results = 0
         again: list[Any] = [call for call in tuple(self._calls.values()) if call.is_sent]
         again.sort(key=lambda call: call.spec.call)
@@ -207,7 +356,6 @@ class Outgoing:
         self.queue.extendleft(reversed([*again, to_manager.Resubmitted()]))
 
     def acked(self, sequence: int) -> None:
-        """The manager has frames up to this number in its journal: drop them."""
         self._outbox.acked(sequence)
         if self._counted_at:
             for number in [each for each in self._counted_at if each <= self._outbox.acknowledged]:
@@ -215,7 +363,7 @@ class Outgoing:
 
     def _frame(self, messages: list[Any], now: float) -> bytes:
         if self._used_late:
-            self._defined -= self._used_late
+            self.defined -= self._used_late
             self._unused += sorted(self._used_late.difference(self._unused))
             self._used_late.clear()
         if self.received > self._acknowledged_results or self._unused:
@@ -241,13 +389,7 @@ class Outgoing:
             entry = queue.popleft()
             self._dequeued += 1
             if type(entry) is Replaced:
-                self._replaced[entry.function] = None
-                self._replaced.pop(entry.by, None)
-                if len(self._replaced) > _MOST_REPLACED:
-                    del self._replaced[next(iter(self._replaced))]
-                if entry.function in self._defined:
-                    self._defined.remove(entry.function)
-                    self._unused.append(entry.function)
+                self._replace(entry)
                 continue
             if type(entry) is not OpenCall:
                 messages.append(entry)
@@ -278,31 +420,39 @@ class Outgoing:
             size += len(spec.payload) if type(spec.payload) is bytes else 0
         return messages
 
+    def _replace(self, entry: Replaced) -> None:
+        self._replaced[entry.function] = None
+        self._replaced.pop(entry.by, None)
+        if len(self._replaced) > _MOST_REPLACED:
+            del self._replaced[next(iter(self._replaced))]
+        if entry.function in self.defined:
+            self.defined.remove(entry.function)
+            self._unused.append(entry.function)
+
     def _definitions(self, submission: Submission) -> list[Any]:
-        """The definitions that the manager lacks for calls of this submission. They count as sent."""
         messages: list[Any] = []
         recipes: dict[str, Recipe] = {}
         for recipe in (submission.recipe, *submission.variants):
             recipes.setdefault(recipe.key, recipe)  # of two with one key and different limits the first counts
         for recipe in recipes.values():
             has_new_limits = recipe.limits != self._limits.get(recipe.key, NO_LIMITS)
-            if recipe.key not in self._defined or has_new_limits:
-                if recipe.key not in self._defined:
-                    self._defined.add(recipe.key)
-                    messages += self._describe(recipe)
-                if has_new_limits:
-                    self._limits[recipe.key] = recipe.limits
-                messages.append(to_manager.DefineRecipe(recipe))
+            if recipe.key in self.defined and not has_new_limits:
+                continue
+            if recipe.key not in self.defined:
+                self.defined.add(recipe.key)
+                messages += self._describe(recipe)
+            if has_new_limits:
+                self._limits[recipe.key] = recipe.limits
+            messages.append(to_manager.DefineRecipe(recipe))
         function = submission.function
-        if function.key not in self._defined:
-            self._defined.add(function.key)
+        if function.key not in self.defined:
+            self.defined.add(function.key)
             self._unused = [key for key in self._unused if key != function.key]
             messages.append(to_manager.DefineFunction(function.key, function.name, function.blob, function.place))
         return messages
 
 
 def _counted_down(frame: bytes, number: int, *, seconds: float) -> bytes:
-    """Encode a frame again, with so many seconds less left to its deadlines."""
     messages = [
         msgspec.structs.replace(each, due_in_s=each.due_in_s - seconds)
         if type(each) is to_manager.Submit and each.due_in_s is not None
@@ -313,113 +463,6 @@ def _counted_down(frame: bytes, number: int, *, seconds: float) -> bytes:
 
 
 def _size_of(message: Any) -> int:
-    """About how many bytes a definition has; 0 for other messages, which are small."""
     if type(message) is to_manager.DefineFunction:
         return len(message.blob)
     return len(message.recipe.loader) if type(message) is to_manager.DefineRecipe else 0
-
-
-class OpenCalls:
-    """A client's open calls by id. `large` holds the files of their large arguments."""
-
-    def __init__(self, large: LargeArguments) -> None:
-        self.calls: dict[CallId, OpenCall] = {}
-        self._large = large
-        self._given_up: set[CallId] = set()
-        """Calls whose results nobody reads: their files are removed. A call that is neither here nor in `calls` has
-        ended twice, and the file of its result may still be read."""
-        self._has_gangs = False
-        self._warned_of: set[str] = set()
-        """Functions whose lost files were reported."""
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    @property
-    def slots(self) -> int:
-        """Slots that the calls take or want: one a call, and one a member of a gang."""
-        if not self._has_gangs:
-            return len(self.calls)
-        return sum(call.submission.members for call in tuple(self.calls.values()))
-
-    def add(self, call: OpenCall) -> None:
-        """Wait for a call that is about to be sent."""
-        self.calls[call.spec.call] = call
-        self._has_gangs |= call.submission.members > 1
-        if call.inbox is not None:
-            call.inbox.begin(call.spec.call)
-
-    def add_all(self, calls: Sequence[OpenCall]) -> None:
-        """Wait for calls that are about to be sent."""
-        self.calls.update((call.spec.call, call) for call in calls)
-
-    def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
-        """Stop waiting for these calls, without a call of their waiters. Returns those that had not ended."""
-        gone = [call for call in calls if self._pop(call) is not None]
-        self._given_up.update(gone)
-        return gone
-
-    def report(self, reports: Iterable[CallProgress | CallForecast]) -> None:
-        """Pass reports on running calls to their waiters."""
-        for report in reports:
-            call = self.calls.get(report.call)
-            if call is not None:
-                call.waiter.report(report)
-
-    def settle(self, ends: Sequence[CallEnd]) -> None:
-        """Pass the ends of a frame to their waiters."""
-        touched: set[Waiter] = set()
-        for end in ends:
-            if end.left is not None:
-                self._warn_of_lost_files(end.left)
-            call = self._pop(end.call)
-            if call is None:
-                if end.call in self._given_up:
-                    self._given_up.discard(end.call)
-                    discard_result(end)
-                continue
-            try:
-                if call.waiter.settle(end):
-                    touched.add(call.waiter)
-            except BaseException:  # a callback raised an error that is no Exception; other calls still wait
-                logger.exception("a callback of call %s failed", show_call(end.call))
-        for waiter in touched:
-            waiter.flush()
-
-    def reject(self, calls: Iterable[CallId], reason: str) -> None:
-        """Fail calls that the manager has refused."""
-        for number in calls:
-            self._fail(number, ProtocolError(f"the manager did not accept this call: {reason}"))
-
-    def fail_all(self, error: Exception) -> None:
-        """Fail all open calls."""
-        while self.calls:
-            for number in tuple(self.calls):
-                self._fail(number, error)
-
-    def _fail(self, number: CallId, error: Exception) -> None:
-        call = self._pop(number)
-        if call is not None:
-            call.waiter.fail(number, error)
-            call.waiter.flush()
-
-    def _pop(self, number: CallId) -> OpenCall | None:
-        """Remove a call, and the file of its large arguments."""
-        call = self.calls.pop(number, None)
-        if call is not None and isinstance(call.spec.payload, ObjectRef):
-            self._large.drop(call.spec.payload)
-        return call
-
-    def _warn_of_lost_files(self, left: LeftFiles) -> None:
-        if left.function in self._warned_of:
-            return
-        self._warned_of.add(left.function)
-        files = ", ".join(left.names) + (f" and {left.count - len(left.names)} more" * (left.count > len(left.names)))
-        seen = f"; its pilot does not see {left.home}, where the program runs" if left.home else ""
-        logger.warning(
-            "%s left files in its working folder that are lost (%s)%s: return what is in them, or write them to a"
-            " folder that pilots see, by its absolute path (said once for each function)",
-            left.function,
-            files,
-            seen,
-        )

@@ -1,8 +1,7 @@
 """Pickle functions and arguments for sending.
 
-A function is pickled where it is used: once a map, and once a call of an app. Bytes are used again if all objects that
-the function captures are immutable and the same as before (`contexts.captured`). They are kept with the function
-object, weakly.
+A function is pickled where it is used: once a map, and once a call of an app. Its bytes are reused if all objects that
+it captures are immutable and the same as before (`contexts.captured`).
 """
 
 from __future__ import annotations
@@ -26,39 +25,103 @@ from parsl.app.errors import wrap_error
 from parsl.app.python import timeout
 
 from stoker.contexts.captured import Captured
-from stoker.contexts.code_payloads import dumps_arguments, dumps_code
+from stoker.contexts.code_payloads import dumps_arguments, dumps_code, names_carried
 from stoker.contexts.function_code import SourceLines
 from stoker.contexts.payloads import dump_parts
+from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.errors import SerializationError
-from stoker.manager.executor.large_payloads import LargeArguments
+from stoker.manager.executor.session_files import LargeArguments
 from stoker.protocol.calls import INLINE_LIMIT_BYTES, Payload
 from stoker.protocol.ids import FunctionKey
 from stoker.protocol.to_pilot import FunctionBlob
 from stoker.units import show_bytes
 
 logger = logging.getLogger("stoker.captured")
+
+# ---- names of functions
+
+
 _WRAPPER_CODE = wrap_error(lambda: None).__code__
 _PARSL = os.path.dirname(parsl.__file__) + os.sep
 _MOST_WRAPPERS = 16
 _TIMEOUT_CODE = timeout(lambda: None, 1).__code__
 
 
+def bare(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the user's own function under the wrapper of Parsl's `python_app`.
+
+    The wrapper turns exceptions into values, which hides failures from the manager and makes libraries import Parsl.
+    """
+    inner = getattr(function, "__wrapped__", None)
+    return inner if inner is not None and getattr(function, "__code__", None) is _WRAPPER_CODE else function
+
+
+def own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the user's own function under all wrappers of Parsl: for errors, monitoring, a walltime, staged files, and
+    a command line of bash."""
+    for _ in range(_MOST_WRAPPERS):
+        if isinstance(function, partial) and function.func is remote_side_bash_executor and function.args:
+            function = function.args[0]
+            continue
+        code = getattr(function, "__code__", None)
+        if code is None or not code.co_filename.startswith(_PARSL):
+            break
+        cells = dict(zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False))
+        inner = getattr(function, "__wrapped__", None) or cells.get("func") or cells.get("f")
+        if isinstance(inner, CellType):
+            inner = inner.cell_contents
+        if not callable(inner):
+            break
+        function = inner
+    return function
+
+
+def is_same(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
+    """True if an executor gets the function that an app has packed: this object, or the same function under another
+    walltime wrapper of Parsl's kernel."""
+    if made_of is function:
+        return True
+    codes = {getattr(made_of, "__code__", None), getattr(function, "__code__", None)}
+    return codes == {_TIMEOUT_CODE} and made_of.__wrapped__ is function.__wrapped__  # type: ignore[union-attr,attr-defined]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    inner = getattr(function, "func", function) if not hasattr(function, "__name__") else function
+    name = getattr(inner, "__qualname__", None) or getattr(inner, "__name__", None) or type(function).__name__
+    return str(name).replace("<locals>.", "").encode("utf-8", "replace").decode()
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Return where a function is defined: its module if that is installed, else its file. In a notebook: the module.
+    Empty for an object that does not say."""
+    with suppress(Exception):  # whatever the object is: its call goes on
+        inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+        module = str(getattr(inner, "__module__", None) or type(inner).__module__)
+        code = getattr(inner, "__code__", None)
+        if is_installed(module) or code is None or not os.path.isfile(code.co_filename):
+            return module
+        file: str = code.co_filename
+        return os.path.realpath(file).encode("utf-8", "replace").decode()
+    return ""
+
+
+# ---- bytes of functions
+
+
+_NONE: frozenset[str] = frozenset()
 _LARGE_BYTES = 1_000_000
-"""A function of more bytes that is pickled at every call causes a warning."""
 
 
 class _How(NamedTuple):
-    """Whether a function takes the context, and what its bytes are made with (`dumps_code`)."""
-
     takes_context: bool
     by_name: frozenset[str]
     also: frozenset[str]
 
 
 class _Pickled:
-    """A function's bytes, and those of before. `captured`: the objects that its names refer to; None if one of them may
-    change in place, so that the function is pickled again at each use."""
+    """A function's bytes, and those of before. `captured`: None if a captured object may change in place, so that the
+    function is pickled at each use."""
 
     def __init__(self, function: Callable[..., Any], before: Mapping[_How, FunctionBlob]) -> None:
         self.blobs: dict[_How, FunctionBlob] = {}
@@ -68,8 +131,7 @@ class _Pickled:
 
 
 class FunctionCache:
-    """Pickled functions by function object. `on_replaced(old, new)` is called when a function gets other
-    bytes."""
+    """Pickled functions by function object. `on_replaced(old, new)` is called when a function gets other bytes."""
 
     def __init__(self, *, on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None) -> None:
         self._on_replaced = on_replaced
@@ -79,17 +141,21 @@ class FunctionCache:
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def blob(
-        self, function: Callable[..., Any], *, takes_context: bool, by_name: frozenset[str] = frozenset(),
-        also: frozenset[str] = frozenset(),
+        self, function: Callable[..., Any], *, takes_context: bool, by_name: frozenset[str] = _NONE,
+        also: frozenset[str] = _NONE,
     ) -> FunctionBlob:  # fmt: skip
-        """The function's bytes under their digest, as it is now; `by_name` and `also` are those of `dumps_code`. Raises
-        SerializationError, naming the function."""
+        """Return the function's bytes under their digest, as it is now. `by_name`, `also`: as `dumps_code`. Raises
+        SerializationError.
+        """
         how = _How(takes_context, by_name, also)
         with self._lock:
-            known = self._kept(function)
+            try:
+                known = self._known.get(function)
+            except TypeError:  # neither hashable nor weakly referable: pickled every time
+                known = None
             if known is None or known.captured is None or known.captured.changed(function):
                 known = _Pickled(function, {**known.before, **known.blobs} if known is not None else {})
-                with suppress(TypeError):  # neither hashable nor weakly referable: pickled every time
+                with suppress(TypeError):
                     self._known[function] = known
             found = known.blobs.get(how)
             if found is None:
@@ -102,14 +168,7 @@ class FunctionCache:
                         self._tell_of_size(function, found)
             return found
 
-    def _kept(self, function: Callable[..., Any]) -> _Pickled | None:
-        try:
-            return self._known.get(function)
-        except TypeError:
-            return None
-
     def _tell_of_size(self, function: Callable[..., Any], blob: FunctionBlob) -> None:
-        """Say once that a large function is pickled with every call."""
         if function in self._told:
             return
         self._told.add(function)
@@ -130,96 +189,7 @@ def _size_of(value: Any) -> int:
         return 0
 
 
-def bare(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's own function under the wrapper that Parsl's `python_app` puts around it.
-
-    The wrapper turns exceptions into values. A library reports an exception as an exception, with its traceback, so
-    the wrapper would only hide failures from the manager and make libraries import Parsl.
-    """
-    inner = getattr(function, "__wrapped__", None)
-    return inner if inner is not None and getattr(function, "__code__", None) is _WRAPPER_CODE else function
-
-
-def own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's own function under all wrappers that Parsl puts around it: for errors, monitoring, a walltime, files
-    that are staged, and a command line of bash."""
-    for _ in range(_MOST_WRAPPERS):
-        if isinstance(function, partial) and function.func is remote_side_bash_executor and function.args:
-            function = function.args[0]
-            continue
-        code = getattr(function, "__code__", None)
-        if code is None or not code.co_filename.startswith(_PARSL):
-            break
-        cells = dict(zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False))
-        inner = getattr(function, "__wrapped__", None) or cells.get("func") or cells.get("f")
-        if isinstance(inner, CellType):
-            inner = inner.cell_contents
-        if not callable(inner):
-            break
-        function = inner
-    return function
-
-
-def is_same(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
-    """True if an executor gets the function that an app has packed: this object, or the same with a walltime, for
-    which Parsl's kernel makes a wrapper of its own."""
-    if made_of is function:
-        return True
-    codes = {getattr(made_of, "__code__", None), getattr(function, "__code__", None)}
-    return codes == {_TIMEOUT_CODE} and made_of.__wrapped__ is function.__wrapped__  # type: ignore[union-attr,attr-defined]
-
-
-def pack_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments,
-    by_name: frozenset[str] = frozenset(), brought: set[str] | None = None,
-) -> Payload:  # fmt: skip
-    """The bytes of a call's arguments; in a file of `large` if they are many. `by_name` and `brought` are those of
-    `dumps_arguments`. Raises SerializationError."""
-    try:
-        data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
-    except SerializationError as error:
-        raise SerializationError(f"{name}: {error}", **error.facts) from error
-    return place_arguments(data, name=name, large=large)
-
-
-def place_arguments(data: bytes, *, name: str, large: LargeArguments) -> Payload:
-    """The bytes of a call's arguments, or the file of `large` that they were put into, if they are many. Raises
-    SerializationError."""
-    if len(data) <= INLINE_LIMIT_BYTES:
-        return data
-    try:
-        return large.put(data)
-    except OSError as error:
-        raise SerializationError(
-            f"{name}: its arguments of {show_bytes(len(data))} cannot be written to {large.folder}: {error}; make room "
-            "there, or keep sessions elsewhere with stoker.load(run_dir=...)",
-            what="argument",
-        ) from error
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """What people call a function: `verify`, `Checker.check`, `<lambda>`."""
-    inner = getattr(function, "func", function) if not hasattr(function, "__name__") else function
-    name = getattr(inner, "__qualname__", None) or getattr(inner, "__name__", None) or type(function).__name__
-    return str(name).replace("<locals>.", "").encode("utf-8", "replace").decode()
-
-
-def place_of(function: Callable[..., Any]) -> str:
-    """Return where a function is defined: its module if that is installed, else its file. In a notebook: the module.
-    Empty for an object that does not say."""
-    with suppress(Exception):  # whatever the object is: its call goes on
-        inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
-        module = str(getattr(inner, "__module__", None) or type(inner).__module__)
-        code = getattr(inner, "__code__", None)
-        if is_installed(module) or code is None or not os.path.isfile(code.co_filename):
-            return module
-        file: str = code.co_filename
-        return os.path.realpath(file).encode("utf-8", "replace").decode()
-    return ""
-
-
 def _pickle_function(function: Callable[..., Any], how: _How, *, before: FunctionBlob | None = None) -> FunctionBlob:
-    """The bytes of a function; `before` itself if they are the same."""
     name = name_of(own(function))
     try:
         value = (function, how.takes_context, SourceLines())
@@ -230,3 +200,38 @@ def _pickle_function(function: Callable[..., Any], how: _How, *, before: Functio
         return before
     key = FunctionKey(hashlib.blake2b(data, digest_size=16).hexdigest())
     return FunctionBlob(key=key, name=name, blob=data, place=before.place if before is not None else place_of(function))
+
+
+def travels_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:
+    names = names_carried(blob.key, blob.blob)
+    return names | names_carried(recipe.key, recipe.loader) if recipe.loader else names
+
+
+# ---- bytes of arguments
+
+
+def pack_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments,
+    by_name: frozenset[str] = _NONE, brought: set[str] | None = None,
+) -> Payload:  # fmt: skip
+    """Pickle a call's arguments; many bytes go to a file of `large`. `by_name`, `brought`: as `dumps_arguments`. Raises
+    SerializationError.
+    """
+    try:
+        data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
+    except SerializationError as error:
+        raise SerializationError(f"{name}: {error}", **error.facts) from error
+    return place_arguments(data, name=name, large=large)
+
+
+def place_arguments(data: bytes, *, name: str, large: LargeArguments) -> Payload:
+    if len(data) <= INLINE_LIMIT_BYTES:
+        return data
+    try:
+        return large.put(data)
+    except OSError as error:
+        raise SerializationError(
+            f"{name}: its arguments of {show_bytes(len(data))} cannot be written to {large.folder}: {error}; make room "
+            "there, or keep sessions elsewhere with stoker.load(run_dir=...)",
+            what="argument",
+        ) from error

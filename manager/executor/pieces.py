@@ -1,11 +1,9 @@
 """The pieces of one call as they come to the program: the link's thread adds them, the program's threads take them.
 
-A call may run more than once: its pilot was lost, or Parsl retries it. Each run sends its pieces from the first one, so
-only new ones count. A piece that the program was handed must be the same in a later run (`PieceLog`); one that still
-waits here is replaced, since nobody has seen it.
-
-The inbox of a stream is bounded: while it holds more than its bound it acknowledges nothing, and the call waits. The
-inbox of a future keeps every piece for the result, and acknowledges all.
+A call may run more than once, and each run sends its pieces from the first one: only new ones count. A piece that the
+program has taken must be the same in a later run, so eight bytes of its digest are kept; one that still waits is
+replaced. The inbox of a stream is bounded: while it is full it acknowledges nothing, and the call waits. The inbox of a
+future keeps every piece, and acknowledges all.
 """
 
 from __future__ import annotations
@@ -19,68 +17,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from stoker.contexts import payloads
+from stoker.contexts.payload_layout import Buffer
 from stoker.errors import CallError, SerializationError, StreamDiffersError
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId, show_call
 from stoker.protocol.to_client import Pieces
 from stoker.protocol.to_manager import PiecesTaken
-
-# ---- piece log
-
-
-BLOCK = 1024
-RECENT = 65_536
-
-
-def digest_of(piece: bytes) -> int:
-    """Eight bytes that stand for a piece."""
-    return int.from_bytes(hashlib.blake2b(piece, digest_size=8).digest())
-
-
-class PieceLog:
-    """The digests of pieces, in order. `recent`: of how many the digests stay as they are."""
-
-    def __init__(self, *, recent: int = RECENT) -> None:
-        self.blocks: array[int] = array("Q")
-        self.latest: array[int] = array("Q")
-        """Of the pieces after the blocks."""
-        self._recent = recent
-
-    def __len__(self) -> int:
-        return len(self.blocks) * BLOCK + len(self.latest)
-
-    def add(self, piece: bytes) -> None:
-        """One more piece was handed on."""
-        self.latest.append(digest_of(piece))
-        if len(self.latest) >= self._recent + BLOCK:
-            self.blocks.append(digest_of(self.latest[:BLOCK].tobytes()))
-            del self.latest[:BLOCK]
-
-
-class Rerun:
-    """A run of a call whose pieces are held against a log, in order."""
-
-    def __init__(self, log: PieceLog) -> None:
-        self._log = log
-        self._block: array[int] = array("Q")
-        """The digests of its pieces in the block that it is in, if it has given that from its beginning."""
-
-    def first_difference(self, number: int, piece: bytes) -> int | None:
-        """The number of the first piece that is known to differ, now that this one, which was handed on before, has
-        come
-        again; None if there is none. Far back it is the first one of a block."""
-        log, digest = self._log, digest_of(piece)
-        if not number % BLOCK:
-            del self._block[:]
-        if number % BLOCK == len(self._block):
-            self._block.append(digest)
-        kept_from = len(log.blocks) * BLOCK
-        if number >= kept_from:
-            return number if log.latest[number - kept_from] != digest else None
-        if len(self._block) == BLOCK and log.blocks[number // BLOCK] != digest_of(self._block.tobytes()):
-            return number + 1 - BLOCK
-        return None
-
 
 # ---- piece inbox
 
@@ -88,18 +30,9 @@ class Rerun:
 MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
 """A stream's inbox acknowledges nothing while it holds more."""
 ACK_PIECES, ACK_BYTES = 64, 250_000
-"""So many pieces, or bytes of them, are acknowledged together, unless the call waits for that."""
+"""Pieces, or bytes of them, that are acknowledged together, unless the call waits for that."""
 Taken = tuple[Any, bool, PiecesTaken | None]
-"""A piece: its bytes, or (True) its value, and what is to be acknowledged now."""
-
-
-class _Run:
-    """What has come of one run."""
-
-    def __init__(self, log: PieceLog) -> None:
-        self.next = 0
-        """The number of its piece that comes next."""
-        self.rerun = Rerun(log)
+"""A piece: its bytes, or (True) its value, and the acknowledgement to send now."""
 
 
 class PieceInbox:
@@ -111,58 +44,57 @@ class PieceInbox:
         self._may_differ = may_differ
         self._items: list[Any] | deque[Any] = [] if keeps_all else deque()
         self._holds_values = False
-        """Whether the items are the pieces themselves and not their bytes any more."""
+        """True if the items are the pieces themselves and no longer their bytes."""
         self._bytes = 0
-        self._handed = 0
-        """How many were handed on: those before it are in the log."""
-        self._log = PieceLog()
-        self._runs: dict[int, _Run] = {}
+        self._taken_digests: array[int] = array("Q")
+        """Of each piece that the program has taken."""
+        self._next: dict[int, int] = {}
+        """The number of the next piece of each run."""
         self._run = 0
         self._acknowledged = 0
         self._unacknowledged_bytes = 0
         self._owes = False
-        """Whether the call waits for an acknowledgement."""
+        """True if the call waits for an acknowledgement."""
         self._is_over = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._waiters: list[asyncio.Future[None]] = []
-        """Tasks of programs that wait, each in an event loop of its own."""
+        """Tasks that wait, each in an event loop of its own."""
 
-    # ---- the link's side
+    # ---- for the link
 
     def begin(self, call: CallId) -> None:
-        """The pieces of this call are expected: the first one, or one that tries again what another has begun."""
+        """Expect the pieces of this call: the first one, or one that tries again another's work."""
         with self._changed:
             self.call = call
 
     def add(self, message: Pieces) -> PiecesTaken | None:
-        """Take what has come; returns what is to be acknowledged now. Raises StreamDiffersError. Tasks that wait are
-        left to the caller (`take_waiters`), who wakes those of many streams together."""
+        """Take pieces; return the acknowledgement to send now. Raises StreamDiffersError. The caller wakes tasks that
+        wait (`take_waiters`), those of many streams together."""
         with self._changed:
             if self._is_over:
                 return None
-            run = self._runs.setdefault(message.run, _Run(self._log))
+            due = self._next.setdefault(message.run, 0)
             if message.run != self._run:
-                self._run, self._acknowledged, self._unacknowledged_bytes = message.run, run.next, 0
+                self._run, self._acknowledged, self._unacknowledged_bytes = message.run, due, 0
             for number, item in enumerate(message.items, message.first):
-                if number > run.next:  # those between were lost with a connection, and come again
+                if number > due:  # those between were lost with a connection, and come again
                     break
-                if number == run.next:
-                    run.next += 1
+                if number == due:
+                    due = self._next[message.run] = due + 1
                     self._unacknowledged_bytes += len(item)
-                    self._add(run, number, item)
+                    self._add(number, item)
             self._owes |= message.waits
             self._changed.notify_all()
             return self._acknowledgement()
 
     def take_waiters(self) -> list[asyncio.Future[None]]:
-        """The tasks that wait for what has come: for `wake_tasks`."""
         with self._changed:
             waiters, self._waiters = self._waiters, []
         return waiters
 
     def ask_again(self) -> PiecesTaken | None:
-        """What to say to a manager that has just welcomed this program: pieces may have been lost."""
+        """Return the message for a manager that has just welcomed this program: pieces may have been lost."""
         with self._changed:
             if self.call is None or self._is_over:
                 return None
@@ -170,11 +102,10 @@ class PieceInbox:
                 self._note_acknowledged()
             return PiecesTaken(self.call, self._run, self._acknowledged, again=True)
 
-    def _add(self, run: _Run, number: int, item: bytes) -> None:
-        if number < self._handed:
-            at = None if self._may_differ else run.rerun.first_difference(number, item)
-            if at is not None:
-                self._differ(f"piece {at:,} (counted from 0) of its new run is not the one", at)
+    def _add(self, number: int, item: bytes) -> None:
+        if number < len(self._taken_digests):
+            if not self._may_differ and self._taken_digests[number] != _digest_of(item):
+                self._differ(f"piece {number:,} (counted from 0) of its new run is not the one", number)
             return
         place = number - self._base
         if place < len(self._items):
@@ -185,7 +116,7 @@ class PieceInbox:
         self._bytes += len(item)
 
     def _acknowledgement(self) -> PiecesTaken | None:
-        fresh = self._runs[self._run].next - self._acknowledged if self._run in self._runs else 0
+        fresh = self._next.get(self._run, self._acknowledged) - self._acknowledged
         is_due = self._owes or fresh >= ACK_PIECES or self._unacknowledged_bytes >= ACK_BYTES
         if not is_due or self.call is None or self._is_full():
             return None
@@ -193,20 +124,18 @@ class PieceInbox:
         return PiecesTaken(self.call, self._run, self._acknowledged)
 
     def _note_acknowledged(self) -> None:
-        if self._run in self._runs:
-            self._acknowledged = self._runs[self._run].next
+        self._acknowledged = self._next.get(self._run, self._acknowledged)
         self._owes, self._unacknowledged_bytes = False, 0
 
     # ---- the end
 
     def values_at_end(self, end: CallEnd) -> list[bytes]:
-        """The bytes of all pieces of the run that has ended well. Raises StreamDiffersError, CallError."""
         with self._changed:
             self._check_count(end)
             return list(self._items)
 
     def finish(self, error: BaseException | None = None, *, end: CallEnd | None = None) -> None:
-        """The call has ended: readers get what is here, then this error, if there is one."""
+        """End the stream: readers get the pieces that are here, then this error."""
         with self._changed:
             if end is not None and end.ok:
                 try:
@@ -217,14 +146,12 @@ class PieceInbox:
             self._wake()
 
     def close(self) -> None:
-        """Nobody reads on: drop what is here."""
         with self._changed:
             self._is_over = True
             self._cut(0)
             self._wake()
 
     def finish_with(self, values: list[Any]) -> None:
-        """The call has ended, and these are its pieces."""
         with self._changed:
             self._items, self._holds_values, self._is_over = values, True, True
             self._wake()
@@ -236,12 +163,12 @@ class PieceInbox:
                 f"call {show_call(end.call)}: {end.pieces - here} of its {end.pieces} pieces did not come: call again",
                 call=show_call(end.call),
             )
-        if end.pieces < self._handed and not self._may_differ:
+        if end.pieces < len(self._taken_digests) and not self._may_differ:
             self._differ(f"its new run ended after {end.pieces:,}", end.pieces)
         self._cut(max(0, end.pieces - self._base))
 
     def _differ(self, what: str, at: int) -> None:
-        call, handed = show_call(self.call or 0), self._handed
+        call, handed = show_call(self.call or 0), len(self._taken_digests)
         self._cut(max(0, handed - self._base))
         error = StreamDiffersError(
             f"call {call} ran again, as it does when its pilot is lost, and {what}; {handed:,} pieces were handed on by"
@@ -255,11 +182,11 @@ class PieceInbox:
         self._wake()
         raise error
 
-    # ---- the program's side
+    # ---- for the program
 
     def take(self, number: int) -> Taken | None:
-        """The piece of this number; None if it has not come. Raises StopIteration behind the last one, and the error
-        that the call ended with."""
+        """Return the piece of this number; None if it has not come. Raises StopIteration behind the last one, and the
+        error that the call ended with."""
         with self._changed:
             if self._is_here(number):
                 return self._take(number)
@@ -270,7 +197,6 @@ class PieceInbox:
             return None
 
     def take_arrived(self, number: int, *, most: int) -> list[Taken]:
-        """The pieces that have come from this number on, at most so many."""
         found: list[Taken] = []
         with self._changed:
             while len(found) < most and self._is_here(number + len(found)):
@@ -279,32 +205,26 @@ class PieceInbox:
 
     def _take(self, number: int) -> Taken:
         item = self._items[number - self._base]
-        if number == self._handed:
-            self._handed += 1
-            if not self._holds_values:
-                self._log.add(item)
-            if isinstance(self._items, deque):
-                self._items.popleft()
-                self._bytes -= len(item)
-                return item, False, self._acknowledgement()
-        return item, self._holds_values, None
+        if number != len(self._taken_digests):  # taken before
+            return item, self._holds_values, None
+        if isinstance(self._items, deque):
+            self._items.popleft()
+            self._bytes -= len(item)
+        self._taken_digests.append(0 if self._holds_values else _digest_of(item))
+        return item, self._holds_values, None if self.keeps_all else self._acknowledgement()
 
     def wait(self, number: int) -> None:
-        """Wait until `take` has an answer."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_answer(number))
+            self._changed.wait_for(lambda: self._is_over or self._is_here(number))
 
     def when_changed(self, number: int) -> asyncio.Future[None] | None:
-        """A future of the loop that runs, which ends when `take` may have an answer; None if it has one now."""
+        """Return a future of the running loop that ends when `take` may have an answer; None if it has one now."""
         with self._changed:
-            if self._has_answer(number):
+            if self._is_over or self._is_here(number):
                 return None
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             return waiter
-
-    def _has_answer(self, number: int) -> bool:
-        return self._is_over or self._is_here(number)
 
     def _is_here(self, number: int) -> bool:
         return number - self._base < len(self._items)
@@ -313,14 +233,12 @@ class PieceInbox:
 
     @property
     def _base(self) -> int:
-        """The number of the first item."""
-        return 0 if self.keeps_all else self._handed
+        return 0 if self.keeps_all else len(self._taken_digests)
 
     def _is_full(self) -> bool:
         return not self.keeps_all and (len(self._items) > MOST_PIECES or self._bytes > MOST_BYTES)
 
     def _cut(self, place: int) -> None:
-        """Drop the items from this place on."""
         while len(self._items) > place:
             self._bytes -= len(self._items.pop())
 
@@ -330,8 +248,12 @@ class PieceInbox:
         wake_tasks(waiters)
 
 
+def _digest_of(piece: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(piece, digest_size=8).digest())
+
+
 def wake_tasks(waiters: Iterable[asyncio.Future[None]]) -> None:
-    """Wake these tasks from any thread: each event loop once, however many of its tasks are among them."""
+    """Wake tasks from any thread: each event loop once, however many of its tasks are among them."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for waiter in waiters:
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
@@ -351,30 +273,26 @@ def _end_all(waiters: list[asyncio.Future[None]]) -> None:
 # ---- reading
 
 
-def open_piece(data: bytes, *, call: int | None, number: int) -> Any:
-    """A piece from its bytes. Raises SerializationError."""
+def open_value(data: Buffer, *, call: int | None, piece: int | None = None) -> Any:
     try:
         return payloads.loads(data, keep_classes=True)
-    except BaseException as error:  # what its classes do may raise SystemExit
+    except BaseException as error:  # its classes may raise SystemExit, which would end this thread
         if payloads.is_interrupt(error):
             raise
+        what = "result" if piece is None else f"piece {piece:,} (counted from 0)"
+        is_missing = isinstance(error, ImportError | AttributeError)
+        advice = "; the modules that define it must be importable in this program too" if is_missing else ""
+        name = show_call(call or 0)
         raise SerializationError(
-            f"call {show_call(call or 0)}: its piece {number:,} (counted from 0) cannot be unpickled here:"
-            f" {error!r}{unpickling_advice(error)}",
-            what="result",
+            f"call {name}: its {what} cannot be unpickled here: {error!r}{advice}", what="result", call=name
         ) from error
 
 
-def unpickling_advice(error: BaseException) -> str:
-    """What to do about an exception that unpickling raised in this program; empty if its classes raised it."""
-    is_missing = isinstance(error, ImportError | AttributeError)
-    return "; the modules that define it must be importable in this program too" if is_missing else ""
-
-
 class PieceReader(Iterator[Any], AsyncIterator[Any]):
-    """The pieces of a call in order, each as soon as it is there; what the call raised comes behind them. For `for` and
-    for `async for`. `acknowledge` is called with what the manager is to be told; `at_end`, behind the last piece,
-    raises what the call raised."""
+    """The pieces of a call in order, for `for` and `async for`; the call's error comes behind them.
+
+    `acknowledge` sends a message to the manager; `at_end`, called behind the last piece, raises the call's error.
+    """
 
     def __init__(
         self,
@@ -389,9 +307,8 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         self._taking = threading.Lock()
         """Several threads may share a reader."""
         self.taken = 0
-        """How many pieces it has given."""
         self._unreadable: SerializationError | None = None
-        """Why a piece that was taken ahead cannot be given."""
+        """The error of a piece that was taken ahead."""
 
     def __iter__(self) -> PieceReader:
         return self
@@ -415,8 +332,8 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         return self._opened(*found)
 
     def take_arrived(self, *, most: int) -> list[Any]:
-        """The next pieces that have come, at most so many; empty if none has. Never waits, and raises nothing: that is
-        for the next one."""
+        """Return at most `most` pieces that have come; empty if none has. Never waits and raises nothing: the error of
+        a piece that cannot be read comes with the next one."""
         with self._taking:
             first, taken = self.taken, self._inbox.take_arrived(self.taken, most=most)
             self.taken += len(taken)
@@ -445,4 +362,4 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
     def _opened(self, number: int, item: Any, is_value: bool, acknowledged: PiecesTaken | None) -> Any:
         if acknowledged is not None:
             self._acknowledge(acknowledged)
-        return item if is_value else open_piece(item, call=self._inbox.call, number=number)
+        return item if is_value else open_value(item, call=self._inbox.call, piece=number)

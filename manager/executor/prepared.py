@@ -1,8 +1,7 @@
 """Prepare a function for submission: its name, its bytes, and a `Submission` for each specification.
 
-A `PreparedFunction` is kept with the function object, weakly: when the program drops the function, this goes too. A
-message is encoded long after its call was submitted, so values that the protocol cannot carry are refused here, where
-the call is made.
+A `PreparedFunction` is kept with the function object, weakly. A message is encoded long after its call was submitted:
+values that the protocol cannot carry are refused here, where the call is made.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import inspect
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -32,24 +32,19 @@ from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.to_pilot import FunctionBlob
 from stoker.units import show_bytes
 
-# ---- sendable
+# ---- checks
 
 
 _decode = wire.from_client()
 
 
 def check_submission(submission: Submission, features: Features | None, *, name: str, known: set[str]) -> None:
-    """Raise ConfigError or SerializationError if calls of this submission cannot be sent; the error names the reason.
-
-    `name` is the function's; `known` holds the keys of recipes that were checked before.
-    """
+    """Raise ConfigError or SerializationError if calls of this submission cannot be sent. `known`: keys of recipes that
+    were checked before."""
     _check_size(len(submission.function.blob), f"{name} and what it uses of its surroundings", what="function")
+    recipes = (submission.recipe, *submission.variants)
     messages: list[msgspec.Struct] = [
-        *(
-            to_manager.DefineRecipe(recipe)
-            for recipe in (submission.recipe, *submission.variants)
-            if recipe.key not in known
-        ),
+        *(to_manager.DefineRecipe(recipe) for recipe in recipes if recipe.key not in known),
         to_manager.DefineFunction(submission.function.key, submission.function.name, b"", submission.function.place),
         submission.message([CallSpec(CallId(0), b"", features)], now=submission.due_at or 0.0),
     ]
@@ -63,7 +58,7 @@ def check_submission(submission: Submission, features: Features | None, *, name:
             raise ConfigError(f"{name} can't be called as it is asked for: {wrong}")
         if isinstance(message, to_manager.DefineRecipe):
             _check_size(len(data), f"context {message.recipe.name}, its loader and its arguments", what="context")
-    known.update(recipe.key for recipe in (submission.recipe, *submission.variants))
+    known.update(recipe.key for recipe in recipes)
 
 
 def _check_size(size: int, whose: str, *, what: str) -> None:
@@ -76,7 +71,6 @@ def _check_size(size: int, whose: str, *, what: str) -> None:
 
 
 def _what(message: msgspec.Struct) -> str:
-    """The smallest part of a message that cannot be sent, with its value."""
     for field in msgspec.structs.fields(message):
         value = getattr(message, field.name)
         try:
@@ -88,7 +82,7 @@ def _what(message: msgspec.Struct) -> str:
     return ""
 
 
-# ---- prepared
+# ---- prepared functions
 
 
 SPECIFICATION = "parsl_resource_specification"
@@ -102,9 +96,11 @@ LeaveSource = Callable[[str, Callable[..., Any], Recipe], None]
 
 
 class AppWants(dict[str, Any]):
-    """The specification of a Stoker app, as Parsl hands it on: already read, and no argument of the function. `due_at`:
-    the deadline that a first try of the call had, on the monotonic clock. `function`: its bytes when the call was made,
-    those of the function object `made_of`; None = as it is when the call is sent."""
+    """The specification of a Stoker app, as Parsl hands it on: already read, and no argument of the function.
+
+    `due_at`: the deadline of a call's first try. `function`: the function's bytes when the call was made, of the object
+    `made_of`; None = as it is when the call is sent. `content`: the digest of the function, if results are cached.
+    """
 
     def __init__(
         self,
@@ -113,47 +109,40 @@ class AppWants(dict[str, Any]):
         due_at: float | None = None,
         function: FunctionBlob | None = None,
         made_of: Callable[..., Any] | None = None,
+        inbox: PieceInbox | None = None,
+        content: str = "",
     ) -> None:
         super().__init__()
         self.wants = wants
         self.due_at = due_at
         self.function = function
         self.made_of = made_of
-        self.inbox: PieceInbox | None = None
-        """Where the pieces of this one call go."""
-        self.content = ""
-        """The digest of the function's content, where the results of calls are kept."""
+        self.inbox = inbox
+        self.content = content
+
+    def again(self, *, due_at: float | None = None, inbox: PieceInbox | None = None) -> AppWants:
+        return AppWants(
+            self.wants,
+            due_at=self.due_at if due_at is None else due_at,
+            function=self.function,
+            made_of=self.made_of,
+            inbox=self.inbox if inbox is None else inbox,
+            content=self.content,
+        )
 
 
 class TriedWants(dict[str, Any]):
-    """The specification of a call that is tried again, with the deadline of the first try."""
-
     def __init__(self, specification: Mapping[str, Any], *, due_at: float) -> None:
         super().__init__(specification)
         self.due_at = due_at
 
 
-def for_one_call(specification: AppWants) -> AppWants:
-    """A copy of a specification, with an inbox for the pieces of one call."""
-    made = AppWants(
-        specification.wants,
-        due_at=specification.due_at,
-        function=specification.function,
-        made_of=specification.made_of,
-    )
-    made.content, made.inbox = specification.content, PieceInbox(keeps_all=True)
-    return made
-
-
 @id_for_memo.register(AppWants)  # type: ignore[untyped-decorator]  # parsl is untyped
 def _id_for_memo(specification: AppWants, output_ref: bool = False) -> bytes:  # noqa: ARG001
-    """A call's context and its function are part of what it computes, its priority is not."""
     return f"{specification.wants.recipe.key} {specification.content}".encode()
 
 
 class PreparedFunction:
-    """One function: how it is called. It does not hold the function, whose going makes it go."""
-
     def __init__(
         self, function: Callable[..., Any], cache: FunctionCache, check: Check, *, leave_source: LeaveSource
     ) -> None:
@@ -166,21 +155,19 @@ class PreparedFunction:
         self._told: set[str] = set()
         self._sendable: set[str] = set()
         self._content = ("", "")
-        self._also = _NONE
+        self._also = frozenset[str]()
 
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
-        """The function's bytes, with what it captures as that is now. Raises SerializationError."""
         takes = wants.takes_context
-        by_name = _carried(wants.recipe) if takes else _NONE
+        by_name = names_carried(wants.recipe.key, wants.recipe.loader) if takes else frozenset[str]()
         return self._cache.blob(bare(function), takes_context=takes, by_name=by_name, also=self._also)
 
     def bring_along(self, modules: set[str]) -> None:
-        """Have these modules travel with the function from now on: arguments of a call have brought them."""
         if modules:
             self._also |= modules
 
     def content(self, function: Callable[..., Any], blob: FunctionBlob) -> str:
-        """The digest of a function's content, the same in another program; the key of its bytes where it has none."""
+        """Return the digest of a function's content, equal in other programs; if it has none, the key of its bytes."""
         if self._content[0] != blob.key:
             try:
                 self._content = (blob.key, digest_of(own(function)))
@@ -192,11 +179,10 @@ class PreparedFunction:
         self, function: Callable[..., Any], wants: Wants, *, place: CallPlace = ANYWHERE, due_at: float | None = None,
         blob: FunctionBlob | None = None,
     ) -> Submission:  # fmt: skip
-        """The submission of calls with these wants: one for each Wants object, so that its calls share messages.
+        """Return the submission of calls with these wants: one for each Wants object, so that its calls share messages.
 
-        `due_at`: the deadline that a first try had, on the monotonic clock; without it the time to a deadline begins
-        now. `blob`: the function's bytes when the call was made; without them as it is now. Raises what the executor's
-        check raises, and ConfigError for what cannot be sent.
+        `due_at`: the deadline of a first try. `blob`: the function's bytes when the call was made. Raises ConfigError,
+        and errors of the executor's check.
         """
         self._tell_of_context(wants.recipe)
         blob = self.blob(function, wants) if blob is None else blob
@@ -222,7 +208,6 @@ class PreparedFunction:
         return submission
 
     def _tell_of_context(self, recipe: Recipe) -> None:
-        """Say once that a recipe rests on something that has changed since it was made."""
         if recipe.key in self._told or not recipe.loader:
             return
         name = changed_since_made(recipe.key)
@@ -237,7 +222,6 @@ class PreparedFunction:
             )
 
     def parsl_spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The paper's `parsl_spec` among the arguments, or None."""
         if PARSL_SPEC in kwargs:
             return kwargs[PARSL_SPEC]
         place = self._spec_place
@@ -246,7 +230,6 @@ class PreparedFunction:
     def with_parsl_spec(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], stand_in: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with `stand_in` for `parsl_spec`: the loader has travelled with the recipe."""
         if PARSL_SPEC in kwargs:
             return args, {**kwargs, PARSL_SPEC: stand_in}
         place = self._spec_place or 0
@@ -254,9 +237,9 @@ class PreparedFunction:
 
 
 class Preparer:
-    """Finds what is known of a function and of a specification. `check` refuses what the engine cannot honour.
-    `on_replaced(old, new)` is called for a function that is sent anew because what it captured has changed,
-    `leave_source(key, function, recipe)` for one that is about to be sent under that key."""
+    """Prepared functions by function object. `check` refuses wants that the engine cannot honour. `on_replaced(old,
+    new)` is called when a captured object has changed, `leave_source(key, function, recipe)` before a function is sent.
+    """
 
     def __init__(
         self,
@@ -270,58 +253,39 @@ class Preparer:
         self._functions: weakref.WeakKeyDictionary[Any, PreparedFunction] = weakref.WeakKeyDictionary()
         self._cache = FunctionCache(on_replaced=on_replaced)
         self._plain = Wants()
-        self._paper: list[tuple[list[Any], Recipe, Wants]] = []
+        self._paper: list[tuple[list[Any], Wants]] = []
 
     def function(self, function: Callable[..., Any]) -> PreparedFunction:
-        """What is known of a function."""
         try:
             known = self._functions.get(function)
-            if known is None:
-                known = self._functions[function] = PreparedFunction(
-                    function, self._cache, self._check, leave_source=self._leave_source
-                )
-            return known
         except TypeError:  # neither hashable nor weakly referable
-            return PreparedFunction(function, self._cache, self._check, leave_source=self._leave_source)
+            known = None
+        if known is None:
+            known = PreparedFunction(function, self._cache, self._check, leave_source=self._leave_source)
+            with suppress(TypeError):
+                self._functions[function] = known
+        return known
 
     def wants(self, specification: Mapping[str, Any] | None) -> Wants:
-        """What a specification says. Raises SpecificationError."""
-        if not specification and not isinstance(specification, AppWants):
-            return self._plain
-        return specification.wants if isinstance(specification, AppWants) else read_wants(specification)
+        if isinstance(specification, AppWants):
+            return specification.wants
+        return read_wants(specification) if specification else self._plain
 
     def paper_wants(self, spec: Any) -> Wants:
-        """What the paper's `parsl_spec` says. A recipe is made once for equal specifications."""
         context = spec.get("context") if isinstance(spec, Mapping) else None
-        if isinstance(context, list | tuple):
-            for known, _, wants in self._paper:
-                if _same(known, context):
-                    return wants
-        recipe = read_parsl_spec(spec)
-        wants = Wants(recipe=recipe)
-        if isinstance(context, list | tuple):
-            del self._paper[_RECIPES_KEPT:]
-            self._paper.insert(0, (_copy(context), recipe, wants))
+        if not isinstance(context, list | tuple):
+            return Wants(recipe=read_parsl_spec(spec))
+        for known, wants in self._paper:
+            if _same(known, context):
+                return wants
+        wants = Wants(recipe=read_parsl_spec(spec))
+        del self._paper[_RECIPES_KEPT:]
+        self._paper.insert(0, (_copy(context), wants))
         return wants
 
 
-_NONE: frozenset[str] = frozenset()
-
-
-def travels_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:
-    """The modules that travel with a function and with the context that its calls run on."""
-    names = names_carried(blob.key, blob.blob)
-    return names | _carried(recipe) if recipe.loader else names
-
-
-def _carried(recipe: Recipe) -> frozenset[str]:
-    return names_carried(recipe.key, recipe.loader)
-
-
 def _copy(context: Any) -> list[Any]:
-    """A copy that later changes of the caller's lists do not reach."""
-    copies: dict[type, Callable[[Any], Any]] = {list: list, tuple: list, dict: dict}
-    return [copies.get(type(part), lambda same: same)(part) for part in context]
+    return [type(part)(part) if type(part) in (list, tuple, dict) else part for part in context]
 
 
 def _same(known: list[Any], context: Any) -> bool:

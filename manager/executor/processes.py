@@ -1,9 +1,8 @@
-"""The manager's process, seen from the client that owns it: started, watched, started again, ended.
+"""The manager's process, for the client that owns it: start, watch, restart, end.
 
-The manager is in a process session of its own, so that Ctrl-C at the terminal reaches the program and not its manager.
-If it dies it is started again in the same folder, where it finds its journal; the user sees one line. A manager that
-dies again and again and does nothing meanwhile (`manager.live.restarts`), or that dies before it ever listened, takes
-the session down with its log's last lines as the reason. A start that fails counts as a death.
+The manager is in a process session of its own, so that Ctrl-C at the terminal reaches only the program. If it dies it
+is restarted in the same folder, where it finds its journal. A manager that dies again and again without progress, or
+before it has listened, ends the session with the last lines of its log as the reason.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from stoker.site import ProviderKind, Site
 
 logger = logging.getLogger("stoker")
 
+_TAIL_LINES = 15
 KEPT_SESSIONS = 50
-"""So many sessions are known by their ids when they are over; the folders of older ones stay, and can be named by path.
-Sessions that live are known however many there are."""
+"""Sessions that are over and still known by id; older ones can be named by path. All live sessions are known."""
 
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
-    """Make a session folder and its keys. Raises SessionError, which says with what to name a place `elsewhere`."""
+    """Make a session folder and its keys. Raises SessionError; `elsewhere` says how to name another place."""
     refuse_odd_path(folder.path, what="the session folder", advice=f"rename it, or name another place: {elsewhere}")
     try:
         folder.make()
@@ -53,7 +52,6 @@ def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=
 
 
 def removed(folder: SessionFolder) -> SessionError:
-    """What to say when a session folder vanishes while its session runs."""
     return SessionError(
         f"the session folder {folder.path} was removed while the session ran: the session is over, and calls that had"
         " not ended are lost; run the program again, and leave its run folder (run_dir) alone until it has ended"
@@ -61,7 +59,6 @@ def removed(folder: SessionFolder) -> SessionError:
 
 
 def manager_options(sites: Sequence[Site]) -> list[str]:
-    """Options of a manager of these sites: where it listens and how patient it is, as the first of them says."""
     first = sites[0].session
     interface = next((site.session.interface for site in sites if site.session.interface), "")
     if not interface:
@@ -74,9 +71,7 @@ def manager_options(sites: Sequence[Site]) -> list[str]:
 
 
 def new_session_id() -> str:
-    """Four characters that are easy to say and to type, of no session that is there: `k3v9`.
-
-    Raises SessionError where the user's state folder cannot be read."""
+    """Return four characters that are easy to say and that no other session has: `k3v9`. Raises SessionError."""
     links = state_folder() / "sessions"
     while True:
         name = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(4))
@@ -89,19 +84,25 @@ def new_session_id() -> str:
 
 def register(folder: SessionFolder, *, name: str = "") -> None:
     """Link the session into the user's state folder, where `stoker status` finds it, also after its end. `name`: its
-    id, where no manager of it has listened yet.
-
-    Raises SessionError where that folder cannot be written."""
+    id, if no manager has listened yet. Raises SessionError."""
     links = state_folder() / "sessions"
     try:
-        _link(folder, links, name=name or folder.read().session)
+        name = name or folder.read().session
+        links.mkdir(mode=0o700, parents=True, exist_ok=True)
+        newest_first = sorted(links.iterdir(), key=changed_at, reverse=True)
+        for place, old in enumerate(newest_first):
+            is_one = holds_session(old) or is_begun(old)
+            if not is_one or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
+                old.unlink(missing_ok=True)
+        draft = links / f".{name}-{secrets.token_hex(4)}"  # others may do the same just now
+        draft.symlink_to(folder.path)
+        draft.replace(links / name)
     except OSError as error:
         raise _not_to_use(links, "written", error) from error
 
 
 def note_joined(folder: SessionFolder, link: Path) -> None:
-    """Link a session that a program joins into the program's run folder, as the session that it starts would lie there:
-    commands typed in the program's folder then find that session. A folder that cannot be written costs only that."""
+    """Link a joined session into the program's run folder, so that commands typed in the program's folder find it."""
     with suppress(OSError):
         link.symlink_to(folder.path.resolve(), target_is_directory=True)
 
@@ -113,20 +114,8 @@ def _not_to_use(links: Path, what: str, error: OSError) -> SessionError:
     )
 
 
-def _link(folder: SessionFolder, links: Path, *, name: str) -> None:
-    links.mkdir(mode=0o700, parents=True, exist_ok=True)
-    newest_first = sorted(links.iterdir(), key=changed_at, reverse=True)
-    for place, old in enumerate(newest_first):
-        if not (holds_session(old) or is_begun(old)) or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
-            old.unlink(missing_ok=True)
-    link = links / name
-    draft = links / f".{link.name}-{secrets.token_hex(4)}"  # others may do the same just now
-    draft.symlink_to(folder.path)
-    draft.replace(link)
-
-
 def _may_live(folder: SessionFolder) -> bool:
-    """False if a session is over for certain. One of `stoker up` whose manager is gone may be brought back."""
+    """False if a session is certainly over. A session of `stoker up` whose manager is gone may be restarted."""
     try:
         holder = lease.read(lease.lease_file(folder))
     except (OSError, SessionError):  # the file system is away
@@ -139,7 +128,7 @@ def _may_live(folder: SessionFolder) -> bool:
 
 
 class ManagerProcess:
-    """The manager of one session. `on_lost` is told, on the watching thread, when it cannot be kept running."""
+    """The manager of one session. `on_lost` is called on the watching thread when it cannot be kept running."""
 
     def __init__(
         self,
@@ -160,15 +149,12 @@ class ManagerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of the manager that runs now."""
         return self._process.pid
 
     def is_running(self) -> bool:
-        """Whether there is a manager just now."""
         return self._process.poll() is None
 
     def wait_listening(self, timeout_s: float) -> None:
-        """Wait until the manager has written `session.json`. Raises SessionError with its log's last lines."""
         until = time.monotonic() + timeout_s
         while not self._folder.file.exists():
             if self._process.poll() is not None and not self._folder.file.exists():
@@ -178,12 +164,10 @@ class ManagerProcess:
             time.sleep(0.005)
 
     def expect_end(self) -> None:
-        """Let the manager end: do not start it again."""
         with self._lock:
             self._stopping.set()
 
     def end(self, *, grace_s: float) -> None:
-        """Wait for the manager to end; after `grace_s` terminate it, and kill it if that does not help."""
         self.expect_end()
         for stop in (None, self._process.terminate, self._process.kill):
             if stop is not None:
@@ -196,10 +180,7 @@ class ManagerProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._restarts.started()
-        with open(self._folder.manager_log, "ab") as log:
-            return subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
-            )
+        return spawn_manager(self._command, self._folder.manager_log)
 
     def _watch(self) -> None:
         while True:
@@ -219,7 +200,9 @@ class ManagerProcess:
                 logger.warning("%s; it is started again%s with its journal (%s)", how, after_pause(pause_s), log)
                 self._stopping.wait(pause_s)
                 try:
-                    self._start_again()
+                    with self._lock:
+                        if not self._stopping.is_set():
+                            self._process = self._start()
                     break
                 except OSError as error:  # out of descriptors, memory or processes, for a while
                     what = how = f"the manager could not be started ({error})"
@@ -227,16 +210,23 @@ class ManagerProcess:
                 self._on_lost(self._error(f"{what} again and again"))
                 return
 
-    def _start_again(self) -> None:
-        with self._lock:
-            if not self._stopping.is_set():
-                self._process = self._start()
-
     def _error(self, what: str) -> SessionError:
-        log = self._folder.manager_log
-        try:
-            lines = log.read_text(errors="replace").splitlines()[-15:]
-        except OSError:
-            lines = []
-        text = "".join(f"\n  {line}" for line in lines) or " (it is empty)"
-        return SessionError(f"{what}; the end of {log}:{text}", log=str(log))
+        return with_log(what, self._folder.manager_log)
+
+
+def spawn_manager(command: Sequence[str], log_file: Path) -> subprocess.Popen[bytes]:
+    with open(log_file, "ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def with_log(what: str, log: Path, *, said_at: int = 0) -> SessionError:
+    """Return an error with the last lines of a manager's log. `said_at`: the log's size before this manager."""
+    try:
+        said = log.read_bytes()
+    except OSError:
+        said = b""
+    if len(said) >= said_at:  # else the log was full and began anew
+        said = said[said_at:]
+    lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    text = "".join(f"\n  {line}" for line in lines) or " (it is empty)"
+    return SessionError(f"{what}; the end of {log}:{text}", log=str(log))

@@ -1,13 +1,11 @@
-"""What a program shows without being asked: the progress bar of a map, and one line when its calls wait.
+"""Progress without asking: the progress bar of a map, and one line while its calls wait.
 
-The bar of `stoker.map(..., progress=True)` shows rate, hot contexts, time elapsed and time left. Results that an
-earlier run has kept count as done from the beginning, and not in the rate. A terminal and a notebook show one bar; a
-pipe gets a line every ten seconds.
+Results of an earlier run count as done, but not in the rate. A terminal and a notebook show one bar; a pipe gets a line
+every ten seconds.
 
-A batch system may keep a job for hours. So while calls wait, `WaitNotices` asks for the session's status now and then,
-and says in one line why no pilot runs them, what a slow loader printed last, that pilots cannot reach each other, or
-that the session's disk is full: above the bar if there is one, else in the log `stoker.news`, whose warnings go to
-stderr. It repeats a reason after a minute. Numbers in a reason, and reasons that alternate, do not make it new.
+While calls wait, `WaitNotices` asks for the session's status now and then, and logs one line: why no pilot runs them,
+the last line of a slow loader, that pilots cannot reach each other, or that the session's disk is full. The line goes
+above the bar, or to the log `stoker.news`. Numbers in a reason, and reasons that alternate, do not make it new.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from stoker.units import show_seconds
 
 
 Follow = Callable[[int, int | None], None]
-"""Gets how many results were taken, of how many (None = not known)."""
+"""Gets the number of results taken, and the total (None = not known)."""
 
 REDRAW_S = 0.1
 NOTEBOOK_S = 0.5
@@ -42,11 +40,10 @@ STATUS_S = 1.0
 
 
 _drawn: list[MapProgress] = []
-"""Bars that stand on the terminal, the last one lowest."""
+"""Bars on the terminal, the lowest last."""
 
 
 def above_the_bar(text: str) -> bool:
-    """Print a line above the bar that stands on the terminal; False, and nothing is printed, if none does."""
     live = _drawn[-1].live if _drawn else None
     if live is None:
         return False
@@ -55,9 +52,6 @@ def above_the_bar(text: str) -> bool:
 
 
 class MapProgress:
-    """Shows how far a map is. Called with every result; draws seldom. `kept`: items whose results an earlier run has
-    kept in the map's file."""
-
     def __init__(
         self, name: str, total: int | None, ask_status: Callable[[float], Status | None], *, kept: int = 0
     ) -> None:
@@ -71,17 +65,19 @@ class MapProgress:
         self._hot = ""
         self._done = 0
         self._pace = WorkPace(self._started)
-        self._live: ProgressBar | None = None
+        self.live: ProgressBar | None = None
         self._facts = f"{self._kept}/{total}" if total is not None else str(self._kept)
-        self._line = NotebookLine() if in_notebook() else None
+        ipython = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython is not None else None
+        self._line = NotebookLine() if getattr(shell, "kernel", None) is not None else None
         console = Console(stderr=True)
         if self._line is None and console.is_terminal:
-            self._live = ProgressBar(name, total=total, done=self._kept, facts=lambda: self._facts, console=console)
-            self._live.start()
+            self.live = ProgressBar(name, total=total, done=self._kept, facts=lambda: self._facts, console=console)
+            self.live.start()
             _drawn.append(self)
+        self._pause_s = REDRAW_S if self.live is not None else NOTEBOOK_S if self._line is not None else LINE_S
 
     def __call__(self, done: int, total: int | None) -> None:  # noqa: ARG002
-        """Results taken, of how many."""
         now = time.monotonic()
         done -= self._kept_taken
         self._pace.add(done - self._done, now)
@@ -90,34 +86,19 @@ class MapProgress:
             self._draw(now)
 
     def take_kept(self, items: int) -> None:
-        """The map hands over a result that an earlier run has kept, of so many items."""
         self._kept_taken += items
 
     @property
     def shown(self) -> int:
-        """Items that are done, those of earlier runs included."""
         shown = self._done + max(self._kept, self._kept_taken)
         return shown if self._total is None else min(shown, self._total)
 
-    @property
-    def _pause_s(self) -> float:
-        """Seconds between two pictures."""
-        if self._live is not None:
-            return REDRAW_S
-        return NOTEBOOK_S if self._line is not None else LINE_S
-
-    @property
-    def live(self) -> ProgressBar | None:
-        """What stands on the terminal, as long as it does."""
-        return self._live
-
     def close(self) -> None:
-        """Draw the end."""
         self._draw(time.monotonic(), last=True)
-        if self._live is not None:
+        if self.live is not None:
             _drawn.remove(self)
-            self._live.stop()
-            self._live = None
+            self.live.stop()
+            self.live = None
 
     def _draw(self, now: float, *, last: bool = False) -> None:
         self._drawn = now
@@ -137,20 +118,18 @@ class MapProgress:
         rest = 0 if self._total is None else self._total - shown
         left = left_in_words(self._pace.left_s(rest, now)) if rest and not last else ""
         of = shown if self._total is None else f"{shown}/{self._total}"
-        if self._live is not None:
+        if self.live is not None:
             self._facts = "  ".join(filter(None, (str(of), rate, self._hot, left)))
-            self._live.set_done(shown, refresh=True)
+            self.live.set_done(shown, refresh=True)
             return
         how_far = bar_of(shown, self._total) if self._line is not None else of
-        text = "  ".join(filter(None, (f"{self._name} {how_far}", rate, self._hot, _elapsed(elapsed), left)))
+        text = "  ".join(
+            filter(None, (f"{self._name} {how_far}", rate, self._hot, f"elapsed {show_seconds(elapsed)}", left))
+        )
         if self._line is not None:
             self._line.show(text)
         else:
             sys.stderr.write(f"{text}\n")
-
-
-def _elapsed(seconds: float) -> str:
-    return f"elapsed {show_seconds(seconds)}"
 
 
 # ---- notices
@@ -159,23 +138,20 @@ def _elapsed(seconds: float) -> str:
 logger = logging.getLogger("stoker.news")
 
 FIRST_S = 10.0
-"""So long calls may wait for a pilot before anything is said, and so far apart lines are at least."""
+"""Seconds that calls wait before the first line, and between two lines."""
 AGAIN_S = 60.0
-"""After so long the same is said again."""
 CHECK_S = 2.0
 CHECK_SELDOM_S = 30.0
-"""How often a session that has pilots is looked at while none loads what calls wait for: its status takes time to make
-where there are many."""
+"""Seconds between two looks at a session that has pilots and loads nothing that calls wait for: a status takes time."""
 _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 
 
 class WaitNotices:
-    """Looks at a session from a thread of its own, while `calls_wait`, and says what there is to say.
+    """Watches a session on its own thread while `calls_wait`, and logs why they wait.
 
-    `ask` gets the session's status, None if there is no answer. `is_ours` says of a context's key whether calls of this
-    program want it. `why_silent` says why a manager that is connected may not answer; empty where it is not connected.
-    `journal_trouble` says why the manager cannot write its journal, without asking; empty while it can. `faults_only`:
-    of a journal that cannot be written and a manager that does not answer it is told, and of no other wait.
+    `ask` returns the session's status, or None. `is_ours`: True for the key of a context that calls of this program
+    want. `why_silent` and `journal_trouble` return a fault of the manager, or "". With `faults_only`, only these are
+    logged.
     """
 
     def __init__(
@@ -195,17 +171,14 @@ class WaitNotices:
         self._is_ours = is_ours
         self._why_silent = why_silent
         self._silent_at: float | None = None
-        """Since when the manager has not answered."""
         self._of_silence_at = -math.inf
         self._say = say or _say
         self._ask_at = 0.0
         self._wait_since: float | None = None
-        """Since when calls wait."""
         self._alone_at: float | None = None
-        """Since when calls wait and no pilot runs them."""
         self._said_at = 0.0
         self._said: dict[str, float] = {}
-        """Why pilots were missing, in the last minute, and when it was said."""
+        """Reasons of the last minute, and when each was logged."""
         self._of_peers = ""
         self._journal_trouble = journal_trouble
         self._of_journal = ""
@@ -216,15 +189,12 @@ class WaitNotices:
         self._thread = threading.Thread(target=self._run, name="stoker-news", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Say nothing more."""
         self._stop.set()
 
     def tell_if_due(self, now: float) -> None:
-        """Ask the manager if that is due, and tell the program what its calls wait for."""
         if not self._calls_wait():
             self._alone_at = self._wait_since = None
             return
@@ -241,13 +211,18 @@ class WaitNotices:
         if self._faults_only:
             self._ask_at = now + CHECK_SELDOM_S
             return
-        slow = _slowest_load(status)
+        cold = {context.name for context in status.contexts if context.queued and not context.hot}
+        loading = [library for library in status.libraries if library.loading_s > 0 and library.recipe in cold]
+        slow = max(loading, key=lambda library: library.loading_s, default=None)
         able = any(not device.fault for pilot in status.pilots for device in pilot.devices)
         stuck = next((context.waits_for for context in status.contexts if self._is_stuck(context)), "")
         if able and slow is None and not stuck:
             is_new = now - self._wait_since < 2 * FIRST_S
             self._ask_at = now + (FIRST_S / 2 if is_new else CHECK_SELDOM_S)
-        self._tell_of_peers(status.trouble.get("peers", ""))
+        peers = status.trouble.get("peers", "")
+        if peers and not self._of_peers:
+            self._of_peers = peers
+            self._say(peers)
         if slow is not None:
             self._tell_of_load(slow, now)
         why = next((context.waits_for for context in status.contexts if context.waits_for), "")
@@ -264,7 +239,6 @@ class WaitNotices:
             self._say(f"{why}; more: stoker status {status.session}")
 
     def _tell_of_silence(self, now: float) -> None:
-        """Say that the manager does not answer although the connection to it stands, after a while and now and then."""
         why = self._why_silent()
         self._silent_at = (now if self._silent_at is None else self._silent_at) if why else None
         if self._silent_at is None or now - self._silent_at < FIRST_S:
@@ -274,11 +248,9 @@ class WaitNotices:
             self._say(why)
 
     def _is_stuck(self, context: ContextStatus) -> bool:
-        """Whether calls of this program wait for a context that no library holds or loads."""
         return context.queued > 0 and not context.hot and not context.loading and self._is_ours(context.key)
 
     def _tell_of_load(self, library: LibraryStatus, now: float) -> None:
-        """Say that a context is loading and what its loader printed last: after a while, and when that has changed."""
         if library.loading_s < FIRST_S or now - self._load_said_at < FIRST_S:
             return
         reason = _NUMBER.sub("", f"{library.recipe} {library.line}")
@@ -289,7 +261,6 @@ class WaitNotices:
         self._say(f"context {library.recipe} is loading ({show_seconds(library.loading_s)}){last}")
 
     def _tell_of_journal(self, trouble: str, now: float) -> None:
-        """Say that results wait for room on the session's disk, now and then, and when they wait no more."""
         if trouble and (not self._of_journal or now - self._of_journal_at >= AGAIN_S):
             self._of_journal_at = now
             self._say(trouble)
@@ -297,24 +268,12 @@ class WaitNotices:
             self._say("the session's journal can be written again: calls and results go on")
         self._of_journal = trouble
 
-    def _tell_of_peers(self, trouble: str) -> None:
-        if trouble and not self._of_peers:
-            self._of_peers = trouble
-            self._say(trouble)
-
     def _run(self) -> None:
         while not self._stop.wait(min(CHECK_S, FIRST_S)):
             try:
                 self.tell_if_due(time.monotonic())
             except Exception:  # what cannot be said must not end the saying
                 logger.exception("looking at the session failed")
-
-
-def _slowest_load(status: Status) -> LibraryStatus | None:
-    """The library that has been loading for longest, of contexts that calls wait for and that no library holds."""
-    cold = {context.name for context in status.contexts if context.queued and not context.hot}
-    loading = [library for library in status.libraries if library.loading_s > 0 and library.recipe in cold]
-    return max(loading, key=lambda library: library.loading_s, default=None)
 
 
 def _say(text: str) -> None:
@@ -328,21 +287,11 @@ def _say(text: str) -> None:
 WIDTH = 30
 
 
-def in_notebook() -> bool:
-    """True in a process that is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
-
-
 class NotebookLine:
-    """Shows a text below the cell that runs; `show` replaces it."""
-
     def __init__(self) -> None:
         self._handle: Any = None
 
     def show(self, text: str) -> None:
-        """Put this text in the place of the one before."""
         from IPython.display import display  # only a notebook has it
 
         data = {"text/plain": text}
@@ -353,7 +302,6 @@ class NotebookLine:
 
 
 def bar_of(done: int, total: int | None) -> str:
-    """`━━━━━━━─── 7/10`; without a total the number alone."""
     if not total:
         return f"{done:,}"
     full = WIDTH * min(done, total) // total

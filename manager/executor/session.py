@@ -1,8 +1,7 @@
 """`stoker.load`: Parsl with one StokerExecutor, as a `with` block or until `stop()`.
 
-Settings that differ from Parsl's defaults: no log record per state change (`initialize_logging=False` is worth a factor
-of five in calls a second; Stoker keeps its own log in the session folder), no usage tracking, and no retries (a lost
-pilot never costs one, so only the user's own exceptions are left to retry).
+Settings that differ from Parsl's defaults: no log record per state change (calls are five times as fast; Stoker has its
+own log), no usage tracking, and no retries (a lost pilot never costs one).
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from stoker.errors import (
     StreamDiffersError,
 )
 from stoker.log_files import BoundedLog
-from stoker.manager.executor.client import wait_for_answer
 from stoker.manager.executor.detached import JOINS, RUN
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import CallFuture
-from stoker.manager.executor.map_results import interrupt_open
+from stoker.manager.executor.mapping import interrupt_open
 from stoker.manager.executor.options import check_count, check_load, parsls_config, read_wants
+from stoker.manager.executor.outgoing import wait_for_answer
 from stoker.manager.executor.prepared import AppWants, TriedWants
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.show_status import calls_in_words
@@ -55,7 +54,6 @@ from stoker.units import MOST_AT_ONCE
 _current: Session | None = None
 _lock = threading.Lock()
 SLOW_S = 1.0
-"""What takes longer is said, if somebody watches."""
 
 
 def load(
@@ -73,13 +71,25 @@ def load(
 ) -> Session:
     """Load a site and start its pilots: `with stoker.load("site.toml") as session: ...`.
 
-    Without a site: this machine. `session` joins one that is up (`stoker up`) instead, by its id or folder, and leaves
-    it up at the end; so does the environment variable STOKER_SESSION where no site is named.
-    While its calls wait for a first pilot it says why, now and then; with `progress=False` it says only that the
-    session's journal cannot be written, or that its manager does not answer.
-    `options` go to `parsl.config.Config`; sessions keep their folders in `run_dir`.
     In a notebook, without `with`: `session = stoker.load()`, and `session.stop()` at the end.
-    Raises SessionError when a session is loaded already or cannot start, ConfigError for a wrong site or option.
+
+    Args:
+        site: A site file or a Site. Without one, the session that the environment variable STOKER_SESSION names, else
+            this machine.
+        session: Join a session that is up (`stoker up`), by its id or folder; it stays up at the end.
+        provider: Any Parsl provider; it overrides the site's.
+        label: The executor's name.
+        run_dir: The folder in which sessions keep their folders.
+        retries: Parsl's retries of a call that raised an exception.
+        working_dir: The folder in which calls run.
+        drain_s: Seconds that a block that is scaled in may continue its calls.
+        progress: Log why calls wait for a first pilot. A journal that cannot be written and a manager that does not
+            answer are always logged.
+        **options: Options of `parsl.config.Config`.
+
+    Raises:
+        SessionError: A session is loaded already, or cannot start.
+        ConfigError: A wrong site or option.
     """
     global _current
     with _lock:
@@ -96,27 +106,29 @@ def load(
             drain_s=drain_s,
             progress=progress,
         )
-        defaults: dict[str, Any] = {
-            "initialize_logging": False,
-            "usage_tracking": 0,
-            "strategy": "simple",
-            "retry_handler": retry_cost,
-        }
-        given = {**defaults, **options}
+        defaults = {"initialize_logging": False, "usage_tracking": 0, "strategy": "simple", "retry_handler": retry_cost}
+        given: dict[str, Any] = {**defaults, **options}
         config = parsls_config(executors=[executor], run_dir=os.fspath(run_dir), retries=retries, **given)
         interrupted = False
         try:
-            with _explaining_files(run_dir):
-                _current = Session(_load_parsl(config), executor)
+            _current = Session(_load_parsl(config), executor)
         except BaseException as error:  # Ctrl-C too: what was started ends now, not when the manager misses its client
             with _said_when_slow("stoker: the session that was starting is being ended"):
-                _abandon(executor)
+                kernel = DataFlowKernelLoader._dfk
+                if kernel is not None:
+                    DataFlowKernelLoader.clear()
+                    if not kernel.cleanup_called:
+                        kernel.cleanup()
+                executor.shutdown()
+            if isinstance(error, OSError) and error.filename is not None:
+                raise SessionError(
+                    f"the session cannot start: {error.filename}: {error.strerror}; it keeps its files in the folder"
+                    f" {run_dir}: make that writable, or name another one with stoker.load(run_dir=...)"
+                ) from error
             interrupted = isinstance(error, KeyboardInterrupt)
             if not interrupted:
                 raise
-        if (
-            interrupted or _current is None
-        ):  # raised here, so that the traceback is the user's line and not what happened to be at work
+        if interrupted or _current is None:  # raised here, so that the traceback shows the user's line
             raise KeyboardInterrupt("stoker.load was interrupted; what it had started is ended")
     return _current
 
@@ -125,8 +137,8 @@ _RUN_DIR_TRIES = 20
 
 
 def _load_parsl(config: Config) -> DataFlowKernel:
-    """Parsl's `load`. It numbers the runs in a folder by looking and then making, so that two programs that are started
-    together choose the same number; the second one looks again. The folder of the runs it makes in the same way."""
+    """Load Parsl. Its run folders get numbers by looking and then making, so two programs that start together may
+    choose the same number: then look again."""
     os.makedirs(config.run_dir, exist_ok=True)
     for tries_left in reversed(range(_RUN_DIR_TRIES)):
         try:
@@ -137,32 +149,7 @@ def _load_parsl(config: Config) -> DataFlowKernel:
     raise AssertionError("it returns or raises")
 
 
-@contextlib.contextmanager
-def _explaining_files(run_dir: str | os.PathLike[str]) -> Iterator[None]:
-    """A file that cannot be made or written while a session starts is told with what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise SessionError(
-            f"the session cannot start: {error.filename}: {error.strerror}; it keeps its files in the folder {run_dir}:"
-            " make that writable, or name another one with stoker.load(run_dir=...)"
-        ) from error
-
-
-def _abandon(executor: StokerExecutor) -> None:
-    """End what a load that did not come to its end has started."""
-    kernel = DataFlowKernelLoader._dfk
-    if kernel is not None:
-        DataFlowKernelLoader.clear()
-        if not kernel.cleanup_called:
-            kernel.cleanup()
-    executor.shutdown()
-
-
 def _after_fork() -> None:
-    """A child that was forked from the program has no session: Parsl's threads and the socket are its parent's."""
     global _current
     if _current is not None:
         _current = None
@@ -170,11 +157,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def current() -> Session | None:
-    """The session that `stoker.load` has loaded, if there is one."""
-    return _current
 
 
 def _refuse_second() -> None:
@@ -193,7 +175,7 @@ def _refuse_second() -> None:
 
 
 class Session:
-    """A loaded site. `id` names it for `stoker status` and the like, `folder` is where it keeps its files."""
+    """A loaded site. `id` names it for `stoker status`; `folder` holds its files."""
 
     def __init__(self, kernel: Any, executor: StokerExecutor) -> None:
         self.executor = executor
@@ -204,18 +186,21 @@ class Session:
         self._pid = os.getpid()
         self._log = _keep_log(os.fspath(self.folder / "client.log"))
         atexit.register(self.stop)
-        _note_in_run(self.folder)
+        if run := os.environ.get(RUN):  # a detached program: commands then find its session
+            with contextlib.suppress(OSError):
+                Path(run, "session").write_text(os.path.abspath(self.folder))
 
     def status(self, timeout_s: float = 5.0) -> Status:
-        """Pilots, contexts, queues and rates at this moment. Raises SessionError if the manager does not answer."""
+        """Return pilots, contexts, queues and rates. Raises SessionError if the manager does not answer."""
         if self._over:
             raise SessionError(f"session {self.id} was stopped; stoker.load() loads a new one", session=self.id)
         return wait_for_answer(self.executor.link.ask_status(), timeout_s=timeout_s)
 
     def explain(self, subject: str, timeout_s: float = 5.0) -> Story:
-        """Why a call (`c-12`), pilot, library or context is where it is; of calls that have ended, why they went so.
+        """Return why a call (`c-12`), pilot, library or context is where it is, or why a call ended as it did.
 
-        Raises SessionError if the manager does not answer.
+        Raises:
+            SessionError: The manager does not answer.
         """
         if not isinstance(subject, str):
             raise ConfigError(f"session.explain: {subject!r:.80} is not a name, such as 'c-12'")
@@ -228,26 +213,35 @@ class Session:
 
     @property
     def over(self) -> Exception | None:
-        """Why the session takes no more calls of this program; None while it does. A manager that is being started
-        again, or cannot be reached for now, is no reason."""
+        """Why the session takes no more calls of this program; None while it does. A manager that restarts or is
+        unreachable is no reason."""
         if self._over:
             return SessionError(f"session {self.id} was stopped", session=self.id)
         return self.executor.link.over
 
     def warm(self, context: Recipe, count: int = 1) -> CallFuture:
-        """Load a context ahead of its calls; a future that is done when it is hot in `count` libraries at once.
+        """Load a context before its calls. Nothing is pinned: an unused library ends when its room or its pilot is
+        needed.
 
-        Pilots are asked for where they are needed, as for calls. Nothing is pinned: a library that is not used goes
-        when its room or its pilot is wanted otherwise. Raises ConfigError or RecipeError for what cannot be meant; the
-        future raises ContextError if the context cannot be loaded, NoDeviceError where there are fewer devices.
+        Args:
+            context: A recipe.
+            count: Libraries that are to hold the context at the same time.
+
+        Returns:
+            A future that ends when the context is hot. It raises ContextError if the context cannot be loaded,
+            NoDeviceError if there are fewer devices.
+
+        Raises:
+            ConfigError: The count has no meaning.
+            RecipeError: The context is no recipe.
         """
         check_count("session.warm: count", count, least=1, most=MOST_AT_ONCE)
         wants = read_wants({"context": as_recipe(context), "gang": count}, takes_context=True)
         return self.executor.submit(is_loaded, AppWants(wants))
 
     def stop(self) -> None:
-        """End the session: calls that are left are cancelled, pilots end, Parsl is cleared. Twice is no error. Of a
-        session that was joined only this program's calls end."""
+        """End the session: cancel the calls that are left, end the pilots, clear Parsl. Of a session that was joined,
+        end only this program's calls. Twice is no error."""
         global _current
         if self._over or os.getpid() != self._pid:  # a forked child of the program ends nothing of it
             return
@@ -291,7 +285,6 @@ class Session:
         return f"<session {self.id} on site {site}: {_line(status)}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         status = None if self._over else self.executor.ask_status(1.0)
         if status is None:
             return f"<code>{html.escape(repr(self))}</code>"
@@ -306,7 +299,6 @@ class Session:
 
 @contextlib.contextmanager
 def _said_when_slow(text: str) -> Iterator[None]:
-    """Who watches a terminal hears of what takes longer than a moment."""
     if sys.stderr is None or not sys.stderr.isatty():  # it is None where a program is started with it closed
         yield
         return
@@ -319,13 +311,6 @@ def _said_when_slow(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _note_in_run(session: Path) -> None:
-    """In a detached program (`stoker run --detach`): note for commands which session it has loaded."""
-    if run := os.environ.get(RUN):
-        with contextlib.suppress(OSError):
-            Path(run, "session").write_text(os.path.abspath(session))
-
-
 def _line(status: Status) -> str:
     pilots, devices = len(status.pilots), sum(len(pilot.devices) for pilot in status.pilots)
     here = f"{pilots} pilot{'s' * (pilots != 1)}, {devices} device{'s' * (devices != 1)}"
@@ -333,7 +318,6 @@ def _line(status: Status) -> str:
 
 
 def _keep_log(path: str) -> logging.Handler:
-    """Stoker's own log of this client: everything into the session folder, warnings to the terminal as well."""
     handler = BoundedLog(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.INFO)
@@ -342,15 +326,11 @@ def _keep_log(path: str) -> logging.Handler:
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
     if not logging.getLogger().handlers and len(logger.handlers) == 1:
-        _to_terminal(logger)
+        terminal = logging.StreamHandler(sys.stderr)
+        terminal.setLevel(logging.WARNING)
+        terminal.setFormatter(logging.Formatter("stoker: %(message)s"))
+        logger.addHandler(terminal)
     return handler
-
-
-def _to_terminal(logger: logging.Logger) -> None:
-    terminal = logging.StreamHandler(sys.stderr)
-    terminal.setLevel(logging.WARNING)
-    terminal.setFormatter(logging.Formatter("stoker: %(message)s"))
-    logger.addHandler(terminal)
 
 
 # ---- retries by Parsl
@@ -362,22 +342,13 @@ _FINAL = (
 
 
 def retry_cost(error: Exception, task: dict[str, Any]) -> float:
-    """What a failure costs of Parsl's retries. What the manager has decided for good is not tried again.
-
-    `task` is the kernel's record of the call, which keeps the deadline of the first try from here on.
-    """
+    """Return the cost of a failure in Parsl's retries; infinite for a final decision of the manager. The kernel's
+    record `task` keeps the deadline of the first try."""
     if isinstance(error, _FINAL):
         return math.inf
     sent, specification = task["exec_fu"], task["resource_specification"]
     if isinstance(sent, CallFuture) and sent.due_at is not None:
-        if isinstance(specification, AppWants):
-            again = task["resource_specification"] = AppWants(
-                specification.wants,
-                due_at=sent.due_at,
-                function=specification.function,
-                made_of=specification.made_of,
-            )
-            again.inbox = specification.inbox
-        else:
-            task["resource_specification"] = TriedWants(specification, due_at=sent.due_at)
+        is_apps = isinstance(specification, AppWants)
+        again = specification.again(due_at=sent.due_at) if is_apps else TriedWants(specification, due_at=sent.due_at)
+        task["resource_specification"] = again
     return 1.0

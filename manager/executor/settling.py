@@ -1,15 +1,11 @@
-"""Threads that settle the futures which may take long, and that run a program's callbacks.
+"""Threads that settle slow futures, and that run a program's callbacks.
 
-Settling a future can run code that is not ours: the classes of a result rebuild themselves (they may import, read files
-or sleep), and the future's callbacks run. The link's I/O thread settles a future by itself only if the result is made
-of builtin types and no callback in this program has been slow. Threads here settle all others. Callbacks have their own
-threads (`callbacks`), so that one that waits for a call never delays the result that it waits for.
+Settling a future can run code of the user: classes of a result that rebuild themselves, and callbacks. The link's I/O
+thread settles a future only if the result is made of builtin types and no callback has been slow; threads here settle
+all others. Callbacks have their own threads, so that one that waits for a call never delays its result.
 
-One thread is enough while it keeps up. While work waits, a watcher (`_watch`) starts another thread whenever none has
-taken work for `STUCK_S`. There is no limit: callbacks may wait for each other, and a limit would be a deadlock. Where
-no thread can be started, the thread that has a result settles it.
-
-`stoker.map` does not use these threads: the loop that takes its results unpickles them.
+While work waits, a watcher starts another thread whenever none has taken work for `STUCK_S`. There is no limit:
+callbacks may wait for each other. If no thread can be started, the thread that has a result settles it.
 """
 
 from __future__ import annotations
@@ -28,21 +24,20 @@ logger = logging.getLogger(__name__)
 
 
 STUCK_S = 0.05
-"""Results that have waited for this long while no thread took one get another thread."""
+"""Seconds after which waiting work gets another thread if no thread has taken work."""
 SLOW_S = 0.05
-"""A future whose callbacks took longer has slow ones."""
+"""Callbacks that take more seconds are slow."""
 MANY_THREADS = 64
-"""From this many threads on, the program is told why they are there."""
 IDLE_S = 10.0
-"""A thread without work ends after this long."""
+"""Seconds after which a thread without work ends."""
 
 Work = Callable[[], object]
 
 
 class Settling:
-    """Threads for one kind of work: `what` they do. Every method may be called from any thread.
+    """Threads for one kind of work, `what`. Any thread may call every method.
 
-    `has_slow_callbacks` is set by the caller when callbacks took longer than SLOW_S: all futures come here then.
+    The caller sets `has_slow_callbacks` when callbacks took longer than SLOW_S: then all futures come here.
     """
 
     def __init__(self, what: str) -> None:
@@ -52,14 +47,12 @@ class Settling:
         self._lock = threading.Lock()
         self._threads = 0
         self._open = 0
-        """Pieces of work that were added and are not done."""
         self._taken_at = 0.0
         self._is_watched = False
         self._has_warned = False
         self._closed = False
 
     def add(self, work: Work) -> None:
-        """Have a thread do it."""
         with self._lock:
             if not self._open:
                 self._taken_at = time.monotonic()
@@ -76,7 +69,6 @@ class Settling:
                 self._is_watched = False  # work that comes later tries again
 
     def start_thread_if_behind(self, now: float) -> None:
-        """Start another thread if work has waited for STUCK_S. `now` is on `time.monotonic`."""
         if self._work.empty() or now - self._taken_at < STUCK_S:
             return
         with self._lock:
@@ -95,7 +87,7 @@ class Settling:
         self._begin()
 
     def wait_done(self, *, limit_s: float) -> None:
-        """Wait until all that was added is done; give up when no piece of it has ended for this long."""
+        """Wait until all work is done; give up when nothing has ended for `limit_s`."""
         left = self._open
         until = time.monotonic() + limit_s
         while self._open and (now := time.monotonic()) < until:
@@ -105,7 +97,6 @@ class Settling:
             time.sleep(0.005)
 
     def close(self, *, limit_s: float) -> None:
-        """Wait as `wait_done` does, and let the threads end."""
         self.wait_done(limit_s=limit_s)
         with self._lock:
             self._closed = True
@@ -114,11 +105,9 @@ class Settling:
             self._work.put(None)
 
     def forget(self) -> None:
-        """Begin anew: in a process that was forked there are none of the threads, and no work."""
         self.__init__(self.what)  # type: ignore[misc]
 
     def _watch(self) -> None:
-        """Start threads while work waits."""
         while True:
             time.sleep(STUCK_S)
             with self._lock:
@@ -128,25 +117,12 @@ class Settling:
             self.start_thread_if_behind(time.monotonic())
 
     def _begin(self) -> None:
-        """Start a thread, which is counted already. If none can be started and none is there, do the work here."""
-        if not self._start(self._run):
-            with self._lock:
-                self._threads -= 1
-                is_alone = not self._threads
-            if is_alone:
-                self._work_here()
-
-    def _start(self, run: Callable[[], None]) -> bool:
-        """Start a thread. False at the limit of a user's processes, and while the interpreter ends."""
-        try:
-            threading.Thread(target=run, name="stoker-settling", daemon=True).start()
-        except RuntimeError as error:
-            logger.debug("no thread can be started for %s: %s", self.what, error)
-            return False
-        return True
-
-    def _work_here(self) -> None:
-        while True:
+        if self._start(self._run):
+            return
+        with self._lock:
+            self._threads -= 1
+            is_alone = not self._threads
+        while is_alone:
             try:
                 work = self._work.get_nowait()
             except queue.Empty:
@@ -154,6 +130,14 @@ class Settling:
             if work is not None:
                 self._do(work)
             del work
+
+    def _start(self, run: Callable[[], None]) -> bool:
+        try:
+            threading.Thread(target=run, name="stoker-settling", daemon=True).start()
+        except RuntimeError as error:
+            logger.debug("no thread can be started for %s: %s", self.what, error)
+            return False
+        return True
 
     def _run(self) -> None:
         while True:
@@ -181,7 +165,6 @@ class Settling:
 
 
 callbacks = Settling("done-callbacks")
-"""Runs the callbacks that programs give to their futures."""
 os.register_at_fork(after_in_child=callbacks.forget)
 
 
@@ -191,25 +174,21 @@ os.register_at_fork(after_in_child=callbacks.forget)
 Callback = Callable[[Future[Any]], object]
 
 _QUICK = ("parsl", "asyncio", "concurrent")
-"""Packages whose callbacks wait for nothing: they run on the thread that has the result."""
+"""Packages whose callbacks never wait: they run on the thread that has the result."""
 
 
 def is_users_callback(callback: Callable[..., object]) -> bool:
-    """True unless the callback is known to wait for nothing. One may wait for the next result."""
     module = getattr(getattr(callback, "func", callback), "__module__", None) or ""
     return module.partition(".")[0] not in _QUICK
 
 
 def callbacks_of(future: Future[Any]) -> list[Callback]:
-    """The callbacks that wait for a future."""
     return getattr(future, "_done_callbacks", [])
 
 
 def add_callback(future: Future[Any], callback: Callback, *, register: Callable[[Callback], None]) -> None:
-    """Have a callback called when the future has ended. `register` is `add_done_callback` of the future's base class.
-
-    A callback that may wait runs on a thread for callbacks, and at once on this thread if the future has ended.
-    """
+    """Call a callback when the future has ended: on a thread for callbacks if it may wait. `register` is
+    `add_done_callback` of the future's base class."""
     if future.done() or not is_users_callback(callback):
         register(callback)
     elif future.__dict__.setdefault("_users_callbacks", UsersCallbacks()).add(callback, future):
@@ -217,20 +196,16 @@ def add_callback(future: Future[Any], callback: Callback, *, register: Callable[
 
 
 class UsersCallbacks:
-    """The program's callbacks of one future. Every method may be called from any thread."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._due: list[Callback] = []
         self._is_registered = False
         self._is_finished = False
-        """The future has ended, and all callbacks that were there have run: the next one needs a new run."""
+        """True if the future has ended and all its callbacks have run."""
 
     def add(self, callback: Callback, future: Future[Any]) -> bool:
-        """Have it run after those before it. Returns True for the first: then the future must call `hand_over`.
-
-        The future may end while this runs, and the callbacks before this one may have run already.
-        """
+        """Run it after the callbacks before it. True for the first: then the future must call `hand_over`. The future
+        may end meanwhile."""
         with self._lock:
             self._due.append(callback)
             first, self._is_registered = not self._is_registered, True
@@ -240,7 +215,6 @@ class UsersCallbacks:
         return first
 
     def hand_over(self, future: Future[Any]) -> None:
-        """The future is done: a thread runs them."""
         callbacks.add(functools.partial(self._run, future))
 
     def _run(self, future: Future[Any]) -> None:

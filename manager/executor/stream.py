@@ -1,14 +1,11 @@
-"""`stoker.stream`: one call, whose pieces are read while it runs.
-
-It goes to the link directly, as a `stoker.map` does. The link refers to the stream's `StreamEnd` and its inbox alone:
-a program that leaves its loop drops the last reference to the stream, which cancels the call.
+"""`stoker.stream`: one call, whose pieces are read while it runs. As in a map, the link does not refer to the stream: a
+program that leaves its loop drops it, which cancels the call.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 from parsl.executors.errors import BadStateException
@@ -17,8 +14,7 @@ from stoker.errors import ConfigError
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.kernel import loaded_kernel
-from stoker.manager.executor.map_calls import MapCalls
-from stoker.manager.executor.mapping import executor_of, refuse_unheeded
+from stoker.manager.executor.map_calls import MapCalls, executor_of, refuse_unheeded
 from stoker.manager.executor.options import check_truth
 from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.pieces import PieceInbox, PieceReader
@@ -29,12 +25,21 @@ from stoker.protocol.ids import CallId, show_call
 def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = False, **kwargs: Any) -> PieceStream:
     """Call `function` once; iterate over what it yields, as it comes (`for` or `async for`).
 
-    `function` is an app or a plain function: a generator function (`async` too), or one that returns an iterator. A
-    piece is anything that can be pickled, of 1 MB at most. What the call raises comes behind the pieces before it. A
-    reader that is slow has the call wait, and nothing else; to leave the loop cancels the call, as `close()` does. If
-    the call has to run again (its pilot was lost), pieces that were handed on are not given again; where the new run
-    differs from them, StreamDiffersError is raised, unless `rerun_may_differ`. Raises SessionError before a site is
-    loaded, and ConfigError for what cannot be meant.
+    Leaving the loop cancels the call, as `close()` does. While the reader is slow, the call waits. If the call has to
+    run again (its pilot was lost), pieces that the program has taken are not repeated.
+
+    Args:
+        function: An app or a plain function: a generator function (`async` too), or one that returns an iterator. A
+            piece is anything that can be pickled, of 1 MB at most.
+        *args: Arguments of the function.
+        rerun_may_differ: Accept a second run that yields other pieces than those taken from the first.
+        **kwargs: Keyword arguments of the function.
+
+    Raises:
+        SessionError: No site is loaded.
+        ConfigError: An option has no meaning here.
+        StreamDiffersError: A second run yields other pieces.
+        Exception: What the call raised, behind the pieces before it.
     """
     check_truth("stoker.stream: rerun_may_differ", rerun_may_differ)
     if not callable(function):
@@ -46,40 +51,33 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
     calls = MapCalls(executor, function, streams=True)
     end = StreamEnd(PieceInbox(keeps_all=False, may_differ=rerun_may_differ))
     payload = calls.pack_call(args, kwargs)
-    call = executor.link.submit(
-        calls.submission_of(args, kwargs), payload, end, features=calls.features, inbox=end.inbox
-    )
+    submission = calls.submission_of(args, kwargs)
+    call = executor.link.submit(submission, payload, end, features=calls.features, inbox=end.inbox)
     return PieceStream(executor.link, end, call, name=calls.name)
 
 
 class StreamEnd:
-    """Waits for the end of a streamed call; readers get it behind the pieces."""
-
     def __init__(self, inbox: PieceInbox) -> None:
         self.inbox = inbox
         self.failed: CallEnd | None = None
-        """How the call ended, if it did not end well."""
 
     def settle(self, end: CallEnd) -> bool:
-        """The call has ended."""
         self.failed = None if end.ok else end
         self.inbox.finish(end=end)
         return False
 
     def fail(self, call: CallId, error: Exception) -> None:  # noqa: ARG002
-        """The call will have no end."""
         self.inbox.finish(error.__cause__ if isinstance(error, BadStateException) and error.__cause__ else error)
 
     def flush(self) -> None:
-        """Nothing: a reader is woken at once."""
+        """Do nothing: a reader is woken at once."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
-        """Reports of the call are not shown."""
+        """Ignore reports of the call."""
 
 
 class PieceStream(Iterator[Any], AsyncIterator[Any]):
-    """The pieces of one call, for `for` and `async for`. `taken` counts those that were handed over; `call` is its name
-    for `stoker explain`."""
+    """The pieces of one call, for `for` and `async for`."""
 
     def __init__(self, link: Link, end: StreamEnd, call: CallId, *, name: str) -> None:
         self._link = link
@@ -95,12 +93,12 @@ class PieceStream(Iterator[Any], AsyncIterator[Any]):
 
     @property
     def call(self) -> str:
-        """The call's name, such as `c-12`."""
+        """The call's id, for example `c-12`, for `stoker explain`."""
         return show_call(self._id)
 
     @property
     def taken(self) -> int:
-        """How many pieces were handed over."""
+        """Pieces that the program has taken."""
         return self._reader.taken
 
     def __iter__(self) -> PieceStream:
@@ -116,21 +114,19 @@ class PieceStream(Iterator[Any], AsyncIterator[Any]):
         return await anext(self._reader)
 
     def take_arrived(self, most: int = 64) -> list[Any]:
-        """The next pieces that have come already, at most so many: for a program that handles them together. Never
-        waits; what the call raised comes in the loop, behind them."""
+        """Return at most `most` pieces that have come already, for a program that handles them together. Never waits;
+        the call's error comes in the loop, behind them."""
         return self._reader.take_arrived(most=most)
 
     def close(self) -> None:
-        """Cancel the call, if it has not ended: its function ends at its next piece."""
+        """Cancel the call if it has not ended: its function ends at its next piece."""
         self._link.cancel([self._id])
         self._inbox.close()
 
     def __enter__(self) -> PieceStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:

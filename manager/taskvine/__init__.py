@@ -1,1 +1,1 @@
-"""What sites that run TaskVine are told and refused. The pool itself is `stoker.pilot.taskvine`."""
+"""Plans and refusals for sites that run TaskVine. The pool itself is `stoker.pilot.taskvine`."""

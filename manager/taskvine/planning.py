@@ -1,4 +1,4 @@
-"""From a site file to TaskVine's plan: what its manager, its factory and its workers are told."""
+"""TaskVine's plan from a site file: settings of its manager, its factory and its workers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from stoker.pilot.taskvine.engine import NEVER_IDLE_S, VinePlan
 from stoker.site import ProviderKind, Site
 
 _WALLTIME_MARGIN_S = 30
-"""So long before the batch system ends its job, a worker leaves by itself."""
+"""Seconds before the end of its job at which a worker leaves."""
 WORKER = "worker"
-"""Stands where other jobs of a session name their block."""
+"""The name in place of a block's in marks of jobs."""
 
 
 def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = "") -> VinePlan:
-    """The plan of a site, whose settings TaskVine can all honour (see `refusals`).
-
-    Jobs of workers carry the marks by which those of a `session` are known; one that is `kept` outlives programs.
-    `python` is the interpreter of this program, for libraries too unless the site names another; `search_path` what
-    this program imports beyond its environment.
-    """
+    """Return the plan of a site. Jobs of workers carry the marks of the `session`. `kept`: it outlives programs;
+    `python`: this program's interpreter, for libraries too unless the site names another; `search_path`: imports beyond
+    the environment."""
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)
@@ -52,7 +49,7 @@ def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = 
 
 
 def _cores(site: Site) -> int:
-    """Cores of a worker, one for each library that it is to hold at least; 0 = as many as it finds."""
+    """Return the cores of a worker, at least one for each library; 0 = all that it finds."""
     _, _, count = site.pilot.devices.partition(":")
     wanted = int(count or 0)
     if site.provider.kind is ProviderKind.LOCAL and wanted:

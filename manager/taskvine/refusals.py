@@ -1,8 +1,7 @@
-"""What a site or a call may ask for that TaskVine cannot do. It is refused with a sentence, not ignored.
+"""Requests of sites and calls that TaskVine cannot honour. Each is refused with a sentence.
 
-TaskVine schedules by itself: which call runs where, and which library makes room, is its business. It gives a library
-whole cores and whole GPUs and keeps no account of a device's memory, it knows no deadlines, and a call that runs cannot
-be looked into or moved.
+TaskVine decides which call runs where, and which library makes room. It gives a library whole cores and whole GPUs and
+keeps no account of a device's memory; it knows no deadlines, and a running call cannot report or move.
 """
 
 from __future__ import annotations
@@ -15,18 +14,15 @@ from stoker.protocol.calls import CallOptions
 from stoker.site import AUTO_PROBE, EnvironmentKind, Policy, ProviderKind, ProvisioningName, Site
 
 BATCH = (ProviderKind.LOCAL, ProviderKind.SLURM, ProviderKind.CONDOR)
-"""Where its factory starts workers for us."""
 
 
 def refuse_site(site: Site) -> None:
-    """Raise ConfigError if the site file wants what TaskVine cannot do."""
     _refuse(list(_of_site(site)), where=f"site {site.name}: ")
 
 
 def refuse_call(
     recipe: Recipe, options: CallOptions, *, variants: Sequence[Recipe] = (), deadline_s: float = 0.0
 ) -> None:
-    """Raise ConfigError if calls of this context with these options want what TaskVine cannot do."""
     found = [*_of_recipe(recipe), *_of_options(options)]
     if deadline_s:
         found.append("deadline: it runs calls in the order in which they came")

@@ -1,20 +1,17 @@
-"""TaskVine's manager: what it is told (`VinePlan`), and the one module that calls `ndcctools`.
+"""TaskVine's manager: its plan (`VinePlan`), and the only module that calls `ndcctools`.
 
-The plan is made where the site file is read (`stoker.manager.taskvine.planning`), and travels in the session folder.
+The plan is made from the site file (`stoker.manager.taskvine.planning`) and is in the session folder.
 
 TaskVine's manager is a C library that blocks: `wait` takes whole seconds, returns early only with a task, and holds the
-interpreter's lock. While every slot is taken that is right. While some are free, new calls must not wait a second, and
-`wait` returns after one look at everything by three things that it is given:
+interpreter's lock. That is right while every slot is taken. While some are free, new calls must not wait a second, and
+`wait` returns after one look at everything because of three tasks:
 
-- an *anchor*, a task that may not start before the next century, so that there is always one to be considered;
-- two *bells*, tasks that are cancelled as soon as they are submitted. `wait` takes the first, looks whether there is
-  something to send before it returns it (`prefer-dispatch`), and because the second is still there it does not sleep.
+- an *anchor* that may not start before the next century, so that there is always one to be considered;
+- two *bells* that are cancelled as soon as they are submitted. `wait` takes the first, looks for something to send
+  before it returns it (`prefer-dispatch`), and does not sleep because the second is still there.
 
-A version of TaskVine that works otherwise would only be slower to hear of new calls. Its logs have a line for each of
-these steps, and no switch: they are not kept.
-
-TaskVine does not retry a call that it gives up on (*forsaken*: its library ended): the manager decides who is to blame
-and how often the call may run.
+TaskVine's logs have a line for each of these steps and cannot be switched off: they go to /dev/null. TaskVine does not
+retry a call that it gives up on (*forsaken*: its library ended): Stoker's manager decides.
 """
 
 from __future__ import annotations
@@ -38,21 +35,17 @@ from stoker.protocol.to_pilot import FunctionBlob
 
 
 FACTORY_PERIOD_S = 5
-"""How often the factory looks whether workers are missing. (Its own default is half a minute.)"""
+"""Seconds between two looks of the factory for missing workers. (Its default is 30.)"""
 NEVER_IDLE_S = 366 * 86_400
 ALONE_S = 120
 """Seconds that a worker searches for its manager. A killed manager has a successor by then, or never."""
 POOL = "STOKER_POOL"
-"""Names, in the environment of all that TaskVine starts for a session, the folder of that session."""
+"""The environment variable with the session's folder, in all processes that TaskVine starts for it."""
 
 
 class VinePlan(msgspec.Struct, frozen=True):
-    """TaskVine's settings.
-
-    `batch` is the factory's word for the batch system. `devices` says how many libraries a worker holds at once, as
-    `[pilot] devices` does. Of a worker: `cores`, `memory_mb`, `disk_mb` (0 = all). `batch_options` goes to the batch
-    system, `requirements` to HTCondor; `worker_init` is shell code that runs before a worker.
-    """
+    """TaskVine's settings. `devices`: libraries of a worker, as `[pilot] devices`; `cores`, `memory_mb`, `disk_mb`: of
+    a worker (0 = all); `requirements`: for HTCondor; `worker_init`: shell code that runs before a worker."""
 
     batch: str = "local"
     ports: tuple[int, int] = (21000, 21999)
@@ -88,11 +81,10 @@ def factory_command(
     init_script: Path | None = None,
     workspace: Path | None = None,
 ) -> list[str]:
-    """The command line of `vine_factory`.
+    """Return the command line of `vine_factory`.
 
-    `host` is where workers reach the manager (empty: on this machine), `folder` the factory's scratch folder, `orders`
-    a file in which it is told later how many workers are wanted. `init_script` runs before each worker; `workspace` is
-    where workers of this machine keep their files.
+    `host`: where workers reach the manager (empty: on this machine); `orders`: a file with the number of workers
+    wanted; `init_script` runs before each worker; `workspace`: the folder of workers of this machine.
     """
     options = {
         "batch-type": plan.batch,
@@ -100,15 +92,15 @@ def factory_command(
         "scratch-dir": str(folder),
         "password": str(password),
         "config-file": str(orders),
-        "factory-period": str(FACTORY_PERIOD_S),
-        "min-workers": str(plan.least_workers),
-        "max-workers": str(plan.most_workers),
-        "workers-per-cycle": str(plan.most_workers),
-        "timeout": str(plan.idle_s),
-        "cores": _given(plan.cores),
-        "gpus": _given(plan.gpus),
-        "memory": _given(plan.memory_mb),
-        "disk": _given(plan.disk_mb),
+        "factory-period": FACTORY_PERIOD_S,
+        "min-workers": plan.least_workers,
+        "max-workers": plan.most_workers,
+        "workers-per-cycle": plan.most_workers,
+        "timeout": plan.idle_s,
+        "cores": plan.cores,
+        "gpus": plan.gpus,
+        "memory": plan.memory_mb,
+        "disk": plan.disk_mb,
         "batch-options": plan.batch_options,
         "condor-requirements": plan.requirements,
         "extra-options": _worker_options(plan, workspace),
@@ -120,18 +112,16 @@ def factory_command(
 
 
 def init_script(plan: VinePlan) -> str:
-    """A shell script that does what the site wants done first, and then runs the worker; empty if there is nothing."""
     return f'#!/bin/bash\n{plan.worker_init}\nexec "$@"\n' if plan.worker_init.strip() else ""
 
 
 def write(plan: VinePlan, folder: SessionFolder, *, site: str) -> None:
-    """Put a plan into a session folder, where its pilot reads it. Raises OSError."""
     with os.fdopen(os.open(_file(folder, site), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(plan)))
 
 
 def read(folder: SessionFolder, *, site: str) -> VinePlan:
-    """The plan of a session for a site. Raises SessionError if it has none."""
+    """Return a session's plan for a site. Raises SessionError."""
     try:
         return msgspec.json.decode(_file(folder, site).read_bytes(), type=VinePlan)
     except (OSError, *UNREADABLE) as error:
@@ -141,16 +131,11 @@ def read(folder: SessionFolder, *, site: str) -> VinePlan:
 
 
 def is_there(folder: SessionFolder) -> bool:
-    """Whether a session has a plan: TaskVine carries its calls."""
     return any(folder.path.glob(_file(folder, "*").name))
 
 
 def _file(folder: SessionFolder, site: str) -> Path:
     return folder.path / f"taskvine-{site}.json"
-
-
-def _given(number: int) -> str:
-    return str(number) if number else ""
 
 
 def _worker_options(plan: VinePlan, workspace: Path | None) -> str:
@@ -166,7 +151,7 @@ def _worker_options(plan: VinePlan, workspace: Path | None) -> str:
 
 
 def _in_shell(path: str) -> str:
-    """A path for the shell on a node, which knows its `$TMPDIR` and its `~`; nothing else in it means anything."""
+    """Quote a path for the shell of a node, except for a leading `$TMPDIR` or `~`."""
     if path[:1] not in ("$", "~"):
         return shlex.quote(path)
     head, slash, rest = path.partition("/")
@@ -183,7 +168,7 @@ _MIB = 2**20
 
 
 class FinishedTicket(msgspec.Struct, frozen=True):
-    """A ticket that TaskVine is done with. `result` is its own word; `answer` is empty unless that is `success`."""
+    """A ticket that TaskVine has finished. `result`: TaskVine's word; `answer`: empty unless that is `success`."""
 
     ticket: int
     result: str
@@ -191,8 +176,6 @@ class FinishedTicket(msgspec.Struct, frozen=True):
 
 
 class VineWorker(msgspec.Struct, frozen=True):
-    """A connected worker: its name for people, and its resources."""
-
     name: str
     cores: int
     gpus: int
@@ -200,7 +183,7 @@ class VineWorker(msgspec.Struct, frozen=True):
 
 
 class VineManager:
-    """A running TaskVine manager. `folder` is its own; `password` the file that workers prove themselves with."""
+    """A running TaskVine manager. `password`: the file that workers prove themselves with."""
 
     def __init__(self, vine: Any, plan: VinePlan, *, folder: Path, password: Path) -> None:
         self._vine = vine
@@ -211,7 +194,10 @@ class VineManager:
         self._files: dict[str, Any] = {}
         """Files that TaskVine knows, by cache name or function key."""
         self._tickets = 0
-        _keep_no_logs(folder / "logs")
+        logs = folder / "logs" / "vine-logs"
+        logs.mkdir(mode=0o700, parents=True)
+        for name in _LOGS:
+            (logs / name).symlink_to(os.devnull)
         try:
             self._manager = vine.Manager(
                 port=list(plan.ports), run_info_path=str(folder), run_info_template="logs", staging_path=str(folder)
@@ -234,32 +220,31 @@ class VineManager:
 
     @property
     def port(self) -> int:
-        """Where workers reach it."""
         return int(self._manager.port)
 
     @property
     def open(self) -> int:
-        """Tickets that are not finished."""
         return len(self._tasks)
 
     # ---- libraries and calls
 
     def install(self, setup: messages.Setup, *, cores: int) -> str:
-        """Declare a context's library to TaskVine, unless it knows it; return the library's name.
-
-        It gets the GPUs of its devices, and this number of cores.
-        """
+        """Declare a context's library to TaskVine once, with its GPUs and these cores; return its name."""
         recipe = setup.recipe
         name = recipe.key
         if self._manager.check_library_exists(name):
             return name
+        plan = self._plan
+        start = ["exec env", f'PATH={shlex.quote(os.path.dirname(plan.python))}:"$PATH"']  # our interpreter comes first
+        if plan.search_path:
+            start.append(f"PYTHONPATH={shlex.quote(plan.search_path)}")
         task = self._manager.create_library_from_functions(
             name,
             library.serve,
             library_context_info=[library.load, [messages.encode(setup)], {}],
             exec_mode="direct",
             add_env=False,
-            init_command=self._start_command(),
+            init_command=" ".join(start),
         )
         needs = recipe.needs
         task.set_cores(cores)
@@ -276,7 +261,6 @@ class VineManager:
         return name
 
     def submit(self, name: str, order: messages.PoolOrder, *, large: tuple[ObjectRef, ...] = ()) -> None:
-        """Have a library of this name work on an order. `large` are its large arguments, as files of its folder."""
         task = self._vine.FunctionCall(name, "serve", messages.encode(order))
         task.set_max_forsaken(0)
         if order.function:
@@ -286,19 +270,16 @@ class VineManager:
         self._tasks[self._manager.submit(task)] = (order.ticket, task)
 
     def new_ticket(self) -> int:
-        """A number for an order."""
         self._tickets += 1
         return self._tickets
 
     def take_function(self, blob: FunctionBlob) -> None:
-        """Keep a function for the calls of it; each worker is sent it once."""
         if blob.key not in self._files:
             path = self._folder / f"function-{blob.key}"
             path.write_bytes(blob.blob)
             self._files[blob.key] = self._manager.declare_file(str(path), cache="workflow", peer_transfer=True)
 
     def forget(self, name: str) -> None:
-        """Drop a large argument, which no call needs any more, from TaskVine and its workers."""
         file = self._files.pop(name, None)
         if file is not None:
             self._manager.undeclare_file(file)
@@ -306,7 +287,7 @@ class VineManager:
     # ---- time
 
     def collect_finished(self, *, block: bool) -> list[FinishedTicket]:
-        """Let TaskVine work, and take what is finished. With `block` that may last a second, else it does not wait."""
+        """Let TaskVine work, and return what it has finished. With `block` this may take a second."""
         if not block:
             for _ in range(_BELLS):
                 self._manager.cancel_by_task_id(self._manager.submit(self._never()))
@@ -320,7 +301,6 @@ class VineManager:
         return out
 
     def workers(self) -> list[VineWorker]:
-        """Workers that are connected and have said what they have."""
         found = []
         for facts in self._manager.status("workers"):
             cores = int(facts.get("cores_total", 0) or 0)
@@ -337,7 +317,6 @@ class VineManager:
         return found
 
     def close(self) -> None:
-        """Send the workers home and stop."""
         with contextlib.suppress(Exception):  # whatever state it is in, it ends now
             self._manager.workers_shutdown(0)
         self._tasks.clear()
@@ -373,19 +352,3 @@ class VineManager:
         if ref.name not in self._files:
             self._files[ref.name] = self._manager.declare_file(ref.source, cache="workflow", peer_transfer=True)
         return self._files[ref.name]
-
-    def _start_command(self) -> str:
-        """The command before `python library_code.py`: our interpreter, not the first one on the node's path."""
-        plan = self._plan
-        words = ["exec env", f'PATH={shlex.quote(os.path.dirname(plan.python))}:"$PATH"']
-        if plan.search_path:
-            words.append(f"PYTHONPATH={shlex.quote(plan.search_path)}")
-        return " ".join(words)
-
-
-def _keep_no_logs(folder: Path) -> None:
-    """Put nothing where TaskVine is going to write its logs."""
-    logs = folder / "vine-logs"
-    logs.mkdir(mode=0o700, parents=True)
-    for name in _LOGS:
-        (logs / name).symlink_to(os.devnull)

@@ -31,20 +31,18 @@ INSTALL = "conda install -c conda-forge ndcctools"
 
 
 class Programs(msgspec.Struct, frozen=True):
-    """TaskVine's programs: the worker, and the factory that starts workers through a batch system."""
-
     worker: str
     factory: str
 
 
 def find_programs() -> Programs:
-    """TaskVine's programs, if its Python packages are here too; nothing heavy is imported. Raises ConfigError."""
-    missing = ""
-    for module in ("ndcctools.taskvine", "ndcctools.poncho.package_serverize", "threadpoolctl"):
-        if not _is_there(module):
-            missing = f"Python has no module {module}"
-            break
-    places = os.pathsep.join([os.environ.get("PATH", ""), *_beside()])
+    """Return TaskVine's programs if its Python packages are here too. Imports nothing heavy. Raises ConfigError."""
+    needed = ("ndcctools.taskvine", "ndcctools.poncho.package_serverize", "threadpoolctl")
+    missing = next((f"Python has no module {module}" for module in needed if not _is_there(module)), "")
+    spec = importlib.util.find_spec("ndcctools")
+    packages = list(spec.submodule_search_locations or ()) if spec is not None else []
+    bins = [str(parent / "bin") for package in packages for parent in list(Path(package).parents)[:4]]
+    places = os.pathsep.join([os.environ.get("PATH", ""), *bins])
     programs = {name: shutil.which(name, path=places) or "" for name in ("vine_worker", "vine_factory")}
     for name, place in programs.items():
         if not place and not missing:
@@ -55,7 +53,6 @@ def find_programs() -> Programs:
 
 
 def taskvine() -> Any:
-    """The module `ndcctools.taskvine`. Raises ConfigError if it cannot be imported."""
     try:
         return importlib.import_module("ndcctools.taskvine")
     except ImportError as error:
@@ -69,12 +66,6 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def _beside() -> list[str]:
-    spec = importlib.util.find_spec("ndcctools")
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return [str(parent / "bin") for place in places for parent in list(Path(place).parents)[:4]]
-
-
 # ---- the factory
 
 
@@ -86,7 +77,7 @@ _BATCH_GRACE_S = 20.0
 
 
 class VineFactory:
-    """A running `vine_factory`, its `folder`, and its output in `log_file`. `session`: the session's folder."""
+    """A running `vine_factory`."""
 
     def __init__(
         self,
@@ -136,13 +127,12 @@ class VineFactory:
             )
 
     def want(self, workers: int) -> None:
-        """Ask for at least this many workers. The factory looks every few seconds; surplus workers end when idle."""
         if workers != self._wanted:
             self._wanted = workers
             write_whole(self._orders, msgspec.json.encode({"min-workers": workers}))
 
     def ended(self) -> str:
-        """Why there is no factory any more, in its own words; empty while it runs."""
+        """Return why the factory has ended, with its last lines; empty while it runs."""
         code = self._process.poll()
         if code is None:
             return ""
@@ -150,8 +140,8 @@ class VineFactory:
         return f"vine_factory ended with exit code {code}: {'; '.join(said) or 'it said nothing'} ({self.log_file})"
 
     def close(self) -> None:
-        """Have it remove its workers and end. On this machine whatever is left is killed after a moment; one that still
-        waits for its batch system is left to it."""
+        """End the factory, which removes its workers. On this machine kill what is left after a moment; a factory that
+        waits for its batch system continues alone."""
         self._process.terminate()
         grace_s = _LOCAL_GRACE_S if self._workspace is not None else _BATCH_GRACE_S
         try:
@@ -168,7 +158,6 @@ class VineFactory:
 
 
 def _workspace(plan: VinePlan) -> Path | None:
-    """A folder on local disk for workers of this machine; workers of other nodes choose theirs."""
     if plan.batch != "local":
         return None
     base = os.path.expandvars(os.path.expanduser(plan.scratch)) or os.environ.get("STOKER_SCRATCH")

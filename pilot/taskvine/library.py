@@ -1,14 +1,13 @@
-"""What runs in a library of TaskVine: the context, the calls on it, and the thread that stops a call.
+"""A library of TaskVine: the context, the calls on it, and the thread that stops a call.
 
-TaskVine's program for libraries runs in `direct` mode: it calls `load` once, and `serve` for each function call, in
-the process that holds the context. The code of our own libraries runs the calls (`stoker.pilot.library.runner`), so
-folder, output and ends are the same. Nothing that a call raises leaves `serve`: an exception would make TaskVine end
-the library.
+TaskVine's program for libraries runs in `direct` mode: it calls `load` once, and `serve` for each function call, in the
+process that holds the context. Stoker's own runner (`stoker.pilot.library.runner`) runs the calls, so folder, output
+and ends are the same. No exception leaves `serve`: it would make TaskVine end the library.
 
-TaskVine cannot stop a function that runs in a library's process. So a thread looks twice a second at the time and for
-a file that the pilot makes (`messages.stop_file`), and interrupts the main thread by a signal: the call ends with an
-exception, and the context stays loaded. Code that does not return to Python for `GRACE_S` ends its library, and so does
-memory beyond what the recipe declares.
+TaskVine cannot stop a function that runs in a library's process. So a thread looks twice a second at the time and for a
+file of the pilot (`messages.stop_file`), and interrupts the main thread by a signal: the call ends with an exception,
+and the context stays loaded. Code that does not return to Python for `GRACE_S` ends its library, and so does memory
+beyond the recipe's limit.
 """
 
 from __future__ import annotations
@@ -52,18 +51,16 @@ _SIGNAL = signal.SIGUSR2
 
 
 class CallStopped(BaseException):
-    """Ends a call at once. No `Exception`, so that a function's own `except Exception` does not swallow it."""
+    """Ends a call. No `Exception`, so that a function's own `except Exception` does not catch it."""
 
 
 class CallWatch:
-    """Made in the main thread. `dying` is told why, just before the process is ended.
-
-    The process may take `memory_bytes` (0 = as much as there is).
-    """
+    """Stops calls of the main thread. `dying` gets the reason before the process ends. `memory_bytes`: limit of the
+    process (0 = none)."""
 
     def __init__(self, dying: Callable[[str], None], *, memory_bytes: int = 0) -> None:
         self.reason = ""
-        """Why the latest call was stopped; empty if it was not."""
+        """Why the latest call was stopped, or ""."""
         self._dying = dying
         self._memory_bytes = memory_bytes
         self._memory = MemoryLimit()
@@ -76,7 +73,7 @@ class CallWatch:
         threading.Thread(target=self._watch, name="stoker-watch", daemon=True).start()
 
     def begin(self, *, limit_s: float, stop_file: str) -> None:
-        """A call (or a load) begins. `limit_s` = 0: it may take as long as it likes."""
+        """Watch a call or a load. `limit_s`: 0 = no limit."""
         with self._lock:
             self.reason = ""
             self._asked_at = 0.0
@@ -84,7 +81,6 @@ class CallWatch:
             self._stop_file = stop_file
 
     def end(self) -> None:
-        """It has ended."""
         with self._lock:
             self._until = 0.0
 
@@ -129,22 +125,19 @@ _library: VineLibrary | None = None
 
 
 def load(setup: bytes) -> dict[str, object]:
-    """TaskVine calls this once: load the context. The answer to the first order reports a failure."""
+    """Called once by TaskVine. The answer to the first order reports a failure."""
     global _library
     _library = VineLibrary(messages.decode_setup(setup))
     return {}
 
 
 def serve(order: bytes) -> bytes:
-    """TaskVine calls this for each function call, in the call's folder."""
     if _library is None:
         raise RuntimeError("serve was called before load")
     return messages.encode(_library.serve(messages.decode_order(order)))
 
 
 class VineLibrary:
-    """The process's context and its one slot."""
-
     def __init__(self, setup: messages.Setup) -> None:
         # A worker that is killed takes its libraries along, also one that is in the middle of a call.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -158,7 +151,6 @@ class VineLibrary:
         self._log = str(Path(setup.logs) / f"vine-{host}-{os.getpid()}.log")
         self._log_fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._note = -1
-        """The file of the running order's note."""
         self._watch = CallWatch(self._dying, memory_bytes=setup.recipe.needs.memory_bytes)
         self._functions = Functions()
         self._held = messages.LibraryReport(host=host, pid=os.getpid(), log=self._log)
@@ -168,7 +160,6 @@ class VineLibrary:
             self._load()
 
     def serve(self, order: messages.PoolOrder) -> messages.PoolAnswer:
-        """Run the calls of an order, one after the other."""
         if self._held.failure is not None:
             # TaskVine would keep this process, which is of no use; the next one may do better.
             self._leave_soon()
@@ -181,20 +172,15 @@ class VineLibrary:
             try:
                 ends = self._run(order, Path(folder))
             finally:
-                self._return_to(folder)
+                try:
+                    os.chdir(folder)
+                except OSError as error:
+                    self._retire(f"its folder {folder} is gone: {error}")
         if any(end.failure is not None and end.failure.device for end in ends):
             self._leave_soon()  # what is left of this process can use no device any more
         return messages.PoolAnswer(order.ticket, before, ends)
 
-    def _return_to(self, folder: str) -> None:
-        """Stand in the order's folder again; where it is gone this process can serve no further order."""
-        try:
-            os.chdir(folder)
-        except OSError as error:
-            self._retire(f"its folder {folder} is gone: {error}")
-
     def _retire(self, why: str) -> None:
-        """End this process after its answer: a clean-up that failed costs no result."""
         with contextlib.suppress(OSError):
             os.write(self._log_fd, f"the library ends: {why}\n".encode("utf-8", "replace"))
         self._leave_soon()
@@ -240,10 +226,7 @@ class VineLibrary:
         gc.collect()
         gc.freeze()  # the context lives as long as the process: the collector need not look at it again
         self._held = msgspec.structs.replace(
-            self._held,
-            load_s=time.monotonic() - started,
-            resident_bytes=resident_bytes(os.getpid()),
-            failure=failure,
+            self._held, load_s=time.monotonic() - started, resident_bytes=resident_bytes(os.getpid()), failure=failure
         )
 
     def _load_failure(self, message: str, *, text: str) -> Failure:
@@ -256,27 +239,30 @@ class VineLibrary:
         )
 
     def _make_runner(self, context: object, workplace: Workplace) -> Runner:
-        settings = Settings(
-            pilot=self._setup.pilot, library=0, folder=self._home, log=self._log, objects=self._setup.objects
-        )
+        setup, home = self._setup, self._home
         runner = Runner(
-            settings,
+            Settings(pilot=setup.pilot, library=0, folder=home, log=self._log, objects=setup.objects),
             slot=0,
-            marker=Marker(os.path.join(self._home, "stoker-running"), slots=1),
+            marker=Marker(os.path.join(home, "stoker-running"), slots=1),
             workplace=workplace,
             tail=self._tail,
             context=context,
             report=lambda _report: None,
-            place=Place(self._home, self._setup.devices, self._setup.recipe.needs.device_memory_bytes),
+            place=Place(home, setup.devices, setup.recipe.needs.device_memory_bytes),
         )
-        os.chdir(self._home)
+        os.chdir(home)
         os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
         return runner
 
     # ---- calls
 
     def _run(self, order: messages.PoolOrder, folder: Path) -> list[CallEnd]:
-        function = self._functions.find(order.function, None) or self._take_function(order, folder)
+        function = self._functions.find(order.function, None)
+        if function is None:
+            blob = (folder / messages.FUNCTION_FILE).read_bytes()
+            function = self._functions.find(order.function, FunctionBlob(order.function, order.function_name, blob))
+        if function is None:
+            raise RuntimeError(f"function {order.function} was given and is not there")
         run = Run(
             function=order.function,
             calls=order.calls,
@@ -314,13 +300,6 @@ class VineLibrary:
             return CallEnd(spec.call, ok=False, failure=self._stopped(run.options.limit_s))
         return end if isinstance(end, CallEnd) else CallEnd(spec.call, ok=False)
 
-    def _take_function(self, order: messages.PoolOrder, folder: Path) -> Function:
-        blob = (folder / messages.FUNCTION_FILE).read_bytes()
-        found = self._functions.find(order.function, FunctionBlob(order.function, order.function_name, blob))
-        if found is None:
-            raise RuntimeError(f"function {order.function} was given and is not there")
-        return found
-
     def _stopped(self, limit_s: float) -> Failure:
         if self._watch.reason == messages.OVER_LIMIT:
             kind, message = FailureKind.TIMEOUT, f"the call ran longer than its limit, {limit_s:g} s"
@@ -331,7 +310,6 @@ class VineLibrary:
     # ---- notes and prints
 
     def _write_note(self, call: int, reason: str = "") -> None:
-        """Say what runs, for the pilot to read should this process end."""
         if self._note >= 0:
             note = messages.Note(call, self._log, reason, self._tail.start)
             with contextlib.suppress(OSError):
@@ -342,8 +320,7 @@ class VineLibrary:
 
     @contextlib.contextmanager
     def _printing_to_log(self) -> Iterator[None]:
-        """Send output of user code to this library's log, and restore the streams afterwards: TaskVine's output is
-        separate."""
+        """Send output of user code to this library's log, not to TaskVine's output."""
         kept = [os.dup(number) for number in (1, 2)]
         try:
             for number in (1, 2):
@@ -358,11 +335,8 @@ class VineLibrary:
 
 
 def _be_quiet() -> None:
-    """Leave nothing in the file that TaskVine keeps for a library's output, and let nothing more come into it.
-
-    Up to a kilobyte of it travels along when a library has ended, and the manager takes it for the worker's next
-    message, and the worker for mad.
-    """
+    """Empty the file of TaskVine for a library's output, and keep it empty: up to a kilobyte of it travels with the
+    report of a library that has ended, and the manager takes it for the worker's next message."""
     with contextlib.suppress(OSError):  # not a file
         os.ftruncate(1, 0)
     nothing = os.open(os.devnull, os.O_WRONLY)

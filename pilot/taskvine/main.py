@@ -1,10 +1,10 @@
 """`python -m stoker.pilot.taskvine.main --session DIR`: the pilot that has a TaskVine pool behind it.
 
-It is started like any pilot on this machine; what it tells TaskVine is in the session folder (`VinePlan`).
+It is started like any pilot on this machine; its plan for TaskVine is in the session folder (`VinePlan`).
 
-A turn of its loop: read from the manager, let TaskVine work, tell the manager what is finished. The pilot says hello
-when the first worker has come, because only then the workers' resources are known. The hello says how many slots there
-may be in all; slots without a worker are reported as faulty with that reason, so that nothing is planned for them.
+A turn of its loop: read from the manager, let TaskVine work, report what is finished. The pilot says hello when the
+first worker has joined, because then the workers' resources are known. The hello counts all slots that there may be;
+slots without a worker are reported as faulty, so that nothing is planned for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 
 from stoker.errors import ConfigError, StokerError
@@ -44,7 +43,7 @@ from stoker.protocol.to_manager import DeviceFacts
 log = logging.getLogger("stoker.pilot")
 
 _CHECK_S = 0.5
-"""How often workers are counted, and an idle pool is looked at."""
+"""Seconds between two counts of the workers, and two looks at an idle pool."""
 _SHORT_S, _LONG_S = 0.0005, 0.05
 """While calls run the pool is looked at ever more seldom, from the one to the other."""
 _HANGS_S = 900.0
@@ -52,8 +51,6 @@ _HANGS_S = 900.0
 
 
 class PoolLoop:
-    """Runs a pool until it leaves."""
-
     def __init__(
         self, link: ManagerLink, pool: VinePool, engine: VineManager, factory: VineFactory, *, plan: VinePlan
     ) -> None:
@@ -68,18 +65,15 @@ class PoolLoop:
         self._devices: tuple[DeviceFacts, ...] = ()
         self._workers: dict[str, VineWorker] = {}
         self._usable = 0
-        """Slots for which there is a worker."""
         self._wanted = plan.least_workers
         self._busy_at = 0.0
         self._check_at = 0.0
         self._pause_s = _SHORT_S
         self._signals: list[str] = []
-        """Signals that the core does not know yet."""
         self._was_signalled = False
         self._engine_ended = False
 
     def run(self) -> int:
-        """Work until the pool ends; returns the exit code."""
         for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(how) is not signal.SIG_IGN:
                 signal.signal(how, self._on_signal)
@@ -115,7 +109,7 @@ class PoolLoop:
         return heard
 
     def _is_full(self) -> bool:
-        """Whether TaskVine can start nothing more just now, so that only an end is worth waiting for."""
+        """True if TaskVine can start no more calls, so that only an end is worth waiting for."""
         return self._usable > 0 and self._engine.open >= self._usable and not self._pool.state.leaving
 
     def _wait(self, *, busy: bool) -> None:
@@ -169,7 +163,6 @@ class PoolLoop:
             self._say_usable(sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values()))
 
     def _say_usable(self, count: int) -> None:
-        """Report the slots that have a worker. Without any worker, work waits in TaskVine."""
         usable = min(len(self._devices), max(1, count))
         here, most = len(self._workers), self._plan.most_workers
         reason = f"TaskVine has no worker for it: {here} of {most} are here" if usable < self._usable else ""
@@ -178,11 +171,8 @@ class PoolLoop:
         self._usable = usable
 
     def _scale(self, now: float) -> None:
-        """Want twice as many workers while every slot is taken. Idle workers need not be replaced.
-
-        TaskVine's factory would count the waiting calls, but those wait at our manager, which sends only as many as
-        there are slots.
-        """
+        """Want twice as many workers while every slot is taken. TaskVine's factory cannot count waiting calls: they
+        wait at our manager, which sends only as many as there are slots."""
         if self._engine.open:
             self._busy_at = now
         if self._is_full():
@@ -219,7 +209,6 @@ class PoolLoop:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the pilot; returns its exit code, as `stoker-pilot` does."""
     parser = argparse.ArgumentParser(prog="stoker-pilot-taskvine", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
     parser.add_argument("--site", default="local", help="the site whose plan it carries out")
@@ -250,15 +239,14 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
     keep_log(logs / "pilot.log")
     orders = read(session, site=site)
     programs = find_programs()
-    password = _password(session)
+    password = session.key_file("taskvine").with_suffix("")  # made once a session
+    if not password.exists():
+        with os.fdopen(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
     engine = VineManager(taskvine(), orders, folder=own, password=password)
     log.info("TaskVine's manager listens on port %d of %s", engine.port, socket.gethostname())
     setup = messages.Setup(
-        pilot=pilot,
-        logs=str(logs),
-        objects=str(session.objects),
-        running=str(running),
-        search_path=folders_here(),
+        pilot=pilot, logs=str(logs), objects=str(session.objects), running=str(running), search_path=folders_here()
     )
     factory = VineFactory(
         orders,
@@ -288,15 +276,6 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
         return PoolLoop(link, pool, engine, factory, plan=orders).run()
     finally:
         shutil.rmtree(own, ignore_errors=True)
-
-
-def _password(session: SessionFolder) -> Path:
-    """The file that TaskVine's manager and workers prove themselves to each other with; made once a session."""
-    path = session.key_file("taskvine").with_suffix("")
-    if not path.exists():
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-    return path
 
 
 if __name__ == "__main__":

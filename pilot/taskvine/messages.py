@@ -1,8 +1,8 @@
-"""What the pilot and the libraries that TaskVine runs for it say to each other.
+"""Messages between the pilot and the libraries that TaskVine runs for it.
 
-Orders and answers travel inside of TaskVine's own files. Beside them there are two kinds of small files in the folder
-`running` of the session, which every node sees: a *note* that says what a library is doing, for the case that it dies,
-and a *stop file*, with which the pilot has a running call stopped.
+Orders and answers travel in TaskVine's own files. The folder `running` of the session, which every node sees, has two
+other kinds of small files: a *note* of a library's activity, for the case that it dies, and a *stop file*, with which
+the pilot stops a running call.
 """
 
 from __future__ import annotations
@@ -17,19 +17,13 @@ from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
 from stoker.protocol.ids import CallId, FunctionKey
 
 FUNCTION_FILE = "function"
-"""The name of the function's pickled bytes in a call's folder."""
 OVER_LIMIT = "limit"
 OVER_MEMORY = "memory"
 CANCELLED = "cancelled"
-"""Why a call was stopped, or its process."""
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The settings of a library.
-
-    Paths are the session's: `logs` is the pilot's folder, `objects` the session's for large results; `devices` are
-    those of its context.
-    """
+    """The settings of a library. `logs`: the pilot's folder; `objects`: the session's, for large results."""
 
     pilot: str
     logs: str
@@ -41,9 +35,8 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class PoolOrder(msgspec.Struct, frozen=True):
-    """Calls of one function for one library; no calls: it is only to say what it holds.
-
-    `objects` are large arguments, by cache name, and the files of the call's folder that they lie in.
+    """Calls of one function for one library; without calls it only loads the context. `objects`: cache names of large
+    arguments, and their files in the call's folder.
     """
 
     ticket: int
@@ -55,11 +48,8 @@ class PoolOrder(msgspec.Struct, frozen=True):
 
 
 class LibraryReport(msgspec.Struct, frozen=True):
-    """A library's report on itself.
-
-    Where it is, and the cost of its context; `failure` if it could not be loaded. `orders` counts the orders that it
-    answered before.
-    """
+    """A library's place and the cost of its context; `failure` if it could not be loaded. `orders`: orders answered
+    before."""
 
     host: str
     pid: int
@@ -79,8 +69,7 @@ class PoolAnswer(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A library's note: the running call, the place of its log, and why it is about to end itself. The output of the
-    call begins at the byte `start` of the log."""
+    """A library's note: the running call, its log from the byte `start`, and why it is about to end itself."""
 
     call: int
     log: str
@@ -95,17 +84,14 @@ decode_answer = msgspec.msgpack.Decoder(PoolAnswer).decode
 
 
 def note_file(running: str, ticket: int) -> Path:
-    """Where the note of an order is."""
     return Path(running) / f"order-{ticket}"
 
 
 def encode_note(note: Note) -> bytes:
-    """A note as it is written over the one before: whatever is left of that comes after the end of the line."""
     return msgspec.json.encode(note) + b"\n"
 
 
 def take_note(running: str, ticket: int) -> Note | None:
-    """Return the note of an order, and remove it; None without a note."""
     path = note_file(running, ticket)
     try:
         note = msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Note)
@@ -116,5 +102,5 @@ def take_note(running: str, ticket: int) -> Note | None:
 
 
 def stop_file(running: str, ticket: int, call: CallId) -> Path:
-    """The file that has a call of one order stopped. The same call may run again in a later order: it is not meant."""
+    """Return the file that stops a call of one order, and not the same call in a later order."""
     return Path(running) / f"stop-{ticket}-{call}"

@@ -1,8 +1,7 @@
 """A TaskVine pool as a pilot: the core that every pilot runs (`stoker.pilot.core`), with TaskVine behind it.
 
-The manager sees one pilot, whose devices are the slots that the pool's workers have together. The core decides which
-call goes where and what the manager is told; its orders reach a `PoolLibrary`. TaskVine itself brings objects and
-limits memory and time inside its libraries; a call cannot be looked into.
+The manager sees one pilot, whose devices are the slots of all workers of the pool. The core decides which call goes
+where and what to report; its orders reach a `PoolLibrary`. TaskVine brings objects and limits memory and time.
 
 A slot of TaskVine holds one context at a time: TaskVine kills an idle library as soon as another one is wanted on its
 worker. So a new library for an occupied device waits until the library there is idle, or has had its turn.
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from typing import Protocol, assert_never
 
 import msgspec
@@ -30,48 +28,11 @@ from stoker.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
 # ---- slots
 
 
-class Slots:
-    """Which library has which slots, and which wait for theirs, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._holders: dict[DeviceId, PoolLibrary] = {}
-        self._waiting: list[PoolLibrary] = []
-
-    def want(self, library: PoolLibrary) -> None:
-        """A library waits for its slots."""
-        self._waiting.append(library)
-
-    def waiting(self) -> Iterator[PoolLibrary]:
-        """Libraries that wait, also while they are given theirs."""
-        for library in tuple(self._waiting):
-            if library in self._waiting:
-                yield library
-
-    def holders(self, library: PoolLibrary) -> list[PoolLibrary]:
-        """The libraries that have the slots of one that waits."""
-        found = {self._holders[device] for device in library.devices if device in self._holders}
-        return sorted(found, key=lambda holder: holder.number)
-
-    def take(self, library: PoolLibrary) -> None:
-        """A library that waited has its slots from now on."""
-        self._waiting.remove(library)
-        self._holders.update(dict.fromkeys(library.devices, library))
-
-    def release(self, library: PoolLibrary) -> None:
-        """A library has ended: its slots are free, and it waits for none."""
-        if library in self._waiting:
-            self._waiting.remove(library)
-        for device in library.devices:
-            if self._holders.get(device) is library:
-                del self._holders[device]
-
-
 def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
-    """Return one device per library that so many workers like this one can hold at once (0: as many workers as there
-    may be).
+    """Return one device per library that this many workers can hold at once (0 = the most workers of the plan).
 
-    On GPUs if the plan wants them (or `auto` finds some), else on cores. Memory is shared out evenly; TaskVine does not
-    report the kind of GPU, so the kind is `gpu`.
+    GPUs if the plan wants them (or `auto` finds some), else cores. Memory is shared evenly; TaskVine does not report
+    the kind of GPU.
     """
     wanted, _, count = plan.devices.partition(":")
     on_gpu = wanted != "cpu" and worker.gpus > 0
@@ -97,49 +58,37 @@ log = logging.getLogger("stoker.pilot")
 TURN_S = 10.0
 """Seconds that a busy library keeps its slot when another context wants it."""
 ANY_BYTES = 1 << 62
-"""The disks of workers are TaskVine's to fill."""
 
 
 class ManagerPort(Protocol):
-    """The pool's connection to its manager: `stoker.pilot.agent.agent.ManagerLink`."""
-
-    def post(self, message: FromPilot) -> None:
-        """Say something that must arrive."""
-
-    def say(self, message: FromPilot) -> None:
-        """Say something that need not arrive."""
-
-    def greet(self, hello: PilotHello) -> None:
-        """Say hello, then everything that was not acknowledged."""
-
-    def acked(self, sequence: int) -> None:
-        """The manager has frames up to this number."""
+    def post(self, message: FromPilot) -> None: ...
+    def say(self, message: FromPilot) -> None: ...
+    def greet(self, hello: PilotHello) -> None: ...
+    def acked(self, sequence: int) -> None: ...
 
 
 class VinePool:
-    """Carries out the core's commands through TaskVine. `facts` names no devices: they are unknown before the first
-    worker has come. `setup` holds the settings of libraries, without recipe and devices."""
+    """Carries out the core's commands through TaskVine. `facts` has no devices, which are unknown before the first
+    worker."""
 
     def __init__(self, engine: VineManager, manager: ManagerPort, *, facts: PilotFacts, setup: messages.Setup) -> None:
         self.core = PilotCore(facts)
         self.libraries: dict[LibraryId, PoolLibrary] = {}
-        """From the order to start them until the core forgets them."""
         self.timers = Timers()
         self.is_over = False
-        """Whether the core has said that everything is done."""
         self._manager = manager
         self._orders = Orders(engine, setup)
-        self._slots = Slots()
+        self._holders: dict[DeviceId, PoolLibrary] = {}
+        self._waiting: list[PoolLibrary] = []
+        """Libraries that wait for their slots, in the order in which they came."""
         self._queue = EventQueue(self.core, self._carry_out, clock=time.monotonic)
 
     @property
     def state(self) -> CoreState:
-        """The core's state, for reading."""
         return self.core.state
 
     def have_devices(self, devices: tuple[DeviceFacts, ...]) -> None:
-        """The first worker has come, so that the devices are known. A core that has none has said nothing yet: another
-        one takes its place."""
+        """Replace the core, which has no devices and has sent nothing, by one with the devices of the first worker."""
         self.core = PilotCore(msgspec.structs.replace(self.state.facts, devices=devices))
         self._queue = EventQueue(self.core, self._carry_out, clock=time.monotonic)
         self._orders.slot_cores = devices[0].cores
@@ -147,19 +96,15 @@ class VinePool:
     # ---- the shell
 
     def handle(self, event: Event) -> None:
-        """Pass an event to the core, and carry out its commands. Events that this causes are handled after it."""
         self._queue.handle(event)
 
     def finished(self, done: FinishedTicket) -> None:
-        """TaskVine is done with an order."""
         self._orders.finished(done)
 
     def farewell(self) -> None:
-        """The pilot ends now."""
         self.handle(Farewell({number: library.sent for number, library in self.libraries.items()}))
 
     def fire_timers(self, now: float) -> None:
-        """Tell the core of its timers whose time has come."""
         for key in self.timers.due(now):
             self.handle(TimerFired(key))
 
@@ -187,7 +132,7 @@ class VinePool:
             case commands.PinObjects(library=number, objects=refs):
                 self.handle(Pinned(number, {ref.name: ref.source for ref in refs}))  # TaskVine brings them
             case commands.StartProcess(ordered=ordered):
-                self._slots.want(self.libraries[ordered.library])
+                self._waiting.append(self.libraries[ordered.library])
                 self.share_slots()
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
                 self.libraries[number].kill()
@@ -210,24 +155,28 @@ class VinePool:
 
     def _forget(self, number: LibraryId) -> None:
         library = self.libraries.pop(number, None)
-        if library is not None:
-            self._slots.release(library)
-            self.share_slots()
+        if library is None:
+            return
+        if library in self._waiting:
+            self._waiting.remove(library)
+        self._holders = {device: holder for device, holder in self._holders.items() if holder is not library}
+        self.share_slots()
 
     # ---- slots
 
     def share_slots(self) -> None:
-        """Give slots to waiting libraries if their holders are idle or have had their turn."""
-        for library in self._slots.waiting():
-            holders = self._slots.holders(library)
+        for library in tuple(self._waiting):
+            if library not in self._waiting:  # it has ended meanwhile
+                continue
+            holders = {self._holders[device] for device in library.devices if device in self._holders}
             if not holders:
-                self._slots.take(library)
+                self._waiting.remove(library)
+                self._holders.update(dict.fromkeys(library.devices, library))
                 library.load()
-            for holder in holders:
+            for holder in sorted(holders, key=lambda holder: holder.number):
                 self._make_room(holder)
 
     def _make_room(self, holder: PoolLibrary) -> None:
-        """Have a library leave its slots if it is idle, or has had its turn."""
         known = self.state.libraries.get(holder.number)
         if known is None or known.stage is not Stage.READY:
             return

@@ -2,7 +2,6 @@
 
 A `PoolLibrary` is the right to have one order of its context in TaskVine at a time; TaskVine decides which worker
 carries it out, and whether a process there still holds the context. (An order without calls, sent ahead, loads it.)
-TaskVine gets one process for each library of a context that the manager starts.
 
 Short calls share an order, because an order costs TaskVine milliseconds. A large argument is a file that TaskVine
 brings; it is dropped with the last order that needs it.
@@ -14,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -39,27 +38,23 @@ _KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}
 
 
 def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: bool, pilot: str) -> Failure:
-    """Judge by the process's note, if it left one, and by what TaskVine `said`."""
-    kind = FailureKind.CONTEXT if loading else FailureKind.DIED
+    """Return the failure of a library by its process's note, if it left one, and by what TaskVine `said`."""
+    kind, why = FailureKind.CONTEXT if loading else FailureKind.DIED, ""
+    if note is not None and note.reason:
+        kind, why = _KINDS.get(note.reason, kind), ", which did not stop when it was told to"
+        if note.reason == OVER_MEMORY:
+            declared = show_bytes(ordered.recipe.needs.memory_bytes)
+            why = f", which took more memory than the {declared} that it declares"
     doing = "while it loaded" if loading else "in a call on"
     return Failure(
-        kind=kind if note is None else _KINDS.get(note.reason, kind),
-        message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{_why(ordered, note)}; of its process "
-        f"TaskVine says: {said}",
+        kind=kind,
+        message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{why}; of its process TaskVine says: {said}",
         pilot=pilot,
         library=ordered.library,
         tail=tail(note.log, start=note.start) if note is not None else "",
         log=note.log if note is not None else "",
         printed=Printed(note.log, note.start, 0) if note is not None and not loading else None,
     )
-
-
-def _why(ordered: StartLibrary, note: Note | None) -> str:
-    if note is None or not note.reason:
-        return ""
-    if note.reason == OVER_MEMORY:
-        return f", which took more memory than the {show_bytes(ordered.recipe.needs.memory_bytes)} that it declares"
-    return ", which did not stop when it was told to"
 
 
 # ---- orders
@@ -71,8 +66,8 @@ MOST_CALLS = 64
 
 
 class OrderOutcome(msgspec.Struct, frozen=True):
-    """How an order ended: TaskVine's word, and the answer if that is `success`. `stopped`: its calls that were told to
-    stop. `note`: its library's note, if that ended without an answer."""
+    """The end of an order: TaskVine's word, and the answer if that is `success`. `stopped`: calls that were told to
+    stop. `note`: of a library that ended without an answer."""
 
     order: messages.PoolOrder
     result: str
@@ -81,46 +76,32 @@ class OrderOutcome(msgspec.Struct, frozen=True):
     note: messages.Note | None
 
 
+_NO_CALLS = messages.PoolOrder(0)
+
+
 class Orders:
-    """All orders of a pool in TaskVine. `setup` holds the settings of libraries, without recipe and devices."""
+    """All orders of a pool in TaskVine."""
 
     def __init__(self, engine: VineManager, setup: messages.Setup) -> None:
         self.setup = setup
         self.slot_cores = 1
-        """Cores that go with a slot."""
         self._engine = engine
         self._open: dict[int, tuple[messages.PoolOrder, Callable[[OrderOutcome], None]]] = {}
-        self._names: dict[FunctionKey, str] = {}
+        self.names: dict[FunctionKey, str] = {}
         self._means: dict[FunctionKey, float] = {}
         """How long calls of a function take, in seconds."""
         self._users: Counter[str] = Counter()
-        """Orders that need a large argument, by its name."""
-
-    # ---- functions
 
     def take_function(self, blob: FunctionBlob) -> None:
-        """Keep a function for the calls of it."""
-        self._names[blob.key] = blob.name
+        self.names[blob.key] = blob.name
         self._engine.take_function(blob)
 
-    def knows(self, function: FunctionKey) -> bool:
-        """Whether a function is kept."""
-        return function in self._names
-
     def measured(self, function: FunctionKey, run_s: float) -> None:
-        """Record the run time of a call of a function."""
         mean = self._means.get(function, run_s)
         self._means[function] = max(1e-6, 0.7 * mean + 0.3 * run_s)
 
-    # ---- orders
-
-    def load(self) -> messages.PoolOrder:
-        """An order without calls: TaskVine has the context loaded for it."""
-        return messages.PoolOrder(self._engine.new_ticket())
-
     def next_of(self, queue: deque[tuple[Run, CallSpec]]) -> messages.PoolOrder:
-        """Take the calls of the next order out of a queue: of one function with the same options, and a large one by
-        itself."""
+        """Take the calls of the next order out of a queue: of one function with the same options; a large one alone."""
         run, _ = queue[0]
         mean = self._means.get(run.function, 0.0)
         room = max(1, min(MOST_CALLS, int(ORDER_S / mean))) if mean else 1
@@ -137,18 +118,17 @@ class Orders:
         return messages.PoolOrder(
             ticket=self._engine.new_ticket(),
             function=run.function,
-            function_name=self._names[run.function],
+            function_name=self.names[run.function],
             calls=calls,
             options=run.options,
             objects={ref.name: f"argument-{number}" for number, ref in enumerate(_large(calls))},
         )
 
-    def again(self, order: messages.PoolOrder, calls: list[CallSpec]) -> messages.PoolOrder:
-        """An order with these calls of one that never began."""
-        return msgspec.structs.replace(order, ticket=self._engine.new_ticket(), calls=calls)
+    def new(self, order: messages.PoolOrder = _NO_CALLS, calls: Sequence[CallSpec] = ()) -> messages.PoolOrder:
+        """Return an order with a new ticket. Without calls, TaskVine only loads the context."""
+        return msgspec.structs.replace(order, ticket=self._engine.new_ticket(), calls=list(calls))
 
     def submit(self, order: messages.PoolOrder, library: StartLibrary, *, then: Callable[[OrderOutcome], None]) -> None:
-        """Have TaskVine carry out an order in a library of this one's recipe; `then` is told how it ended."""
         large = _large(order.calls)
         self._open[order.ticket] = order, then
         self._users.update(ref.name for ref in large)
@@ -160,21 +140,21 @@ class Orders:
         self._engine.submit(name, order, large=large)
 
     def interrupt(self, order: messages.PoolOrder, calls: Iterable[CallId]) -> None:
-        """Have TaskVine's library stop these calls of an order (see `library`).
-
-        The manager may send the same calls again at once, after a worker was lost: they run in another order, which no
-        file of this one stops.
-        """
+        """Stop these calls of an order. The manager may send them again at once, after a worker was lost: that is
+        another order."""
         for call in calls:
             with contextlib.suppress(OSError):
                 messages.stop_file(self.setup.running, order.ticket, call).touch()
 
     def finished(self, done: FinishedTicket) -> None:
-        """TaskVine is done with an order."""
         order, then = self._open.pop(done.ticket, (None, None))
         if order is None or then is None:
             return
-        stopped = self._take_stop_files(order)
+        stopped = set()
+        for spec in order.calls:
+            with contextlib.suppress(FileNotFoundError):
+                messages.stop_file(self.setup.running, order.ticket, spec.call).unlink()
+                stopped.add(spec.call)
         large = _large(order.calls)
         self._users.subtract(ref.name for ref in large)
         for ref in large:
@@ -184,15 +164,7 @@ class Orders:
         succeeded = done.result == "success"
         answer = messages.decode_answer(done.answer) if succeeded else None
         note = None if succeeded else messages.take_note(self.setup.running, order.ticket)
-        then(OrderOutcome(order, done.result, answer, stopped, note))
-
-    def _take_stop_files(self, order: messages.PoolOrder) -> frozenset[CallId]:
-        stopped = set()
-        for spec in order.calls:
-            with contextlib.suppress(FileNotFoundError):
-                messages.stop_file(self.setup.running, order.ticket, spec.call).unlink()
-                stopped.add(spec.call)
-        return frozenset(stopped)
+        then(OrderOutcome(order, done.result, answer, frozenset(stopped), note))
 
 
 def _large(calls: list[CallSpec]) -> tuple[ObjectRef, ...]:
@@ -209,40 +181,35 @@ TRIES = 3
 
 
 class PoolLibrary:
-    """One of them, from its order until the core forgets it. `tell` tells the core of an event."""
+    """A library from its order until the core forgets it. `tell` sends the core an event."""
 
     def __init__(self, ordered: StartLibrary, orders: Orders, tell: Callable[[Event], None]) -> None:
         self.number = ordered.library
         self.devices = ordered.devices
         self.memory_bytes = 0
-        """Host memory that its process was measured to take last; 0 = not known."""
+        """Host memory of its process, as measured last; 0 = not known."""
         self._ordered = ordered
         self._orders = orders
         self._tell = tell
         self._queue: deque[tuple[to_library.Run, CallSpec]] = deque()
-        """Calls that TaskVine has not been given."""
         self._order: messages.PoolOrder | None = None
-        """The order that TaskVine works on for it."""
         self._tries = 0
-        """How often TaskVine gave that order up before it began."""
+        """Submissions of that order."""
         self._ordered_at = time.monotonic()
         self._stops = False
         self._is_over = False
 
     @property
     def sent(self) -> tuple[CallId, ...]:
-        """Its calls that TaskVine has."""
         return tuple(spec.call for spec in self._order.calls) if self._order is not None else ()
 
     # ---- what its core says
 
     def load(self) -> None:
-        """Its slots are its own: have TaskVine load its context."""
         self._say(to_agent.Hello(self.number, 0))
-        self._submit(self._orders.load())
+        self._submit(self._orders.new())
 
     def hear(self, message: to_library.ToLibrary) -> None:
-        """Follow an order of the core. A call inside TaskVine cannot be looked into, and reports nothing."""
         match message:
             case to_library.Run():
                 self._run(message)
@@ -266,12 +233,10 @@ class PoolLibrary:
                 assert_never(message)
 
     def interrupt(self, calls: set[CallId]) -> None:
-        """Have TaskVine stop the running ones of these calls; their context stays loaded."""
         if self._order is not None:
             self._orders.interrupt(self._order, [call for call in self.sent if call in calls])
 
     def kill(self) -> None:
-        """End it now, and have what it runs stopped. TaskVine keeps the context as long as it likes."""
         self.interrupt(set(self.sent))
         self._end(running=self.sent)
 
@@ -279,7 +244,7 @@ class PoolLibrary:
         calls = tuple(spec.call for spec in run.calls)
         if run.function_blob is not None:
             self._orders.take_function(run.function_blob)
-        elif not self._orders.knows(run.function):
+        elif run.function not in self._orders.names:
             self._say(to_agent.GivenBack(calls, need_function=True))
             return
         if run.gang is not None and run.gang.size > 1:
@@ -297,13 +262,11 @@ class PoolLibrary:
         return dropped
 
     def _newest(self, count: int) -> list[CallId]:
-        """Take out up to `count` calls that TaskVine has not been given, newest first."""
         return [self._queue.pop()[1].call for _ in range(min(count, len(self._queue)))]
 
     # ---- TaskVine
 
     def _feed(self) -> None:
-        """Give TaskVine the next calls, unless it has some; end when no further calls will come."""
         if self._order is not None or self._is_over:
             return
         if self._stops:
@@ -349,7 +312,6 @@ class PoolLibrary:
         self._feed()
 
     def _failed(self, outcome: OrderOutcome) -> None:
-        """TaskVine has no answer: the process that should have given it has ended, or was never there."""
         order, note = outcome.order, outcome.note
         if note is None and order.calls and self._tries < TRIES:
             self._tries += 1
@@ -361,12 +323,11 @@ class PoolLibrary:
         self._end(failure, running=(CallId(note.call),) if note is not None else ())
 
     def _send_again(self, order: messages.PoolOrder, *, without: frozenset[CallId]) -> None:
-        """Send an order that never began once more; calls that were stopped meanwhile go back to the manager."""
         if without:
             self._say(to_agent.GivenBack(tuple(without)))
         calls = [spec for spec in order.calls if spec.call not in without]
         if calls:
-            self._submit(self._orders.again(order, calls))
+            self._submit(self._orders.new(order, calls))
         else:
             self._feed()
 

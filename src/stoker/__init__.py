@@ -33,9 +33,9 @@ __version__ = RELEASE
 
 _HOME = {
     "StokerError": "stoker.errors",
-    "StokerExecutor": "stoker.manager.executor",
-    "amap": "stoker.manager.executor.mapping",
-    "app": "stoker.manager.executor",
+    "StokerExecutor": "stoker.manager.executor.executor",
+    "amap": "stoker.manager.executor.async_map",
+    "app": "stoker.manager.executor.apps",
     "causal_lm": "stoker.contexts.causal_lm",
     "context": "stoker.contexts",
     "device": "stoker.contexts",
@@ -44,9 +44,9 @@ _HOME = {
     "family": "stoker.contexts",
     "gang": "stoker.contexts",
     "kept": "stoker.manager.executor.kept_file",
-    "load": "stoker.manager.executor",
+    "load": "stoker.manager.executor.session",
     "load_variable_from_serverless": "stoker.contexts",
-    "map": "stoker.manager.executor",
+    "map": "stoker.manager.executor.mapping",
     "progress": "stoker.contexts",
     "scratch": "stoker.contexts",
     "stream": "stoker.manager.executor.stream",
@@ -66,12 +66,12 @@ if TYPE_CHECKING:
     from stoker.contexts.causal_lm import causal_lm as causal_lm
     from stoker.contexts.encoder import encoder as encoder
     from stoker.errors import StokerError as StokerError
-    from stoker.manager.executor import StokerExecutor as StokerExecutor
-    from stoker.manager.executor import app as app
-    from stoker.manager.executor import load as load
-    from stoker.manager.executor import map as map
+    from stoker.manager.executor.apps import app as app
+    from stoker.manager.executor.async_map import amap as amap
+    from stoker.manager.executor.executor import StokerExecutor as StokerExecutor
     from stoker.manager.executor.kept_file import kept as kept
-    from stoker.manager.executor.mapping import amap as amap
+    from stoker.manager.executor.mapping import map as map
+    from stoker.manager.executor.session import load as load
     from stoker.manager.executor.stream import stream as stream
 
 

@@ -29,7 +29,7 @@ from stoker.manager.core.events import (
     PaceAdvice,
     VerdictAdvice,
 )
-from stoker.manager.executor.publishing import SourceShelf
+from stoker.manager.executor.session_files import SourceShelf
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeKey
 from stoker.protocol.session import SessionFolder, source_file
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import zmq
 from free_port import keep_port, listen_at
 from polling import PATIENCE_S
 
+import stoker
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.processes import make_folder
 from stoker.protocol import to_client, to_manager, wire
@@ -22,7 +25,7 @@ from stoker.protocol.session import SessionFile, SessionFolder
 
 @pytest.fixture(autouse=True, scope="session")
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Tests leave the user's state folder alone."""
+    """Give tests a state folder of their own."""
     home = tmp_path_factory.mktemp("home")
     before = os.environ.get("STOKER_HOME")
     os.environ["STOKER_HOME"] = str(home)
@@ -34,12 +37,31 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def until(true: Callable[[], Any], *, limit_s: float = PATIENCE_S) -> Any:
-    """Wait until something is true; its value."""
     end = time.monotonic() + limit_s
     while not (value := true()):
         assert time.monotonic() < end, "it did not come true in time"
         time.sleep(0.002)
     return value
+
+
+@pytest.fixture(scope="module")
+def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session of this machine, for the tests of a file. `LOAD` in the file: options of `stoker.load`."""
+    options = getattr(request.module, "LOAD", {})
+    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs")), **options) as session:
+        yield session
+
+
+@pytest.fixture
+def run_program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Writes a program into the test's folder and runs it there."""
+
+    def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "program.py").write_text(text)
+        command = [sys.executable, "program.py", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    return run
 
 
 @pytest.fixture(name="until")
@@ -48,7 +70,7 @@ def _until() -> Callable[..., Any]:
 
 
 class Router:
-    """The manager's end of one link, by hand: `frames` are those that came, in order, as (sequence, messages)."""
+    """The manager's end of one link. `frames`: (sequence, messages) in order of arrival."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.folder = folder
@@ -74,7 +96,7 @@ class Router:
         self.socket.close(0)
 
     def hear(self, wanted: type, *, count: int = 1) -> list[Any]:
-        """Messages of this type, once so many of them have come (since the last look)."""
+        """Return the messages of this type since the last call, after `count` of them have come."""
 
         def look() -> Any:
             while self.socket.poll(0):
@@ -97,7 +119,7 @@ class Router:
         self.say(to_client.ClientWelcome("test", number))
 
     def calls(self, count: int) -> list[Any]:
-        """The specs of so many calls, once they have come."""
+        """Return the specs of `count` calls, after they have come."""
 
         def look() -> Any:
             self.hear(to_manager.ClientHello)
@@ -126,12 +148,15 @@ def router(tmp_path: Path) -> Iterator[Router]:
 
 
 @pytest.fixture
-def link(router: Router) -> Iterator[Link]:
-    """A link that its router has welcomed."""
+def unwelcomed(router: Router) -> Iterator[Link]:
+    """A link that its router has not welcomed."""
     link = Link(router.folder)
-    try:
-        router.welcome()
-        link.wait_joined(PATIENCE_S)
-        yield link
-    finally:
-        link.close()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def link(router: Router, unwelcomed: Link) -> Link:
+    router.welcome()
+    unwelcomed.wait_joined(PATIENCE_S)
+    return unwelcomed

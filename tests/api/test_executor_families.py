@@ -37,7 +37,7 @@ def test_what_is_no_family_is_refused(runtimes):
         stoker.family(runtimes)
 
 
-def test_a_call_wants_the_shortest_that_is_long_enough_and_then_the_longer_ones():
+def test_call_wants_the_shortest_fitting_runtime_first():
     wants = read_wants({"context": FAMILY}, takes_context=True)
     assert lengths(wants.chosen(("x" * 16,), {})) == [16, 32, 64]
     assert lengths(wants.chosen(("x" * 17,), {})) == [32, 64]

@@ -32,6 +32,8 @@ from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.protocol.status import JOURNAL
 from stoker.protocol.to_pilot import FunctionBlob
 
+STATUS = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
+
 
 def submission(name: str = "f", recipe: Recipe = BARE) -> Submission:
     return Submission(FunctionBlob(FunctionKey(name), name, b"function"), recipe, CallOptions())
@@ -74,14 +76,10 @@ def test_calls_in_bulk_of_one_job_are_one_submit(link, router):
     assert [(s.function, len(s.calls)) for s in router.all(to_manager.Submit)] == [("a", 100), ("b", 10)]
 
 
-def test_call_ids_carry_the_client_number(router):
-    link = Link(router.folder)
-    try:
-        router.welcome(number=3)
-        link.wait_joined(PATIENCE_S)
-        assert submit(link, submission()).call == 3 << 40
-    finally:
-        link.close()
+def test_call_ids_carry_the_client_number(router, unwelcomed):
+    router.welcome(number=3)
+    unwelcomed.wait_joined(PATIENCE_S)
+    assert submit(unwelcomed, submission()).call == 3 << 40
 
 
 def test_results_settle_futures_and_are_acknowledged(link, router):
@@ -103,7 +101,7 @@ def test_results_that_were_had_are_dropped_and_a_gap_is_not_taken(link, router):
     assert one.result() == "right"
 
 
-def test_after_a_broken_connection_hello_first_then_what_was_not_acknowledged(link, router, until):
+def test_reconnection_sends_hello_then_unacknowledged_frames(link, router, until):
     submit(link, submission("a"))
     router.calls(1)
     router.say(to_client.Ack(1))
@@ -128,7 +126,7 @@ def test_after_a_broken_connection_hello_first_then_what_was_not_acknowledged(li
     assert late.result(PATIENCE_S) == "made it"
 
 
-def test_after_a_broken_connection_a_call_has_fewer_seconds_left_than_when_it_was_sent(link, router, until):
+def test_reconnection_counts_deadlines_down(link, router, until):
     timed = dataclasses.replace(submission("due"), due_at=time.monotonic() + 60)
     submit(link, timed)
     router.calls(1)
@@ -162,7 +160,7 @@ def _heard(router, function):
     return next((message.calls for message in router.all(to_manager.Submit) if message.function == function), None)
 
 
-def test_cancelling_a_future_tells_the_manager_and_later_ends_are_ignored(link, router):
+def test_cancel_reaches_the_manager_and_late_ends_are_ignored(link, router):
     future = submit(link, submission())
     call = router.calls(1)[0].call
     assert future.cancel()
@@ -174,17 +172,13 @@ def test_cancelling_a_future_tells_the_manager_and_later_ends_are_ignored(link, 
     assert not other.cancel()
 
 
-def test_a_call_that_is_cancelled_before_it_left_is_not_sent(router):
-    link = Link(router.folder)
-    try:
-        gone, kept = submit(link, submission("gone")), submit(link, submission("kept"))
-        gone.cancel()
-        router.welcome()
-        router.calls(1)
-        assert [message.function for message in router.all(to_manager.Submit)] == ["kept"]
-        assert not kept.done()
-    finally:
-        link.close()
+def test_a_call_that_is_cancelled_before_it_left_is_not_sent(router, unwelcomed):
+    gone, kept = submit(unwelcomed, submission("gone")), submit(unwelcomed, submission("kept"))
+    gone.cancel()
+    router.welcome()
+    router.calls(1)
+    assert [message.function for message in router.all(to_manager.Submit)] == ["kept"]
+    assert not kept.done()
 
 
 def test_many_threads_submit_at_once(link, router):
@@ -207,7 +201,6 @@ def test_many_threads_submit_at_once(link, router):
 
 
 def test_no_wake_up_is_lost_between_sending_and_receiving(link, router):
-    """Sends from other threads swallow the edge of frames that come in meanwhile; each must still be read."""
     for turn in range(500):
         future = submit(link, submission())
         router.answer([done(router.calls(turn + 1)[-1].call, turn)])
@@ -225,16 +218,6 @@ def test_a_callback_may_submit(link, router, until):
     assert until(lambda: second)[0].result(PATIENCE_S) == "chained"  # the call leaves before the callback has come back
 
 
-def test_a_callback_that_raises_anything_stops_nobody(link, router):
-    def leave(_):
-        raise SystemExit
-
-    first, second = submit(link, submission()), submit(link, submission())
-    first.add_done_callback(leave)
-    router.answer([done(spec.call, 1) for spec in router.calls(2)])
-    assert (first.result(PATIENCE_S), second.result(PATIENCE_S)) == (1, 1)
-
-
 def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, router):
     future = submit(link, submission())
     router.calls(1)
@@ -248,8 +231,7 @@ def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, rout
         link.ask_status().result(1)
 
 
-def test_the_end_of_the_session_is_read_from_its_folder_while_the_manager_is_away(link, router):
-    """`stoker down` starts a manager where the last one was killed, and this client is never connected to that one."""
+def test_session_end_is_read_from_the_folder(link, router):
     future = submit(link, submission())
     router.calls(1)
     router.folder.lease.write_bytes(msgspec.json.encode({"over": "stoker down"}))
@@ -263,8 +245,6 @@ def test_the_end_of_the_session_is_read_from_its_folder_while_the_manager_is_awa
 
 @pytest.mark.parametrize("what", ["a call", "many calls", "a question"])
 def test_what_is_added_while_the_session_ends_fails_too(link, monkeypatch, what):
-    """Its thread has seen that the session goes on, and adds it when all that was open has failed."""
-
     def late(owner, name):
         add = getattr(owner, name)
 
@@ -313,31 +293,23 @@ def test_a_client_with_another_key_is_refused(router, tmp_path):
         link.close()
 
 
-def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router, monkeypatch, caplog, until):
-    """Its manager answers no hello until there is room, and tells it why."""
+def test_joining_program_reports_an_unwritable_journal(router, unwelcomed, monkeypatch, caplog, until):
     full = "the journal cannot be written (No space left on device): the disk of /runs is full"
     monkeypatch.setattr(membership, "SLOW_S", 0.2)
-    link = Link(router.folder)
-    try:
-        router.hear(to_manager.ClientHello)
-        status = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
-        router.say(msgspec.structs.replace(status, trouble={JOURNAL: full}))
-        until(lambda: link.journal_trouble)
-        with pytest.raises(SessionError, match=f"lets no program in: {re.escape(full)}; that lasted for 1 s"):
-            link.wait_joined(1.0)
-        assert any(f"{full}; this program waits up to 1 s for it" in record.getMessage() for record in caplog.records)
-        router.welcome()
-        link.wait_joined(PATIENCE_S)
-        router.say(status)
-        until(lambda: not link.journal_trouble)
-    finally:
-        link.close()
+    router.hear(to_manager.ClientHello)
+    router.say(msgspec.structs.replace(STATUS, trouble={JOURNAL: full}))
+    until(lambda: unwelcomed.journal_trouble)
+    with pytest.raises(SessionError, match=f"lets no program in: {re.escape(full)}; that lasted for 1 s"):
+        unwelcomed.wait_joined(1.0)
+    assert any(f"{full}; this program waits up to 1 s for it" in record.getMessage() for record in caplog.records)
+    router.welcome()
+    unwelcomed.wait_joined(PATIENCE_S)
+    router.say(STATUS)
+    until(lambda: not unwelcomed.journal_trouble)
 
 
-def test_a_manager_that_comes_back_with_room_says_nothing_of_the_full_disk(link, router, until):
-    """Its programs hear of trouble alone: they said for ever that the disk was full."""
-    status = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
-    router.say(msgspec.structs.replace(status, trouble={JOURNAL: "the disk of /runs is full"}))
+def test_welcome_clears_the_journal_trouble(link, router, until):
+    router.say(msgspec.structs.replace(STATUS, trouble={JOURNAL: "the disk of /runs is full"}))
     until(lambda: link.journal_trouble)
     router.hang_up()
     until(lambda: not link._joined.is_set())
@@ -371,7 +343,7 @@ def test_nothing_is_kept_of_a_future_that_is_done(link, router, until):
     until(lambda: gc.collect() >= 0 and kept() is None)  # the link's thread may still be at the end of the first
 
 
-def test_a_forked_child_that_cancels_a_call_of_its_parent_leaves_the_file_of_its_arguments(link, router):
+def test_forked_child_leaves_its_parents_argument_files(link, router):
     payload = link.large.put(b"large")
     future = CallFuture(link)
     future.call = link.submit(submission(), payload, future)
@@ -386,17 +358,14 @@ def test_a_forked_child_that_cancels_a_call_of_its_parent_leaves_the_file_of_its
     assert not os.path.exists(payload.source)
 
 
-def test_closing_fails_what_waits(router):
-    link = Link(router.folder)
-    router.welcome()
-    link.wait_joined(PATIENCE_S)
+def test_closing_fails_what_waits(link):
     future = submit(link, submission())
     link.close()
     with pytest.raises(SessionError, match="closed"):
         future.result(1)
 
 
-def test_a_link_says_why_a_connected_manager_may_be_silent_and_nothing_once_it_is_closed(link, router):
+def test_link_says_why_a_connected_manager_may_be_silent(link, router):
     submit(link, submission())
     router.calls(1)
     assert f"the file system of {link.folder.path} hangs" in link.why_silent()
@@ -404,7 +373,7 @@ def test_a_link_says_why_a_connected_manager_may_be_silent_and_nothing_once_it_i
     assert link.why_silent() == ""
 
 
-def test_a_link_that_is_closed_while_its_thread_reads_what_woke_it_ends(tmp_path, monkeypatch):
+def test_link_closes_while_its_thread_reads_the_wake_up(tmp_path, monkeypatch):
     reads = threading.Event()
     turn = Link._turn
 
@@ -426,8 +395,7 @@ def test_a_link_that_is_closed_while_its_thread_reads_what_woke_it_ends(tmp_path
     assert not closing.is_alive()
 
 
-def test_pieces_are_acknowledged_beside_numbered_frames_and_asked_for_again_after_the_calls(link, router):
-    """A manager that lost its journal has to know the call before it can be asked for its pieces."""
+def test_pieces_are_asked_for_again_after_the_calls(link, router):
     end = StreamEnd(PieceInbox(keeps_all=False))
     call = link.submit(submission(), b"x", end, inbox=end.inbox)
     router.calls(1)

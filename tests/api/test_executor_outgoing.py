@@ -22,7 +22,7 @@ SUBMISSION = Submission(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, Call
 
 
 def outgoing() -> tuple[Outgoing, Callable[..., OpenCall]]:
-    """The sending side, and a function that opens a call: its entry in the queue."""
+    """Return the sending side, and a function that opens a call for its queue."""
     calls: dict[CallId, OpenCall] = {}
 
     def opened(number: int, submission: Submission = SUBMISSION) -> OpenCall:
@@ -56,7 +56,7 @@ def test_more_than_a_frame_holds_leaves_in_several() -> None:
     assert [len(calls_of(frame)) for frame in out.frames(0.0)] == [2000, 2000, 500]
 
 
-def test_large_functions_leave_one_by_one_in_frames_that_a_manager_takes() -> None:
+def test_large_functions_leave_one_by_one() -> None:
     submissions = [
         Submission(FunctionBlob(FunctionKey(f"f{n}"), "f", bytes(LARGE)), BARE, CallOptions()) for n in range(5)
     ]
@@ -75,7 +75,7 @@ def test_large_functions_leave_one_by_one_in_frames_that_a_manager_takes() -> No
                 assert message.function in defined
 
 
-def test_a_function_that_is_unused_is_told_behind_its_calls_and_defined_again_if_it_is_used_again() -> None:
+def test_unused_function_is_reported_and_defined_again_on_use() -> None:
     submissions = [Submission(FunctionBlob(FunctionKey(f"f{n}"), "f", b"code"), BARE, CallOptions()) for n in range(2)]
     out, opened = outgoing()
 
@@ -95,13 +95,7 @@ def test_a_function_that_is_unused_is_told_behind_its_calls_and_defined_again_if
 
     gone = Replaced(submissions[0].function.key, by=submissions[1].function.key)
     old, new = (opened(n, submission) for n, submission in enumerate(submissions))
-    assert leaves(old, gone, new) == [
-        "define f0",
-        "call f0",
-        "define f1",
-        "call f1",
-        "unused f0",
-    ]
+    assert leaves(old, gone, new) == ["define f0", "call f0", "define f1", "call f1", "unused f0"]
     for late in (old, (gone, old)):  # made before, and sent behind the word that it is unused
         assert leaves(*(late if late is not old else [late])) == ["define f0", "call f0", "unused f0"]
     assert leaves(old, new, old) == ["define f0", "call f0", "call f1", "call f0", "unused f0"]
@@ -132,12 +126,12 @@ def test_a_deadline_leaves_as_the_seconds_that_are_left() -> None:
     assert seconds_left(frame) == [60.0, None]
 
 
-def test_a_call_that_waited_for_its_manager_has_fewer_seconds_left_and_may_have_none() -> None:
+def test_waiting_call_has_fewer_seconds_left() -> None:
     [late] = timed(TIMED)[0].frames(170.0)
     assert seconds_left(late) == [-10.0]
 
 
-def test_a_frame_that_is_sent_again_has_fewer_seconds_left_and_is_else_the_same() -> None:
+def test_resent_frame_differs_only_in_seconds_left() -> None:
     out, opened = timed(TIMED, SUBMISSION)
     [frame] = out.frames(100.0)
     out.queue.append(opened(7))
@@ -164,7 +158,7 @@ def test_what_is_acknowledged_is_not_counted_down_any_more() -> None:
     assert not out.has_unacknowledged
 
 
-def test_a_manager_that_has_lost_its_journal_hears_the_seconds_that_are_left_by_then() -> None:
+def test_resubmission_counts_deadlines_down() -> None:
     out, _ = timed(TIMED)
     list(out.frames(100.0))
     out.acked(1)
@@ -189,7 +183,7 @@ def test_a_manager_hears_of_the_limits_of_a_context_when_they_change() -> None:
     assert defines(more, 7) == [NO_LIMITS, few, NO_LIMITS, few, more], "a manager that has lost it is told again"
 
 
-def test_of_a_context_and_its_variant_with_one_key_the_context_says_the_limits() -> None:
+def test_context_sets_the_limits_of_a_variant_with_its_key() -> None:
     recipes = [replace(BARE, limits=LibraryLimits(most=most)) for most in (1, 2)]
     out, opened = outgoing()
     submission = Submission(SUBMISSION.function, recipes[0], CallOptions(), (recipes[1],))

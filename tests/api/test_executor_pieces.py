@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.contexts import payloads
 from stoker.errors import CallError, SerializationError, StreamDiffersError
-from stoker.manager.executor.pieces import (
-    ACK_PIECES,
-    BLOCK,
-    MOST_PIECES,
-    PieceInbox,
-    PieceLog,
-    PieceReader,
-    Rerun,
-    wake_tasks,
-)
+from stoker.manager.executor.pieces import ACK_PIECES, MOST_PIECES, PieceInbox, PieceReader, wake_tasks
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId
 from stoker.protocol.to_client import Pieces
@@ -36,7 +27,7 @@ def make(**how: Any) -> PieceInbox:
 
 
 def pieces(*numbers: int, run: int = 1, waits: bool = False, mark: str = "") -> Pieces:
-    """Pieces that follow each other, each named by its number."""
+    """Return consecutive pieces, each named by its number."""
     return Pieces(CALL, run, numbers[0] if numbers else 0, [f"{n}{mark}".encode() for n in numbers], waits)
 
 
@@ -150,7 +141,7 @@ def test_pieces_that_no_one_has_seen_are_those_of_the_last_run(keeps_all: bool) 
 
 
 @pytest.mark.parametrize("keeps_all", [True, False])
-def test_a_new_run_that_differs_from_what_was_handed_on_ends_the_stream(keeps_all: bool) -> None:
+def test_run_that_differs_from_taken_pieces_ends_the_stream(keeps_all: bool) -> None:
     inbox = make(keeps_all=keeps_all)
     inbox.add(pieces(0, 1, 2))
     read(inbox, 0, 2)
@@ -199,7 +190,7 @@ def test_a_program_that_was_cut_off_asks_for_what_it_may_lack() -> None:
     assert inbox.add(pieces(2)) is None
 
 
-def test_a_run_that_goes_on_after_another_one_began_is_known_by_its_number() -> None:
+def test_earlier_run_may_go_on_after_a_later_one_began() -> None:
     inbox = make()
     inbox.add(pieces(0, 1))
     inbox.add(pieces(0, run=2))
@@ -207,26 +198,8 @@ def test_a_run_that_goes_on_after_another_one_began_is_known_by_its_number() -> 
     assert read(inbox, 0, 9) == [b"0", b"1", b"2", b"3"]
 
 
-def test_far_back_a_block_that_differs_is_noticed_at_its_end() -> None:
-    log = PieceLog(recent=BLOCK)
-    for number in range(5 * BLOCK):
-        log.add(b"%d" % number)
-    assert len(log) == 5 * BLOCK
-    assert len(log.latest) < 2 * BLOCK
-    same, other = Rerun(log), Rerun(log)
-    assert all(same.first_difference(number, b"%d" % number) is None for number in range(5 * BLOCK))
-    found = [
-        other.first_difference(n, b"x" if n in (BLOCK + 5, 5 * BLOCK - 1) else b"%d" % n) for n in range(5 * BLOCK)
-    ]
-    assert {n: at for n, at in enumerate(found) if at is not None} == {
-        2 * BLOCK - 1: BLOCK,
-        5 * BLOCK - 1: 5 * BLOCK - 1,
-    }
-
-
 @given(st.data())
-def test_whatever_is_lost_or_repeated_each_piece_is_handed_on_once_in_order(data: st.DataObject) -> None:
-    """Runs begin again, frames are cut, repeated and lost, and the reader takes some now and then."""
+def test_each_piece_is_handed_on_once_in_order(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 40))
     inbox, got, sent = make(), [], {}
     run = 1
@@ -247,4 +220,3 @@ def test_whatever_is_lost_or_repeated_each_piece_is_handed_on_once_in_order(data
         else:
             got += read(inbox, len(got), count)
     assert got == [b"%d" % number for number in range(count)]
-    assert len(inbox._log) == count

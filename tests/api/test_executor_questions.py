@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from polling import PATIENCE_S
 
-from stoker.manager.executor.client import wait_for_answer
+from stoker.manager.executor.outgoing import wait_for_answer
 from stoker.protocol import to_client, to_manager
 
 
-def test_questions_are_answered_in_order_and_asked_again_after_a_break(link, router, until):
+def test_questions_are_asked_again_after_a_break(link, router, until):
     story = link.ask_story("c-1")
     router.hear(to_manager.AskStory)
     assert all(sequence == 0 for sequence, messages in router.frames if isinstance(messages[0], to_manager.AskStory))
@@ -23,8 +23,7 @@ def test_questions_are_answered_in_order_and_asked_again_after_a_break(link, rou
     assert story.result(PATIENCE_S).headline == "headline"
 
 
-def test_questions_that_are_given_up_are_forgotten_and_take_no_answer_of_others(link, router):
-    """A program that asked a stopped manager each second kept them all, and asked all again when it was back."""
+def test_cancelled_questions_take_no_answer_of_others(link, router):
     for number in range(5):
         asked = link.ask_story(f"c-{number}")
         router.hear(to_manager.AskStory, count=number + 1)  # one that is given up before it has left never leaves
@@ -38,7 +37,7 @@ def test_questions_that_are_given_up_are_forgotten_and_take_no_answer_of_others(
     assert len(link._questions) == 0
 
 
-def test_a_question_that_was_given_up_is_not_asked_again_after_a_break(link, router, until):
+def test_cancelled_question_is_not_asked_again(link, router, until):
     gone, kept = link.ask_story("c-1"), link.ask_story("c-2")
     router.hear(to_manager.AskStory, count=2)
     gone.cancel()

@@ -18,7 +18,6 @@ from stoker.manager.executor import session
 def test_a_run_folder_that_another_program_has_just_made_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parsl's own function makes them; eight at once choose the same numbers."""
     together = Barrier(8)
 
     def load(config: Config) -> str:
@@ -38,7 +37,6 @@ def test_a_run_folder_that_another_program_has_just_made_is_no_error(
 def test_the_folder_of_the_runs_may_appear_while_parsl_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parsl looks for the folder and then makes it; here it appears between the two."""
     folder, looked = tmp_path / "runinfo", os.path.exists
 
     def look(path: object) -> bool:

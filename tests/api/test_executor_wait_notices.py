@@ -23,7 +23,7 @@ ALONE = "Pilots cannot reach each other: p1, p2 read from where the files lie, w
 
 
 def status(why: str = "", *, pilots: int = 0, hot: int = 0, **more: object) -> Status:
-    """A session in which calls wait, for this reason."""
+    """Return the status of a session whose calls wait for this reason."""
     context = ContextStatus("k", "llm", hot, 0, 5, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, why)
     device = DeviceStatus("cpu:0", "cpu", 8_000_000_000, 0, ())
     here = tuple(PilotStatus(f"p{n}", f"n{n}", "b1", "here", (device,), "", 0, 0.0, 0.0) for n in range(pilots))
@@ -32,7 +32,7 @@ def status(why: str = "", *, pilots: int = 0, hot: int = 0, **more: object) -> S
 
 
 class Desk:
-    """A program whose calls wait, and its clock."""
+    """A program whose calls wait, with its own clock."""
 
     def __init__(self, *, faults_only: bool = False) -> None:
         self.now = 1000.0
@@ -58,7 +58,7 @@ class Desk:
         return self.here
 
     def look(self, seconds: float) -> list[str]:
-        """Let time pass, looking every second; what was said meanwhile."""
+        """Look every second for this time; return the new lines."""
         before = len(self.said)
         until = self.now + seconds
         while self.now < until:
@@ -81,7 +81,7 @@ def test_the_same_is_said_again_after_a_minute_whatever_its_numbers() -> None:
     assert desk.look(1) == [f"{PRIORITY.format('9.5 min')}; more: stoker status k3v9"]
 
 
-def test_another_reason_is_said_sooner_but_no_line_follows_another_at_once() -> None:
+def test_another_reason_is_said_sooner() -> None:
     desk = Desk()
     desk.look(FIRST_S + 1)
     desk.here = status(RESOURCES)
@@ -89,7 +89,7 @@ def test_another_reason_is_said_sooner_but_no_line_follows_another_at_once() -> 
     assert desk.look(1) == [f"{RESOURCES}; more: stoker status k3v9"]
 
 
-def test_with_a_pilot_all_is_quiet_and_without_one_again_it_is_said_again() -> None:
+def test_notices_stop_with_a_pilot_and_resume_without() -> None:
     desk = Desk()
     desk.look(FIRST_S + 1)
     desk.here = status("5 calls of llm are queued, its hot library is busy", pilots=1, hot=1)
@@ -98,7 +98,7 @@ def test_with_a_pilot_all_is_quiet_and_without_one_again_it_is_said_again() -> N
     assert len(desk.look(progress.CHECK_SELDOM_S + FIRST_S + 1)) == 1
 
 
-def test_a_session_that_has_pilots_is_seldom_asked_and_one_without_calls_never() -> None:
+def test_session_with_pilots_is_seldom_asked() -> None:
     desk = Desk()
     desk.here = status(pilots=1)
     desk.look(FIRST_S)
@@ -114,7 +114,7 @@ def test_a_session_that_has_pilots_is_seldom_asked_and_one_without_calls_never()
 NO_DISK = "1 of 1 pilots that are here cannot hold llm: n0 has 5.0 GB free on its scratch disk, and llm wants 9.0 TB"
 
 
-def test_calls_that_no_pilot_takes_are_told_of_though_pilots_are_there() -> None:
+def test_calls_that_no_pilot_takes_are_reported() -> None:
     desk = Desk()
     desk.here = status(pilots=1)
     assert desk.look(2) == []
@@ -125,7 +125,7 @@ def test_calls_that_no_pilot_takes_are_told_of_though_pilots_are_there() -> None
     assert desk.look(2 * AGAIN_S) == []
 
 
-def test_what_calls_of_other_programs_wait_for_is_no_news_while_pilots_are_there() -> None:
+def test_waits_of_other_programs_are_not_reported() -> None:
     desk = Desk()
     desk.ours.clear()
     desk.here = status(NO_DISK, pilots=1)
@@ -155,7 +155,7 @@ def test_a_manager_that_does_not_answer_is_no_reason_to_say_anything() -> None:
     assert desk.look(300) == []
 
 
-def test_a_manager_that_is_connected_and_does_not_answer_is_told_of_once_a_minute() -> None:
+def test_silent_connected_manager_is_reported_each_minute() -> None:
     desk = Desk()
     desk.here, desk.silence = None, "its manager does not answer"
     assert desk.look(FIRST_S) == []
@@ -171,7 +171,7 @@ def test_a_manager_that_is_connected_and_does_not_answer_is_told_of_once_a_minut
 
 
 def loading(seconds: float, line: str, *, hot: int = 0) -> Status:
-    """A session with a pilot, on which a context that calls wait for has been loading for so long."""
+    """Return the status of a session with a context that loads for this time."""
     library = LibraryStatus(1, "llm", "loading", "loading", "p0", ("cpu:0",), 0, 0, 0, 0, seconds, line)
     context = ContextStatus("k", "llm", hot, 1, 5, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, "")
     return status(pilots=1, libraries=(library,), contexts=(context,))
@@ -230,7 +230,7 @@ with stoker.load(provider=provider, run_dir=sys.argv[1], strategy="none", progre
 
 
 @pytest.mark.parametrize("switch", ["on", "off"])
-def test_a_program_whose_pilots_do_not_come_says_why_unless_it_was_told_not_to(tmp_path, switch) -> None:
+def test_program_without_pilots_says_why_unless_told_not_to(tmp_path, switch) -> None:
     command, wanted = [sys.executable, "-c", PROGRAM, str(tmp_path), switch], "no pilot has joined yet (no block was"
     program = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert program.stderr is not None
@@ -257,7 +257,7 @@ def test_reasons_that_take_turns_are_each_said_once_a_minute() -> None:
     assert len(said) == 2
 
 
-def test_a_full_disk_is_said_at_once_and_every_minute_and_nothing_else_until_there_is_room() -> None:
+def test_full_disk_is_reported_at_once_and_each_minute() -> None:
     desk = Desk()
     desk.journal = FULL
     assert desk.look(1) == [FULL]

@@ -14,12 +14,6 @@ from stoker.protocol.ids import CallId
 KB, MB = 1_000, 1_000_000
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs"))) as session:
-        yield session
-
-
 def large(number, size):
     import os
 
@@ -27,7 +21,7 @@ def large(number, size):
 
 
 def came(stream):
-    """Bytes of results that came and were not taken."""
+    """Return the bytes of results that arrived and were not taken."""
     ends = [end for end in (*stream._ready.values(), *stream._arrived) if isinstance(end, CallEnd)]
     return sum(len(end.payload) if isinstance(end.payload, bytes) else end.payload.size_bytes for end in ends)
 
@@ -35,7 +29,6 @@ def came(stream):
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize(("size", "count"), [(300 * KB, 150), (1_200 * KB, 40)])
 def test_a_slow_loop_over_large_results_holds_bounded_bytes(session, until, ordered, size, count):
-    """The client held the whole window of results, 2 GB and more; those in files filled the disk."""
     app = stoker.app()(lambda number: large(number, size))
     stream = stoker.map(app, range(count), ordered=ordered)
     window = stream._window
@@ -94,8 +87,6 @@ def test_results_larger_than_the_bound_come_one_at_a_time(session, until):
 
 
 class Calls:
-    """The calls of a window, by hand."""
-
     def __init__(self, most_calls: int, *, most_bytes: int = WINDOW_BYTES) -> None:
         self.now = 0.0
         self.window = Window(most_calls, most_bytes=most_bytes, clock=lambda: self.now)
@@ -156,8 +147,7 @@ def test_calls_in_flight_count_with_the_mean_of_the_last_results():
     assert calls.fill() > 1_000
 
 
-def test_a_loop_that_waits_may_have_more_in_flight_and_loses_that_when_results_wait():
-    """Else a hundred devices that make results of 100 MB would run two calls at a time."""
+def test_waiting_loop_may_have_more_in_flight():
     calls = Calls(2_000)
     calls.fill()
     calls.end(64, size_bytes=100 * MB)

@@ -117,7 +117,6 @@ SPECIFICATION: dict[str, list[Any]] = {
 
 
 def cases(table: dict[str, list[Any]]) -> list[Any]:
-    """One test for each value."""
     return [
         pytest.param(option, value, id=f"{option}-{number}")
         for option, values in table.items()
@@ -126,7 +125,7 @@ def cases(table: dict[str, list[Any]]) -> list[Any]:
 
 
 def refused(call: Callable[..., Any], option: str, **given: Any) -> str:
-    """What the error says; it is one that is declared, and names the option."""
+    """Return the message of the declared error, which names the option."""
     with pytest.raises(StokerError) as caught:
         call(**given)
     said = str(caught.value)

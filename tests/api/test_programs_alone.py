@@ -55,7 +55,6 @@ def left_behind(folder: Path) -> list[str]:
 
 @pytest.mark.long
 def test_figure_5_with_its_import_lines_changed(tmp_path):
-    """The paper's program. Only the two import lines differ, and what Figure 5 leaves out (the model, the load)."""
     done = run(
         tmp_path,
         """
@@ -118,7 +117,7 @@ def test_a_program_with_a_module_beside_it(tmp_path):
     assert done.stdout == "[0, 3, 6] 15\n", done.stderr
 
 
-def test_an_app_that_is_called_before_a_site_is_loaded_shows_how_to_load_one(tmp_path):
+def test_app_called_before_load_shows_how_to_load(tmp_path):
     done = run(
         tmp_path,
         """
@@ -212,7 +211,6 @@ def test_a_killed_program_takes_everything_with_it(tmp_path, monkeypatch):
 
 
 def test_cells_of_a_notebook(tmp_path):
-    """Cells are compiled one by one in one `__main__`-like namespace; a redefined function is a new function."""
     cells = [
         "import stoker",
         f"session = stoker.load(run_dir={str(tmp_path)!r})",
@@ -291,7 +289,6 @@ def test_importing_stoker_imports_nothing_heavy():
 
 @pytest.mark.long
 def test_a_program_without_standard_error_ends_well(tmp_path):
-    """As `sh -c 'python program.py 2>&-'` starts it: `sys.stderr` is None there."""
     (tmp_path / "program.py").write_text(
         "import stoker\nwith stoker.load():\n    print(stoker.app()(abs)(-3).result())\n"
     )
@@ -302,7 +299,6 @@ def test_a_program_without_standard_error_ends_well(tmp_path):
 
 @pytest.mark.long
 def test_a_python_that_keeps_no_docstrings_runs_programs_too(tmp_path, monkeypatch):
-    """PYTHONOPTIMIZE=2 reaches managers, pilots and libraries."""
     monkeypatch.setenv("PYTHONOPTIMIZE", "2")
     done = run(
         tmp_path,
@@ -361,7 +357,7 @@ def test_exit_mode_skip_leaves_the_session_to_the_program(tmp_path):
 
 
 @pytest.mark.long
-def test_contexts_whose_files_fill_the_cache_make_room_for_others_when_they_are_idle(tmp_path):
+def test_idle_contexts_make_room_in_the_cache(tmp_path):
     (tmp_path / "site.toml").write_text(
         f'name = "small"\n[pilot]\ndevices = "cpu:2"\ncache_size = "20 MB"\nscratch = "{tmp_path}/scratch"\n'
     )

@@ -16,11 +16,7 @@ from tiny_model import write_tiny_model
 import stoker
 from stoker import errors
 
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs")), retries=3) as session:
-        yield session
+LOAD = {"retries": 3}
 
 
 @stoker.app()
@@ -86,7 +82,7 @@ packing, go_on = threading.Event(), threading.Event()
 
 
 class SlowToPack:
-    """An argument whose packing begins and then waits, as that of a large array takes its time."""
+    """An argument whose pickling waits."""
 
     def __reduce__(self):
         packing.set()
@@ -94,8 +90,7 @@ class SlowToPack:
         return str, ("packed",)
 
 
-def test_one_that_is_cancelled_while_its_arguments_are_packed_does_not_run(session):
-    """Its executor had looked before: the call was sent, and ran to its end."""
+def test_call_cancelled_while_packed_does_not_run(session):
     future = nap(600, SlowToPack(), after=nap(0))  # a future among its arguments: they are packed when it is submitted
     assert packing.wait(PATIENCE_S)
     assert future.cancel()
@@ -113,7 +108,7 @@ def test_a_call_that_has_ended_cannot_be_cancelled(session):
     assert future.result(0) == 0.0
 
 
-def test_who_waits_for_futures_of_the_executor_hears_that_they_were_cancelled(session):
+def test_waiters_see_cancelled_executor_futures(session):
     futures = [session.executor.submit(time.sleep, {}, 600) for _ in range(4)]
     assert all(future.cancel() for future in futures)
     assert all(future.cancel() for future in futures)
@@ -132,8 +127,6 @@ def test_a_stream_that_is_closed_cancels_what_it_has_sent(session, tmp_path):
 
 
 def test_what_was_decided_for_good_is_not_tried_again(session, tmp_path):
-    """With retries each library death, and each deadline, began anew."""
-
     @stoker.app()
     def dies(path):
         with open(path, "a") as file:
@@ -158,7 +151,7 @@ def test_what_was_decided_for_good_is_not_tried_again(session, tmp_path):
 
 @pytest.fixture(scope="module")
 def writer(session, tmp_path_factory):
-    """The recipe of a model whose texts take seconds, and the process that holds it."""
+    """Return the recipe of a model with long texts, and the process that holds it."""
     for name in ("torch", "transformers", "tokenizers", "safetensors"):
         pytest.importorskip(name)
     folder = tmp_path_factory.mktemp("models") / "tiny"
@@ -203,7 +196,7 @@ def cancel_stream(recipe, begun):
 
 
 def cancel_silent_stream(recipe, begun):
-    """It gives no piece before it is left."""
+    """Leave a stream before its first piece."""
 
     def silent(model, begun):
         yield writes(model, begun)
@@ -227,14 +220,13 @@ def test_a_call_that_is_stopped_leaves_its_model_loaded(session, writer, tmp_pat
 
 
 def test_a_call_is_submitted_when_the_app_returns_its_future(session):
-    """No thread of Parsl's comes between, as it does for a call whose argument is a future."""
     future = nap(0.0)
     assert future.task_record["exec_fu"] is not None
     after = nap(0.0, after=future)
     assert (future.result(PATIENCE_S), after.result(PATIENCE_S)) == (0.0, 0.0)
 
 
-def test_a_call_that_ctrl_c_interrupts_on_its_way_is_waited_for_by_nobody(session, monkeypatch):
+def test_interrupted_submission_leaves_no_task(session, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from lazily import lazily
 
@@ -67,10 +64,8 @@ if __name__ == "__main__":
 """
 
 
-def test_results_follow_what_is_trained_and_changed_in_place(tmp_path):
-    file = tmp_path / "program.py"
-    file.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+def test_results_follow_what_is_trained_and_changed_in_place(run_program):
+    done = run_program(PROGRAM)
     assert done.stdout.splitlines() == [
         "0 True 0.0 (0, [0], [0]) 1",
         "1 True 1.0 (1, [1], [0, 1]) 2",
@@ -122,13 +117,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_each_call_of_a_loop_has_what_was_captured_when_it_was_made(tmp_path):
-    """Parsl's kernel sends a call later, and again where it failed."""
-    file = tmp_path / "program.py"
-    file.write_text(BURST)
-    done = subprocess.run(
-        [sys.executable, str(file), str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=90
-    )
+def test_each_call_of_a_loop_has_what_was_captured_when_it_was_made(run_program, tmp_path):
+    done = run_program(BURST, str(tmp_path))
     expected = "".join(" ".join([str(rate)] * 9) + "\n" for rate in range(5))
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
@@ -183,10 +173,8 @@ if __name__ == "__main__":
 """
 
 
-def test_results_and_exceptions_leave_the_classes_of_the_program_alone(tmp_path):
-    file = tmp_path / "program.py"
-    file.write_text(PROGRAM_WITH_CLASSES)
-    done = subprocess.run([sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+def test_results_leave_the_programs_classes_alone(run_program):
+    done = run_program(PROGRAM_WITH_CLASSES)
     assert done.stdout == "True 0.5 0.5 True 2\n", done.stderr
 
 
@@ -217,8 +205,6 @@ if __name__ == "__main__":
 """
 
 
-def test_results_are_kept_for_the_function_as_it_is(tmp_path):
-    """By its name alone, a cell that is run again, or a global that has changed, would give results of before."""
-    (tmp_path / "program.py").write_text(MEMO)
-    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+def test_results_are_kept_for_the_function_as_it_is(run_program):
+    done = run_program(MEMO)
     assert (done.returncode, done.stdout) == (0, "True 20 2 3\n"), done.stderr

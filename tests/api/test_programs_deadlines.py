@@ -29,14 +29,14 @@ def plain():
 
 @pytest.fixture(params=[-HOURS_S, HOURS_S], ids=["behind", "ahead"])
 def ahead_s(request, monkeypatch, session):
-    """The wall clock of this program is hours off; that of the manager, another process, is not."""
+    """Shift this program's wall clock by hours; the manager's clock stays."""
     really = time.time
     monkeypatch.setattr(time, "time", lambda: really() + request.param)
     return request.param
 
 
 @pytest.mark.usefixtures("ahead_s")
-def test_a_call_with_time_left_runs_and_one_whose_time_is_over_is_dropped():
+def test_call_in_time_runs_and_late_one_is_dropped():
     @stoker.app(deadline="60 s", late="drop")
     def patient():
         return "in time"
@@ -118,7 +118,6 @@ def of_parsl(path, parsl_resource_specification):
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("of", ["stoker", "parsl"])
 def test_a_call_that_is_tried_again_keeps_its_first_deadline(tmp_path, of):
-    """With a second for each try, all four tries that `retries=3` allows would run."""
     tries = tmp_path / "tries"
     for more in polls(PATIENCE_S):
         if of == "stoker":

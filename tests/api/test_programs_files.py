@@ -22,7 +22,7 @@ from stoker.manager.executor.options import CallPlace
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program's folder, with a model beside the program."""
+    """A program's folder with a model file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.pkl").write_bytes(pickle.dumps({"weight": 5}))
     return tmp_path
@@ -69,8 +69,6 @@ def test_relative_files_work_as_with_parsl(here: Path) -> None:
 
 
 def test_lost_files_are_told_once_for_each_function(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """On a pilot that does not see the program's folder, as here one whose inode is another one."""
-
     @stoker.app
     def leaves(i):
         Path(f"result{i}.txt").write_text("x")
@@ -95,7 +93,6 @@ def test_lost_files_are_told_once_for_each_function(here: Path, caplog: pytest.L
 
 
 def test_file_that_travels_is_found_by_its_relative_name(here: Path, tmp_path_factory) -> None:
-    """What the advice says works, in the loader and in calls."""
     (here / "data").mkdir()
     (here / "data" / "words.txt").write_text("a b")
 
@@ -168,7 +165,6 @@ with stoker.load(session=sys.argv[1], progress=False):
 
 
 def test_programs_in_two_folders_share_a_session_and_no_files(here: Path) -> None:
-    """They run side by side, with the same loader and the same functions."""
     (here / "program.py").write_text(_PROGRAM)
     for name in "ab":
         (here / name).mkdir()

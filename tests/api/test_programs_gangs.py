@@ -23,15 +23,9 @@ def counter(log):
     return {}
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs"))) as session:
-        yield session
-
-
 @pytest.fixture
 def together(session, tmp_path):
-    """Makes an app of a function that runs on a gang of two, on a context whose loads are counted."""
+    """Return a maker of apps for a gang of two, on a context whose loads are counted."""
 
     def make(function):
         return stoker.app(context=counter(str(tmp_path / "loads")), gang=2)(function)
@@ -63,7 +57,7 @@ def test_outside_of_a_gang_a_call_is_rank_0_of_1(session):
     assert stoker.app()(lambda: repr(stoker.gang()))().result(LIMIT_S) == "<rank 0 of 1>"
 
 
-def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(together, tmp_path):
+def test_killed_rank_costs_steps_since_the_last_checkpoint(together, tmp_path):
     def steps(context, folder):
         from stoker.contexts import saved_state
 
@@ -113,7 +107,7 @@ def test_a_gang_that_is_cancelled_leaves_its_contexts_hot(together, tmp_path):
     assert together.loads() == 2
 
 
-def test_ranks_that_lose_each_other_for_ever_end_the_call_with_the_reason(together):
+def test_ranks_that_keep_losing_each_other_end_the_call(together):
     def quarrel(context):
         raise errors.GangBroken("cannot stand the others")
 

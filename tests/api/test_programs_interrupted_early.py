@@ -57,8 +57,6 @@ def test_a_program_that_hears_ctrl_c_itself_hears_it_during_an_import(module: st
 
 
 class Pressed(MonitoringHub):  # type: ignore[misc]  # parsl is untyped
-    """A person presses Ctrl-C while Parsl starts."""
-
     def __init__(self) -> None:
         pass
 
@@ -69,7 +67,7 @@ class Pressed(MonitoringHub):  # type: ignore[misc]  # parsl is untyped
         return lambda *args, **options: None
 
 
-def test_load_that_is_interrupted_shows_the_users_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_load_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(
         KeyboardInterrupt, match=r"stoker\.load was interrupted; what it had started is ended"
     ) as caught:

@@ -25,11 +25,7 @@ from stoker.errors import ConfigError, SerializationError, StokerError
 from stoker.manager.executor.kept_file import KeptHeader, Record, open_kept
 from stoker.manager.executor.progress import MapProgress
 
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs")), progress=False) as session:
-        yield session
+LOAD = {"progress": False}
 
 
 @pytest.fixture
@@ -42,7 +38,7 @@ def lines(path):
 
 
 def noted(log: Path):
-    """A function that notes each item that it is called with."""
+    """Return a function that logs its items."""
 
     def work(item):
         with open(log, "a") as file:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 SHAPES = """
 import dataclasses
 import enum
@@ -91,10 +88,9 @@ caught: so it is
 """
 
 
-def test_a_class_of_a_module_beside_the_program_is_one_class_everywhere(tmp_path):
+def test_class_of_a_neighbouring_module_is_one_class(run_program, tmp_path):
     (tmp_path / "shapes.py").write_text(SHAPES)
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    done = run_program(PROGRAM)
     assert (done.returncode, done.stdout) == (0, EXPECTED), done.stderr
 
 
@@ -144,10 +140,9 @@ if __name__ == "__main__":
 """
 
 
-def test_functions_of_a_captured_module_share_its_globals(tmp_path):
+def test_functions_of_a_captured_module_share_its_globals(run_program, tmp_path):
     (tmp_path / "state.py").write_text(STATE)
-    (tmp_path / "program.py").write_text(USES)
-    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    done = run_program(USES)
     expected = "('loaded', 'loaded', 'loaded', 'loaded') ('set', 'set') ('loaded', 0)\n"
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
@@ -184,8 +179,6 @@ if __name__ == "__main__":
 """
 
 
-def test_an_edited_module_ends_a_library_that_has_imported_it(tmp_path):
-    """The module may have registered something in the process. The context is loaded again."""
-    (tmp_path / "program.py").write_text(EDITED)
-    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+def test_an_edited_module_ends_a_library_that_has_imported_it(run_program):
+    done = run_program(EDITED)
     assert (done.returncode, done.stdout) == (0, "1 22 True True loaded\n"), done.stderr

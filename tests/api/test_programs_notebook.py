@@ -14,7 +14,7 @@ pytest.importorskip("ipykernel")
 
 
 class Cell:
-    """What came of a cell: its output streams as text, displays by id in order, and its error."""
+    """The result of a cell: its output as text, displays by id, and its error."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -24,8 +24,6 @@ class Cell:
 
 
 class Notebook:
-    """A kernel, and cells run in it one after the other."""
-
     def __init__(self, folder: str, home: str) -> None:
         self._manager = client.KernelManager(kernel_name="python3")
         self._manager.start_kernel(cwd=folder, env={**os.environ, "STOKER_HOME": home})

@@ -43,7 +43,7 @@ SITE = 'name = "here"\n[pilot]\ndevices = "cpu:2"\n'
 
 
 def took_s(folder: Path, inputs: int) -> float:
-    """Run so many calls; how long they took."""
+    """Return the seconds that these calls take."""
     command = [sys.executable, "program.py", str(inputs)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=True)
     return float(done.stdout)

@@ -17,21 +17,14 @@ import pytest
 from polling import PATIENCE_S
 
 import stoker
-from stoker.manager.executor import map_results
+from stoker.manager.executor import mapping
 from stoker.manager.executor.map_inputs import FORGOTTEN_S, SLOW_S
 
 QUICK = 4
 """Items after which a slow input is known to be one."""
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs"))) as session:
-        yield session
-
-
 def readers():
-    """Threads that read inputs just now."""
     return [thread for thread in threading.enumerate() if thread.name == "stoker-map-input"]
 
 
@@ -43,12 +36,12 @@ def assert_no_reader():
 
 @pytest.fixture(autouse=True)
 def _no_reader_before():
-    """The thread of an earlier test's input may be at its end still."""
+    """Wait for the thread of an earlier test's input."""
     assert_no_reader()
 
 
 class Source:
-    """An input that makes no item before the result of the last one has been taken. It may go on after `PATIENCE_S`."""
+    """An input that makes no item before the last result was taken."""
 
     def __init__(self):
         self.taken = threading.Semaphore(0)
@@ -88,7 +81,7 @@ def test_a_result_does_not_wait_for_the_next_item(session, ordered):
 
 
 class Bell:
-    """A stream's bell that says when its stream waits for it."""
+    """A stream's bell with an event for a waiting stream."""
 
     def __init__(self, bell):
         self.waited_for = threading.Event()
@@ -101,7 +94,7 @@ class Bell:
 
 
 def two_items():
-    """The second of two items waits until it may go on; the first event is set when it is asked for."""
+    """Return an input of two items, an event for the request of the second, and one that releases it."""
     at_item, go = threading.Event(), threading.Event()
 
     def items():
@@ -119,15 +112,14 @@ def for_ever(number):
 
 
 def consume(results):
-    """A thread that loops over a map, and what it gets."""
+    """Loop over a map on a thread; return the thread and its results."""
     got = []
     thread = threading.Thread(target=lambda: got.extend(results), daemon=True)
     thread.start()
     return thread, got
 
 
-def test_a_map_that_another_thread_closes_ends_the_loop_that_waits_for_a_result(session, until):
-    """Ctrl-C at the main thread closes every map, and a loop in another thread waited for ever."""
+def test_closing_a_map_ends_the_loop_that_waits(session, until):
     results = stoker.map(for_ever, range(2))
     results._bell = bell = Bell(results._bell)
     thread, got = consume(results)
@@ -140,7 +132,7 @@ def test_a_map_that_another_thread_closes_ends_the_loop_that_waits_for_a_result(
     until(lambda: session.status().running == session.status().queued == 0)
 
 
-def test_calls_that_a_loop_sends_while_another_thread_closes_its_map_are_cancelled(session):
+def test_calls_sent_while_a_map_closes_are_cancelled(session):
     at_item, go, items = two_items()
 
     results = stoker.map(for_ever, items())
@@ -172,18 +164,16 @@ def test_a_map_that_is_stopped_as_its_loop_begins_to_wait_ends(session):
     assert not session.executor.link.waiting
 
 
-def test_a_map_that_is_dropped_when_python_ends_asks_nothing_of_what_is_gone(session, monkeypatch):
-    """Python takes the names of modules away before it drops what is left."""
+def test_map_dropped_at_exit_uses_no_modules(session, monkeypatch):
     results = stoker.map(abs, range(3))
     with monkeypatch.context() as gone:
-        gone.setattr(map_results, "os", None)
+        gone.setattr(mapping, "os", None)
         results.__del__(lambda: True)
     results.close()
 
 
 @pytest.mark.parametrize("how", ["dropped", "closed"])
 def test_a_forked_child_closes_no_map_of_its_parent(session, tmp_path, how):
-    """Its collector removed the files of arguments whose calls had not begun, and of results that had come."""
     gate = tmp_path / "go"
 
     def size(data):
@@ -209,8 +199,7 @@ def test_a_forked_child_closes_no_map_of_its_parent(session, tmp_path, how):
 
 
 @pytest.mark.parametrize("is_awaited", [False, True], ids=["plain", "awaited"])
-def test_a_task_that_is_cancelled_while_its_map_takes_an_item_cancels_the_calls(session, is_awaited):
-    """The map's thread had dropped the ring that told it to stop, and its calls ran to their ends."""
+def test_task_cancelled_while_taking_an_item_cancels_calls(session, is_awaited):
     at_item, go, items = two_items()
 
     async def awaited_items():
@@ -249,7 +238,7 @@ def test_batches_of_a_slow_input_come_too(session):
 
 
 class Indexed:
-    """What a data set of torch is to Python: it has neither __iter__ nor an end but IndexError."""
+    """A sequence by `__getitem__` only, as torch's data sets."""
 
     def __len__(self) -> int:
         return 5
@@ -294,7 +283,7 @@ def test_a_loop_that_is_left_ends_the_thread_and_closes_the_input(session, how):
 
 
 class Clock:
-    """A busy machine would make quick items slow."""
+    """A clock for tests on busy machines, where quick items may be slow."""
 
     now = 0.0
 
@@ -303,7 +292,7 @@ class Clock:
 
 
 def test_a_quick_input_stays_in_its_thread_also_if_it_begins_slowly(session, monkeypatch):
-    monkeypatch.setattr(map_results, "time", clock := Clock())
+    monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():
         table = sqlite3.connect(":memory:")  # its cursors are bound to this thread
@@ -320,11 +309,8 @@ def hold_the_first(number, gate):
     return number
 
 
-def test_a_quick_input_stays_in_its_thread_although_a_disk_stands_still_for_an_item_now_and_then(
-    session, tmp_path, monkeypatch
-):
-    """A cursor that was read for hours failed at the second row for which its disk had stood still."""
-    monkeypatch.setattr(map_results, "time", clock := Clock())
+def test_quick_input_with_rare_slow_items_stays_in_its_thread(session, tmp_path, monkeypatch):
+    monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():
         table = sqlite3.connect(":memory:")

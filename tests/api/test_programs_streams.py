@@ -17,13 +17,6 @@ from stoker.errors import ConfigError, SerializationError, StokerError
 from stoker.manager.executor.pieces import MOST_BYTES, MOST_PIECES
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    with stoker.load(run_dir=str(folder)) as session:
-        yield session
-
-
 @pytest.fixture(autouse=True)
 def _loaded(session):
     return session
@@ -63,7 +56,6 @@ def one(context):
 
 @stoker.app
 def until_it_is_told(place):
-    """Yields until it is closed, and says so."""
     try:
         yield from range(10**9)
     finally:
@@ -101,7 +93,7 @@ def test_an_exception_comes_behind_the_pieces_before_it():
     assert "count" in str(caught.value.__cause__)
 
 
-def test_pieces_that_have_come_are_taken_together_and_the_error_stays_behind_them():
+def test_arrived_pieces_are_taken_together():
     with stoker.stream(count, 6, fail_at=5) as stream:
         assert next(stream) == 0
         got = [0]
@@ -129,7 +121,7 @@ def test_a_future_of_a_function_that_yields_has_a_list_and_its_pieces():
         failing.result(30)
 
 
-def test_pieces_of_a_future_that_is_remembered_cancelled_or_never_sent():
+def test_pieces_of_cached_cancelled_and_unsent_futures():
     remembered = stoker.app(cache=True)(count.function)
     assert list(remembered(4).pieces()) == [0, 1, 2, 3]
     assert list(remembered(4).pieces()) == [0, 1, 2, 3]
@@ -153,7 +145,7 @@ def test_a_map_over_a_function_that_yields_gives_lists():
     assert stoker.app(stream=False)(count.function)(3).result(30) == [0, 1, 2]
 
 
-def test_a_function_that_returns_an_iterator_gives_pieces_if_it_says_so():
+def test_function_that_returns_an_iterator_may_give_pieces():
     def squares(number):
         return (each * each for each in range(number))
 
@@ -208,7 +200,7 @@ def test_a_reader_that_waits_in_an_event_loop_can_be_cancelled(tmp_path, until):
 
 
 @pytest.mark.parametrize("how", ["break", "close", "with", "cancel"])
-def test_to_leave_the_loop_ends_the_call_at_its_next_piece_and_its_library_lives_on(tmp_path, until, how):
+def test_leaving_the_loop_ends_the_call_not_its_library(tmp_path, until, how):
     place, loads = tmp_path / "closed", tmp_path / "loads"
 
     @stoker.context(max_libraries=1)  # else another device may load it while the call ends
@@ -241,13 +233,12 @@ def test_to_leave_the_loop_ends_the_call_at_its_next_piece_and_its_library_lives
 
 
 def test_a_slow_reader_loses_nothing_and_stalls_no_one(session, until):
-    """Four slots of one library, one of which waits for its reader: the other slots, and other streams, go on."""
     count_all = 3 * MOST_PIECES
     slow = stoker.stream(count_beside, count_all)
     first = next(slow)
 
     def given():
-        """The pieces that the call has given, once it waits for its reader."""
+        """Return the pieces that the call has sent, once it waits for its reader."""
         told = session.explain(slow.call).headline
         return "waits for its reader" in told and int(told.partition(" pieces")[0].rpartition(" ")[2].replace(",", ""))
 
@@ -257,7 +248,7 @@ def test_a_slow_reader_loses_nothing_and_stalls_no_one(session, until):
     assert [each for _, each in slow] == list(range(1, count_all))
 
 
-def test_a_library_that_serves_one_call_ends_when_its_reader_has_every_piece():
+def test_one_call_library_ends_after_the_last_piece_is_read():
     @stoker.context(awareness="none")
     def fresh():
         return os.getpid()

@@ -30,7 +30,7 @@ pytestmark = [
 
 @stoker.app
 def write(model, prompt):
-    """A text, and the libraries whose engines stand on the board of turns that this library has mapped."""
+    """Return a text, and the libraries on the turn board that this library has mapped."""
     from stoker.pilot.library.library_turns import TurnBoard
 
     text = model.generate([prompt], max_new_tokens=60)[0]
@@ -38,7 +38,7 @@ def write(model, prompt):
     return text, tuple(row.library for row in TurnBoard(Path(board)).rows())
 
 
-def test_two_engines_on_one_device_stand_on_one_board_and_write_what_they_write_alone(tmp_path: Path) -> None:
+def test_two_engines_on_one_device_share_a_board(tmp_path: Path) -> None:
     for name, longest in (("one", "2048"), ("two", "1024")):
         write_tiny_model(tmp_path / name)
         config = tmp_path / name / "config.json"
@@ -59,20 +59,17 @@ def test_two_engines_on_one_device_stand_on_one_board_and_write_what_they_write_
 
 
 def reply(model, tokens):
-    """A text of so many tokens."""
     return model.generate(["x" * 100], max_new_tokens=tokens)[0]
 
 
 def write_on(model, tokens, begun):
-    """Writes `tokens` tokens. It makes the file `begun` when it has read the prompt."""
+    """Write `tokens` tokens. Make the file `begun` after the prompt."""
     for _ in model.stream("x" * 100, max_new_tokens=tokens):
         Path(begun).touch()
 
 
 @pytest.mark.long
-def test_a_pilot_refuses_a_request_that_would_be_late_and_takes_one_that_fits(
-    tmp_path: Path, until: Callable[..., Any]
-) -> None:
+def test_pilot_refuses_a_request_that_would_be_late(tmp_path: Path, until: Callable[..., Any]) -> None:
     for name, longest in (("one", "2048"), ("two", "1024")):
         write_tiny_model(tmp_path / name)
         config = tmp_path / name / "config.json"

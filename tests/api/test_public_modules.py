@@ -75,7 +75,6 @@ def test_the_names_of_a_public_module_are_there_and_documented(module):
 
 @pytest.mark.parametrize("path", APPS, ids=lambda path: str(path.relative_to(HERE)))
 def test_an_application_takes_exported_names_alone(path):
-    """The import contract sees which modules are imported, not which names."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             assert {one.name for one in node.names if one.name.startswith("stoker")} <= {"stoker"}, path
@@ -92,7 +91,6 @@ def test_an_application_takes_exported_names_alone(path):
 
 
 def test_public_modules_import_neither_torch_nor_parsl():
-    """A login node has no GPU library, and `stoker --help` does not wait for Parsl."""
     code = (
         "import sys, stoker\n"
         "for name in stoker._MODULES: getattr(stoker, name)\n"
@@ -104,7 +102,6 @@ def test_public_modules_import_neither_torch_nor_parsl():
 
 
 def test_importing_stoker_imports_none_of_its_parts():
-    """Only its version, and what it imports the others with; both need the standard library alone."""
     code = "import sys, stoker; print(sorted(name for name in sys.modules if name.startswith('stoker.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "['stoker.startup']\n", done.stdout + done.stderr

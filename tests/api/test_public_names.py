@@ -73,7 +73,6 @@ def test_an_app_may_be_bare_as_a_context_may():
 
 
 def test_options_are_keyword_only():
-    """Positions that a caller may use are part of the interface."""
     positional = {
         name: [
             p.name for p in inspect.signature(getattr(stoker, name)).parameters.values() if p.kind is not p.KEYWORD_ONLY

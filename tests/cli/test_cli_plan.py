@@ -17,7 +17,7 @@ from stoker.errors import ConfigError, SessionError
 from stoker.manager.advice import estimating
 from stoker.manager.advice.answers import Advisor
 from stoker.manager.core.events import AskAdvice, OfContext, OfFunction
-from stoker.manager.executor.publishing import SourceShelf
+from stoker.manager.executor.session_files import SourceShelf
 from stoker.manager.live.advisor import performance
 from stoker.protocol.ids import FunctionKey, RecipeKey
 from stoker.protocol.session import SessionFolder

@@ -54,8 +54,6 @@ HOLD = function(_hold)
 
 
 class RealAgent(Shell):
-    """A pilot's process of its own."""
-
     def __init__(self, folder: Path, *, walltime_s: float = 0.0, probed: bool = False) -> None:
         super().__init__()
         self.folder = folder / "world"
@@ -87,7 +85,7 @@ class RealAgent(Shell):
         return time.monotonic() - self.said_at
 
     def settle(self) -> None:
-        """What a pilot says of an order stands before the hello that is asked for after it."""
+        """Ask for a hello, which comes behind all messages about earlier orders."""
         self.hello()
 
     def hear(self) -> bool:
@@ -174,7 +172,7 @@ class RealAgent(Shell):
 
 
 class _Listening(FakeManager):
-    """Passes on what it hears to the sequence."""
+    """Passes its messages to the sequence."""
 
     def __init__(self, folder: Path, shell: RealAgent) -> None:
         super().__init__(folder)
@@ -183,7 +181,7 @@ class _Listening(FakeManager):
         self._passed = 0
 
     def pass_on(self) -> bool:
-        """Whether the pilot has said anything since the last time."""
+        """True if the pilot has sent anything since the last call."""
         fresh, self._passed = self.said[self._passed :], len(self.said)
         wanted, self.wanted = self.wanted, []
         if wanted:

@@ -41,7 +41,7 @@ STEP_S = 0.1
 
 
 class CoreAlone(Shell):
-    """One core, with processes that do what they are told."""
+    """One core, with obedient processes."""
 
     def __init__(self, *, walltime_s: float = 0.0, probed: bool = False) -> None:
         super().__init__()

@@ -24,8 +24,6 @@ HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class Pooled(Shell):
-    """One pool of two slots."""
-
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="pool-"))
@@ -40,7 +38,7 @@ class Pooled(Shell):
     # ---- TaskVine
 
     def settle(self) -> None:
-        """TaskVine loads what loads at once, and the manager reads what was said."""
+        """Load contexts that load at once, and read the messages."""
         moved = True
         while moved:
             moved = False
@@ -53,7 +51,7 @@ class Pooled(Shell):
         self.read = len(self.slots.said)
 
     def load(self, order: messages.PoolOrder) -> bool:
-        """Load the context that an order is for, if it loads by itself."""
+        """Load an order's context if it loads by itself."""
         library = self.owner(order)
         if library is None:
             self.done.add(order.ticket)
@@ -69,7 +67,6 @@ class Pooled(Shell):
         return True
 
     def owner(self, order: messages.PoolOrder) -> LibraryId | None:
-        """The library that has an order in TaskVine."""
         for number, library in self.pool.libraries.items():
             if library._order is order:
                 return number
@@ -134,7 +131,7 @@ class Pooled(Shell):
         self.settle()
 
     def wait(self, seconds: float) -> None:
-        """It has no time of its own: what is due is due now."""
+        """Time does not pass here."""
         self.pool.handle(Tick())
         self.settle()
 

@@ -11,7 +11,7 @@ from stoker.protocol.ids import CallId, LibraryId
 
 
 class ModelProcess:
-    """The first of its calls runs, the others wait."""
+    """A library that runs the first of its calls; the others wait."""
 
     def __init__(self, number: LibraryId, tell: Callable[[Event], None]) -> None:
         self.number = number

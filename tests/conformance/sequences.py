@@ -50,8 +50,8 @@ _NO_SIGNAL = "a simulated batch system takes a pilot away without a word"
 
 
 class Sequence(msgspec.Struct, frozen=True):
-    """A sequence, and what it needs. `without`: shells that cannot express it, and why. `ends_pilot`: no other sequence
-    can follow on the same pilot."""
+    """A sequence and its needs. `without`: shells that cannot express it, and why. `ends_pilot`: it must be the pilot's
+    last."""
 
     run: Callable[[Shell], None]
     without: Mapping[str, str] = {}
@@ -70,8 +70,6 @@ SEQUENCES: list[Sequence] = []
 def sequence(
     *, ends_pilot: bool = False, walltime_s: float = 0.0, probed: bool = False, **without: str
 ) -> Callable[[Callable[[Shell], None]], Callable[[Shell], None]]:
-    """A function is a sequence."""
-
     def add(run: Callable[[Shell], None]) -> Callable[[Shell], None]:
         SEQUENCES.append(Sequence(run, without, ends_pilot or probed, walltime_s, probed))
         return run
@@ -126,7 +124,6 @@ def what_a_library_held_is_free_after_it(pilot: Shell) -> None:
 
 @sequence()
 def a_library_that_takes_the_place_of_another_waits_for_its_end(pilot: Shell) -> None:
-    """One plan of the manager unloads and loads."""
     _, size = pilot.device(0)
     first = pilot.ready(device_memory_bytes=size)
     calls = pilot.new_calls(1)
@@ -274,7 +271,6 @@ def a_call_that_a_library_holds_already_is_not_given_to_it_twice(pilot: Shell) -
 
 @sequence()
 def calls_that_are_not_held_are_given_back_when_they_are_cancelled(pilot: Shell) -> None:
-    """The manager asks because it believes that they are there."""
     library, calls = pilot.ready(), pilot.new_calls(1)
     pilot.owed.update(calls)
     pilot.say(CancelCalls(library, tuple(calls)))
@@ -397,7 +393,7 @@ def a_reservation_grows_and_shrinks(pilot: Shell) -> None:
 
 
 def _declared(pilot: Shell, memory_bytes: int) -> LibraryId:
-    """A ready library whose reservation is declared, and not settled by a measurement."""
+    """Return a ready library with a declared, not a measured reservation."""
     recipe = msgspec.structs.replace(pilot.recipe(Loads.AT_ONCE), needs=Needs(memory_bytes=memory_bytes))
     return pilot.ready(recipe=recipe, device_memory_bytes=memory_bytes)
 

@@ -34,23 +34,22 @@ class Loads(enum.Enum):
 
     AT_ONCE = enum.auto()
     WHEN_LET = enum.auto()
-    """When the world lets it."""
+    """After `let_load`."""
     NEVER = enum.auto()
-    """It may take half a second, and takes for ever."""
+    """Longer than its limit of half a second."""
     FAILS = enum.auto()
-    """Its loader cannot give a context."""
     FILES = enum.auto()
-    """At once, when its object is here."""
+    """At once, after its object has arrived."""
 
 
 class Shell(abc.ABC):
-    """One pilot that has said hello and is welcome."""
+    """One pilot that the manager has welcomed."""
 
     def __init__(self) -> None:
         self.unread: list[FromPilot] = []
-        """What the pilot has said and no sequence has asked for."""
+        """Messages that no sequence has read."""
         self.owed: Counter[CallId] = Counter()
-        """How often each call was given to a library and has not left it."""
+        """Times that each call was given to a library and has not left it."""
         self.open: set[LibraryId] = set()
         """Libraries that were ordered and have not ended."""
         self.numbers = 0
@@ -59,85 +58,85 @@ class Shell(abc.ABC):
 
     @abc.abstractmethod
     def say(self, message: ToPilot) -> None:
-        """The manager says something."""
+        """Send a message of the manager."""
 
     @abc.abstractmethod
     def settle(self) -> None:
-        """Let everything happen that what was said leads to at once."""
+        """Let the pilot handle what was sent."""
 
     @abc.abstractmethod
     def hear(self) -> bool:
-        """Wait for the next that the pilot says; False: it will say no more by itself."""
+        """Wait for the pilot's next message; False if none will come by itself."""
 
     @abc.abstractmethod
     def hello(self, *, welcome: bool = True) -> PilotHello:
-        """Have the pilot say hello once more; its manager answers it, or not yet."""
+        """Return another hello of the pilot; `welcome`: the manager answers it."""
 
     @abc.abstractmethod
     def recipe(self, loads: Loads) -> Any:
-        """A recipe that no other sequence uses."""
+        """Return a recipe that no other sequence uses."""
 
     @abc.abstractmethod
     def device(self, number: int) -> tuple[str, int]:
-        """A device, and its memory in bytes."""
+        """Return a device, and its memory in bytes."""
 
     @abc.abstractmethod
     def let_load(self, library: LibraryId) -> None:
-        """A context that loads when it is let does so."""
+        """Let a context load."""
 
     @abc.abstractmethod
     def let_end(self, call: CallId, library: LibraryId) -> None:
-        """The call that runs in a library ends."""
+        """Let the running call of a library end."""
 
     @abc.abstractmethod
     def die(self, library: LibraryId) -> None:
-        """A library's process is killed by something."""
+        """Kill a library's process."""
 
     @abc.abstractmethod
     def wait(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
 
     @abc.abstractmethod
     def close(self) -> None:
         """Leave nothing behind."""
 
     def say_together(self, *messages: ToPilot) -> None:
-        """The manager says these in one frame, where there are frames: nothing comes between them."""
+        """Send messages in one frame, if the shell has frames."""
         for message in messages:
             self.say(message)
 
     def said_s_ago(self) -> float:
-        """How long ago the manager has said something, where time passes by itself."""
+        """Return the seconds since the manager's last message, if time passes by itself."""
         return 0.0
 
     def arrive(self, ref: ObjectRef) -> None:  # noqa: B027  # what comes by itself needs no driver
-        """An object comes from where the manager has said: in most worlds by itself."""
+        """Let an object arrive; in most shells it does by itself."""
 
     def begins(self, call: CallId) -> None:  # noqa: B027
-        """Wait until a call runs: in most worlds it does at once."""
+        """Wait until a call runs; in most shells it does at once."""
 
     def ignores_stops(self, library: LibraryId, call: CallId) -> None:
-        """A call that a library is given later does not stop when it is told to."""
+        """Make a later call of a library ignore stops."""
         raise NotImplementedError
 
     def exit_code(self) -> int:
-        """How the pilot ended."""
+        """Return the pilot's exit code."""
         raise NotImplementedError
 
     def signal(self) -> None:
-        """The batch system tells the pilot to go."""
+        """Send the pilot the batch system's signal."""
         raise NotImplementedError
 
     def break_device(self, device: str) -> None:
-        """A device goes bad."""
+        """Break a device."""
         raise NotImplementedError
 
     def keep_acks(self) -> None:
-        """The manager does not acknowledge what it hears from now on."""
+        """Acknowledge no more messages."""
         raise NotImplementedError
 
     def say_acks(self) -> None:  # noqa: B027
-        """The manager acknowledges all that it has heard."""
+        """Acknowledge all messages."""
 
     # ---- what sequences say
 
@@ -152,7 +151,6 @@ class Shell(abc.ABC):
     def start(
         self, loads: Loads = Loads.AT_ONCE, *, device: int = 0, again: LibraryId | None = None, **more: Any
     ) -> LibraryId:
-        """Order a library."""
         library = again or self.new_library()
         name, _ = self.device(device)
         self.open.add(library)
@@ -160,28 +158,27 @@ class Shell(abc.ABC):
         return library
 
     def ready(self, **more: Any) -> LibraryId:
-        """Order a library, and wait until it is ready."""
         library = self.start(**more)
         self.expect(LibraryReady, library=library)
         return library
 
     def run(self, library: LibraryId, calls: list[CallId], *, limit_s: float = 0.0) -> None:
-        """Give calls to a library. They run until the world lets them end."""
+        """Send calls to a library. They run until `let_end`."""
         self.say_together(*self.orders(library, calls, limit_s=limit_s))
 
     def orders(self, library: LibraryId, calls: list[CallId], *, limit_s: float = 0.0) -> list[RunCalls]:
-        """What gives calls to a library, which are owed from now on."""
+        """Return the orders of calls, which the library owes from now on."""
         self.owed.update(calls)
         specs = [CallSpec(call, b"x") for call in calls]
         options = CallOptions(limit_s=limit_s)
         return [self.as_taken(RunCalls(library, FunctionKey("hold"), [spec], options)) for spec in specs]
 
     def as_taken(self, order: RunCalls) -> RunCalls:
-        """An order as this shell's libraries take it."""
+        """Return an order as this shell's libraries take it."""
         return order
 
     def end(self, library: LibraryId, calls: list[CallId]) -> None:
-        """Let calls end, one after the other, and hear that they did."""
+        """End calls one by one, and expect each end."""
         for call in calls:
             self.let_end(call, library)
             ended = self.expect(CallsEnded, library=library)
@@ -193,7 +190,6 @@ class Shell(abc.ABC):
     # ---- what the manager hears
 
     def heard(self, message: FromPilot) -> None:
-        """Drivers say here what the pilot says."""
         self.unread.append(message)
         left: tuple[CallId, ...] = ()
         match message:
@@ -213,7 +209,7 @@ class Shell(abc.ABC):
             assert self.owed[call] >= 0, f"call {call} has left once more than it came"
 
     def expect(self, kind: type[M], **fields: Any) -> M:
-        """The first unread message of a kind with these fields, now or soon; it is read."""
+        """Wait for the first unread message with these fields, and read it."""
         while True:
             for message in self.unread:
                 if type(message) is kind and all(getattr(message, name) == value for name, value in fields.items()):
@@ -223,7 +219,7 @@ class Shell(abc.ABC):
                 raise AssertionError(f"no {kind.__name__} {fields}; unread: {self.unread}")
 
     def expect_returned(self, library: LibraryId, calls: list[CallId]) -> CallsReturned:
-        """These calls come back, in one message or several, in this order."""
+        """Expect these calls back in this order, in one or several messages."""
         back: list[CallId] = []
         while len(back) < len(calls):
             returned = self.expect(CallsReturned, library=library)
@@ -232,8 +228,8 @@ class Shell(abc.ABC):
         return returned
 
     def silent(self, kind: type, *, due_in_s: float = math.inf, **fields: Any) -> None:
-        """Nothing of the kind is unread, or comes of what was said. `due_in_s`: when it is to come of that; it may be
-        here on a machine that stood still for so long."""
+        """Assert that no such message is unread or comes at once. `due_in_s`: when one is due; on a slow machine it may
+        be here."""
         self.settle()
         if self.said_s_ago() >= due_in_s:
             return
@@ -245,11 +241,10 @@ class Shell(abc.ABC):
         assert not found, found
 
     def held(self, hello: PilotHello, library: LibraryId) -> tuple[CallId, ...]:
-        """The calls that a hello lists in a library."""
         return next((facts.calls for facts in hello.libraries if facts.library == library), ())
 
     def finish(self) -> None:
-        """The sequence is over: its libraries end, and every call has left as often as it came."""
+        """End all libraries; assert that every call has left as often as it came."""
         for library in sorted(self.open):
             self.stop(library, drain=False)
         while self.open:
@@ -260,5 +255,4 @@ class Shell(abc.ABC):
 
 
 def answer_to(hello: PilotHello, *, lease_s: float = 60.0) -> PilotWelcome:
-    """The manager's answer to a hello."""
     return PilotWelcome(hello.session, heartbeat_s=0.5, lease_s=lease_s, hello=hello.number)

@@ -26,14 +26,11 @@ CALL_S = 1000
 
 
 class Simulated(Shell):
-    """One pilot of two devices in a simulated world of nothing else."""
+    """One pilot with two devices in a simulated world."""
 
     def __init__(self, *, walltime_s: float = 0.0) -> None:
         super().__init__()
-        models = {
-            "plain": model(memory_gb=0, load_s=LOAD_S),
-            "large": model(memory_gb=8, load_s=LOAD_S),
-        }
+        models = {"plain": model(memory_gb=0, load_s=LOAD_S), "large": model(memory_gb=8, load_s=LOAD_S)}
         delays = Delays(message_s=Duration(0.0), back_s=Duration(1.0), poll_s=Duration(0.0))
         world = World(devices={"gpu": GPU}, sources=(source(1, devices=2),), contexts=models, delays=delays)
         self.sim = _Played(world, self)

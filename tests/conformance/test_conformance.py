@@ -18,7 +18,7 @@ NAMES = [one.name for one in SEQUENCES]
 
 
 class SharedAgent:
-    """One pilot for the sequences that leave it as they found it. After a sequence that failed comes another pilot."""
+    """One pilot for sequences that leave it unchanged; after a failure a new one."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders

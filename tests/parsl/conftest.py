@@ -29,7 +29,6 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def until(true: Callable[[], Any], *, limit_s: float = PATIENCE_S) -> Any:
-    """Wait until something is true; its value."""
     for more in polls(limit_s):
         if value := true():
             return value
@@ -43,7 +42,6 @@ def _until() -> Callable[..., Any]:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Every process whose command line names this folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -56,7 +54,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Callable[..., StokerExecutor]]:
-    """Load Parsl with a StokerExecutor; afterwards nothing of it may be left."""
+    """Load Parsl with a StokerExecutor; afterwards check that nothing is left."""
 
     def load(
         *, provider: Any = None, others: tuple[Any, ...] = (), config: Any = None, **options: Any
@@ -73,12 +71,12 @@ def load(tmp_path: Path) -> Iterator[Callable[..., StokerExecutor]]:
 
 
 def local(**blocks: Any) -> LocalProvider:
-    """A provider of pilots on this machine that is asked for their state five times a second."""
+    """A provider of local pilots with a short polling interval."""
     return Quick(**{"init_blocks": 1, "min_blocks": 1, "max_blocks": 1, **blocks})
 
 
 class Quick(LocalProvider):
-    """Parsl asks a LocalProvider every five seconds; a test has not that much time."""
+    """A LocalProvider that Parsl polls often."""
 
     status_polling_interval = 0.2
 

@@ -41,7 +41,6 @@ WANTS_MODULE = {"test_regression/test_226.py": "pandas"}
 
 
 def command(arguments: list[str]) -> list[str]:
-    """The pytest command line."""
     selection = [] if "-k" in arguments else ["-k", "not cleannet"]
     return [
         *(sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", f"--rootdir={SUITE.parent.parent}"),

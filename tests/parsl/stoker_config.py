@@ -7,7 +7,7 @@ from stoker import StokerExecutor
 
 
 def fresh_config() -> Config:
-    """One pilot of this machine. Parsl's logging stays on: some of the tests read its records."""
+    """One pilot of this machine. Parsl's logging stays on, because some tests read its records."""
     return Config(
         executors=[StokerExecutor(label="stoker", provider=LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1))],
         strategy="simple",

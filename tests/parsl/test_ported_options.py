@@ -65,7 +65,7 @@ def test_a_map_runs_on_the_executor_that_its_app_names(load, local):
         stoker.map(stoker.app(executors=["nowhere"])(pilot), range(3))
 
 
-def test_a_map_refuses_what_it_does_not_heed_and_says_what_was_not_tried_again(load):
+def test_map_refuses_parsls_options_it_ignores(load):
     load(config={"retries": 2})
     with pytest.raises(errors.ConfigError, match="cache=True"):
         stoker.map(stoker.app(cache=True)(abs), [1])
@@ -91,7 +91,7 @@ def test_a_block_that_is_scaled_in_is_cancelled_when_its_time_is_over(load, loca
 
 
 class Elsewhere(Staging):
-    """Stages files of a scheme of its own from a folder."""
+    """Stages files of its own scheme from a folder."""
 
     def __init__(self, place: Path) -> None:
         self.place = place

@@ -37,8 +37,8 @@ elif MODULE in sys.orig_argv:
 
 
 class Held:
-    """Holds the processes that run `python -m MODULE` and inherit `environ`: a manager when it has its lease and does
-    not listen yet, others as they begin."""
+    """Stops processes that run `python -m MODULE` with `environ`: a manager after it has its lease, others at their
+    start."""
 
     def __init__(self, world: World, module: str) -> None:
         folder = world.path / "held"
@@ -52,9 +52,7 @@ class Held:
         }
 
     def wait(self) -> None:
-        """Wait until one is held."""
         until(self._here.exists, why="a process that is held")
 
     def let_go(self) -> None:
-        """All of them go on, and later ones are not held."""
         Path(self._go).touch()

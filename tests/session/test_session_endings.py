@@ -21,12 +21,12 @@ from stoker.protocol.session import SessionFolder, holds_session
 
 
 def sessions(world: World) -> list[Path]:
-    """The folders that commands have made in the state folder."""
+    """Return the session folders in the state folder."""
     return sorted(Path(world.environ["STOKER_HOME"]).glob("sessions.d/*"))
 
 
 def begin(world: World, held: Held, *arguments: str) -> subprocess.Popen[str]:
-    """A command whose session gets to the process that is held."""
+    """Start a command whose session starts the held process."""
     (world.path / "one.toml").write_text(SITE)
     command = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
     process = world.spawn(command, folder=world.path, **held.environ)
@@ -42,13 +42,11 @@ def kill(process: subprocess.Popen[str], number: int) -> int:
 
 @pytest.fixture
 def manager(world: World) -> Held:
-    """A manager that was started, and does not listen yet."""
+    """A held manager, which does not listen yet."""
     return Held(world, MANAGER)
 
 
-def test_a_session_whose_command_was_killed_while_its_manager_starts_is_found_by_its_name(
-    world: World, manager: Held
-) -> None:
+def test_session_of_a_killed_command_is_found_by_name(world: World, manager: Held) -> None:
     kill(begin(world, manager, "up", "one.toml"), signal.SIGKILL)
     [folder] = sessions(world)
     assert not holds_session(folder)
@@ -76,7 +74,6 @@ def test_a_signal_ends_up_as_ctrl_c_does(world: World, manager: Held, how: int) 
 
 
 def test_a_terminal_that_is_closed_ends_up_as_ctrl_c_does(world: World, manager: Held) -> None:
-    """What is said to the terminal that is gone stops nothing."""
     (world.path / "one.toml").write_text(SITE)
     ours, theirs = os.openpty()
     up = subprocess.Popen(
@@ -109,7 +106,7 @@ def test_a_session_that_did_not_come_up_is_not_waited_for(world: World) -> None:
 
 
 def probe(world: World) -> tuple[subprocess.Popen[str], SessionFolder]:
-    """A probe whose pilot is on its way."""
+    """Start a probe whose pilot is held."""
     process = begin(world, Held(world, "stoker.pilot.main"), "doctor", "one.toml", "--probe", "--wait", "100")
     return process, SessionFolder(sessions(world)[0])
 
@@ -137,7 +134,7 @@ def test_a_probe_that_is_killed_leaves_a_session_that_ends_by_itself(world: Worl
     assert stoker(world, "down", folder.path.name).returncode == 0
 
 
-def test_the_first_signal_is_raised_the_next_ones_are_not_and_a_late_one_kills() -> None:
+def test_only_the_first_signal_is_raised_and_a_late_one_kills() -> None:
     with as_ctrl_c() as came:
         with pytest.raises(Terminated):
             signal.raise_signal(signal.SIGTERM)

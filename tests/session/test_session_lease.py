@@ -52,7 +52,7 @@ def write(path: Path, holder: LeaseHolder) -> None:
 
 
 def insist(path: Path, holder: LeaseHolder) -> None:
-    """Write a lease, and again where one who renewed it just then has written over it."""
+    """Write a lease, again if a renewal has overwritten it."""
     if lease.read(path) != holder:
         write(path, holder)
 
@@ -64,7 +64,7 @@ def hold(path: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_lease_is_held_by_one_who_lives_and_followed_when_that_one_is_killed(path: Path) -> None:
+def test_lease_is_followed_when_its_holder_is_killed(path: Path) -> None:
     with hold(path) as other:
         with pytest.raises(SessionError, match=rf"already has a manager \(pid {other.pid} on "):
             lease.take(path, **QUICK)
@@ -117,9 +117,7 @@ def test_one_on_another_machine_that_renews_is_not_followed(path: Path) -> None:
         thread.join()
 
 
-def test_of_two_who_follow_at_once_the_one_whose_name_is_in_the_file_has_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_followers_the_one_in_the_file_has_the_lease(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, ELSEWHERE)
     third = msgspec.structs.replace(ELSEWHERE, host="login3", token="third")
     settle_s = 7.0
@@ -164,7 +162,7 @@ def test_a_holder_whose_folder_is_gone_finds_out(tmp_path: Path) -> None:
     assert heard == [None]
 
 
-def test_a_lease_that_was_let_go_is_free_and_one_of_a_session_that_is_over_is_not(path: Path) -> None:
+def test_released_lease_is_free_unless_the_session_is_over(path: Path) -> None:
     mine = lease.take(path, **QUICK)
     mine.keep(lambda _: None)
     mine.release()
@@ -177,7 +175,6 @@ def test_a_lease_that_was_let_go_is_free_and_one_of_a_session_that_is_over_is_no
 
 
 def test_a_full_disk_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A manager that came back while the disk was full for two seconds ended, and its keeper with it."""
     sizes = iter([errno.ENOSPC, errno.EDQUOT])
     real = os.write
 
@@ -211,10 +208,7 @@ def _no_room(file: int, data: bytes) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_manager_comes_back_on_a_full_disk_in_the_file_of_the_dead_one(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It waited for room, and gave up after a while: its program, and `stoker down`, with it."""
+def test_manager_reuses_a_dead_ones_lease_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, DEAD)
     heard: list[LeaseHolder | None] = []
     with monkeypatch.context() as full:
@@ -229,7 +223,7 @@ def test_a_manager_comes_back_on_a_full_disk_in_the_file_of_the_dead_one(
 
 
 @pytest.mark.parametrize("holder", [None, msgspec.structs.replace(DEAD, machine="another")])
-def test_a_full_disk_is_waited_for_where_no_holder_is_dead_for_certain(
+def test_full_disk_is_waited_for_unless_the_holder_is_dead(
     path: Path, monkeypatch: pytest.MonkeyPatch, holder: LeaseHolder | None
 ) -> None:
     if holder is not None:
@@ -241,9 +235,7 @@ def test_a_full_disk_is_waited_for_where_no_holder_is_dead_for_certain(
     assert lease.read(path) == holder
 
 
-def test_a_dead_holders_file_that_another_machine_replaces_is_not_taken(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dead_holders_file_replaced_elsewhere_is_not_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, DEAD)
     real = os.pwrite
 
@@ -260,9 +252,7 @@ def test_a_dead_holders_file_that_another_machine_replaces_is_not_taken(
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_the_keeper_tries_again_after_a_full_disk_and_a_new_session_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
-) -> None:
+def test_keeper_retries_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:
     def take(path: Path, **_: object) -> lease.Lease:
         raise lease.NoRoomError(f"the lease {path} cannot be written")
 
@@ -298,9 +288,7 @@ def test_what_an_old_holder_still_writes_is_not_in_the_copy(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal"]
 
 
-def test_a_holder_that_has_not_read_its_own_name_for_long_waits_until_it_has(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_holder_waits_until_it_reads_its_own_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(lease, "_clock", lambda: now[0])
     held = lease.take(path, **QUICK)
@@ -333,10 +321,7 @@ def test_a_holder_that_was_followed_never_becomes_sure_again(path: Path, monkeyp
     waits.join(PATIENCE_S)
 
 
-def test_a_session_that_ends_on_a_full_disk_says_so_in_the_file_that_is_there(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its keeper, or `stoker attach`, would have started its manager again."""
+def test_session_end_is_written_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = lease.take(path, **QUICK)
     with monkeypatch.context() as full:
         full.setattr(os, "write", _no_room)
@@ -384,7 +369,6 @@ def _can_mount() -> bool:
 
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
 def test_a_lease_is_renewed_on_a_full_disk(tmp_path: Path) -> None:
-    """A watcher on another machine would take the session over 30 s after the disk became full."""
     mount = 'mount -t tmpfs -o size=1m none "$0"; exec "$@"'
     holder = ["unshare", "--mount", "sh", "-c", mount, str(tmp_path), sys.executable, "-c", FULL, str(tmp_path)]
     with subprocess.Popen(holder, stdout=subprocess.PIPE, text=True) as process:

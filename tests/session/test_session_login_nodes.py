@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(not allowed(), reason="login nodes of their own 
 
 
 class LoginNodes:
-    """Hosts that share a session's folder, on each of which a manager may be started."""
+    """Hosts that share a session's folder."""
 
     def __init__(self, folder: SessionFolder, place: Path) -> None:
         self.folder = folder
@@ -53,8 +53,8 @@ class LoginNodes:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, host: str, *namespaces: str, patience_s: float = PATIENCE_S) -> subprocess.Popen[str]:
-        """A manager on a host. Its lock is a file of that host's alone. `patience_s`: how long it waits for a sign of
-        the one before."""
+        """Start a manager on a host, with a lock file of its own. `patience_s`: seconds that it waits for a sign of its
+        predecessor."""
         mine = self._place / f"lock-{host}"
         mine.touch()
         settle = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -68,19 +68,17 @@ class LoginNodes:
         return process
 
     def first(self, host: str) -> subprocess.Popen[str]:
-        """A manager that has the session."""
         process = self.start(host)
         until(lambda: process.poll() is not None or self.folder.file.exists(), why="the manager listens")
         assert self.holder() == host
         return process
 
     def holder(self) -> str:
-        """The host that holds the lease; empty if nobody does."""
+        """Return the host that holds the lease, or ""."""
         there = lease.read(self.lease)
         return there.host if there is not None else ""
 
     def crash(self, process: subprocess.Popen[str]) -> None:
-        """The host loses power."""
         process.kill()
         process.wait(10)
 
@@ -98,13 +96,13 @@ def nodes(world: World, tmp_path: Path) -> Iterator[LoginNodes]:
 
 
 def refused(process: subprocess.Popen[str], *, by: str) -> None:
-    """It was told whose the session is."""
+    """Assert that the manager names the session's holder and ends."""
     _, said = process.communicate(timeout=60)
     assert process.returncode == 3
     assert f"already has a manager (pid 1 on {by}); one session has one manager" in said
 
 
-def test_a_manager_on_another_login_node_is_refused_and_told_where_the_first_one_is(nodes: LoginNodes) -> None:
+def test_manager_on_another_login_node_is_refused(nodes: LoginNodes) -> None:
     first = nodes.first("login1")
     refused(nodes.start("login2"), by="login1")
     assert first.poll() is None
@@ -112,7 +110,7 @@ def test_a_manager_on_another_login_node_is_refused_and_told_where_the_first_one
 
 
 @pytest.mark.long
-def test_when_a_login_node_is_gone_another_one_goes_on_with_the_session(nodes: LoginNodes) -> None:
+def test_another_login_node_continues_the_session(nodes: LoginNodes) -> None:
     first = nodes.first("login1")
     journal = nodes.folder.journal.stat().st_ino
     before = nodes.folder.file.stat().st_mtime_ns
@@ -126,7 +124,7 @@ def test_when_a_login_node_is_gone_another_one_goes_on_with_the_session(nodes: L
 
 
 @pytest.mark.long
-def test_of_two_that_follow_at_once_where_locks_do_not_reach_one_has_the_session(nodes: LoginNodes) -> None:
+def test_without_locks_one_of_two_followers_has_the_session(nodes: LoginNodes) -> None:
     nodes.crash(nodes.first("login1"))
     both = {host: nodes.start(host, patience_s=3.0) for host in ("login2", "login3")}
     loser = until(lambda: next((h for h in both if both[h].poll() is not None), ""), limit_s=60, why="one gives up")

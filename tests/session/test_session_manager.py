@@ -40,8 +40,6 @@ def written_at(folder: SessionFolder) -> int:
 
 
 class Managers:
-    """Managers of one folder, each a process."""
-
     def __init__(self, folder: SessionFolder) -> None:
         self.folder = folder
         self.started: list[subprocess.Popen[bytes]] = []
@@ -83,9 +81,7 @@ def is_whole(folder: SessionFolder) -> bool:
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["removed", "emptied"])
-def test_an_address_that_was_lost_is_written_again_while_the_session_lives(
-    managers: Managers, damage: Callable[[Path], object]
-) -> None:
+def test_lost_address_is_written_again(managers: Managers, damage: Callable[[Path], object]) -> None:
     process = managers.start()
     before = managers.folder.read()
     damage(managers.folder.file)
@@ -111,7 +107,6 @@ time.sleep(600)
 
 
 def test_a_manager_whose_program_dies_before_it_joins_ends_soon(folder: SessionFolder) -> None:
-    """With a program that only takes long to join it waits for two minutes."""
     with subprocess.Popen(
         [sys.executable, "-c", STARTS, str(folder.path)], stdout=subprocess.PIPE, text=True
     ) as program:
@@ -162,10 +157,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.long
-def test_a_manager_on_another_machine_keeps_its_session_while_it_renews_and_loses_it_when_frozen(
-    managers: Managers,
-) -> None:
-    """A process namespace is as another machine: process ids say nothing there."""
+def test_frozen_manager_on_another_machine_loses_its_session(managers: Managers) -> None:
     if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
         pytest.skip("process namespaces cannot be made here: needs root, or unprivileged namespaces")
     folder = managers.folder
@@ -192,7 +184,7 @@ def test_a_manager_on_another_machine_keeps_its_session_while_it_renews_and_lose
         link.close()
 
 
-def test_a_manager_whose_port_is_taken_listens_elsewhere_and_everybody_finds_it(managers: Managers) -> None:
+def test_manager_whose_port_is_taken_listens_elsewhere(managers: Managers) -> None:
     managers.start()
     before = managers.folder.read()
     link = Link(managers.folder)
@@ -216,7 +208,7 @@ def test_a_manager_whose_port_is_taken_listens_elsewhere_and_everybody_finds_it(
 
 
 def two_ports() -> tuple[socket.socket, int]:
-    """A port that is taken, by the socket, and the one below it, which is free and stays so."""
+    """Return a bound socket, and the free port below its port."""
     free = free_ports(2)
     return socket.create_server(("127.0.0.1", free + 1)), free
 
@@ -287,7 +279,7 @@ def test_a_client_keeps_a_session_from_being_idle(managers: Managers) -> None:
     assert process.wait(PATIENCE_S) == 0
 
 
-def test_a_kept_manager_is_started_again_when_it_is_killed_and_not_when_it_ends(managers: Managers) -> None:
+def test_kept_manager_restarts_after_a_kill_not_after_its_end(managers: Managers) -> None:
     keeper = managers.start("--detached", "--kept")
     first = lease.read(lease.lease_file(managers.folder))
     assert first is not None
@@ -303,7 +295,7 @@ def test_a_kept_manager_is_started_again_when_it_is_killed_and_not_when_it_ends(
     client.close()
 
 
-def test_a_keeper_that_is_told_to_go_takes_its_manager_along_and_the_session_can_go_on(managers: Managers) -> None:
+def test_terminated_keeper_takes_its_manager_along(managers: Managers) -> None:
     keeper = managers.start("--detached", "--kept")
     keeper.send_signal(signal.SIGTERM)
     keeper.wait(PATIENCE_S)

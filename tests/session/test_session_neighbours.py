@@ -44,7 +44,7 @@ SIZE = 5_000_000
 
 
 class Neighbour:
-    """A session of a world that others share, with a log of its own."""
+    """A session in a shared world, with its own log."""
 
     def __init__(self, world: World, tmp_path: Path) -> None:
         self.world, self.name = world, start(world)
@@ -71,7 +71,7 @@ class Neighbour:
         return status_of(self.name)[1].status
 
     def processes(self) -> list[int]:
-        """Manager, factory, pilots, and what is below those: all that name its folder, and their children."""
+        """Return the processes that name its folder, and their children."""
         folder = str(find_session(self.name).path)
         named = [pid for pid in self.world.processes() if folder in _arguments(pid)]
         return [pid for pid in named if is_alive(pid)]
@@ -94,9 +94,7 @@ def both(world: World, tmp_path: Path) -> tuple[Neighbour, Neighbour]:
 
 
 @pytest.mark.long
-def test_sessions_of_one_host_share_what_they_fetched_and_do_not_feel_each_others_end(
-    world: World, both: tuple[Neighbour, Neighbour]
-) -> None:
+def test_sessions_of_one_host_share_fetched_files(world: World, both: tuple[Neighbour, Neighbour]) -> None:
     first, second = both
     assert first.run() == SIZE
     assert second.run() == SIZE
@@ -121,9 +119,7 @@ def test_sessions_of_one_host_share_what_they_fetched_and_do_not_feel_each_other
     assert stoker(world, "down", second.name).returncode == 0
 
 
-def test_a_session_that_is_killed_outright_takes_nothing_of_its_neighbour_along(
-    world: World, both: tuple[Neighbour, Neighbour]
-) -> None:
+def test_killed_session_leaves_its_neighbour_alone(world: World, both: tuple[Neighbour, Neighbour]) -> None:
     first, second = both
     assert (first.run(), second.run()) == (SIZE, SIZE)
     kill(first.processes())

@@ -43,7 +43,6 @@ def folder(tmp_path: Path) -> SessionFolder:
 
 @without_network
 def test_a_program_says_that_the_loopback_is_down(tmp_path: Path) -> None:
-    """It said nothing for a minute, and then that its manager did not answer."""
     with World(tmp_path / "world").entered() as world:
         began = time.monotonic()
         program = f"import stoker; stoker.load(run_dir={str(world.runs)!r})"
@@ -59,7 +58,7 @@ def test_a_program_says_that_the_loopback_is_down(tmp_path: Path) -> None:
 
 
 @without_network
-def test_a_command_says_that_the_loopback_is_down_and_not_that_the_manager_is_gone(tmp_path: Path) -> None:
+def test_command_reports_that_the_loopback_is_down(tmp_path: Path) -> None:
     with World(tmp_path / "world").entered():
         stoker = [sys.executable, "-m", "stoker.manager.cli.entry"]
         how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 100, "cwd": tmp_path}

@@ -47,8 +47,7 @@ with stoker.load(session=sys.argv[1]):
 
 
 def free_ports(count: int = 1) -> int:
-    """The first of so many ports in a row that are free. The kernel gives none of them to a connection, so that they
-    stay free until they are taken."""
+    """Return the first of `count` consecutive free ports outside the kernel's range for connections."""
     while True:
         first = random.randint(22_000, 32_000)
         try:
@@ -60,7 +59,7 @@ def free_ports(count: int = 1) -> int:
 
 
 def up(world: World, first: int, last: int = 0) -> SessionFolder:
-    """A session that stays, whose manager listens on one of these ports."""
+    """Start a session whose manager listens on one of these ports."""
     (world.path / "one.toml").write_text(SITE.format(first=first, last=last or first))
     said = stoker(world, "up", "one.toml", "--json")
     assert said.returncode == 0, said.stderr
@@ -72,7 +71,7 @@ def port_of(folder: SessionFolder) -> int:
 
 
 def lose_manager(world: World, folder: SessionFolder) -> None:
-    """Kill a session's manager, and its parent that would start it again."""
+    """Kill a session's manager and its keeper."""
     there = lease.read(folder.lease)
     assert there is not None
     managers = [pid for pid in world.of("stoker.manager.main") if str(folder.path) in command_of(pid)]
@@ -92,8 +91,7 @@ def run(world: World, name: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_a_session_whose_port_another_session_has_by_now_is_lost_and_comes_back_on_another(world: World) -> None:
-    """It was out of reach: every command believed that its manager was there, and did not answer."""
+def test_lost_session_comes_back_on_another_port(world: World) -> None:
     first = free_ports(2)
     lost = up(world, first, first + 1)
     name, port = lost.read().session, port_of(lost)
@@ -115,7 +113,7 @@ def test_a_session_whose_port_another_session_has_by_now_is_lost_and_comes_back_
 
 
 @pytest.mark.long
-def test_where_another_session_has_its_only_port_it_says_which_and_can_be_ended_all_the_same(world: World) -> None:
+def test_session_whose_only_port_is_taken_names_the_other(world: World) -> None:
     lost = up(world, free_ports())
     name, port = lost.read().session, port_of(lost)
     lose_manager(world, lost)
@@ -139,7 +137,7 @@ def test_where_another_session_has_its_only_port_it_says_which_and_can_be_ended_
 
 
 @pytest.mark.long
-def test_a_listener_that_is_no_manager_does_not_keep_a_session_from_coming_back(world: World) -> None:
+def test_foreign_listener_does_not_block_a_sessions_return(world: World) -> None:
     first = free_ports(2)
     lost = up(world, first, first + 1)
     name, port = lost.read().session, port_of(lost)
@@ -177,10 +175,7 @@ def test_a_manager_that_is_frozen_is_there(manager: Manager, monkeypatch: pytest
 
 
 @pytest.mark.long
-def test_a_manager_that_comes_back_and_does_not_listen_yet_is_not_up_and_not_gone(
-    manager: Manager, folder: SessionFolder, tmp_path: Path
-) -> None:
-    """Another session's manager has the port that it had. It may find another one once it has read its journal."""
+def test_returning_manager_is_neither_up_nor_gone(manager: Manager, folder: SessionFolder, tmp_path: Path) -> None:
     other = session_folder(tmp_path / "other")
     other.launch.touch()
     other.write(SessionFile("other", wire.VERSION, folder.read().address, other.read_key("server").public))
@@ -190,7 +185,7 @@ def test_a_manager_that_comes_back_and_does_not_listen_yet_is_not_up_and_not_gon
         Observer(other)
 
 
-def test_a_session_that_is_over_is_not_up_whatever_listens_on_its_port(manager: Manager) -> None:
+def test_ended_session_is_not_up_whatever_has_its_port(manager: Manager) -> None:
     with Observer(manager.folder) as observer:
         observer.end("enough")
     assert manager.ended() == 0
@@ -207,7 +202,7 @@ def test_without_a_lease_its_manager_is_told_by_its_handshake(manager: Manager, 
     assert presence.is_up(manager.folder)
 
 
-def test_without_a_lease_another_sessions_manager_is_told_by_its_handshake(
+def test_handshake_tells_another_sessions_manager_without_lease(
     manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "SIGN_S", 100.0)
@@ -242,8 +237,8 @@ time.sleep(600)
 
 @pytest.fixture
 def elsewhere(folder: SessionFolder) -> Iterator[psutil.Process]:
-    """A process that holds the session's lease and renews it, as a manager on another machine does: a process namespace
-    is as another machine, since process ids say nothing there. A silent listener has its port."""
+    """A process in a namespace of its own that renews the session's lease, as a manager on another machine does. A
+    silent listener has its port."""
     if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
         pytest.skip("process namespaces cannot be made here: needs root, or unprivileged namespaces")
     command = ["unshare", "-pf", "--kill-child", sys.executable, "-c", ELSEWHERE, str(folder.path)]
@@ -260,9 +255,7 @@ def elsewhere(folder: SessionFolder) -> Iterator[psutil.Process]:
         there.kill()
 
 
-def test_a_manager_on_another_machine_that_renews_its_lease_is_there_however_slowly_it_answers(
-    folder: SessionFolder, elsewhere: psutil.Process
-) -> None:
+def test_remote_manager_that_renews_is_up(folder: SessionFolder, elsewhere: psutil.Process) -> None:
     assert presence.is_up(folder)
     with pytest.raises(NoAnswerError, match=r"the manager of session test \(pid 1 on .*\) at tcp:.* does not answer"):
         Observer(folder, timeout_s=0.2).__enter__()
@@ -274,18 +267,13 @@ def test_a_manager_on_another_machine_that_renews_its_lease_is_there_however_slo
         link.close()
 
 
-def test_a_manager_on_another_machine_whose_lease_stands_still_is_gone(
-    folder: SessionFolder, elsewhere: psutil.Process
-) -> None:
+def test_remote_manager_whose_lease_stands_still_is_gone(folder: SessionFolder, elsewhere: psutil.Process) -> None:
     elsewhere.suspend()
     assert not presence.is_up(folder)
 
 
 @pytest.mark.long
-def test_no_second_manager_starts_beside_one_on_another_machine_that_cannot_be_reached(
-    folder: SessionFolder, elsewhere: psutil.Process
-) -> None:
-    """Its port is another program's here, as where its address is the loopback of its machine."""
+def test_no_manager_starts_beside_an_unreachable_remote_one(folder: SessionFolder, elsewhere: psutil.Process) -> None:
     folder.launch.write_text(json.dumps({"session": "test", "options": []}))
     before = lease.read(folder.lease)
     assert before is not None

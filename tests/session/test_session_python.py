@@ -35,9 +35,7 @@ def test_a_program_of_another_python_is_refused_with_both_versions(folder: Sessi
 
 
 @pytest.mark.parametrize("python", ["", PYTHON])
-def test_a_program_of_the_same_python_comes_in_and_one_of_a_session_that_does_not_say(
-    folder: SessionFolder, python: str
-) -> None:
+def test_program_of_the_same_python_joins(folder: SessionFolder, python: str) -> None:
     written(folder, python)
     Link(folder).close()
 
@@ -47,7 +45,7 @@ def test_who_only_asks_may_be_of_any_python(folder: SessionFolder) -> None:
     Link(folder, observer=True).close()
 
 
-def test_a_manager_writes_its_python_and_keeps_what_the_session_began_with(folder: SessionFolder) -> None:
+def test_manager_keeps_the_sessions_first_python(folder: SessionFolder) -> None:
     manager = Manager(folder)
     try:
         assert folder.read().python == PYTHON

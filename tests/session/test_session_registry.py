@@ -33,7 +33,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def session(path: Path, name: str, *, over: str = "", up: bool = False, pid: int = 0) -> None:
-    """A session that is registered: over, or held by a process (`pid`), or one of `stoker up` (`up`)."""
+    """Register a session: over, held by a process (`pid`), or one of `stoker up` (`up`)."""
     folder = SessionFolder(path / name)
     folder.make()
     folder.write(SessionFile(name, 4, "tcp://127.0.0.1:1", "key"))
@@ -65,7 +65,7 @@ def test_a_session_that_lives_is_known_after_any_number_of_others(tmp_path: Path
 
 @pytest.fixture
 def as_nobody(tmp_path: Path) -> Iterator[None]:
-    """What this test does is done by a user who may not enter the folder `closed`."""
+    """Run the test as a user who may not enter the folder `closed`."""
     closed = tmp_path / "closed"
     closed.mkdir()
     session(closed, "mine", over="done")
@@ -80,7 +80,7 @@ def as_nobody(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("as_nobody")
-def test_a_folder_that_another_user_has_closed_is_named_and_hides_no_other(tmp_path: Path) -> None:
+def test_closed_folder_of_another_user_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "closed" / "mine"
     assert not holds_session(folder)
     refused = r"mine cannot be read \(.*\): only the user who began a session can use it"
@@ -97,7 +97,7 @@ def test_a_session_whose_folder_is_gone_is_forgotten(tmp_path: Path) -> None:
 
 
 def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
-    """A session that was made and registered, and whose manager has not listened."""
+    """Register a session whose manager has not listened."""
     folder = SessionFolder(path)
     folder.make()
     folder.launch.write_bytes(msgspec.json.encode(detached.Launch(path.name, ())))
@@ -107,8 +107,7 @@ def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
     return folder
 
 
-def test_a_session_whose_manager_comes_up_is_waited_for_and_found_by_its_name(tmp_path: Path) -> None:
-    """The command that began it was killed: it was up, and `stoker down` said that there is no such session."""
+def test_starting_session_is_waited_for_and_found_by_name(tmp_path: Path) -> None:
     folder = begun(tmp_path / "soon")
     session(tmp_path, "other", over="done")  # another command keeps the links in order
     assert "soon" in known()
@@ -152,8 +151,7 @@ def test_many_that_never_came_up_are_forgotten(tmp_path: Path) -> None:
     assert len(known()) <= KEPT_SESSIONS + 1
 
 
-def test_sessions_that_begin_and_end_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """A program found the link that another one was just renaming, and did not start."""
+def test_concurrent_sessions_do_not_disturb_each_other(tmp_path: Path) -> None:
     folders = [SessionFolder(tmp_path / f"s{number}") for number in range(4)]
     for folder in folders:
         folder.make()

@@ -59,7 +59,7 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_a_context_for_the_gpu_and_one_for_the_cores_are_hot_on_one_pilot(tmp_path: Path) -> None:
+def test_gpu_and_cpu_contexts_are_hot_on_one_pilot(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(SITE)
     (tmp_path / "program.py").write_text(PROGRAM)
     on_gpu, on_cores, shown = json.loads(run(tmp_path, "program.py").splitlines()[-1])

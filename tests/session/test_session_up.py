@@ -69,7 +69,7 @@ def program(body: str) -> str:
 
 
 class Up:
-    """A session that is up, and its world. Each test has a log of its own, and with it a context of its own."""
+    """A running session and its world. Each test has its own log and context."""
 
     def __init__(self, world: World, name: str, *, log: Path) -> None:
         self.world = world
@@ -94,7 +94,7 @@ class Up:
         return out
 
     def kill_managers(self) -> None:
-        """The manager, and who would start it again."""
+        """Kill the manager and its keeper."""
         kill([pid for pid in self.world.of("stoker.manager.main") if "--kept" in command_of(pid)])
         kill([self.holder().pid])
         until(lambda: not detached.is_up(self.folder))
@@ -117,7 +117,7 @@ def start(world: World) -> str:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str]]:
-    """A session for those tests of this file that leave it up."""
+    """A session for tests of this file that leave it running."""
     with World(tmp_path_factory.mktemp("session") / "world").entered() as world:
         name = start(world)
         yield world, name
@@ -179,11 +179,7 @@ with stoker.load(session=sys.argv[1]):
 """
 
 
-def test_a_module_that_was_edited_between_two_programs_is_the_new_one_wherever_it_is_imported(
-    up: Up, tmp_path: Path
-) -> None:
-    """Fresh eyes found it: what a function or a loader imported in its body was the module of the first program."""
-
+def test_module_edited_between_programs_is_the_new_one(up: Up, tmp_path: Path) -> None:
     def write(number: int, folder: Path) -> None:
         (folder / "parts").mkdir(parents=True, exist_ok=True)
         (folder / "parts" / "__init__.py").touch()
@@ -220,7 +216,6 @@ with stoker.load(session=sys.argv[1]):
 
 @pytest.mark.long
 def test_a_module_that_registers_itself_in_the_process_may_be_edited(up: Up) -> None:
-    """It cannot be imported twice in one process, so the functions of the new one run in a fresh library."""
     for number in (1, 2):
         (up.world.path / "registry.py").write_text(
             f"import sys\nassert not hasattr(sys, 'registered')\nsys.registered = True\nNUMBER = {number}\n"
@@ -266,10 +261,7 @@ with stoker.load(session=sys.argv[1]):
 
 
 @pytest.mark.long
-def test_programs_that_each_have_a_module_of_one_name_never_run_anothers(up: Up, tmp_path: Path) -> None:
-    """Fresh eyes found it: a pickle in a call was opened with the other program's class, and with slots a third of the
-    calls imported the other program's module."""
-
+def test_programs_never_run_anothers_module_of_the_same_name(up: Up, tmp_path: Path) -> None:
     def start(whose: str) -> subprocess.Popen[str]:
         (tmp_path / whose).mkdir(exist_ok=True)
         (tmp_path / whose / "model.py").write_text(f"class Model:\n    whose = {whose!r}\n")
@@ -281,7 +273,7 @@ def test_programs_that_each_have_a_module_of_one_name_never_run_anothers(up: Up,
             assert out == f"ModuleNotFoundError {whose} {whose}\n{whose}\n", err
 
 
-def test_two_programs_at_once_share_it_and_one_that_is_killed_costs_its_own_calls(up: Up) -> None:
+def test_killed_program_costs_only_its_own_calls(up: Up) -> None:
     before = up.status()
     victim = up.start("print([measure(sys.argv[1], 'pilot', 600).result()])")
     until(lambda: count_lines(up.log).get("pilot"), limit_s=60)
@@ -348,7 +340,7 @@ def test_attach_brings_back_a_manager_whose_keeper_is_dead_too(up: Up) -> None:
 
 
 @pytest.mark.long
-def test_those_who_bring_it_back_at_the_same_time_find_the_one_that_came(up: Up) -> None:
+def test_concurrent_starts_find_the_same_manager(up: Up) -> None:
     up.kill_managers()
     with ThreadPoolExecutor(3) as all_at_once:
         starts = [all_at_once.submit(detached.start, up.folder, waiting=lambda _: None) for _ in range(3)]
@@ -378,8 +370,7 @@ time.sleep(600)
 
 
 @pytest.mark.long
-def test_where_another_one_came_first_and_is_killed_before_it_listens_it_is_started_once_more(up: Up) -> None:
-    """The soak found it: the program that joined failed with "already has a manager"."""
+def test_start_is_repeated_if_the_first_manager_is_killed(up: Up) -> None:
     up.kill_managers()
     command = [sys.executable, "-c", HOLDS, str(up.folder.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first, ThreadPoolExecutor(1) as aside:
@@ -430,7 +421,6 @@ def test_down_ends_everything_and_what_is_over_stays_over(world: World, tmp_path
 
 @pytest.mark.parametrize("damaged", ["lease", "site"])
 def test_down_ends_one_whose_files_are_damaged(world: World, tmp_path: Path, damaged: str) -> None:
-    """Without its site files nobody can be asked whether jobs are left."""
     up = Up(world, start(world), log=tmp_path / "calls.log")
     until(lambda: up.status().pilots, limit_s=60)
     (file,) = [lease.lease_file(up.folder)] if damaged == "lease" else up.folder.sites.glob("*.toml")
@@ -461,7 +451,6 @@ def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_downs_at_the_same_time_all_say_that_it_has_ended(world: World, tmp_path: Path, is_dead: bool) -> None:
-    """The later ones got no answer, or found that the session which they started again was over."""
     name = start(world)
     if is_dead:
         Up(world, name, log=tmp_path / "calls.log").kill_managers()
@@ -476,7 +465,6 @@ def test_downs_at_the_same_time_all_say_that_it_has_ended(world: World, tmp_path
 
 
 def coming_up(world: World, held: Held) -> subprocess.Popen[str]:
-    """`stoker up`, which waits for the processes that are held."""
     (world.path / "one.toml").write_text(SITE)
     command = [sys.executable, "-m", "stoker.manager.cli.entry", "up", "one.toml"]
     coming = world.spawn(command, folder=world.path, **held.environ)
@@ -498,7 +486,7 @@ def test_ctrl_c_before_the_manager_listens_leaves_nothing(world: World) -> None:
     assert not list(world.home.glob("sessions/*"))
 
 
-def test_ctrl_c_while_the_first_block_is_waited_for_says_that_the_session_is_up(world: World) -> None:
+def test_ctrl_c_after_up_says_that_the_session_is_up(world: World) -> None:
     coming = coming_up(world, factory := Held(world, "stoker.manager.factory.main"))
     [link] = until(lambda: list(world.home.glob("sessions/*")), limit_s=60)
     up = psutil.Process(coming.pid)

@@ -27,18 +27,15 @@ max_blocks = {most}
 
 
 class Pool:
-    """A loaded session, its world, and its workers."""
-
-    def __init__(self, world: World, session: stoker.manager.executor.Session) -> None:
+    def __init__(self, world: World, session: stoker.sessions.Session) -> None:
         self.world = world
         self.session = session
 
     def workers(self) -> list[int]:
-        """Process ids of the workers (each has a child of the same name, which serves its files)."""
+        """Return the workers' process ids (each has a child of the same name, which serves its files)."""
         return [pid for pid in self.world.processes() if command_of(pid)[:1] == ["vine_worker"]]
 
     def log(self) -> str:
-        """What the pilot has logged."""
         return "".join(path.read_text() for path in self.session.folder.glob("pilots/*/pilot.log"))
 
 
@@ -62,17 +59,15 @@ def taskvine() -> None:
 
 @pytest.fixture(scope="module")
 def pool(taskvine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """A session over one worker with two slots, for the tests of one file, which must leave it as they found it."""
+    """A session over one worker with two slots, for tests that leave it unchanged."""
     yield from _load(tmp_path_factory.mktemp("pool"), first=1, most=1)
 
 
 @pytest.fixture
 def two_workers(taskvine: None, tmp_path: Path) -> Iterator[Pool]:
-    """A session over two workers, for one test that breaks it."""
     yield from _load(tmp_path / "world", first=2, most=2)
 
 
 @pytest.fixture
 def growing(taskvine: None, tmp_path: Path) -> Iterator[Pool]:
-    """A session over one worker, for one test that makes it two."""
     yield from _load(tmp_path / "world", first=1, most=2)

@@ -18,7 +18,7 @@ GB = 10**9
 
 
 class Vine:
-    """TaskVine as far as a pool sees it: orders that it was given, none of which ends by itself."""
+    """TaskVine for a pool: keeps orders, none of which ends by itself."""
 
     def __init__(self) -> None:
         self.orders: list[messages.PoolOrder] = []
@@ -41,8 +41,6 @@ class Vine:
 
 
 class Manager:
-    """Hears what a pool says."""
-
     def __init__(self) -> None:
         self.said: list[FromPilot] = []
         self.hellos: list[PilotHello] = []
@@ -61,7 +59,7 @@ class Manager:
 
 
 class PoolOfSlots:
-    """A pool with so many slots that has said hello and is welcome. `running` is the folder of notes and stop files."""
+    """A welcomed pool of slots. `running`: the folder of notes and stop files."""
 
     def __init__(self, running: Path, *, slots: int = 4) -> None:
         self.running = running
@@ -80,18 +78,15 @@ class PoolOfSlots:
         return self.manager.said
 
     def hear(self, message: ToPilot) -> None:
-        """The manager says something."""
         self.pool.handle(FromManager(message))
 
     def finish(
         self, order: messages.PoolOrder, answer: messages.PoolAnswer | None = None, *, result: str = "success"
     ) -> None:
-        """TaskVine is done with an order."""
         data = messages.encode(answer) if answer is not None else b""
         self.pool.finished(FinishedTicket(order.ticket, result, data))
 
     def loaded(self, load: messages.PoolOrder, *, load_s: float = 0.0, resident_bytes: int = 0) -> None:
-        """The context that an order without calls was for is loaded."""
         assert load.calls == []
         held = messages.LibraryReport(host="node", pid=1, log="", load_s=load_s, resident_bytes=resident_bytes)
         self.finish(load, messages.PoolAnswer(load.ticket, held))

@@ -29,8 +29,6 @@ PROGRAM = Path(__file__).with_name("library_program.py")
 
 
 class Process:
-    """One library, and the folders that it was given."""
-
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         self.logs, self.running, self.here = folder / "logs", folder / "running", folder / "here"
         for each in (self.logs, self.running, self.here, folder / "objects"):
@@ -53,7 +51,7 @@ class Process:
         call: int | None = None,
         options: CallOptions | None = None,
     ) -> int:
-        """An order with one call of this function for each argument, numbered from `call` on; its ticket."""
+        """Send an order with a call for each argument, numbered from `call`; return its ticket."""
         ticket = next(self._tickets)
         first = 100 * ticket if call is None else call
         calls = [CallSpec(CallId(first + n), payloads.dumps(((x,), {}))) for n, x in enumerate(arguments)]
@@ -65,13 +63,13 @@ class Process:
         return ticket
 
     def take(self) -> messages.PoolAnswer:
-        """The next answer. The process stands in the order's folder when it gives it."""
+        """Return the next answer; the process is in the order's folder."""
         answer, stays = self.take_any()
         assert stays
         return answer
 
     def take_any(self) -> tuple[messages.PoolAnswer, bool]:
-        """The next answer, and whether the process stands in the order's folder."""
+        """Return the next answer, and True if the process is in the order's folder."""
         answer, stays = pickle.load(self._process.stdout)
         return messages.decode_answer(answer), stays
 
@@ -191,7 +189,7 @@ def test_a_call_that_runs_too_long_is_stopped_and_its_context_stays(library):
     assert (after.held.pid, value(after.ends[0])) == (library.pid, 5)
 
 
-def test_a_call_that_nobody_wants_any_more_is_stopped_and_the_next_one_runs(library):
+def test_cancelled_call_is_stopped_and_the_next_one_runs(library):
     ticket = library.send(doze, 600, 0)
     messages.stop_file(str(library.running), ticket, CallId(100 * ticket)).touch()
     stopped, good = library.take().ends
@@ -200,7 +198,6 @@ def test_a_call_that_nobody_wants_any_more_is_stopped_and_the_next_one_runs(libr
 
 
 def test_a_call_that_was_stopped_in_one_order_runs_in_the_next(library):
-    """The manager takes a call from a lost worker and sends it again, while the stopped order is still open."""
     messages.stop_file(str(library.running), 1, CallId(100)).touch()
     [end] = library.ask(doze, 600).ends
     assert end.failure.kind is FailureKind.CANCELLED
@@ -253,7 +250,7 @@ def test_a_loader_that_runs_too_long_has_failed(start):
     assert "ran longer than 1 s" in start(slow()).ask(None).held.failure.message
 
 
-def test_a_context_that_takes_more_memory_than_it_declares_ends_and_says_so(start):
+def test_context_over_its_memory_limit_ends(start):
     @context(memory="150 MB")
     def modest():
         return []
@@ -270,8 +267,6 @@ def test_a_context_that_takes_more_memory_than_it_declares_ends_and_says_so(star
 
 
 def test_calls_run_in_the_programs_folder_with_its_umask(start, tmp_path):
-    """As in Stoker's own libraries; the environment, temporary files and standard descriptors are put back."""
-
     def load():
         return Path("model.txt").read_text()
 
@@ -296,8 +291,6 @@ def test_calls_run_in_the_programs_folder_with_its_umask(start, tmp_path):
 
 
 def test_result_arrives_though_the_workers_folder_is_gone(library):
-    """The library says why it ends, and ends after its answer."""
-
     def outlives(_words, here):
         import shutil
 

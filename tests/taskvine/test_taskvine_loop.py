@@ -28,7 +28,7 @@ HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class WorkingVine(Vine):
-    """Finishes all that it was given with the next turn."""
+    """Finishes all its orders with the next turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class WorkingVine(Vine):
 
 
 class NoFactory:
-    """A factory whose workers come by themselves."""
+    """A factory whose workers join by themselves."""
 
     def __init__(self) -> None:
         self.why_ended = ""
@@ -73,7 +73,7 @@ class NoFactory:
 
 
 class Played:
-    """A pool that runs in this thread, while another one plays its manager."""
+    """A pool in this thread, and its manager in another."""
 
     def __init__(self, folder: Path) -> None:
         self.manager = FakeManager(folder)
@@ -88,7 +88,7 @@ class Played:
         self.failure: BaseException | None = None
 
     def play(self, script: Callable[[FakeManager], Any]) -> int:
-        """Run the pool until it leaves; returns its exit code."""
+        """Run the pool until it leaves; return its exit code."""
 
         def play() -> None:
             try:
@@ -149,7 +149,7 @@ def test_slots_without_a_worker_are_told_until_it_comes(played: Played) -> None:
     assert played.play(script) == 0
 
 
-def test_a_manager_that_asks_for_a_hello_gets_one_that_says_what_is_held(played: Played) -> None:
+def test_hello_again_lists_the_libraries(played: Played) -> None:
     def script(manager: FakeManager) -> None:
         manager.ready(BARE)
         manager.send(HelloAgain())

@@ -28,7 +28,7 @@ def work(_context, number, began):
 
 
 def run_while(began: Path, breaks) -> None:
-    """Calls, and something that breaks when six of them have begun."""
+    """Run calls, and break something after six of them have begun."""
     began.mkdir()
 
     def wait_and_break():

@@ -8,34 +8,19 @@ import pytest
 from taskvine.stand_in import PoolOfSlots
 
 from stoker.contexts.recipe import BARE, ObjectRef, Recipe
-from stoker.pilot.core.events import (
-    DeviceAway,
-    EngineEnded,
-    HelloDue,
-    Signalled,
-    Tick,
-    UnacknowledgedFacts,
-    UsageMeasured,
-)
+from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts, UsageMeasured
 from stoker.pilot.taskvine import messages, pool
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind, GangPlace
 from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
-from stoker.protocol.to_manager import (
-    CallsEnded,
-    CallsReturned,
-    DeviceFault,
-    Heartbeat,
-    LibraryGone,
-    LibraryReady,
-)
-from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, StartLibrary, StopLibrary, TakeBack
+from stoker.protocol.to_manager import CallsEnded, CallsReturned, Heartbeat, LibraryGone, LibraryReady
+from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, StartLibrary, StopLibrary
 
 BLOB = FunctionBlob(FunctionKey("f"), "work", b"code")
 HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class World(PoolOfSlots):
-    """A pool with two libraries, each on a slot of its own, and what it says to the manager."""
+    """A pool with two libraries, each on its own slot, and its messages to the manager."""
 
     def __init__(self, folder: Path) -> None:
         running = folder / "running"
@@ -48,19 +33,16 @@ class World(PoolOfSlots):
         return LibraryId(number)
 
     def ready(self, number: int) -> LibraryId:
-        """A library on a device of its own that has loaded its context."""
         library = self.start(number, device=number)
         self.loaded(self.vine.orders[-1])
         return library
 
     def run(self, library: LibraryId, *calls: int, payload: object = b"arguments") -> messages.PoolOrder:
-        """The manager sends calls to a library; the order that TaskVine is given."""
         specs = [CallSpec(CallId(call), payload) for call in calls]  # type: ignore[arg-type]
         self.hear(RunCalls(library, FunctionKey("f"), specs, CallOptions(), BLOB))
         return self.vine.orders[-1]
 
     def end(self, order: messages.PoolOrder) -> None:
-        """TaskVine has run an order's calls."""
         ends = [CallEnd(spec.call, ok=True, run_s=1.0) for spec in order.calls]
         self.finish(order, messages.PoolAnswer(order.ticket, HELD, ends))
 
@@ -73,9 +55,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_a_call_of_a_lost_worker_runs_again_though_its_first_order_was_told_to_stop(world: World) -> None:
-    """What the manager does when a slot has no worker any more: it takes the call away, ends the library, and sends the
-    call to another slot of the same pool. TaskVine still has the first order."""
+def test_call_of_a_lost_worker_runs_again_after_a_stop(world: World) -> None:
     first = world.run(world.lost, 7)
     world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
     world.hear(StopLibrary(world.lost, "cpu:1 is quarantined: TaskVine has no worker for it"))
@@ -89,7 +69,7 @@ def test_a_call_of_a_lost_worker_runs_again_though_its_first_order_was_told_to_s
     assert world.said[-2:] == [CallsReturned(world.lost, (CallId(7),)), LibraryGone(world.lost)]
 
 
-def test_an_order_that_never_began_is_sent_again_without_the_calls_that_were_stopped(world: World) -> None:
+def test_unstarted_order_is_resent_without_stopped_calls(world: World) -> None:
     first = world.run(world.lost, 7)
     world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
     world.finish(first, result="forsaken")
@@ -113,7 +93,7 @@ def test_a_cancelled_call_that_runs_is_stopped_and_its_context_stays(world: Worl
     assert [spec.call for spec in world.run(world.lost, 8).calls] == [8]
 
 
-def test_an_order_that_was_given_up_too_often_ends_its_library_and_no_call_is_blamed(world: World) -> None:
+def test_order_given_up_too_often_ends_its_library(world: World) -> None:
     order = world.run(world.lost, 7)
     for _ in range(4):
         world.finish(world.vine.orders[-1], result="forsaken")
@@ -165,12 +145,6 @@ def test_a_large_argument_goes_with_the_last_order_that_needs_it(world: World) -
     assert world.vine.forgotten == []
     world.end(second)
     assert world.vine.forgotten == ["argument"]
-
-
-def test_calls_that_taskvine_was_not_given_come_back(world: World) -> None:
-    world.run(world.lost, 1, 2, 3)
-    world.hear(TakeBack(world.lost, 5))
-    assert world.said[-1] == CallsReturned(world.lost, (CallId(3), CallId(2)))
 
 
 def test_a_gang_is_refused_with_a_sentence(world: World) -> None:
@@ -246,29 +220,3 @@ def test_what_is_reserved_is_said_again_after_a_reconnect(world: World) -> None:
     world.pool.handle(HelloDue(UnacknowledgedFacts(), 4, ()))
     facts = world.manager.hellos[-1].libraries[-1]
     assert (facts.library, facts.ready, facts.calls, facts.reserved_bytes) == (3, True, (7,), 500)
-
-
-def test_a_slot_without_a_worker_is_told_and_comes_back(world: World) -> None:
-    world.pool.handle(DeviceAway(DeviceId("cpu:3"), "TaskVine has no worker for it"))
-    assert world.said[-1] == DeviceFault(DeviceId("cpu:3"), "TaskVine has no worker for it")
-    world.pool.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
-    assert world.manager.hellos[-1].faults == {"cpu:3": "TaskVine has no worker for it"}
-    world.pool.handle(DeviceAway(DeviceId("cpu:3")))
-    assert world.said[-1] == DeviceFault(DeviceId("cpu:3"), "")
-
-
-def test_a_pool_that_is_told_to_go_lets_what_runs_finish_and_says_why(world: World) -> None:
-    order = world.run(world.lost, 7)
-    world.pool.handle(Signalled("it got SIGTERM"))
-    world.pool.handle(Tick())
-    assert not world.pool.is_over
-    world.end(order)
-    world.pool.handle(Tick())
-    assert world.pool.is_over
-
-
-def test_a_pool_whose_factory_has_ended_leaves_as_one_that_failed(world: World) -> None:
-    world.pool.handle(EngineEnded("vine_factory ended with exit code 1"))
-    world.pool.handle(Tick())
-    assert world.pool.is_over
-    assert world.pool.state.exit_code == 1

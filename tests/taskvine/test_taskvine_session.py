@@ -172,8 +172,7 @@ def test_contexts_that_want_the_same_slots_take_turns(pool, log):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [({"deadline": "1 h"}, "deadline: it runs calls"), ({"stream": True}, "stream: a call")],
+    ("options", "said"), [({"deadline": "1 h"}, "deadline: it runs calls"), ({"stream": True}, "stream: a call")]
 )
 def test_what_taskvine_cannot_do_is_refused_before_anything_is_sent(pool, log, options, said):
     @stoker.app(context=table(["refused"], str(log)), **options)

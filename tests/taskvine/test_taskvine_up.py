@@ -67,8 +67,6 @@ SAID = 'engine = "taskvine" cannot honour deadline: it runs calls in the order i
 
 
 class Up:
-    """A session that is up, and its world."""
-
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
@@ -112,7 +110,7 @@ def up(taskvine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         world.clear()
 
 
-def test_programs_find_hot_what_others_have_loaded_and_down_leaves_nothing(up: Up) -> None:
+def test_programs_find_hot_contexts_of_others(up: Up) -> None:
     assert up.run() == SAID
     assert up.run() == SAID
     assert count_lines(up.log)["loaded"] <= 2  # a slot each, whatever the number of programs

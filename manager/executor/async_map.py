@@ -1,0 +1,167 @@
+"""`stoker.amap`: the results of a `stoker.map` for `async for`.
+
+A thread takes the results of the map; the event loop asks it for one result at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from stoker.errors import ConfigError
+from stoker.manager.executor.mapping import ResultStream, map
+from stoker.manager.executor.outgoing import end_future
+from stoker.manager.executor.progress import Follow
+
+_END = object()
+
+
+def amap(
+    function: Callable[..., Any],
+    items: Iterable[Any] | AsyncIterable[Any],
+    *,
+    batch_size: int | None = None,
+    ordered: bool = True,
+    progress: bool | Follow = False,
+    window: int | None = None,
+    return_exceptions: bool = False,
+    keep: str | os.PathLike[str] | None = None,
+    reuse: bool = False,
+) -> AsyncResults:
+    """Call `function` on every item; `async for` over the results as they arrive.
+
+    The options are those of `stoker.map`. `items` may also be an async iterable. Leaving the loop, or cancelling the
+    task that waits in it, cancels the calls that are left.
+    """
+    given: Iterable[Any]
+    if isinstance(items, AsyncIterable):
+        try:
+            given = _AwaitedItems(items, asyncio.get_running_loop())
+        except RuntimeError:
+            raise ConfigError("stoker.amap: items that are awaited need a running event loop: call it in one") from None
+    else:
+        given = items
+    results = map(
+        function,
+        given,
+        batch_size=batch_size,
+        ordered=ordered,
+        progress=progress,
+        window=window,
+        return_exceptions=return_exceptions,
+        keep=keep,
+        reuse=reuse,
+    )
+    return AsyncResults(results, interrupt=given.close if isinstance(given, _AwaitedItems) else lambda: None)
+
+
+class AsyncResults(AsyncIterator[Any]):
+    """The results of a map, for `async for`. `interrupt` ends a wait for the next item."""
+
+    def __init__(self, results: ResultStream, *, interrupt: Callable[[], None]) -> None:
+        self._results = results
+        self._interrupt = interrupt
+        self._asked: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
+        self._is_closed = False
+        weakref.finalize(self, self._asked.put, None)
+        threading.Thread(target=_serve, args=(results, self._asked), name="stoker-amap", daemon=True).start()
+
+    @property
+    def taken(self) -> int:
+        """Results that the program has taken."""
+        return self._results.taken
+
+    @property
+    def items(self) -> int:
+        """Items that these results belong to."""
+        return self._results.items
+
+    def __aiter__(self) -> AsyncResults:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._is_closed:
+            raise StopAsyncIteration
+        asked: Future[Any] = Future()
+        self._asked.put(asked)
+        try:
+            value = await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if value is _END:
+            self._is_closed = True
+            raise StopAsyncIteration
+        return value
+
+    def close(self) -> None:
+        """Cancel the calls that are left and drop their results."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._results.stop()
+            self._interrupt()
+            self._asked.put(None)
+
+    async def aclose(self) -> None:
+        """As `close`, for `contextlib.aclosing`."""
+        self.close()
+
+    async def __aenter__(self) -> AsyncResults:
+        return self
+
+    async def __aexit__(self, *_raised: object) -> None:
+        self.close()
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not getattr(self, "_is_closed", True) and not _ending():
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<async {repr(self._results)[1:]}"
+
+
+def _serve(results: ResultStream, asked: queue.SimpleQueue[Future[Any] | None]) -> None:
+    while (wanted := asked.get()) is not None:
+        error, value = None, _END
+        try:
+            value = next(results, _END)
+        except BaseException as raised:  # Ctrl-C does not come to this thread
+            error = raised
+        end_future(wanted, value, error=error)  # it may be cancelled with its task
+        del wanted, error, value
+    results.close()
+
+
+class _AwaitedItems(Iterator[Any]):
+    def __init__(self, items: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._items = aiter(items)
+        self._loop = loop
+        self._awaited: Future[Any] | None = None
+        self._is_closed = False
+
+    def __next__(self) -> Any:
+        async def item() -> Any:
+            try:
+                return await anext(self._items)
+            except StopAsyncIteration:  # which no future may hold
+                return _END
+
+        self._awaited = asyncio.run_coroutine_threadsafe(item(), self._loop)
+        if self._is_closed:
+            self._awaited.cancel()
+        value = self._awaited.result()
+        if value is _END:
+            raise StopIteration
+        return value
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._awaited is not None:
+            self._awaited.cancel()

@@ -1,0 +1,162 @@
+"""A program's files in its session's folder: large arguments and results, its recipes' objects, its sources.
+
+A file of arguments is named by its content and its client, so calls of one client with equal arguments share it; the
+last of them removes it. A result's file is removed when it has been read. Pilots fetch objects from each other or from
+the session's seed. The advisor reads the sources, of which the first `MOST` are written; no call depends on them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import logging
+import mmap
+import os
+import threading
+import types
+from collections import Counter
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from stoker.contexts.factory import loader_of
+from stoker.contexts.objects import manifest_of, object_of, publish
+from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.contexts.user_code import is_installed
+from stoker.errors import RecipeError
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.session import LONGEST_TEXT, ProgramSource, source_file, text_file
+from stoker.protocol.to_manager import DefineManifest
+from stoker.whole_files import write_whole
+
+logger = logging.getLogger("stoker")
+
+# ---- large arguments and results
+
+
+class LargeArguments:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._mine = uuid4().hex[:8]
+        self._users: Counter[str] = Counter()
+        self._lock = threading.RLock()  # a collected `map` may drop its files wherever a collection starts
+
+    def put(self, data: bytes) -> ObjectRef:
+        draft = self.folder / f"draft-{uuid4().hex}"
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+        except OSError:
+            draft.unlink(missing_ok=True)  # on a full disk it takes the room of other files
+            raise
+        ref = object_of(draft)
+        place = self.folder / f"{ref.name}~{self._mine}"
+        with self._lock:
+            self._users[ref.name] += 1
+            if self._users[ref.name] == 1 or not place.exists():
+                draft.replace(place)
+            else:  # a file that another call has named already must not change
+                draft.unlink()
+            # Nobody writes to it again, so that it is young does not matter.
+            facts = place.stat()
+            return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
+
+    def drop(self, ref: ObjectRef) -> None:
+        with self._lock:
+            self._users[ref.name] -= 1
+            if self._users[ref.name] <= 0:
+                del self._users[ref.name]
+                Path(ref.source).unlink(missing_ok=True)
+
+
+def discard_result(end: CallEnd) -> None:
+    payload = end.payload
+    if isinstance(payload, ObjectRef) and payload.name.startswith("result-"):
+        Path(payload.source).unlink(missing_ok=True)
+
+
+def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
+    """Map a result privately, so that arrays in it need no copy, and remove its file. Raises OSError."""
+    path = Path(ref.source)
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if ref.size_bytes else b""
+    if ref.name.startswith("result-"):
+        path.unlink(missing_ok=True)
+    return data
+
+
+# ---- objects of recipes
+
+
+MOST_BYTES = 4_000_000
+"""Larger manifests are not sent: the first pilot that reads the object makes one."""
+
+
+def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
+    """Let the seed serve a recipe's objects from `objects`; return their manifests, without those that have changed
+    since."""
+    try:
+        publish(objects, recipe.objects)
+    except OSError as error:
+        logger.warning("pilots that see no files of this machine can't have those of %s: %s", recipe.name, error)
+    told = []
+    for ref in recipe.objects:
+        try:
+            manifest = manifest_of(ref)
+        except RecipeError as error:
+            logger.warning("%s of %s: %s", ref.source, recipe.name, error)
+            continue
+        if len(manifest) <= MOST_BYTES:
+            told.append(DefineManifest(ref.name, manifest))
+    return told
+
+
+# ---- sources
+
+
+MOST = 200
+
+
+class SourceShelf:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._left: set[str] = set()
+        self._texts: set[str] = set()
+
+    def leave(self, key: str, function: Callable[..., Any], recipe: Recipe) -> None:
+        known = loader_of(recipe.key) if recipe.loader and recipe.key not in self._left else None
+        if known is not None:
+            self._leave(recipe.key, known[0], known[1])
+        self._leave(key, function, {})
+
+    def _leave(self, key: str, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        if key in self._left or len(self._left) >= MOST:
+            return
+        self._left.add(key)
+        try:
+            plain = inspect.unwrap(function)
+            plain = getattr(plain, "loader", plain)
+            if not isinstance(plain, types.FunctionType):
+                return
+            file = plain.__code__.co_filename
+            text = "".join(linecache.getlines(file, plain.__globals__))  # of a notebook or a prompt too
+            if not text or len(text) > LONGEST_TEXT:
+                return
+            data = text.encode(errors="replace")
+            digest = blake2b(data, digest_size=16).hexdigest()
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            if digest not in self._texts:
+                self._texts.add(digest)
+                write_whole(text_file(self._folder, digest), data)
+            file = file if os.path.isfile(file) else ""
+            is_own = not is_installed(getattr(function, "__module__", None) or "__main__")
+            folder = os.path.dirname(file) or os.getcwd() if is_own else ""
+            name = plain.__qualname__.replace(".<locals>", "")
+            source = ProgramSource(digest, name, file, folder, arguments)
+            write_whole(source_file(self._folder, key), msgspec.json.encode(source))
+        except Exception as error:  # whatever the function is: its call goes on
+            logger.debug("the source of %r was not left: %r", key, error)
