@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -296,7 +297,7 @@ class _Tools:
     def use(self, tool: str, given: str) -> str:
         """What a tool shows. Nothing but these two is ever done."""
         if tool == "file_tree":
-            return masked("\n".join(self._reader.listing(most=_MOST_LISTED)) or "there are no files")
+            return masked("\n".join(islice(self._reader.listing(), _MOST_LISTED)) or "there are no files")
         if tool != "file_read":
             return f"there is no tool {tool[:40]}: there are file_tree and file_read"
         path, number = _path_and_page(given)

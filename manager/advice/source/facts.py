@@ -1,8 +1,7 @@
-"""The schema of what a function and its context are (SchedMate §3.1, Figure 6).
+"""The facts of a function and its context (SchedMate §3.1, Figure 6).
 
-Fields with a star in Figure 6 are mandatory: `model`, `task` and `data` are there or say "unknown". Each fact keeps its
-place in the source and how sure it is, so that a person can check it, and the language model of `agent.py` can be
-held to it.
+Fields with a star in Figure 6 are mandatory: `model`, `task` and `data` have a value or say "unknown". Each fact keeps
+its place in the source and its certainty, so that a person, or the check of the language model, can verify it.
 """
 
 from __future__ import annotations
@@ -12,34 +11,20 @@ import msgspec
 from stoker.manager.advice.secrets import masked
 
 Scalar = str | int | float
-"""What a fact's value is. A truth value is not a fact here."""
 
 UNKNOWN = "unknown"
 ARGUMENT = "argument"
-"""The place of a fact that stands in no file."""
+"""The place of a fact that comes from an argument and not from a file."""
 
 MANDATORY = ("model", "task", "data")
-FIELDS = (
-    *MANDATORY,
-    "batch_size",
-    "epochs",
-    "items",
-    "steps",
-    "sequence_length",
-    "precision",
-    "framework",
-    "devices",
-)
-"""The fields of `WorkloadFacts` that hold facts, in the order in which people read them."""
-
-TEXT_FIELDS = frozenset({"model", "task", "data", "precision", "framework"})
-"""Fields whose value is a text. `devices` may be either: `"cuda"`, or how many."""
-COUNT_FIELDS = frozenset({"batch_size", "epochs", "items", "steps", "sequence_length"})
-"""Fields whose value is a whole number from 1 on."""
+COUNT_FIELDS = ("batch_size", "epochs", "items", "steps", "sequence_length")
+"""Fields whose value is a positive whole number."""
+FIELDS = (*MANDATORY, *COUNT_FIELDS, "precision", "framework", "devices")
+"""The fields of `WorkloadFacts` that hold facts. `devices` may be a text (`"cuda"`) or a number."""
 
 
 class SourceFact(msgspec.Struct, frozen=True):
-    """A value, where it was found (`file:line`, or `argument`), and how sure it is, from 0 to 1."""
+    """A value, its place (`file:line`, or `argument`), and its certainty from 0 to 1."""
 
     value: Scalar
     where: str = ""
@@ -47,7 +32,7 @@ class SourceFact(msgspec.Struct, frozen=True):
 
     @property
     def known(self) -> bool:
-        """False for a mandatory field of which nothing was found."""
+        """False for a mandatory field without a value."""
         return self.value != UNKNOWN or self.sure > 0
 
 
@@ -55,12 +40,12 @@ NOT_FOUND = SourceFact(UNKNOWN)
 
 
 class WorkloadFacts(msgspec.Struct, frozen=True):
-    """What the source of a function or a loader says of its work.
+    """The facts of a function or a loader.
 
-    `further` holds other named numbers and words: the arguments of the entry function, sizes of layers, what a config
-    says. `absent` says for each field that was not found why. `notes` lists what could not be read, and why. `text` is
-    the normalised source of all functions that were followed, `same` a digest of it and of the arguments: two functions
-    that differ in comments or names of variables have one `same`.
+    `further`: other named numbers and words (arguments, sizes of layers, config values). `absent`: the reason for each
+    field without a value. `notes`: the files that could not be read, and why. `text`: the normalised source of all
+    functions that were followed; `same`: a digest of it and of the arguments, equal for two functions that differ only
+    in comments or names of variables.
     """
 
     model: SourceFact = NOT_FOUND
@@ -81,21 +66,20 @@ class WorkloadFacts(msgspec.Struct, frozen=True):
     same: str = ""
 
     def known_facts(self) -> dict[str, SourceFact]:
-        """The facts of the schema that were found, by field."""
+        """Return the facts with a value, by field."""
         found = {field: getattr(self, field) for field in FIELDS}
         return {field: fact for field, fact in found.items() if fact is not None and fact.known}
 
 
 def without_secrets(facts: WorkloadFacts) -> WorkloadFacts:
-    """The facts without what looks like a password or a key, in the text or behind a name: they are kept on disk."""
-    further = {
-        name: fact for name, fact in facts.further.items() if masked(f"{name}={fact.value}") == f"{name}={fact.value}"
-    }
+    """Return the facts without texts that look like a password or a key: they are kept on disk."""
+    shown = {name: f"{name}={fact.value}" for name, fact in facts.further.items()}
+    further = {name: fact for name, fact in facts.further.items() if masked(shown[name]) == shown[name]}
     return msgspec.structs.replace(facts, further=further, text=masked(facts.text))
 
 
 def fits(field: str, value: object) -> bool:
-    """True if a value can be that of a field: a count is a whole number from 1 on, a name a short text of one line."""
+    """True if a field can have this value: a positive count, or a short text of one line."""
     if isinstance(value, bool):
         return False
     if field in COUNT_FIELDS:

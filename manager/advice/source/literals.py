@@ -1,4 +1,4 @@
-"""Values that stand in a source as they are, where each one stands, and calls whose result such values tell."""
+"""Values that stand in a source, each with its place, and the results of calls and configs that they determine."""
 
 from __future__ import annotations
 
@@ -17,23 +17,14 @@ from stoker.manager.advice.source.reading import NotReadError, OwnFolders
 
 LONGEST_TEXT = 10_000
 LARGEST_NUMBER = 1e18
-MOST_VALUES = 5_000
-"""A config of more values is not taken: aliases of YAML can make a short file stand for billions."""
-DEEPEST = 20
+MOST_VALUES, DEEPEST = 5_000, 20
+"""Bounds of a config: aliases of YAML can make a short file stand for billions of values."""
 
 CONFIG_READERS = {
-    "json.load": "json",
-    "json.loads": "json",
-    "tomllib.load": "toml",
-    "tomllib.loads": "toml",
-    "tomli.load": "toml",
-    "tomli.loads": "toml",
-    "toml.load": "toml",
-    "yaml.safe_load": "yaml",
-    "yaml.load": "yaml",
-    "yaml.full_load": "yaml",
-    "omegaconf.OmegaConf.load": "yaml",
-}
+    "json.load": "json", "json.loads": "json", "tomllib.load": "toml", "tomllib.loads": "toml", "tomli.load": "toml",
+    "tomli.loads": "toml", "toml.load": "toml", "yaml.safe_load": "yaml", "yaml.load": "yaml",
+    "yaml.full_load": "yaml", "omegaconf.OmegaConf.load": "yaml",
+}  # fmt: skip
 """Calls that read a config, and its format."""
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -45,8 +36,13 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
 }
 _COMPARED = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne}
-_NUMERIC: dict[str, Callable[..., Any]] = {"int": int, "float": float, "str": str, "max": max, "min": min, "len": len}
+_COMPUTED: dict[str, Callable[..., Any]] = {
+    "int": int, "float": float, "str": str, "max": max, "min": min, "len": len, "range": range, "tqdm.trange": range,
+    "tqdm.auto.trange": range, "os.path.join": os.path.join, "pathlib.Path": os.path.join,
+    "os.path.abspath": os.path.join, "os.path.dirname": os.path.dirname,
+}  # fmt: skip
 _WRAPPERS = frozenset({"tqdm.tqdm", "tqdm", "tqdm.auto.tqdm", "enumerate", "reversed", "list"})
+_SAME_TEXT = frozenset({"resolve", "absolute", "expanduser", "lower", "strip"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +55,7 @@ class Known:
     sure: float = 0.95
 
     def weakened(self, factor: float) -> Known:
-        """The same value, less sure."""
+        """Return the same value, less sure."""
         return Known(self.value, self.where, self.sure * factor)
 
     @property
@@ -70,7 +66,7 @@ class Known:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InstalledName:
-    """A name of installed code, as `torch.float16`; the result of a call ends with `()`."""
+    """A name of installed code, for example `torch.float16`; the result of a call ends with `()`."""
 
     dotted: str
 
@@ -89,7 +85,7 @@ class NamedFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallSite:
-    """A call of installed code: its dotted name (`?.to` on something unknown), its arguments where they are known."""
+    """A call of installed code: its dotted name (`?.to` on an unknown object), and its arguments where known."""
 
     dotted: str
     args: tuple[Known | None, ...]
@@ -103,10 +99,10 @@ class CallSite:
         return self.dotted.rpartition(".")[2]
 
     def argument(self, place: int, *names: str) -> Known | None:
-        """The argument at a place or of one of these names; None if it is not given or not known."""
-        for name in names:
-            if name in self.kwargs:
-                return self.kwargs[name]
+        """Return the argument at a place or of one of these names; None if it is not given or not known."""
+        named = next((name for name in names if name in self.kwargs), None)
+        if named is not None:
+            return self.kwargs[named]
         return self.args[place] if 0 <= place < len(self.args) else None
 
     def gives(self, place: int, *names: str) -> bool:
@@ -115,7 +111,7 @@ class CallSite:
 
 
 def arithmetic(op: ast.operator, left: Known | None, right: Known | None, where: str) -> Known | None:
-    """The result of an operator on two constants, within bounds; a path for `/` on texts."""
+    """Return the result of an operator on two constants, within bounds; a path for `/` on texts."""
     if left is None or right is None:
         return None
     a, b, sure = left.value, right.value, min(left.sure, right.sure)
@@ -134,54 +130,50 @@ def arithmetic(op: ast.operator, left: Known | None, right: Known | None, where:
 
 
 def compared(op: ast.cmpop, left: Known | None, right: Known | None, where: str) -> Known | None:
-    """Whether two constants are equal, or are not."""
-    known = left is not None and right is not None and left.constant and right.constant
-    if not known or type(op) not in _COMPARED or left is None or right is None:
+    """Return whether two constants are equal, or differ."""
+    if left is None or right is None or not (left.constant and right.constant) or type(op) not in _COMPARED:
         return None
     return Known(_COMPARED[type(op)](left.value, right.value), where, min(left.sure, right.sure))
 
 
 def item(base: Known | None, index: Known | None) -> Known | None:
-    """An item of a list or of named values."""
+    """Return an item of a list or of named values."""
     if base is None or index is None:
         return None
     if isinstance(base.value, dict):
         return base.value.get(str(index.value))
     if isinstance(base.value, list) and type(index.value) is int and -len(base.value) <= index.value < len(base.value):
-        found = base.value[index.value]
-        return found if isinstance(found, Known) else None
+        return base.value[index.value]  # type: ignore[no-any-return]  # its items are Known
     return None
 
 
 def result_of(site: CallSite, base: Known | None) -> Known | None:
-    """The value of a call of Python's own functions and methods; None if the arguments do not tell it. `base`: the
-    object whose method is called."""
+    """Return the value of a call of Python's own functions and methods; None if the arguments do not determine it.
+    `base`: the object whose method is called."""
     if base is not None and (found := _result_of_method(site, base)) is not None:
         return found
     values = [arg.value for arg in site.args if arg is not None and arg.constant]
     known = bool(values) and len(values) == len(site.args)
-    texts = known and all(isinstance(value, str) for value in values)
-    where, sure = site.where, site.sure
     match site.dotted:
-        case "range" | "tqdm.trange" | "tqdm.auto.trange" if known:
-            return _computed(range, values, site)
-        case "os.path.join" | "pathlib.Path" | "os.path.abspath" if texts:
-            return Known(os.path.join(*values), where, sure)
-        case "os.path.dirname" if texts:
-            return Known(os.path.dirname(values[0]), where, sure)
         case "open" if known and isinstance(values[0], str):
-            return Known(NamedFile(values[0]), where, sure)
+            return Known(NamedFile(values[0]), site.where, site.sure)
         case "os.environ.get" | "os.getenv" if len(site.args) > 1 and site.args[1] is not None:
             return site.args[1].weakened(0.6)
         case "dict" | "types.SimpleNamespace" | "argparse.Namespace":
-            return Known({name: value for name, value in site.kwargs.items() if value is not None}, where)
+            return Known({name: value for name, value in site.kwargs.items() if value is not None}, site.where)
         case "dataclasses.field" | "attrs.field" | "pydantic.Field":
             return site.argument(0 if site.dotted == "pydantic.Field" else -1, "default")
         case name if name in _WRAPPERS and site.args:
             return site.args[0]
-        case name if name in _NUMERIC and known and not site.kwargs:
-            short = all(len(str(value)) <= 40 for value in values if isinstance(value, str))
-            return _computed(_NUMERIC[name], values, site) if short else None
+        case name if name in _COMPUTED and known and not site.kwargs:
+            if name == "int" and len(str(values[0])) > 40:
+                return None
+            try:
+                result = _COMPUTED[name](*values)
+            except (TypeError, ValueError, ArithmeticError):
+                return None
+            too_long = isinstance(result, range) and abs(result.start) + abs(result.stop) >= 2**62
+            return Known(result, site.where, site.sure) if not too_long else None
     return None
 
 
@@ -197,52 +189,28 @@ def _result_of_method(site: CallSite, base: Known) -> Known | None:
         return None
     if name in ("read_text", "read_bytes", "open"):
         return Known(NamedFile(value), site.where, site.sure)
-    if name in ("resolve", "absolute", "expanduser", "lower", "strip"):
-        return base
     if name == "joinpath" and first is not None and isinstance(first.value, str):
         return Known(os.path.join(value, first.value), site.where, site.sure)
-    return None
+    return base if name in _SAME_TEXT else None
 
 
-def _computed(function: Callable[..., Any], values: list[Any], site: CallSite) -> Known | None:
-    try:
-        result = function(*values)
-    except (TypeError, ValueError, ArithmeticError):
+def declared_option(site: CallSite) -> tuple[str, Known] | None:
+    """Return the destination and the default of an `add_argument(...)` or `click.option(...)`; None without default."""
+    names = [str(arg.value) for arg in site.args if arg is not None and isinstance(arg.value, str)]
+    if not names:
         return None
-    if isinstance(result, range) and abs(result.start) + abs(result.stop) >= 2**62:
-        return None
-    return Known(result, site.where, site.sure)
-
-
-class DeclaredOptions:
-    """The options that a program declares with argparse, click or a dataclass: their defaults by destination."""
-
-    def __init__(self) -> None:
-        self.defaults: dict[str, Known] = {}
-
-    def declare(self, site: CallSite) -> None:
-        """Keep the default of an `add_argument(...)` or a `click.option(...)`."""
-        names = [str(arg.value) for arg in site.args if arg is not None and isinstance(arg.value, str)]
-        if not names:
-            return
-        # click names its parameter as the last text without dashes; argparse as `dest`, else as the longest option.
-        named, bare = site.kwargs.get("dest"), [name for name in names if not name.startswith("-")]
-        longest = max(names, key=lambda name: (name.startswith("--"), len(name)))
-        dest = str(named.value) if named is not None and named.constant else bare[-1] if bare else longest
-        action, default = site.kwargs.get("action"), site.kwargs.get("default")
-        if default is None and action is not None and action.value in ("store_true", "store_false"):
-            default = Known(action.value == "store_false", site.where, 0.9)
-        if default is not None:
-            self.defaults[dest.lstrip("-").replace("-", "_")] = default
-
-    def for_parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, Known]:
-        """The defaults that click gives to the parameters of a command."""
-        names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
-        return {name: value.weakened(0.9) for name, value in self.defaults.items() if name in names}
+    # click names its parameter as the last text without dashes; argparse as `dest`, else as the longest option.
+    named, bare = site.kwargs.get("dest"), [name for name in names if not name.startswith("-")]
+    longest = max(names, key=lambda name: (name.startswith("--"), len(name)))
+    dest = str(named.value) if named is not None and named.constant else bare[-1] if bare else longest
+    action, default = site.kwargs.get("action"), site.kwargs.get("default")
+    if default is None and action is not None and action.value in ("store_true", "store_false"):
+        default = Known(action.value == "store_false", site.where, 0.9)
+    return (dest.lstrip("-").replace("-", "_"), default) if default is not None else None
 
 
 def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | None) -> Known:
-    """The values of a config file that the source names. Raises NotReadError."""
+    """Return the values of a config file that the source names. Raises NotReadError."""
     path = folders.find(name, beside=beside)
     if path is None:
         raise NotReadError(f"{name}: not read: the folders given have no such file")
@@ -254,10 +222,8 @@ def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | Non
 
 
 def _parsed(text: str, form: str) -> Any:
-    if form == "json":
-        return json.loads(text)
-    if form == "toml":
-        return tomllib.loads(text)
+    if form != "yaml":
+        return json.loads(text) if form == "json" else tomllib.loads(text)
     try:
         yaml = importlib.import_module("yaml")
     except ImportError:
@@ -269,7 +235,7 @@ def _parsed(text: str, form: str) -> Any:
 
 
 class _ConfigLines:
-    """Gives each value of a config the line of its key: the first one with that text, after the line of its table."""
+    """Gives each value of a config the line of its key: the first with that text, after the line of its table."""
 
     def __init__(self, text: str, shown: str) -> None:
         self._lines = text.splitlines()
@@ -282,9 +248,8 @@ class _ConfigLines:
             raise ValueError(f"it has more than {MOST_VALUES} values or is deeper than {DEEPEST}")
         where = f"{self._shown}:{line + 1}"
         if isinstance(data, dict):
-            named = {str(key): each for key, each in data.items()}
-            found = {key: self.value(v, depth=depth + 1, line=self._line_of(key, line)) for key, v in named.items()}
-            return Known(found, where)
+            lines = {key: self._line_of(str(key), line) for key in data}
+            return Known({str(k): self.value(v, depth=depth + 1, line=lines[k]) for k, v in data.items()}, where)
         if isinstance(data, list):
             return Known([self.value(each, depth=depth + 1, line=line) for each in data], where)
         return Known(data if data is None or isinstance(data, str | int | float | bool) else str(data), where)

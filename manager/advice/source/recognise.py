@@ -1,11 +1,12 @@
-"""Which calls, names, keywords and loops of a source tell which fact."""
+"""Facts from the calls, names, keywords and loops of a source."""
 
 from __future__ import annotations
 
 import os.path
 import re
+from typing import Any
 
-from stoker.manager.advice.source.facts import UNKNOWN, SourceFact, fits
+from stoker.manager.advice.source.facts import SourceFact, fits
 from stoker.manager.advice.source.literals import CallSite, InstalledName, Known, NamedFile
 
 NAMES = {
@@ -90,6 +91,7 @@ FRAMEWORKS = {
 MOST_FURTHER = 40
 _HELPERS = ("Tokenizer", "Processor", "Config", "FeatureExtractor", "GenerationConfig")
 _READERS = frozenset({"read_csv", "read_parquet", "read_json", "loadtxt", "genfromtxt", "load_from_disk", "memmap"})
+_DATA_FILES = (".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".arrow", ".npy", ".npz")
 _SLICE = re.compile(r"\[:(\d+)\]")
 _CUDA = re.compile(r"(cuda|cpu|mps|xpu|auto|gpu|tpu)(:\d+)?$")
 _SIZED = re.compile(
@@ -98,54 +100,58 @@ _SIZED = re.compile(
 
 
 class Recogniser:
-    """Collects facts. Of several for one field the surest stays, of equally sure ones the first."""
+    """Collects facts; of several for one field the surest stays, of equally sure ones the first. `missed`: why a field
+    has no value although the source has a place for it."""
 
     def __init__(self) -> None:
         self.found: dict[str, SourceFact] = {}
         self.further: dict[str, SourceFact] = {}
         self.missed: dict[str, str] = {}
-        """Why a field has no value although the source has a place for it."""
         self._loops = 0
 
     # ---- reports of the scan
 
     def call(self, site: CallSite) -> None:
-        """A call of installed code."""
+        """Take in a call of installed code."""
         top, last = site.dotted.partition(".")[0], site.last
         self.used_module(top, site.where, site.sure)
         if last == "from_pretrained":
             self._pretrained(site)
         elif last == "pipeline":
-            self._text("task", site.argument(0, "task"), site, 0.95)
-            self._text("model", site.argument(1, "model"), site, 0.95, given=site.gives(1, "model"))
+            self._argument("task", site, 0, "task", sure=0.95)
+            self._argument("model", site, 1, "model", sure=0.95, required=site.gives(1, "model"))
         elif last in ("causal_lm", "encoder") and (top in ("stoker", "?") or site.dotted == last):
-            self._text("model", site.argument(0, "path", "model"), site, 0.95, given=site.gives(0, "path", "model"))
-            task = "text-generation" if last == "causal_lm" else "feature-extraction"
-            self._put("task", Known(task, site.where), 0.9 * site.sure)
+            names = ("path", "model")
+            self._argument("model", site, 0, *names, sure=0.95, required=site.gives(0, *names))
+            self._put("task", "text-generation" if last == "causal_lm" else "feature-extraction", site, 0.9)
         elif last in ("SentenceTransformer", "CrossEncoder", "LLM", "create_model", "get_model"):
-            self._text("model", site.argument(0, "model_name_or_path", "model_name", "model", "name"), site, 0.9)
-        elif site.dotted.startswith("torchvision.models.") or site.dotted.startswith("keras.applications."):
-            self._put("model", Known(last, site.where), 0.9 * site.sure)
-            self._put("task", Known("image-classification", site.where), 0.6 * site.sure)
+            self._argument("model", site, 0, "model_name_or_path", "model_name", "model", "name", sure=0.9)
+        elif site.dotted.startswith(("torchvision.models.", "keras.applications.")):
+            self._put("model", last, site, 0.9)
+            self._put("task", "image-classification", site, 0.6)
         elif site.dotted == "torch.hub.load":
-            self._text("model", site.argument(1, "model"), site, 0.9)
+            self._argument("model", site, 1, "model", sure=0.9)
         elif top == "sklearn" and last[:1].isupper():
-            self._put("model", Known(last, site.where), 0.7 * site.sure)
+            self._put("model", last, site, 0.7)
             if last.endswith(("Classifier", "Regressor")):
-                self._put("task", Known("classification" if "Class" in last else "regression", site.where), 0.6)
+                task = "classification" if "Class" in last else "regression"
+                self._keep("task", task, site.where, 0.6)
         elif last == "load_dataset":
             self._dataset(site)
         elif last in _READERS or site.dotted in ("numpy.load", "torch.load"):
-            self._text("data", site.argument(0, "path", "filepath_or_buffer"), site, 0.5)
-        elif site.dotted.startswith("torchvision.datasets.") or site.dotted.startswith("sklearn.datasets."):
-            self._put("data", Known(last, site.where), 0.85 * site.sure)
+            self._argument("data", site, 0, "path", "filepath_or_buffer", sure=0.5)
+        elif site.dotted.startswith(("torchvision.datasets.", "sklearn.datasets.")):
+            self._put("data", last, site, 0.85)
         self._precision_of(site)
-        self._device_of(site)
+        if last == "cuda" and "." in site.dotted:
+            self._put("devices", "cuda", site, 0.85)
+        elif last in ("to", "device") and site.args and site.args[0] is not None:
+            self._device(site.args[0], 0.85 * site.sure)
         self._task_of(site)
         self._keywords(site)
 
     def named(self, name: str, value: Known | None, *, factor: float, further: bool = False) -> None:
-        """A variable, parameter, option or key of a name that may tell a field. `further`: keep another name too."""
+        """Take in a variable, parameter, option or key. `further`: keep a name that tells no field, too."""
         if value is None:
             return
         field = FIELD_OF.get(name.lower().lstrip("_"))
@@ -154,72 +160,67 @@ class Recogniser:
         elif field == "devices":
             self._device(value, factor)
         elif field is not None:
-            self._put(field, value, factor * value.sure)
+            self._keep(field, value.value, value.where, factor * value.sure)
         elif further:
             self._more(name, value)
 
     def loop(self, name: str, times: Known) -> None:
-        """A loop over so many, with a variable of this name."""
+        """Take in a loop by the name of its variable."""
         word = name.lower()
         if "epoch" in word:
-            self._put("epochs", times, 0.85 * times.sure)
+            self._keep("epochs", times.value, times.where, 0.85 * times.sure)
         elif "step" in word or "iter" in word:
-            self._put("steps", times, 0.8 * times.sure)
+            self._keep("steps", times.value, times.where, 0.8 * times.sure)
         else:
             self._loops += 1
             self._more(f"loop {self._loops}", times)
 
     def used_module(self, top: str, where: str, sure: float = 1.0) -> None:
-        """An installed module is used."""
-        framework = FRAMEWORKS.get(top)
-        if framework is not None:
-            self._put("framework", Known(framework[0], where), framework[1] * sure)
+        """Take in the use of an installed module."""
+        if top in FRAMEWORKS:
+            framework, certainty = FRAMEWORKS[top]
+            self._keep("framework", framework, where, certainty * sure)
 
     def own_model(self, name: str, where: str, sure: float) -> None:
-        """An instance of a model class of the user's own."""
-        self._put("model", Known(name, where), 0.7 * sure)
+        """Take in an instance of the user's own model class."""
+        self._keep("model", name, where, 0.7 * sure)
 
     def opened(self, file: NamedFile, where: str, sure: float) -> None:
-        """A file is opened that is no config."""
-        if os.path.splitext(file.path)[1] in (".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".arrow", ".npy", ".npz"):
-            self._put("data", Known(file.path, where), 0.45 * sure)
-
-    def missing(self, field: str, why: str) -> None:
-        """Say why a field has no value."""
-        self.missed.setdefault(field, why)
+        """Take in a file that is opened and is no config."""
+        if os.path.splitext(file.path)[1] in _DATA_FILES:
+            self._keep("data", file.path, where, 0.45 * sure)
 
     # ---- single facts
 
     def _pretrained(self, site: CallSite) -> None:
         maker = site.dotted.rpartition(".")[0].rpartition(".")[2]
         helper = maker.endswith(_HELPERS)
-        name = site.argument(0, "pretrained_model_name_or_path", "model_name", "model_id")
-        self._text("model", name, site, 0.6 if helper else 0.95, given=True)
-        if not helper:
-            for ending, task in TASK_OF_CLASS.items():
-                if maker.endswith(ending):
-                    self._put("task", Known(task, site.where), 0.9 * site.sure)
+        names = ("pretrained_model_name_or_path", "model_name", "model_id")
+        self._argument("model", site, 0, *names, sure=0.6 if helper else 0.95, required=True)
+        for ending, task in TASK_OF_CLASS.items():
+            if maker.endswith(ending) and not helper:
+                self._put("task", task, site, 0.9)
 
     def _dataset(self, site: CallSite) -> None:
         name, part = site.argument(0, "path"), site.argument(1, "name")
         if name is not None and part is not None and isinstance(name.value, str) and isinstance(part.value, str):
             name = Known(f"{name.value}/{part.value}", name.where, min(name.sure, part.sure))
-        self._text("data", name, site, 0.95, given=True)
+        self._text("data", name, site, 0.95, required=True)
         split = site.kwargs.get("split")
         sliced = _SLICE.search(split.value) if split is not None and isinstance(split.value, str) else None
         if sliced is not None:
-            self._put("items", Known(int(sliced[1][:12]), site.where), 0.85 * site.sure)
+            self._put("items", int(sliced[1][:12]), site, 0.85)
 
     def _precision_of(self, site: CallSite) -> None:
-        if site.dotted == "?.half" or (site.last == "half" and not site.args):
+        last = site.last
+        if last == "half" and (not site.args or site.dotted == "?.half"):
             self._precision(Known("float16", site.where), 0.85 * site.sure)
-        elif site.last in ("bfloat16", "double") and not site.args and "." in site.dotted:
-            self._precision(Known(site.last, site.where), 0.85 * site.sure)
-        elif site.last in ("to", "type", "astype", "set_default_dtype", "autocast"):
+        elif last in ("bfloat16", "double") and not site.args and "." in site.dotted:
+            self._precision(Known(last, site.where), 0.85 * site.sure)
+        elif last in ("to", "type", "astype", "set_default_dtype", "autocast"):
             for value in (*site.args, site.kwargs.get("dtype")):
                 if value is not None and isinstance(value.value, InstalledName):
-                    sure = 0.9 if site.last == "autocast" else 0.8
-                    self._precision(value, sure * site.sure)
+                    self._precision(value, (0.9 if last == "autocast" else 0.8) * site.sure)
         for name in ("fp16", "bf16", "load_in_8bit", "load_in_4bit"):
             value = site.kwargs.get(name)
             if value is not None and value.value is True:
@@ -229,69 +230,64 @@ class Recogniser:
         said = value.value.last if isinstance(value.value, InstalledName) else value.value
         precision = PRECISIONS.get(str(said).lower())
         if precision is not None and isinstance(said, str | int):
-            self._put("precision", Known(precision, value.where), sure * value.sure)
-
-    def _device_of(self, site: CallSite) -> None:
-        if site.last == "cuda" and "." in site.dotted:
-            self._put("devices", Known("cuda", site.where), 0.85 * site.sure)
-        elif site.last in ("to", "device") and site.args and site.args[0] is not None:
-            self._device(site.args[0], 0.85 * site.sure)
+            self._keep("precision", precision, value.where, sure * value.sure)
 
     def _device(self, value: Known, sure: float) -> None:
         if type(value.value) is int or (isinstance(value.value, str) and _CUDA.match(value.value)):
             device = value.value.partition(":")[0] if isinstance(value.value, str) else value.value
-            self._put("devices", Known(device, value.where), sure * value.sure)
+            self._keep("devices", device, value.where, sure * value.sure)
 
     def _task_of(self, site: CallSite) -> None:
-        hint = TASK_OF_CALL.get(site.last)
-        if hint is not None:
-            self._put("task", Known(hint[0], site.where), hint[1] * site.sure)
+        if site.last in TASK_OF_CALL:
+            task, certainty = TASK_OF_CALL[site.last]
+            self._put("task", task, site, certainty)
         for ending in ("SentenceTransformer", "CrossEncoder", "DiffusionPipeline"):
             if site.last.endswith(ending):
-                self._put("task", Known(TASK_OF_CLASS[ending], site.where), 0.85 * site.sure)
+                self._put("task", TASK_OF_CLASS[ending], site, 0.85)
         if site.last in ("backward", "fit", "train_step") or site.dotted.endswith("Trainer.train"):
             self._more("training", Known("yes", site.where))
 
     def _keywords(self, site: CallSite) -> None:
         sized = _SIZED.search(site.last) is not None
         for name, value in site.kwargs.items():
-            if name in ("dataset", "model", "task", "data") and value is not None and not isinstance(value.value, str):
-                continue
-            self.named(name, value, factor=0.85 * site.sure, further=sized)
+            needs_text = name in ("dataset", "model", "task", "data")
+            if not needs_text or value is None or isinstance(value.value, str):
+                self.named(name, value, factor=0.85 * site.sure, further=sized)
         if sized and site.last[:1].isupper():
             numbers = [value for value in site.args if value is not None and type(value.value) is int]
             for place, value in enumerate(numbers[:3], start=1):
                 self._more(f"{site.last} {place}", value)
 
-    def _text(self, field: str, value: Known | None, site: CallSite, sure: float, *, given: bool = False) -> None:
+    def _argument(
+        self, field: str, site: CallSite, place: int, *names: str, sure: float, required: bool = False
+    ) -> None:
+        """Keep an argument as a field. `required`: if it is no known text, say so in `missed`."""
+        self._text(field, site.argument(place, *names), site, sure, required=required)
+
+    def _text(self, field: str, value: Known | None, site: CallSite, sure: float, *, required: bool) -> None:
         if value is not None and isinstance(value.value, str):
-            self._put(field, value, sure * site.sure * value.sure)
-        elif given:
-            self.missing(field, f"{site.where}: {site.last}(...) takes a value that the source does not tell")
+            self._keep(field, value.value, value.where, sure * site.sure * value.sure)
+        elif required:
+            why = f"{site.where}: {site.last}(...) takes a value that the source does not tell"
+            self.missed.setdefault(field, why)
 
-    def _put(self, field: str, value: Known, sure: float) -> None:
-        known = value.value
-        if isinstance(known, float) and known.is_integer():
-            known = int(known)
-        if isinstance(known, str):
-            known = known.strip()
-        if not fits(field, known) or known == UNKNOWN:
-            return
-        self._keep(field, SourceFact(known, value.where, round(min(sure, 1.0), 3)))
+    def _put(self, field: str, value: str | int, site: CallSite, sure: float) -> None:
+        self._keep(field, value, site.where, sure * site.sure)
 
-    def _keep(self, field: str, fact: SourceFact) -> None:
-        before = self.found.get(field)
-        if before is None or fact.sure > before.sure:
-            self.found[field] = fact
+    def _keep(self, field: str, value: Any, where: str, sure: float) -> None:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, str):
+            value = value.strip()
+        sure, before = round(min(sure, 1.0), 3), self.found.get(field)
+        if fits(field, value) and (before is None or sure > before.sure):
+            self.found[field] = SourceFact(value, where, sure)
 
     def _more(self, name: str, value: Known) -> None:
         known = value.value
         if isinstance(known, bool):
             known = "yes" if known else "no"
-        short = (isinstance(known, int | float) and abs(known) < 1e15) or _is_short(known)
-        if short and name not in self.further and len(self.further) < MOST_FURTHER:
+        small = isinstance(known, int | float) and abs(known) < 1e15
+        short = isinstance(known, str) and 0 < len(known) <= 80
+        if (small or short) and name not in self.further and len(self.further) < MOST_FURTHER:
             self.further[name] = SourceFact(known, value.where, round(value.sure, 3))
-
-
-def _is_short(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= 80
