@@ -16,14 +16,7 @@ from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase, BlockStatus
 from stoker.protocol.calls import FailureGroup, ListedCall, ListedState
 from stoker.protocol.session import SessionFolder
-from stoker.protocol.status import (
-    ContextStatus,
-    DeviceStatus,
-    LibraryStatus,
-    ObjectStatus,
-    PilotStatus,
-    StoryLine,
-)
+from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, ObjectStatus, PilotStatus, StoryLine
 from stoker.protocol.to_client import Calls, Status, Story
 from stoker.site import Provider, ProviderKind, Site
 

@@ -43,10 +43,7 @@ def test_help_needs_no_model():
         ("[until]\ndeadline = 2020-01-01T00:00:00Z", r"job\.toml: line 4: \[until\] deadline = 2020.* ago"),
         ("[until]\nreach = 1.5", r"job\.toml: line 4: .*1.5 can never be reached"),
         ("[until]\nmetric = 'bleu'\nreach = 0.5", r"'bleu' is 0 for every prompt.*data\.jsonl"),
-        (
-            "[until]\niteration = 5",
-            r"job\.toml: line 4: \[until\] iteration is not .*; did you mean iterations\?",
-        ),
+        ("[until]\niteration = 5", r"job\.toml: line 4: \[until\] iteration is not .*; did you mean iterations\?"),
         ("[training]\nbatch = 2", "gang: 4 devices for a .training. batch of 2 samples"),
     ],
 )

@@ -236,11 +236,7 @@ _ACTION = re.compile(r"Action:\s*`?(\w+)`?[ \t]*(?:\n\s*Action Input:[ \t]*(.*))
 
 
 def facts_with_agent(
-    source: SourceText,
-    facts: WorkloadFacts,
-    *,
-    folders: Iterable[str | PathLike[str]],
-    model: LanguageModel | None,
+    source: SourceText, facts: WorkloadFacts, *, folders: Iterable[str | PathLike[str]], model: LanguageModel | None
 ) -> WorkloadFacts:
     """The facts, with what the language model adds to them; as they are where there is no model. Never raises."""
     if model is None:

@@ -201,8 +201,8 @@ def _names_bound(statement: ast.stmt) -> list[str]:
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return [alias.asname or alias.name.partition(".")[0] for alias in names]
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            return [alias.asname or alias.name.partition(".")[0] for alias in aliases]
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=attr) as function)):
             return [ADD_ARGUMENT] if attr == ADD_ARGUMENT else _root(function)
         case ast.Expr(value=ast.Call()):

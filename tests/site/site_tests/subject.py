@@ -237,12 +237,7 @@ class Subject:
         otherwise(found if isinstance(found, str) else f"a call that has to fail returned {found!r}")
 
     def until(
-        self,
-        true: Callable[[Status], Any],
-        *,
-        within_s: float,
-        what: str,
-        found: Callable[[], str] = str,
+        self, true: Callable[[Status], Any], *, within_s: float, what: str, found: Callable[[], str] = str
     ) -> Status:
         """The session's status as soon as something holds of it; the test fails with a sentence if it does not.
         `found` describes the present state for the message."""
