@@ -13,10 +13,9 @@ from typing import IO, NamedTuple
 import msgspec
 
 from stoker.manager.advice.logs import Fault, Located, LogLine, classify, locate
-from stoker.manager.advice.logs.classifier import GUESSED
+from stoker.manager.advice.logs.classifier import GUESSED, frames_of
 from stoker.manager.advice.logs.failures import JOB, OF_CALLS, SAID, FaultRule, matching_rules
-from stoker.manager.advice.logs.features import frames_of
-from stoker.manager.advice.logs.signs import TRACEBACK
+from stoker.manager.advice.logs.reading import TRACEBACK
 from stoker.manager.advice.secrets import masked
 
 # ---- logs read as one text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.manager.advice.logs import Fault, FaultKind, classify, locate
-from stoker.manager.advice.logs.features import features
+from stoker.manager.advice.logs.classifier import features
 
 GOOD = [f"step {step} loss {1 / (step + 1):.4f}" for step in range(100)]
 IN_USERS_CODE = ["Traceback (most recent call last):", '  File "/home/ada/train.py", line 9, in <module>', "    main()"]

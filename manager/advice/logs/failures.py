@@ -14,7 +14,7 @@ from functools import cached_property
 
 import msgspec
 
-from stoker.manager.advice.logs.signs import caseless
+from stoker.manager.advice.logs.reading import caseless
 
 # ---- verdicts
 
