@@ -17,8 +17,7 @@ from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.advice import estimating
-from stoker.manager.advice.answers import SIMILAR, Advisor
-from stoker.manager.advice.serving import model_of
+from stoker.manager.advice.answers import SIMILAR, Advisor, model_of
 from stoker.manager.core.events import (
     AskAdvice,
     CostAdvice,

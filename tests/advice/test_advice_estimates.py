@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 
 from stoker.contexts.performance import PerformanceStore
-from stoker.manager.advice.estimates.estimator import (
-    Estimator,
-    MeasuredSample,
-    blend,
-    fit_effects,
-    joined_facts,
-    usual_exponent,
-)
-from stoker.manager.advice.estimates.similar import SourceHistory, TermTable, terms_of_facts, terms_of_text
+from stoker.manager.advice.estimating import Estimator, MeasuredSample, blend, fit_effects, joined_facts, usual_exponent
+from stoker.manager.advice.similar import SourceHistory, TermTable, terms_of_facts, terms_of_text
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.manager.advice.estimates import similar
-from stoker.manager.advice.estimates.similar import SourceHistory
+from stoker.manager.advice import similar
+from stoker.manager.advice.similar import SourceHistory
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
 FACTS = WorkloadFacts(model=SourceFact("gpt2", "a.py:1", 0.9), text="run()", same="abc")

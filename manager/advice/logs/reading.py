@@ -118,8 +118,8 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def _overwritten(line: bytes) -> Iterator[bytes]:
-    """Yield the parts of a line between carriage returns, clipped; an empty line stays one. Each form of a progress bar,
-    which may overwrite itself a million times, comes once."""
+    """Yield the parts of a line between carriage returns, clipped; an empty line stays one. A progress bar may be drawn
+    a million times: each of its forms comes once."""
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
         parts = list(dict(zip(masked_line(line).split(b"\r"), parts, strict=True)).values())

@@ -25,9 +25,20 @@ import msgspec
 
 from stoker.manager.advice.secrets import masked
 from stoker.manager.advice.source.extractor import SourceText
-from stoker.manager.advice.source.facts import COUNT_FIELDS, FIELDS, MANDATORY, Scalar, SourceFact, WorkloadFacts, fits
+from stoker.manager.advice.source.facts import (
+    COUNT_FIELDS,
+    FIELDS,
+    FRAMEWORKS,
+    MANDATORY,
+    PRECISIONS,
+    TASK_OF_CALL,
+    TASK_OF_CLASS,
+    Scalar,
+    SourceFact,
+    WorkloadFacts,
+    fits,
+)
 from stoker.manager.advice.source.reading import NotReadError, OwnFolders, ReadingLimits
-from stoker.manager.advice.source.recognise import FRAMEWORKS, PRECISIONS, TASK_OF_CALL, TASK_OF_CLASS
 
 # ---- endpoint
 

@@ -18,8 +18,7 @@ from typing import Any
 import msgspec
 
 from stoker.manager.advice.source.facts import ARGUMENT, FIELDS, WorkloadFacts
-from stoker.manager.advice.source.literals import Known
-from stoker.manager.advice.source.reading import NotReadError, OwnFolders, ReadingLimits, SourceModule, parsed
+from stoker.manager.advice.source.reading import Known, NotReadError, OwnFolders, ReadingLimits, SourceModule, parsed
 from stoker.manager.advice.source.scan import Function, OutOfBoundsError, Scanner
 
 # ---- normalised source

@@ -12,13 +12,19 @@ import dataclasses
 import os.path
 from collections.abc import Mapping, Sequence
 
-from stoker.manager.advice.source.literals import (
+from stoker.manager.advice.source.facts import Recogniser
+from stoker.manager.advice.source.reading import (
+    ADD_ARGUMENT,
     CONFIG_READERS,
     LONGEST_TEXT,
     CallSite,
     InstalledName,
     Known,
     NamedFile,
+    NotReadError,
+    OwnFolders,
+    OwnModules,
+    SourceModule,
     arithmetic,
     compared,
     declared_option,
@@ -26,8 +32,6 @@ from stoker.manager.advice.source.literals import (
     read_config,
     result_of,
 )
-from stoker.manager.advice.source.reading import ADD_ARGUMENT, NotReadError, OwnFolders, OwnModules, SourceModule
-from stoker.manager.advice.source.recognise import Recogniser
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Values = Mapping[str, Known | None]
